@@ -328,9 +328,13 @@ class Job(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.learning_rate.warmup_steps > self.steps:
-            raise ValueError(f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}")
+            raise ValueError(
+                f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}; lower it"
+            )
         if self.ramp is not None and (sizes := len(self.ramp.sizes(self.global_batch))) > RAMP_SIZES:
-            raise ValueError(f"ramp.step={self.ramp.step} makes {sizes} sizes of the batch, more than {RAMP_SIZES}")
+            raise ValueError(
+                f"ramp.step={self.ramp.step} makes {sizes} sizes of the batch, more than {RAMP_SIZES}; raise ramp.step"
+            )
         return self
 
     def row_tokens(self, predicted: int = 0) -> int:

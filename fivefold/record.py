@@ -299,7 +299,7 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
             except UnicodeDecodeError:
                 if count and not line.endswith(b"\n"):  # cut short within a character
                     return
-                raise UserError(f"{path}: cannot be read as UTF-8 text") from None
+                raise UserError(f"{path}: cannot be read as UTF-8 text; convert it") from None
             except (ValueError, RecursionError):
                 return
             count += 1

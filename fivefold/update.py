@@ -67,7 +67,7 @@ class Optimizer(Record):
         parts = [group.of for group in self.groups]
         for part in parts:
             if parts.count(part) > 1:
-                raise ValueError(f"{parts.count(part)} groups are of {part}; say all of it in one")
+                raise ValueError(f"{parts.count(part)} groups are of {part}; put their settings into one")
         return self
 
     def rates(self, part: Part | None) -> Rates:
@@ -104,7 +104,7 @@ class Ramp(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if (self.every is None) == (self.samples is None):
-            raise ValueError("say either every (steps of one size) or samples (until the batch is full)")
+            raise ValueError("give either every (optimizer steps at each size) or samples (until the batch is full)")
         return self
 
     def sizes(self, full_batch: int) -> range:

@@ -56,7 +56,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.toml", "step.json", "log.jsonl", "trace.json", "dump.pickle"])
-def test_a_link_to_what_never_ends_is_refused_at_once(tmp_path: Path, name: str) -> None:
+def test_a_link_to_an_endless_device_is_rejected_at_once(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.symlink_to("/dev/zero")
     readers = {
@@ -101,7 +101,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     os.close(ours)
 
 
-def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_pipe_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_file, "PIPE_SECONDS", 0.2)
     os.mkfifo(tmp_path / "nobody.toml")
     for reader in (read_file, read_table, load, lambda path: explain([path]), lambda path: read_trace([path])):

@@ -94,7 +94,7 @@ def test_a_config_of_huge_sizes_is_refused_at_once(tmp_path: Path, family: str, 
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved v2", "zb1p", "dualpipev"])
-def test_a_schedule_is_played_or_refused_at_once(schedule: str) -> None:
+def test_a_schedule_is_simulated_or_rejected_at_once(schedule: str) -> None:
     """Those with a period take as many micro-batches as a job can have, the others up to a limit."""
     layout = Layout.parse(f"pp2 {schedule}")
     begin = time.process_time()

@@ -132,7 +132,7 @@ def signals() -> object:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_a_mistake_is_one_line(
+def test_a_user_error_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -83,7 +83,7 @@ def test_no_case_of_a_list_is_lost(request: pytest.FixtureRequest) -> None:
     assert not short & long
 
 
-def test_a_process_of_the_package_is_heard() -> None:
+def test_starts_of_package_processes_are_detected() -> None:
     guard = ProcessGuard()
     assert not guard.started
     start()

@@ -152,16 +152,16 @@ def headline(report: Report) -> str:
     """
     lines = []
     for quantity, name in (("time", "step times"), ("peak", "peaks of memory")):
-        mine = [entry for entry in report.scores if entry.quantity == quantity]
-        errors = sorted(abs(entry.predicted / entry.measured - 1) for entry in mine)
+        entries = [entry for entry in report.scores if entry.quantity == quantity]
+        errors = sorted(abs(entry.predicted / entry.measured - 1) for entry in entries)
         half, most = (errors[ceil(share * len(errors)) - 1] for share in (0.5, 0.9))
-        sources = dict.fromkeys(entry.source for entry in mine)
+        sources = dict.fromkeys(entry.source for entry in entries)
         mean = fmean(
-            fmean(abs(entry.predicted / entry.measured - 1) for entry in mine if entry.source == source)
+            fmean(abs(entry.predicted / entry.measured - 1) for entry in entries if entry.source == source)
             for source in sources
         )
         lines.append(
-            f"- **{len(mine):,} {name} of {len(sources)} sources**: half within {half:.1%}, nine tenths within "
+            f"- **{len(entries):,} {name} of {len(sources)} sources**: half within {half:.1%}, nine tenths within "
             f"{most:.0%}; the mean error of a source is {mean:.0%}.\n"
         )
     return "".join(lines)

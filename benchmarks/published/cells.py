@@ -147,8 +147,8 @@ def apply_printed_shape(model: Model, row: Row) -> Model:
         "moe_ffn": moe.ffn if moe else 0,
     }
     for key, figure in ours.items():
-        if (said := integer(row, key)) and said != figure:
-            raise UserError(f"{key} is {said}, where {model.name} has {figure}")
+        if (printed := integer(row, key)) and printed != figure:
+            raise UserError(f"{key} is {printed}, where {model.name} has {figure}")
     layers, vocab = integer(row, "layers") or model.layers, integer(row, "vocab") or model.vocab
     return model if (layers, vocab) == (model.layers, model.vocab) else model.replace(layers=layers, vocab=vocab)
 

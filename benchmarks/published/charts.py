@@ -21,9 +21,9 @@ def pictures(points: Iterable[Point]) -> dict[str, Chart]:
     charts: dict[str, Chart] = {}
     every = list(points)
     for quantity in WORDS:
-        if mine := [point for point in every if point[2] == quantity]:
-            charts[f"{quantity}-scatter"] = scatter(mine)
-            charts[f"{quantity}-over-ranks"] = draw_error_by_ranks(mine)
+        if selected := [point for point in every if point[2] == quantity]:
+            charts[f"{quantity}-scatter"] = scatter(selected)
+            charts[f"{quantity}-over-ranks"] = draw_error_by_ranks(selected)
     if not charts:
         raise UserError("no row has a time or a peak; there is nothing to draw")
     return charts

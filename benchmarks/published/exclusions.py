@@ -76,9 +76,9 @@ def shares(scores: Iterable[Score], excluded: Iterable[tuple[str, str, str]]) ->
 
     Sources of messages have no rows of a run.
     """
-    told = [*scores]
-    messages = {score.source for score in told if score.quantity == "message"}
-    scored = {(score.source, score.row.partition(" ")[0]): "" for score in told}  # of a row that is several cases
+    all_scores = [*scores]
+    messages = {score.source for score in all_scores if score.quantity == "message"}
+    scored = {(score.source, score.row.partition(" ")[0]): "" for score in all_scores}  # of a row that is several cases
     rules = {(source, row.partition(" ")[0]): rule for source, row, rule in reversed([*excluded])}
     sources = dict.fromkeys(source for source, _ in (*scored, *reversed(rules)) if source not in messages)
     return tuple(_share(source, scored, rules | scored) for source in sources)

@@ -22,13 +22,13 @@ KEPT = 9
 
 def learn(scores: Iterable[Score]) -> tuple[ErrorCell, ...]:
     """Return the table, in order."""
-    told = [score for score in _select_step_scores(scores) if not score.held_out]
+    step_scores = [score for score in _select_step_scores(scores) if not score.held_out]
     learned = []
-    for group in group_by(told, by=lambda score: (score.quantity, score.source, score.run_class)):
+    for group in group_by(step_scores, by=lambda score: (score.quantity, score.source, score.run_class)):
         quantity: Quantity = "time" if group[0].quantity == "time" else "peak"
         first, ratios = group[0], sorted(score.measured / score.predicted_without_source for score in group)
-        few = min(KEPT, len(ratios))
-        kept = tuple(round(ratios[int((at + 0.5) * len(ratios) / few)], 3) for at in range(few))
+        n_kept = min(KEPT, len(ratios))
+        kept = tuple(round(ratios[int((at + 0.5) * len(ratios) / n_kept)], 3) for at in range(n_kept))
         ranks = max(score.ranks for score in group)
         learned.append(ErrorCell(quantity, first.source, first.run_class, len(group), ranks, kept))
     return tuple(sorted(learned))
@@ -36,10 +36,11 @@ def learn(scores: Iterable[Score]) -> tuple[ErrorCell, ...]:
 
 def coverage(scores: Iterable[Score]) -> tuple[Coverage, ...]:
     """Return the coverage of every source by the intervals learned on all other sources."""
-    told = _select_step_scores(scores)
-    cells = learn(told)
+    step_scores = _select_step_scores(scores)
+    cells = learn(step_scores)
     return tuple(
-        _measure_coverage(group, cells) for group in group_by(told, by=lambda score: (score.quantity, score.source))
+        _measure_coverage(group, cells)
+        for group in group_by(step_scores, by=lambda score: (score.quantity, score.source))
     )
 
 

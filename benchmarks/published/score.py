@@ -153,8 +153,8 @@ def summarise(scores: Iterable[Score], covered: Iterable[Coverage] = (), *, by: 
     ``covered``: coverage of each source by intervals learned on all other sources.
     """
     known = {(cell.source, cell.quantity): cell for cell in covered}
-    told = [score for score in scores if getattr(score, by)]
-    groups = group_by(told, by=lambda score: (getattr(score, by), score.quantity))
+    grouped = [score for score in scores if getattr(score, by)]
+    groups = group_by(grouped, by=lambda score: (getattr(score, by), score.quantity))
     if by != "source":
         groups.sort(key=lambda group: (group[0].quantity, getattr(group[0], by)))
     return tuple(
@@ -196,7 +196,7 @@ def rank(scores: Iterable[Score]) -> list[Ranking]:
             kendall(
                 [score.predicted for score in group],
                 [score.measured for score in group],
-                apart=0.0 if group[0].quantity == "composed" else RESOLUTION,  # a sum has no noise
+                min_difference=0.0 if group[0].quantity == "composed" else RESOLUTION,  # a sum has no noise
             ),
             min(group, key=lambda score: score.predicted).measured / min(score.measured for score in group) - 1,
         )
@@ -204,15 +204,15 @@ def rank(scores: Iterable[Score]) -> list[Ranking]:
     ]
 
 
-def kendall(predicted: Sequence[float], measured: Sequence[float], *, apart: float = 0.0) -> float:
-    """Return Kendall's tau-a over the pairs whose measured values differ by more than ``apart``.
+def kendall(predicted: Sequence[float], measured: Sequence[float], *, min_difference: float = 0.0) -> float:
+    """Return Kendall's tau-a over the pairs whose measured values differ by more than ``min_difference``.
 
     1 without such pairs.
     """
     signs = [
         _sign(predicted[i] - predicted[j]) * _sign(measured[i] - measured[j])
         for i, j in combinations(range(len(measured)), 2)
-        if abs(measured[i] - measured[j]) > apart * min(measured[i], measured[j])
+        if abs(measured[i] - measured[j]) > min_difference * min(measured[i], measured[j])
     ]
     return fmean(signs) if signs else 1.0
 

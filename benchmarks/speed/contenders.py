@@ -119,11 +119,11 @@ def litgpt(model: Model, job: Job) -> Step:
         "head.norm": "transformer.ln_f",
         "head.out": "lm_head",
     }
-    whole = drawn(model, seed=job.seed)
+    model_weights = drawn(model, seed=job.seed)
     for layer in range(model.layers):
-        heads = [whole.pop(f"blocks.{layer}.attention.{x}.weight") for x in "qkv"]
-        whole[f"blocks.{layer}.attn.qkv.weight"] = torch.cat(heads)
-    gpt.load_state_dict({_rename_parts(name, renamed): x for name, x in whole.items()})
+        heads = [model_weights.pop(f"blocks.{layer}.attention.{x}.weight") for x in "qkv"]
+        model_weights[f"blocks.{layer}.attn.qkv.weight"] = torch.cat(heads)
+    gpt.load_state_dict({_rename_parts(name, renamed): x for name, x in model_weights.items()})
     loss: Loss = lambda tokens, targets: chunked_cross_entropy(gpt(tokens), targets)  # noqa: E731
     return _loop(gpt, gpt.transformer.h, loss, job)
 

@@ -86,8 +86,8 @@ class Decoder(nn.Module):
         if layers.stop == model.layers:
             self.head["norm"] = nn.RMSNorm(model.width, eps=model.norm_epsilon)
             self.head["out"] = nn.Linear(model.width, model.vocab, bias=False)
-        whole = initial_weights(model, seed=seed)
-        self.load_state_dict({name: whole[name] for name in self.state_dict()})
+        weights = initial_weights(model, seed=seed)
+        self.load_state_dict({name: weights[name] for name in self.state_dict()})
         self.tables: tuple[Tensor, Tensor] | None = None
         self.positions: Tensor | None = None  # of the tokens here; None: all, in order
 

@@ -124,8 +124,8 @@ def context(model: Model, job: Job, *, layout: Layout) -> Step:
     """
     decoder = Decoder(model, seed=job.seed)
     chunks = torch.arange(job.sequence).chunk(2 * layout.cp)
-    mine = torch.cat((chunks[dist.get_rank()], chunks[-1 - dist.get_rank()]))
-    decoder.positions = mine
+    local_chunks = torch.cat((chunks[dist.get_rank()], chunks[-1 - dist.get_rank()]))
+    decoder.positions = local_chunks
     for block in decoder.modules():
         if isinstance(block, Attention):
             block.core = _NativeRing.apply
@@ -133,7 +133,7 @@ def context(model: Model, job: Job, *, layout: Layout) -> Step:
 
     def step(tokens: Tensor) -> float:
         averaged.zero_grad()
-        loss = cross_entropy(averaged(tokens[:, :-1][:, mine]), tokens[:, 1:][:, mine])
+        loss = cross_entropy(averaged(tokens[:, :-1][:, local_chunks]), tokens[:, 1:][:, local_chunks])
         loss.backward()
         return loss.item() / layout.cp
 

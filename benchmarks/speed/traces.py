@@ -40,7 +40,7 @@ class TraceSummary(NamedTuple):
     idle: float
     compute: float
     other: float
-    whole: float
+    total: float
     overlap: float
 
 
@@ -83,7 +83,7 @@ def summarize_with_fivefold(folder: Path) -> dict[int, TraceSummary]:
 
 def max_difference(left: TraceSummary, right: TraceSummary) -> float:
     """Return the largest difference, in percent of the total, of a time and of the overlap."""
-    times = [abs(a - b) / right.whole * 100 for a, b in zip(left[:4], right[:4], strict=True)]
+    times = [abs(a - b) / right.total * 100 for a, b in zip(left[:4], right[:4], strict=True)]
     return max(*times, abs(left.overlap - right.overlap) if right.overlap == right.overlap else 0.0)
 
 
@@ -151,8 +151,8 @@ def time_large_file(gib: float) -> None:
             answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=ENVIRONMENT)
             took = time.perf_counter() - begun
             held = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # the largest so far
-            said = json.loads(answer.stdout)
-            assert (len(said["steps"]), said["remarks"]) == (4 * number, [])
+            answer_json = json.loads(answer.stdout)
+            assert (len(answer_json["steps"]), answer_json["remarks"]) == (4 * number, [])
             print(f"{path.name:15s} {path.stat().st_size / 2**30:5.2f} GiB   {took:4.0f} s   {held:.2f} GiB resident")
 
 
@@ -166,16 +166,18 @@ def compare(
 ) -> float:
     """Print a line for a folder of traces; the largest difference over its ranks, in percent."""
     begun = time.perf_counter()
-    mine = summarize_with_fivefold(mine_from or folder)
+    own_summary = summarize_with_fivefold(mine_from or folder)
     took = time.perf_counter() - begun
     begun = time.perf_counter()
     hta = summarize_with_hta(folder)
     longer = (time.perf_counter() - begun) / took
-    assert mine.keys() == hta.keys()
+    assert own_summary.keys() == hta.keys()
     if frozen is not None:
         frozen[seed] = hta
-    worst = max(max_difference(mine[rank], hta[rank]) for rank in mine)
-    print(f"{name:40s} {len(mine)} ranks   largest difference {worst:.4f} %   HTA takes {longer:.0f} times as long")
+    worst = max(max_difference(own_summary[rank], hta[rank]) for rank in own_summary)
+    print(
+        f"{name:40s} {len(own_summary)} ranks   largest difference {worst:.4f} %   HTA takes {longer:.0f} times as long"
+    )
     return worst
 
 

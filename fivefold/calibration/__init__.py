@@ -74,13 +74,13 @@ def calibrate(
 
     for part, count in enumerate(counts):
 
-        def note(heard: CalibrationProgress | MeasuredPoint, part: int = part, count: int = count) -> None:
-            if isinstance(heard, MeasuredPoint):
-                points_by_kind[heard.kind].append(heard.point)
-                if heard.spread is not None:
-                    spreads.append(heard.spread)
+        def note(message: CalibrationProgress | MeasuredPoint, part: int = part, count: int = count) -> None:
+            if isinstance(message, MeasuredPoint):
+                points_by_kind[message.kind].append(message.point)
+                if message.spread is not None:
+                    spreads.append(message.spread)
             else:
-                advance(heard.kind, count, part * PROGRESS_UNITS + PROGRESS_UNITS * heard.done // heard.total)
+                advance(message.kind, count, part * PROGRESS_UNITS + PROGRESS_UNITS * message.done // message.total)
 
         facts = _measure(count, quick=quick, points=points, note=note)
     assert facts is not None, "there is at least one number of ranks"
@@ -237,12 +237,12 @@ def _measure(
     ranks: int, *, quick: bool, points: Points | None, note: Callable[[CalibrationProgress | MeasuredPoint], None]
 ) -> Facts:
     """Run ``ranks`` workers; pass the messages of rank 0 to ``note``; return its ``Facts`` about this computer."""
-    heard: list[Facts] = []
+    messages: list[Facts] = []
 
     def on_line(line: str) -> None:
         message = MESSAGE.validate_json(line)
         if isinstance(message, Facts):
-            heard.append(message)
+            messages.append(message)
         else:
             note(message)
 
@@ -261,6 +261,6 @@ def _measure(
         ]
         commands = [[sys.executable, "-m", "fivefold.calibration.worker", order.model_dump_json()] for order in orders]
         side_by_side(commands, silence_seconds=SILENCE_SECONDS, on_line=on_line)
-    if not heard:
+    if not messages:
         raise RunFailure(f"{ranks} workers ended without a result; run `fivefold calibrate` again")
-    return heard[0]
+    return messages[0]

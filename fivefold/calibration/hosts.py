@@ -60,7 +60,10 @@ def calibrate_hosts(
     Every rank calls it. Raises ``UserError`` if there are GPUs, or if hosts have unequal numbers of ranks.
     """
     if torch.cuda.is_available():
-        raise UserError("links between hosts are measured on CPUs only; calibrate one host and name its nic= in a file")
+        raise UserError(
+            "links between hosts are measured on CPUs only; calibrate one host, and give its network card by nic= in a "
+            "machine file"
+        )
     local, nodes = process.local_ranks, process.world // process.local_ranks
     process.start()
     try:
@@ -81,10 +84,10 @@ def calibrate_hosts(
         process.end()
 
 
-def _gather_values(mine: Any) -> list[Any]:
+def _gather_values(local_value: Any) -> list[Any]:
     """Return the value of every rank, once the slowest host has sent its own."""
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, mine)
+    dist.all_gather_object(values, local_value)
     return values
 
 

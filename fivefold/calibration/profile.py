@@ -37,7 +37,7 @@ from fivefold.record import RunFailure, UserError
 
 SILENCE_SECONDS = 300.0
 STEPS, SECONDS = 7, 2.0  # least number of measured steps, and least time they take
-LEAST_WORK, MAX_WORK = 1e-3, 20e-3  # bounds of the seconds of compute between two timed messages
+MIN_COMPUTE_SECONDS, MAX_COMPUTE_SECONDS = 1e-3, 20e-3  # bounds of the seconds of compute between two timed messages
 DEEP = 6  # layers of a stage that are run: with fewer, more tensors would stay in the caches than in the full model
 
 
@@ -173,14 +173,14 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
             seconds=SECONDS,
             steps=STEPS,
             messages=message_orders,
-            work_seconds=_estimate_message_interval(plans, layout) if message_orders else MAX_WORK,
+            work_seconds=_estimate_message_interval(plans, layout) if message_orders else MAX_COMPUTE_SECONDS,
         )
         for rank in ranks
     ]
     profiles: list[RankProfile] = []
     run_workers([(order,) for order in orders], cores=cores, on_profile=profiles.append)
     if len(profiles) != len(ranks):
-        raise RunFailure(f"{len(ranks)} workers reported {len(profiles)} profiles; run it again")
+        raise RunFailure(f"{len(ranks)} workers reported {len(profiles)} profiles; run `fivefold calibrate` again")
     return profiles
 
 
@@ -222,7 +222,7 @@ def _estimate_message_interval(plans: Planner, layout: Layout) -> float:
     """Return the seconds that a rank computes between two messages, estimated from the curves and bounded."""
     message_count = sum(message.times for message in messages(plans.counts, layout))
     compute = plans.estimate(layout).step_time.compute
-    return min(MAX_WORK, max(LEAST_WORK, compute / max(1, message_count)))
+    return min(MAX_COMPUTE_SECONDS, max(MIN_COMPUTE_SECONDS, compute / max(1, message_count)))
 
 
 class UnitPasses(NamedTuple):

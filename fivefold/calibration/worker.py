@@ -221,7 +221,9 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
     """Return this rank's GPU if there are GPUs, else the CPU, with its ``Facts``."""
     if torch.cuda.is_available():
         if ranks > torch.cuda.device_count():
-            raise UserError(f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}")
+            raise UserError(
+                f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}; lower --ranks"
+            )
         torch.cuda.set_device(rank)
         name, memory = torch.cuda.get_device_name(rank), torch.cuda.mem_get_info(rank)[1]
         return torch.device("cuda", rank), Facts(

@@ -120,7 +120,9 @@ def predict_step(
             model = from_values(dict(model), name=str(model.get("model_type", "model")), source="config")
         step = predict(model, machine, layout, **job)
         if step.world != world:
-            raise UserError(f"layout {layout!r} is of {step.world} ranks, and the run has {world}; predict its layout")
+            raise UserError(
+                f"layout {layout!r} has {step.world} ranks, but the run has {world}; predict the layout that runs"
+            )
     except UserError as error:
         logger.warning("no prediction: %s", error)
         return None, None

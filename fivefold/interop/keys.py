@@ -82,7 +82,7 @@ def flatten(values: Mapping[str, Any], *, origin: str, within: str = "", depth: 
     """Flatten nested tables into one, with keys joined by dots."""
     flattened: dict[str, Any] = {}
     if depth > 16:
-        raise UserError(f"{origin}: tables within tables, more than 16 deep at {within!r}")
+        raise UserError(f"{origin}: tables are nested more than 16 deep at {within!r}; flatten them")
     for key, value in values.items():
         name = f"{within}.{key}" if within else str(key)
         if isinstance(value, Mapping) and value:

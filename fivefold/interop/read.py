@@ -37,7 +37,9 @@ def read(
     form, document = next(pairs, (None, documents[0]))
     if form is None:
         formats = ", ".join(dict.fromkeys(format_.name for format_ in FORMATS if format_.parse))
-        raise UserError(f"{document.origin}: unknown kind of config; it has no keys of {formats}")
+        raise UserError(
+            f"{document.origin}: unknown kind of config, without keys of {formats}; name a config of one of these"
+        )
     result = form.read(document, asked)
     if result.model is not None and asked.model is None:
         result = result.replace(model=_find_known(result.model))

@@ -74,7 +74,7 @@ def check(plan: ConfigPlan, back: Reading, form: ConfigFormat) -> tuple[str, ...
     """
     option = f"--to {form.name}"
     if back.model is None or back.layout is None or back.job is None:
-        raise UserError(f"{option}: the config has no key for {'; '.join(back.missing)}")
+        raise UserError(f"{option}: the config has no key for {'; '.join(back.missing)}; choose another format")
     if why := find_difference(back.model, fit_free_fields(plan.model, back.model)):
         raise UserError(f"{option}: the config can express model {plan.model.name!r} only with {why}")
     if back.layout != plan.layout:

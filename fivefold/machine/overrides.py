@@ -49,7 +49,7 @@ def _node(machine: Machine, value: str) -> Machine:
 
 def _nic(machine: Machine, value: str) -> Machine:
     if len(machine.links) < 2:
-        raise ValueError(f"{machine.name} has no links between nodes")
+        raise ValueError(f"{machine.name} has no links between nodes; leave it out")
     sharers = machine.ranks_per_node if value.endswith("/node") else 1
     far = _copy(machine.links[-1], bandwidth=_rate(value.removesuffix("/node")) / sharers)
     return machine.model_copy(update={"links": (*machine.links[:-1], far)})

@@ -210,7 +210,7 @@ class Machine(Record):
             raise ValueError("name is empty; give one such as 'mine'")
         spans = [link.span for link in self.links]
         if spans != sorted(spans):
-            raise ValueError(f"links must go from near to far, but their spans are {spans}")
+            raise ValueError(f"links must be listed from the smallest span to the largest, not {spans}")
         return self
 
     def __hash__(self) -> int:  # the chip holds a dict, which is not hashable

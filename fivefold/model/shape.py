@@ -90,17 +90,19 @@ class MoE(Record):
         if self.shared_gate and not self.shared_experts:
             raise ValueError("shared_gate is given, but shared_experts=0: leave it out, or give shared_experts")
         if self.topk > self.experts:
-            raise ValueError(f"topk={self.topk} is more than experts={self.experts}")
+            raise ValueError(f"topk={self.topk} is more than experts={self.experts}: lower it")
         if self.router_weight_on == "inputs" and self.expert_bias:
             raise ValueError(
                 "router_weight_on='inputs' is not supported with expert_bias, which no weight would multiply"
             )
         if self.experts % self.groups:
-            raise ValueError(f"experts={self.experts} is not divisible by groups={self.groups}")
+            raise ValueError(f"experts={self.experts} is not divisible by groups={self.groups}: change one")
         if self.topk_groups > self.groups:
-            raise ValueError(f"topk_groups={self.topk_groups} is more than groups={self.groups}")
+            raise ValueError(f"topk_groups={self.topk_groups} is more than groups={self.groups}: lower it")
         if self.topk > (within := self.topk_groups * (self.experts // self.groups)):
-            raise ValueError(f"topk={self.topk} is more than the {within} experts of topk_groups={self.topk_groups}")
+            raise ValueError(
+                f"topk={self.topk} is more than the {within} experts of topk_groups={self.topk_groups}: change one"
+            )
         return self
 
 
@@ -246,13 +248,13 @@ class ModelShape(Record):
         if (size := self._approximate_parameters()) > PARAMETERS:
             raise ValueError(f"about {size:.0e} parameters are more than {PARAMETERS:.0e}; make it smaller")
         if self.heads % self.kv_heads:
-            raise ValueError(f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}")
+            raise ValueError(f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}: change one")
         if self.position == "rope" and self.rope_dim % 2:
             raise ValueError(f"rotary dim {self.rope_dim} is odd; head_dim x rope_fraction must be even")
         if self.window_pattern and self.window is None:
-            raise ValueError("window_pattern is given without window")
+            raise ValueError("window_pattern is given without window: give both")
         if self.position_offset and self.position != "learned":
-            raise ValueError(f"position_offset={self.position_offset} is of learned positions: leave it out")
+            raise ValueError(f"position_offset={self.position_offset} applies to learned positions only: leave it out")
         if self.position == "alibi" and self.attention_softcap is not None:
             raise ValueError("attention_softcap is not supported with position='alibi': leave one out")
         self._check_latent()
@@ -267,10 +269,11 @@ class ModelShape(Record):
             raise ValueError(f"block={self.block!r} norms what experts add: leave moe.post_norm out")
         if self.moe is not None and ACTIVATIONS[self.activation].parameters:
             raise ValueError(
-                f"experts with activation={self.activation!r}, which has trained numbers, are not supported"
+                f"experts with activation={self.activation!r}, which has trained parameters, are not supported: take "
+                "another activation"
             )
         if self.moe is not None and self.moe.dense_layers > self.layers:
-            raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}")
+            raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}: lower it")
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
             lengths = {len(self.rope_scaling.short_factors), len(self.rope_scaling.long_factors)}
             if lengths != {self.rope_dim // 2}:
@@ -289,16 +292,16 @@ class ModelShape(Record):
             raise ValueError("with mla every layer rotates: take temperature.rotated = true, or leave temperature out")
         for field in ("qkv_clip", "value_dim"):
             if (value := getattr(self, field)) is not None:
-                raise ValueError(f"{field}={value} is of grouped attention, not of mla: leave it out")
+                raise ValueError(f"{field}={value} applies to grouped attention, not to mla: leave it out")
         if self.value_scale != 1:
-            raise ValueError(f"value_scale={self.value_scale:g} is of grouped attention, not of mla: leave it out")
+            raise ValueError(f"value_scale={self.value_scale:g} applies to grouped attention, not to mla: leave it out")
         for field in ("value_norm", "tied_values"):
             if getattr(self, field):
-                raise ValueError(f"{field} is of grouped attention, not of mla: leave it out")
+                raise ValueError(f"{field} applies to grouped attention, not to mla: leave it out")
         if not self.norm_weight:
             raise ValueError("mla norms its latents with weights: leave norm_weight=False out")
         if self.output_gate:
-            raise ValueError("output_gate is of grouped attention, not of mla: leave it out")
+            raise ValueError("output_gate applies to grouped attention, not to mla: leave it out")
         if self.qk_norm != "none":
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
 
@@ -309,21 +312,24 @@ class ModelShape(Record):
         if not any(map(self.has_window, range(self.layers))):
             raise ValueError("sliding is given, but no layer slides: leave it out, or give window")
         if self.mla is not None:
-            raise ValueError("sliding is of grouped attention, not of mla: leave it out")
+            raise ValueError("sliding applies to grouped attention, not to mla: leave it out")
         own, others = self._attention(slides=True), self._attention(slides=False)
         if own.head_dim != others.head_dim and self.temperature is not None:
             raise ValueError(
                 "temperature is not supported with sliding.head_dim, as its table has one head dim: leave one out"
             )
         if own.heads % own.kv_heads:
-            raise ValueError(f"sliding: heads={own.heads} is not divisible by kv_heads={own.kv_heads}")
+            raise ValueError(f"sliding: heads={own.heads} is not divisible by kv_heads={own.kv_heads}: change one")
         if self.qk_norm in ("full", "heads"):
             raise ValueError(
                 f"qk_norm={self.qk_norm!r} is not supported with sliding: take qk_norm='head', or leave one out"
             )
         if self.position != "rope":
             if self.sliding.rope_fraction is not None:
-                raise ValueError(f"sliding.rope_fraction is of rotary positions, not of position={self.position!r}")
+                raise ValueError(
+                    f"sliding.rope_fraction applies to rotary positions, not to position={self.position!r}: leave it "
+                    "out"
+                )
             return
         if own.rope_dim % 2:
             raise ValueError(f"sliding: rotary dim {own.rope_dim} is odd; head_dim x rope_fraction must be even")
@@ -368,7 +374,7 @@ class ModelShape(Record):
         """Raise ``ValueError`` for a kind of output gate without an output gate."""
         for field, default in (("gate_per_head", False), ("gate_activation", "sigmoid")):
             if (value := getattr(self, field)) != default and not self.output_gate:
-                raise ValueError(f"{field}={value!r} is of an output gate: give output_gate, or leave it out")
+                raise ValueError(f"{field}={value!r} applies to an output gate: give output_gate, or leave it out")
 
     def _check_norms(self) -> None:
         """Raise ``ValueError`` for norms that contradict each other."""
@@ -387,7 +393,9 @@ class ModelShape(Record):
         """Raise ``ValueError`` for a token mixer without a geometry, or a geometry without a layer."""
         halves = [(self.mixer_name(layer) != "none", self.has_feed_forward(layer)) for layer in range(self.layers)]
         if (False, False) in halves:
-            raise ValueError(f"layer {halves.index((False, False))} has neither a token mixer nor a feed-forward")
+            raise ValueError(
+                f"layer {halves.index((False, False))} has neither a token mixer nor a feed-forward: give it one"
+            )
         if self.block in ("parallel", "parallel_shared") and not all(map(all, halves)):
             raise ValueError(f"block={self.block!r} computes mixer and feed-forward in parallel: give all layers both")
         for kind in get_args(MixerName):

@@ -114,9 +114,9 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
         linear, _, leaf = weight.name.rpartition(".")
         if leaf != "weight" or weight.kind not in ("column", "row") or not adapter.has_adapter(linear):
             continue
-        (out, into), column = weight.shape, weight.kind == "column"
-        yield Weight(f"{linear}.lora_a", (adapter.rank, into), "lora" if column else "row")
-        yield Weight(f"{linear}.lora_b", (out, adapter.rank), "column" if column else "lora")
+        (out_features, in_features), column = weight.shape, weight.kind == "column"
+        yield Weight(f"{linear}.lora_a", (adapter.rank, in_features), "lora" if column else "row")
+        yield Weight(f"{linear}.lora_b", (out_features, adapter.rank), "column" if column else "lora")
 
 
 def adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:

@@ -48,12 +48,14 @@ def compare(cases: Sequence[ComparedCase], *, risk: float = FITS_RISK) -> Compar
         raise UserError(f"{len(distinct)} different variants; compare takes 2 to {MAX_VARIANTS} variants")
     facts = _facts(distinct)
     variants = [_variant(*fields) for fields in zip(ascii_uppercase, distinct, facts, strict=False)]
-    told = [(case, variant.step) for case, variant in zip(distinct, variants, strict=True) if variant.step is not None]
-    if not told:
+    predicted = [
+        (case, variant.step) for case, variant in zip(distinct, variants, strict=True) if variant.step is not None
+    ]
+    if not predicted:
         raise UserError(variants[0].error)
     common = tuple(fact for fact in facts[0] if all(fact in other for other in facts))
     own = [variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants]
-    rows = tuple(row for row in _rows(told) if any(value not in (None, 0.0) for value in row.values))
+    rows = tuple(row for row in _rows(predicted) if any(value not in (None, 0.0) for value in row.values))
     return Comparison(
         common=common, variants=tuple(own), rows=rows, ratios=tuple(_ratios(distinct, variants)), risk=risk
     )
@@ -104,11 +106,11 @@ def _facts(cases: Sequence[ComparedCase]) -> list[list[str]]:
     """
     jobs = [_flatten(case.job.model_dump(mode="json")) for case in cases]
     names = {"stack": {case.job.stack.name for case in cases}, "precision": {c.job.precision.name for c in cases}}
-    told = {"sequence", "global_batch", "stack.name", "precision.name"}
+    shown_fields = {"sequence", "global_batch", "stack.name", "precision.name"}
     fields = [
         field
         for field in dict.fromkeys(field for job in jobs for field in job)
-        if field not in told
+        if field not in shown_fields
         and len({job.get(field) for job in jobs}) > 1
         and len(names.get(field.partition(".")[0], {""})) == 1
     ]
@@ -131,8 +133,8 @@ def _flatten(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
     return flat
 
 
-def _rows(told: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
-    steps = [step for _, step in told]
+def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
+    steps = [step for _, step in predicted]
 
     def row(name: str, unit: Unit, better: Any, of: Callable[[Step], float | str | None]) -> Quantity:
         values = (of(step) for step in steps)
@@ -155,7 +157,7 @@ def _rows(told: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
         better="less",
         values=tuple(
             None if (price := case.machine.dollars_per_rank_hour) is None else _hours(step) * price
-            for case, step in told
+            for case, step in predicted
         ),
     )
     yield row("peak memory", "bytes", "less", lambda step: step.memory.peak_bytes)
@@ -163,7 +165,7 @@ def _rows(told: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
         name="free memory",
         unit="bytes",
         better="more",
-        values=tuple(float(_free_bytes(case, step)) for case, step in told),
+        values=tuple(float(_free_bytes(case, step)) for case, step in predicted),
     )
     yield row("risk of out of memory", "share", "less", lambda step: step.memory.risk)
     for part in STATES:

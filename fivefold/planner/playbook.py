@@ -28,11 +28,11 @@ AFTER = 2  # rungs of the ladder that are still shown after the first that fits
 LARGEST = 2**14  # sequences per step that are proposed
 
 
-def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[Stage, Job]:
+def batch_stage(model: Model, job: Job, *, tokens: float, is_given: bool) -> tuple[Stage, Job]:
     """Return the batch step: the job's batch, or the power-of-two number of sequences closest to the scaling laws."""
     wanted = advise_tokens(model, tokens) / job.sequence
     proposed = min(LARGEST, max(1, 2 ** round(log2(max(1.0, wanted)))))
-    chosen = job.global_batch if said else proposed
+    chosen = job.global_batch if is_given else proposed
     sizes = sorted({chosen, max(1, proposed // 4), max(1, proposed // 2), proposed, 2 * proposed, 4 * proposed})
     tried = tuple(
         Attempt(
@@ -40,9 +40,9 @@ def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[S
         )
         for size in sizes
     )
-    told = ", ".join(f"{law.who} {show_count(law.tokens)}" for law in laws(model, tokens))
+    recommended = ", ".join(f"{law.who} {show_count(law.tokens)}" for law in laws(model, tokens))
     reason = f"gbs {chosen} is {show_count(chosen * job.sequence)} tokens a step" + (
-        ", as the job says" if said else f": the power of two between the scaling laws ({told})"
+        ", as the job says" if is_given else f": the power of two between the scaling laws ({recommended})"
     )
     title, question = "The batch", f"How many tokens a step, for {show_count(tokens)} in all?"
     return Stage(title=title, question=question, tried=tried, reason=reason), job.replace(global_batch=chosen)
@@ -242,14 +242,14 @@ def stages(
     job: Job,
     *,
     tokens: float,
-    said: bool,
+    is_given: bool,
     walk: Callable[[Planner, Layout], Walk],
     propose: Callable[[Job], Proposal],
     risk: float = FITS_RISK,
 ) -> tuple[Sequence[Stage], Job, Proposal]:
     """Return all steps of the playbook. ``walk`` and ``propose`` are the functions of ``search``."""
     validate_job(model, job)
-    first, job = batch_stage(model, job, tokens=tokens, said=said)
+    first, job = batch_stage(model, job, tokens=tokens, is_given=is_given)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     second, layout = fit_stage(planner, world=machine.ranks)
     third, layout = batch_size_stage(planner, layout)

@@ -136,8 +136,8 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
 
     def fits(ranks: int) -> bool:
-        some = with_ranks(machine, ranks)
-        return ranks >= least and has_fitting_layout(model=model, machine=some, job=job, risk=risk, using=planner)
+        resized = with_ranks(machine, ranks)
+        return ranks >= least and has_fitting_layout(model=model, machine=resized, job=job, risk=risk, using=planner)
 
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     enough = next((size for size in sizes if fits(size)), None)
@@ -187,7 +187,10 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
 
     most = _find_largest(fits_at, limit=256)
     if most == 0:
-        raise UserError(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
+        raise UserError(
+            f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}; take a chip with more "
+            "memory"
+        )
     planner, layout = fits[most]
     largest, estimate = planner.model, climb(planner, layout)
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
@@ -258,10 +261,10 @@ def list_reasonable_batches(
         raise UserError(
             f"noise={noise:g}: the noise scale is a positive number of tokens; leave it out if it is unknown"
         )
-    said = [*(law.tokens for law in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
+    recommended = [*(law.tokens for law in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
     ends = SOUND_TOKENS
-    if said:
-        ends = min(SOUND_TOKENS[0], min(said) / 1.5), min(SOUND_TOKENS[1], 8 * max(said))
+    if recommended:
+        ends = min(SOUND_TOKENS[0], min(recommended) / 1.5), min(SOUND_TOKENS[1], 8 * max(recommended))
     least, most = (limit / (chunk * job.sequence) for limit in ends)
     sizes = [2**power for power in range(40) if least <= 2**power <= most] or [max(1, round(least))]
     if model is not None:

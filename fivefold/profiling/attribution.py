@@ -56,7 +56,7 @@ class MatchedMessage(NamedTuple):
     place: str
     idle: float  # the part of the wait until the last rank has posted
     exposed: float  # seconds to post it, and the rest of the wait
-    travel: float  # from the last post to the end of the message
+    transfer_seconds: float  # from the last post to the end of the message
     late: int  # the rank that posted last
 
 
@@ -80,7 +80,7 @@ class RankBreakdown(NamedTuple):
         return sum(exchange.idle for exchange in self.exchanges) / self.steps
 
     def messages(self, seconds: str, *, by_collective: bool = False) -> dict[str, float]:
-        """Return ``exposed`` or ``travel`` seconds by axis, or (``by_collective``) by axis and collective."""
+        """Return ``exposed`` or ``transfer_seconds`` by axis, or (``by_collective``) by axis and collective."""
         seconds_by_name: dict[str, float] = defaultdict(float)
         for exchange in self.exchanges:
             seconds_by_name[exchange.message.name if by_collective else exchange.message.axis] += (
@@ -213,7 +213,7 @@ def split(times: Sequence[RankBreakdown], *, step_seconds: float) -> Time:
     parts: dict[str, float] = defaultdict(float)
     for item in chosen.items:
         parts[item.name] += item.seconds
-    exposed, travel = chosen.messages("exposed"), measure_overlap(times, chosen)
+    exposed, transfer = chosen.messages("exposed"), measure_overlap(times, chosen)
     parts |= chosen.messages("exposed", by_collective=True) | {"bubble": chosen.bubble}
     shares = {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
     by_category = {name: chosen.seconds_of(name) * scale for name in ("compute", "optimizer", "data", "host")}
@@ -226,7 +226,7 @@ def split(times: Sequence[RankBreakdown], *, step_seconds: float) -> Time:
         compute_seconds=by_category["compute"],
         bubble_seconds=bubble,
         exposed_seconds=exposed_by_axis,
-        overlapped_seconds={axis: seconds * scale for axis, seconds in travel.items()},
+        overlapped_seconds={axis: seconds * scale for axis, seconds in transfer.items()},
         optimizer_seconds=by_category["optimizer"],
         data_seconds=by_category["data"],
         host_seconds=by_category["host"],
@@ -242,14 +242,16 @@ def measure_overlap(times: Sequence[RankBreakdown], one: RankBreakdown) -> dict[
     """
     usual: dict[Key, list[float]] = defaultdict(list)
     for exchange in (exchange for rank in times for exchange in rank.exchanges if not exchange.message.early):
-        usual[_size(exchange.message)].append(exchange.travel)
+        usual[_size(exchange.message)].append(exchange.transfer_seconds)
     seconds_by_axis: dict[str, float] = defaultdict(float)
     for exchange in one.exchanges:
         usual_seconds = usual[_size(exchange.message)]
-        travel = (
-            min(exchange.travel, median(usual_seconds)) if exchange.message.early and usual_seconds else exchange.travel
+        transfer = (
+            min(exchange.transfer_seconds, median(usual_seconds))
+            if exchange.message.early and usual_seconds
+            else exchange.transfer_seconds
         )
-        seconds_by_axis[exchange.message.axis] += max(0.0, travel - exchange.exposed) / one.steps
+        seconds_by_axis[exchange.message.axis] += max(0.0, transfer - exchange.exposed) / one.steps
     return {axis: seconds for axis, seconds in seconds_by_axis.items() if seconds > 0}
 
 

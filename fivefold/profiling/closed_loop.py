@@ -58,7 +58,10 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     """
     predicted = predict(model=model, machine=machine, layout=layout, job=run.job)
     if process.world != layout.world:
-        raise UserError(f"layout {str(layout)!r} needs {layout.world} processes, but {process.world} were started")
+        raise UserError(
+            f"layout {str(layout)!r} needs {layout.world} processes, but {process.world} were started; start that "
+            "many, or name the layout that runs"
+        )
     shards = run.shards(model)
     device = process.start()
     torch.manual_seed(run.job.seed + process.rank)  # so that runs with one seed are reproducible

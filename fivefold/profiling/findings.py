@@ -95,9 +95,9 @@ def _links(times: Sequence[RankBreakdown], expected: Callable[[TracedMessage], f
         travels[message.name, message.payload, _members(message, exchange)].append(exchange)
     slow_links = []
     for (name, payload, members), exchanges in travels.items():
-        seconds = median(exchange.travel for exchange in exchanges)
+        seconds = median(exchange.transfer_seconds for exchange in exchanges)
         seconds_elsewhere = [
-            median(exchange.travel for exchange in other_exchanges)
+            median(exchange.transfer_seconds for exchange in other_exchanges)
             for (n, size, other_members), other_exchanges in travels.items()
             if (n, size) == (name, payload) and other_members != members
         ]

@@ -273,7 +273,9 @@ def watch(
     world = dist.get_world_size() if dist.is_initialized() else 1
     if predicted is not None:
         if predicted.world != world:
-            raise UserError(f"the prediction is of {predicted.world} ranks, and {world} watch; predict this layout")
+            raise UserError(
+                f"the prediction is for {predicted.world} ranks, but {world} call watch(); predict the layout that runs"
+            )
         described = {name: getattr(predicted, name) for name in ("model", "machine", "layout", "job", "stack")}
     else:
         name = type(model.module if isinstance(model, DistributedDataParallel) else model).__name__

@@ -54,7 +54,9 @@ SettingsAction = Literal["set", "get", "unset", "list"]
 WeightsDtype = Literal["bf16", "fp32"]
 BaseFolder = Annotated[
     Path | None,
-    Field(description="The Hugging Face folder of the weights under adapters. Default: the one that SOURCE names."),
+    Field(
+        description="Hugging Face folder of the base model under adapters. Default: the folder that the adapters name."
+    ),
 ]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -64,7 +66,7 @@ class CalibrationOption(Request):
 
     no_calibrate: Annotated[
         bool,
-        Field(description="On this computer, if it is not calibrated yet: fail instead of measuring it."),
+        Field(description="On machine 'local' without a calibration: fail, instead of measuring this computer first."),
     ] = False
 
 
@@ -120,7 +122,11 @@ class PictureOptions(Request):
         bool, Field(description="Also draw the pipeline and the memory over time on the terminal.")
     ] = False
     charts: Annotated[
-        Path | None, Field(description="Write pipeline.svg, memory.svg and their .html into this folder.")
+        Path | None,
+        Field(
+            description="Draw the pipeline and the memory over time into this folder: pipeline.svg, memory.svg and "
+            "their .html."
+        ),
     ] = None
     trace: Annotated[Path | None, Field(description="Write the step as a trace for Perfetto (.json).")] = None
 
@@ -134,7 +140,9 @@ class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, CalibrationO
 
     command = "predict"
     panel = "Plan"
-    operations: Annotated[bool, Field(description="Also list every operation.")] = False
+    operations: Annotated[bool, Field(description="Also list every operation with its FLOPs, bytes and seconds.")] = (
+        False
+    )
 
 
 class SearchRequest(MachineRequest):
@@ -145,15 +153,29 @@ class SearchRequest(MachineRequest):
     ] = ()
     by: Annotated[
         Objective,
-        Field(description="Objective to minimize. robust: worst-case regret over network, kernels, experts and ranks."),
+        Field(
+            description="Objective to minimize: step time, peak memory, energy or cost; robust: the worst-case regret "
+            "if links, kernels, "
+            "expert balance or one rank are slower than assumed."
+        ),
     ] = "time"
     top: ShownLayouts = 10
-    also: Annotated[Lines, Field(description="Another precision to try, such as fp8.")] = ()
+    also: Annotated[
+        Lines, Field(description="Another precision to try in addition to --precision, such as fp8; may be repeated.")
+    ] = ()
     where: Where = ""
-    memory: Annotated[Line | None, Field(description="Memory per GPU to plan for, such as 72GiB.")] = None
+    memory: Annotated[
+        Line | None,
+        Field(description="Plan for this much memory per GPU, such as 72GiB. Default: all that the GPU has."),
+    ] = None
     risk: Risk = FITS_RISK
     keep: Annotated[
-        Line | None, Field(description="Try one change at a time from this layout, and show which help most.")
+        Line | None,
+        Field(
+            description="Start from this layout and list what each single change (a degree, schedule, recomputation) "
+            "gains or costs, "
+            "instead of searching all layouts."
+        ),
     ] = None
     within: Annotated[
         float | None,
@@ -165,7 +187,12 @@ class SearchRequest(MachineRequest):
         ),
     ] = None
     exact: Annotated[
-        bool, Field(description="Search without a work limit, and show only the ranking, without a proposal.")
+        bool,
+        Field(
+            description="Search until the best layout is proven, which may take minutes, and rank by predicted time "
+            "alone, without the "
+            "proposal of a simpler layout that is as fast."
+        ),
     ] = False
     front: FrontLevels = 1
     two: Annotated[
@@ -173,17 +200,24 @@ class SearchRequest(MachineRequest):
     ] = False
     tokens: Annotated[
         TokenCount | None,
-        Field(description="Training tokens of the run, for comparing machines or numbers of ranks, such as 2T."),
+        Field(
+            description="Training tokens of the run, such as 2T, for comparing machines or numbers of GPUs. Default: "
+            "1T."
+        ),
         TOKENS,
     ] = None
     price: Prices = ()
     deadline: Annotated[
         Line | None,
         Field(
-            description="Find the fewest ranks of each machine, in the range --ranks, that finish in time, such as 30d."
+            description="Find the fewest GPUs of each machine, in the range --ranks, that finish --tokens within this "
+            "time, such as 30d."
         ),
     ] = None
-    ranks: Annotated[Line | None, Field(description="Range of ranks to try, such as 64-512.")] = None
+    ranks: Annotated[
+        Line | None,
+        Field(description="Numbers of GPUs to try, as a range such as 64-512. Default: the number of the machine."),
+    ] = None
     assume: Assumptions = ()
 
     @property
@@ -198,7 +232,9 @@ class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption)
 
     command = "search"
     panel = "Plan"
-    chart: Annotated[Path | None, Field(description="Draw the Pareto front (.svg or .html).")] = None
+    chart: Annotated[
+        Path | None, Field(description="Draw the Pareto front of memory and time into this file (.svg or .html).")
+    ] = None
     measure: Annotated[
         int, Field(ge=0, description="Number of best layouts to also train for a few steps each, on this computer.")
     ] = 0
@@ -210,9 +246,15 @@ class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption)
 class PlanRequest(MachineRequest):
     """The fields of ``plan`` on every interface."""
 
-    tokens: Annotated[TokenCount, Field(description="Training tokens of the run, such as 2T."), TOKENS] = 1e12
+    tokens: Annotated[
+        TokenCount, Field(description="Training tokens of the run, such as 2T (default: 1T)."), TOKENS
+    ] = 1e12
     batch: Annotated[
-        Batch, Field(description="Batch size: as advised by the literature (unless --gbs is given), or the job's.")
+        Batch,
+        Field(
+            description="Batch size: advised (from published batch-size laws, unless --gbs is given), or job (--gbs or "
+            "the file's)."
+        ),
     ] = "advised"
     where: Where = ""
     price: Prices = ()
@@ -226,7 +268,11 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
     command = "plan"
     panel = "Plan"
     write: Annotated[
-        Path | None, Field(description="Write the run file for `train`, and next to it the config of another --stack.")
+        Path | None,
+        Field(
+            description="Write a run file (.toml) for `fivefold train` here, and with another --stack also its config "
+            "next to it."
+        ),
     ] = None
 
 
@@ -251,19 +297,26 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
     ] = ()
     from_files: Annotated[
         tuple[Path, ...],
-        Field(description="Configs of any software to compare, with the layouts and machines given."),
+        Field(
+            description="Config of any supported software to compare; may be repeated, and combined with layouts and "
+            "machines."
+        ),
         Option(("--from",)),
     ] = ()
     gpus: ConfigMachine = None
     ignore: IgnoredKeys = ()
-    charts: Annotated[Path | None, Field(description="Write time.svg and memory.svg into this folder.")] = None
+    charts: Annotated[
+        Path | None, Field(description="Draw the step times and the memory into this folder: time.svg and memory.svg.")
+    ] = None
 
 
 class RatiosRequest(LayoutRequest):
     """The fields of ``ratios`` on every interface."""
 
     layout: Annotated[
-        Line, Field(description="Layout whose degrees stay fixed while one axis is varied."), Argument()
+        Line,
+        Field(description="Layout whose other degrees stay as they are while one axis (dp, tp, cp, ep) is varied."),
+        Argument(),
     ] = "dp1"
 
 
@@ -272,7 +325,7 @@ class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
 
     command = "ratios"
     panel = "Plan"
-    degrees: Annotated[bool, Field(description="Also list every degree.")] = False
+    degrees: Annotated[bool, Field(description="Also list each degree of each axis.")] = False
 
 
 class AskRequest(MachineRequest):
@@ -285,7 +338,7 @@ class AskRequest(MachineRequest):
     ] = None
     tokens: Annotated[
         TokenCount,
-        Field(description="Training tokens of the run, for batch and run, such as 2T."),
+        Field(description="For batch and run: training tokens of the run, such as 2T (default: 1T)."),
         TOKENS,
     ] = 1e12
     price: Prices = ()
@@ -302,16 +355,26 @@ class AskOptions(AskRequest, JobOptions, JsonOption):
 
     command = "ask"
     panel = "Plan"
-    question: Annotated[Question, Field(description="The question."), Argument(place=-1)]
+    question: Annotated[Question, Field(description="The question to answer."), Argument(place=-1)]
     chart: Annotated[Path | None, Field(description="For run and sequence: draw the answer (.svg or .html).")] = None
 
 
 class SweepRequest(Request):
     """The fields of ``sweep`` on every interface, without its file."""
 
-    measure: Annotated[bool, Field(description="Also train each row that fits for a few steps.")] = False
-    steps: Annotated[int, Field(description="Steps of each measured run.")] = 8
-    timeout: Annotated[float, Field(description="Time limit of each measured run, in seconds.")] = 300.0
+    measure: Annotated[
+        bool,
+        Field(
+            description="Also train each row that fits for --steps steps on this computer, and record the measured "
+            "step time."
+        ),
+    ] = False
+    steps: Annotated[
+        int, Field(description="With --measure: optimizer steps of each run; the first ones are not timed.")
+    ] = 8
+    timeout: Annotated[
+        float, Field(description="With --measure: time limit of each run in seconds; a longer one counts as failed.")
+    ] = 300.0
     risk: Risk = FITS_RISK
 
 
@@ -329,7 +392,9 @@ class SweepOptions(SweepRequest, JsonOption):
         Path | None, Field(description="Draw charts of what the sweep varies, as .svg files in this folder.")
     ] = None
     slurm: Annotated[bool, Field(description="Measure with Slurm jobs: submit them, or collect their results.")] = False
-    dry: Annotated[bool, Field(description="Only print the number of rows.")] = False
+    dry: Annotated[
+        bool, Field(description="Only print how many rows the sweep would have; predict and measure nothing.")
+    ] = False
 
 
 class DryrunRequest(LayoutRequest):
@@ -341,12 +406,25 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
 
     command = "dryrun"
     panel = "Run"
-    schedule: Annotated[Path | None, Field(description="A custom pipeline schedule (.csv).")] = None
+    schedule: Annotated[
+        Path | None,
+        Field(
+            description="A custom pipeline schedule (.csv): a row per rank with actions such as F0.3 (forward of stage "
+            "0, micro-batch 3)."
+        ),
+    ] = None
     every_rank: Annotated[bool, Field(description="Dry-run every rank, instead of one per pipeline rank.")] = False
     every_layer: Annotated[
         bool, Field(description="Execute every layer, instead of one of each group of equal layers.")
     ] = False
-    ranks: Annotated[str | None, Field(description="Ranks for --trace and --snapshot, such as 0,3.")] = None
+    ranks: Annotated[
+        str | None,
+        Field(
+            description="Ranks that --trace and --snapshot write, such as 0,3. Default: all in the trace, and the rank "
+            "with the "
+            "highest peak in the snapshot."
+        ),
+    ] = None
     snapshot: Annotated[
         Path | None, Field(description="Write a memory snapshot for https://pytorch.org/memory_viz (.pickle).")
     ] = None
@@ -441,7 +519,9 @@ class WriteOptions(JobOptions):
     ]
     model: ConfigModel = None
     gpus: ConfigTarget = None
-    output: Annotated[Path | None, Field(description="File or folder to write to."), Option(("-o", "--output"))] = None
+    output: Annotated[
+        Path | None, Field(description="File or folder to write to. Default: stdout."), Option(("-o", "--output"))
+    ] = None
     ignore: IgnoredKeys = ()
 
 
@@ -453,13 +533,19 @@ class DrawOptions(JobOptions):
     picture: Annotated[Picture, Field(description="The picture to draw."), Argument()]
     words: Annotated[
         tuple[str, ...],
-        Field(description="A step (for the first four), a machine (topology, bandwidth), ranks, or names of formats."),
+        Field(
+            description="What is drawn: MODEL MACHINE LAYOUT (pipeline, memory, parts, roofline), MACHINE (topology, "
+            "bandwidth), a number "
+            "of ranks (collectives, masks), or number formats such as fp8 (formats)."
+        ),
         Argument(metavar="[MODEL MACHINE LAYOUT | MACHINE | RANKS | FORMAT…]"),
     ] = ()
-    collective: Annotated[Collective, Field(description="The collective, for bandwidth.")] = "all_reduce"
+    collective: Annotated[
+        Collective, Field(description="For bandwidth: the collective whose bandwidth is drawn over the message size.")
+    ] = "all_reduce"
     out: Annotated[
         Path | None,
-        Field(description="Output file: .svg, .png, .pdf or .html. Default: PICTURE.svg."),
+        Field(description="Output file: .svg, .png, .pdf or .html. Default: PICTURE.svg in this folder."),
         Option(("--out", "-o")),
     ] = None
 
@@ -472,11 +558,19 @@ class CalibrateOptions(JobOptions, JsonOption):
     layout: Annotated[str | None, Field(description="With --for MODEL: the layout to measure."), Argument()] = None
     run: Annotated[
         str | None,
-        Field(description="Measure the units and messages of one run: a run file, or a model with LAYOUT."),
+        Field(
+            description="Also measure the layers and messages of one run, which its predictions then use: a run file, "
+            "or a model with "
+            "LAYOUT."
+        ),
         Option(("--for",)),
     ] = None
-    ranks: Annotated[str, Field(description="Process counts to measure, such as 1,2.")] = "1,2"
-    quick: Annotated[bool, Field(description="Measure fewer points.")] = False
+    ranks: Annotated[
+        str, Field(description="Numbers of processes between which collectives are measured, such as 1,2.")
+    ] = "1,2"
+    quick: Annotated[bool, Field(description="Measure fewer points: faster, but predictions are less accurate.")] = (
+        False
+    )
     out: Annotated[Path | None, Field(description="Machine file to write. Default: the file of machine 'local'.")] = (
         None
     )
@@ -486,11 +580,13 @@ class TraceRequest(JobRequest):
     """The fields of ``trace`` on every interface, without its files."""
 
     step: Annotated[int | None, Field(ge=0, description="Analyze only the ProfilerStep with this number.")] = None
-    top: Annotated[int, Field(ge=1, description="Number of kernels to list.")] = 10
-    machine: Annotated[str | None, Field(description="Machine whose links the messages use, such as h100:8.")] = None
+    top: Annotated[int, Field(ge=1, description="Number of longest kernels to list.")] = 10
+    machine: Annotated[
+        str | None, Field(description="Machine, such as h100:8: rate each message by the bandwidth of its links.")
+    ] = None
     against: Annotated[
         tuple[str, str, str] | None,
-        Field(description="Compare with the predicted step; takes job options."),
+        Field(description="Compare with the predicted step of this MODEL, MACHINE and LAYOUT; takes job options."),
         Option(metavar="MODEL MACHINE LAYOUT"),
     ] = None
 
@@ -523,10 +619,16 @@ class ExplainOptions(JobOptions, JsonOption):
     ]
     against: Annotated[
         tuple[str, str, str] | None,
-        Field(description="Compare with the prediction, and find a change that fits; takes job options."),
+        Field(
+            description="Compare memory with the prediction for this MODEL, MACHINE and LAYOUT, and find a change that "
+            "fits; takes job "
+            "options."
+        ),
         Option(metavar="MODEL MACHINE LAYOUT"),
     ] = None
-    top: Annotated[int, Field(ge=1, description="Number of lines of code to list.")] = 12
+    top: Annotated[
+        int, Field(ge=1, description="Number of lines of code to list, those that hold the most memory first.")
+    ] = 12
 
 
 class TrainRequest(Request):
@@ -539,7 +641,9 @@ class TrainRequest(Request):
     ] = False
     trace: Annotated[
         int | None,
-        Field(ge=1, description="Trace this many steps of each rank."),
+        Field(
+            ge=1, description="Record this many steps of each rank as traces in the run's folder (trace/rank0.json, …)."
+        ),
         Option(metavar="STEPS"),
     ] = None
 
@@ -550,7 +654,9 @@ class TrainOptions(TrainRequest, CalibrationOption, JsonOption):
     command = "train"
     panel = "Run"
     run: RunFile
-    slurm: Annotated[bool, Field(description="Submit the run as a Slurm job instead.")] = False
+    slurm: Annotated[
+        bool, Field(description="Submit the run as a Slurm job (sbatch), instead of starting it here.")
+    ] = False
 
 
 class DataOptions(JsonOption):
@@ -590,10 +696,16 @@ class DoctorOptions(JsonOption):
         Argument(),
     ]
     budget: Annotated[str | None, Field(description="Memory budget, such as 24GiB: advise what to recompute.")] = None
-    fsdp: Annotated[int | None, Field(description="Estimate the cost of FSDP2 over this many ranks.")] = None
+    fsdp: Annotated[
+        int | None,
+        Field(description="Estimate memory and communication of the module under FSDP2 over this many GPUs."),
+    ] = None
     tp: Annotated[
         int | None,
-        Field(description="Estimate the cost of tensor parallelism over this many ranks. FILE defines plan(model)."),
+        Field(
+            description="Estimate memory and communication under tensor parallelism over this many GPUs; FILE defines "
+            "plan(model)."
+        ),
     ] = None
 
 
@@ -608,7 +720,7 @@ class GenerateOptions(JsonOption):
         Argument(),
     ]
     prompt: Annotated[tuple[str, ...], Field(description="Text to continue; several prompts are batched.")] = ()
-    tokens: Annotated[int, Field(ge=1, description="Largest number of tokens to generate.")] = 200
+    tokens: Annotated[int, Field(ge=1, description="Largest number of tokens to generate for each prompt.")] = 200
     temperature: Annotated[
         float, Field(ge=0, description="Sampling temperature; 0 always takes the most likely token.")
     ] = 0.8
@@ -637,8 +749,12 @@ class NumericsOptions(JsonOption):
         Field(description="Folder of a run, checkpoint or Hugging Face model. Default: the run's own weights."),
     ] = None
     precision: PrecisionName = None
-    sequences: Annotated[int, Field(ge=1, description="Number of sequences, from the run's first batch.")] = 1
-    chart: Annotated[Path | None, Field(description="Draw the errors by layer (.svg, .png, .html).")] = None
+    sequences: Annotated[
+        int, Field(ge=1, description="Number of sequences to compare on, from the run's first batch.")
+    ] = 1
+    chart: Annotated[
+        Path | None, Field(description="Draw the errors by layer into this file (.svg, .png or .html).")
+    ] = None
 
 
 class ImportOptions(JsonOption):
@@ -648,7 +764,9 @@ class ImportOptions(JsonOption):
     panel = "Share"
     folder: Annotated[
         Path,
-        Field(description="A Hugging Face folder, config.json and safetensors; or a folder of peft's, with a LoRA."),
+        Field(
+            description="A Hugging Face folder (config.json and safetensors), or a folder with a LoRA that peft wrote."
+        ),
         Argument(),
     ]
     to: Annotated[Path | None, Field(description="Write a run file that starts from these weights.")] = None
@@ -672,7 +790,7 @@ class ExportOptions(JsonOption):
         Field(description="For a run with adapters: write the weights of the base with the adapters merged in."),
     ] = False
     base: BaseFolder = None
-    file_size: Annotated[str, Field(description="Maximum size of one file.")] = "5GB"
+    file_size: Annotated[str, Field(description="Maximum size of one safetensors file, such as 5GB.")] = "5GB"
 
 
 class McpOptions(Request):
@@ -680,9 +798,14 @@ class McpOptions(Request):
 
     command = "mcp"
     panel = "Share"
-    folder: Annotated[Path, Field(description="The folder below which --write may write."), Argument()] = Path()
+    folder: Annotated[
+        Path,
+        Field(description="The folder below which tools may write, if --write is given. Default: this folder."),
+        Argument(),
+    ] = Path()
     write: Annotated[
-        bool, Field(description="Let the tool write create new files below FOLDER. Without it, nothing is written.")
+        bool,
+        Field(description="Allow the tool `write` to create new files below FOLDER. Without it, no file is written."),
     ] = False
 
 
@@ -703,10 +826,10 @@ class SettingsOptions(JsonOption):
 
     command = "config"
     panel = "Share"
-    action: Annotated[SettingsAction, Field(description="set, get, unset or list."), Argument()]
+    action: Annotated[SettingsAction, Field(description="What to do: set, get, unset or list settings."), Argument()]
     key: Annotated[
         Line | None,
-        Field(description="stack, machine, prices.NAME, output.color or output.width."),
+        Field(description="The setting: stack, machine, prices.NAME, output.color or output.width."),
         Argument(completion="settings"),
     ] = None
     value: Annotated[Line | None, Field(description="The value to set."), Argument()] = None

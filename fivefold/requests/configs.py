@@ -89,9 +89,9 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
     )
 
 
-def _is_named(said: ParsedKey, keys: frozenset[str]) -> bool:
+def _is_named(parsed_key: ParsedKey, keys: frozenset[str]) -> bool:
     """Tell whether ``keys`` holds a key of a config, by its full name or by its last part."""
-    return said.key in keys or said.key.rpartition(".")[2] in keys
+    return parsed_key.key in keys or parsed_key.key.rpartition(".")[2] in keys
 
 
 def _describe_open(keys: Sequence[ParsedKey], reading: Reading, *, origin: str) -> str:

@@ -38,49 +38,90 @@ LayoutText = Annotated[
 ]
 
 # The job.
-JobFile = Annotated[Path | None, Field(description="A .toml file of job fields.")]
+JobFile = Annotated[Path | None, Field(description="A .toml file of job fields, which the other options override.")]
 StackName = Annotated[
     Line | None,
-    Field(description="Training software: fivefold, megatron-core, torchtitan, …"),
+    Field(
+        description="Training software: fivefold (default), megatron-core, torchtitan, …; `fivefold stacks` lists all."
+    ),
     Option(completion="stacks"),
 ]
 Sequence = Annotated[
     int | None,
     BeforeValidator(parse_length),
-    Field(description="Tokens per sequence, such as 8192 or 8k."),
+    Field(description="Tokens per sequence, such as 8192 or 8k. Default: 4096."),
     Option(metavar="TOKENS", parser=parse_length),
 ]
-GlobalBatch = Annotated[int | None, Field(description="Sequences per optimizer step.")]
+GlobalBatch = Annotated[
+    int | None, Field(description="Global batch: sequences per optimizer step, over all GPUs. Default: 8.")
+]
 PrecisionName = Annotated[
     Line | None,
-    Field(description="Precision recipe: fp32, bf16, bf16-grad16, fp16, fp8, mxfp8, …"),
+    Field(description="Precision recipe: fp32, bf16 (default), bf16-grad16, fp16, fp8, mxfp8, …"),
     Option(completion="precisions"),
 ]
 AdapterText = Annotated[
     Line | None,
-    Field(description="Train low-rank adapters over frozen weights: lora:RANK, or qlora:RANK over weights in nf4."),
+    Field(
+        description="Train low-rank adapters over frozen weights: lora:RANK, or qlora:RANK over weights in nf4. "
+        "Default: train all."
+    ),
     Option(completion="adapters"),
 ]
-AttentionKernel = Annotated[Attention | None, Field(description="Attention kernel.")]
+AttentionKernel = Annotated[
+    Attention | None,
+    Field(
+        description="Attention kernel; unfused stores the T x T scores. Default: that of --stack (flash for fivefold)."
+    ),
+]
 Settings = Annotated[
-    Lines, Field(description="Any other job field, such as loss=chunked, overlap=dp,pp or optimizer.kind=muon.")
+    Lines,
+    Field(
+        description="Set any other job field, such as loss=chunked, overlap=dp,pp or optimizer.kind=muon; may be "
+        "repeated."
+    ),
 ]
 
 # The constraints of a search, and the assumptions on a run.
 Risk = Annotated[
     float,
-    Field(ge=0, le=0.99, description="Highest acceptable probability that a layout runs out of memory."),
+    Field(
+        ge=0,
+        le=0.99,
+        description="Highest acceptable probability that a layout runs out of memory; layouts above it count as not "
+        "fitting.",
+    ),
 ]
-Where = Annotated[Line, Field(description="Constraints on layouts, such as 'tp<=8 cp=1 zero<=1 ac=none,selective'.")]
-Prices = Annotated[Lines, Field(description="Price in dollars per GPU hour, such as 'h100=2.2/h' or '2.2'.")]
+Where = Annotated[
+    Line,
+    Field(
+        description="Consider only layouts that meet these constraints, such as 'tp<=8 cp=1 zero<=1 ac=none,selective'."
+    ),
+]
+Prices = Annotated[
+    Lines,
+    Field(
+        description="Price in dollars per GPU hour, such as 'h100=2.2/h', or '2.2' for all machines; adds the cost to "
+        "the answer."
+    ),
+]
 Assumptions = Annotated[
-    Lines, Field(description="Assumptions on the run: failures=, restart=, checkpoint=, storage=, pue=, grid=, …")
+    Lines,
+    Field(
+        description="Assumptions on the run, such as failures=2 (per 1,000 GPU days), restart=15min, pue=1.2 or "
+        "grid=france."
+    ),
 ]
 
 ShownLayouts = Annotated[int, Field(ge=1, le=MAX_SHOWN_LAYOUTS, description="Number of layouts to show.")]
 FrontLevels = Annotated[
     int,
-    Field(ge=1, le=MAX_SHOWN_LAYOUTS, description="Number of memory limits for the Pareto front of memory and time."),
+    Field(
+        ge=1,
+        le=MAX_SHOWN_LAYOUTS,
+        description="Find the fastest layout under each of this many memory limits (Pareto front of memory and time); "
+        "1: only one.",
+    ),
 ]
 
 StackNames = Annotated[
@@ -92,17 +133,28 @@ PrecisionNames = Annotated[Lines, Field(description="Precisions to compare, such
 IgnoredKeys = Annotated[
     tuple[str, ...],
     Field(
-        description="Ignore these keys of a config, although they may change memory, FLOPs, messages or time.",
+        description="With --from: continue although these keys of the config may change memory, FLOPs, messages or "
+        "time.",
     ),
     Option(metavar="KEY[,KEY]"),
 ]
 ConfigFile = Annotated[
     Path | None,
-    Field(description="Read model, layout and job from a config of any software, instead of the arguments."),
+    Field(
+        description="Read model, layout and job from the config or launch script of any supported software, instead of "
+        "arguments."
+    ),
     Option(("--from",)),
 ]
 ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
-ConfigTarget = Annotated[str | None, Field(description="The machine, such as h100:64.")]
-ConfigModel = Annotated[str | None, Field(description="The model, if the config names none.")]
+ConfigTarget = Annotated[
+    str | None,
+    Field(description="Machine and number of GPUs, such as h100:64, which the number of ranks follows from."),
+]
+ConfigModel = Annotated[
+    str | None, Field(description="Model (catalog name or file), for a layout or a config that names none.")
+]
 RunFile = Annotated[Path, Field(description="The run file (.toml)."), Argument()]
-PrintsJson = Annotated[bool, Field(description="Print data as JSON."), Option(("--json",))]
+PrintsJson = Annotated[
+    bool, Field(description="Print the answer as JSON to stdout, instead of tables."), Option(("--json",))
+]

@@ -55,7 +55,7 @@ def playbook(
         machine,
         job,
         tokens=validate_tokens(tokens),
-        said=is_batch_given,
+        is_given=is_batch_given,
         risk=risk,
         walk=lambda planner, layout: walk(planner, layout, where=constraints),
         propose=lambda chosen: _proposal(model, machine, chosen, where=constraints, risk=risk),

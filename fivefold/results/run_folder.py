@@ -59,8 +59,8 @@ def read(folder: Path) -> RunFolder:
         raise UserError(f"{folder}: has no step.json; a run of 5 or more steps writes it at its end")
     predicted, measured = read_pair(path)
     dry_run = read_file(path).get("dry_run")
-    rehearsed_step = Step.read(dry_run, origin=f"{path}: dry_run") if dry_run else None
-    return RunFolder(folder=folder, predicted=predicted, measured=measured, dry_run=rehearsed_step)
+    dry_run_step = Step.read(dry_run, origin=f"{path}: dry_run") if dry_run else None
+    return RunFolder(folder=folder, predicted=predicted, measured=measured, dry_run=dry_run_step)
 
 
 def read_prediction(folder: Path) -> Step | None:

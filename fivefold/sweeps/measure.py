@@ -80,7 +80,7 @@ def submit_trial(case: PredictedRow, folder: Path, *, steps: int, submit: Submit
     sbatch_output = submit(Run.load(file), file, layout, setting.machine)
     number = re.search(r"\d+", sbatch_output)
     if number is None:
-        raise RunFailure(f"sbatch printed no job id: {sbatch_output!r}")
+        raise RunFailure(f"sbatch printed no job id but {sbatch_output!r}; see by squeue whether the job was submitted")
     return number[0]
 
 
@@ -88,10 +88,10 @@ def collect_trial(folder: Path, job: str) -> Trial | None:
     """Return the outcome of a Slurm job, or None while it is pending or running."""
     pair = folder / "run" / "step.json"
     if pair.exists():
-        return outcome(pair, code=0, said="")
+        return outcome(pair, code=0, output="")
     queue = subprocess.run(["squeue", "--noheader", "--jobs", job], capture_output=True, text=True, check=False)
     if queue.returncode == 0 and queue.stdout.strip():
         return None
     log_path = folder / "run" / f"slurm-{job}.txt"
     text = read_end(log_path, most_bytes=SAID_BYTES).decode(errors="replace") if log_path.is_file() else ""
-    return outcome(pair, code=1, said=text or f"the Slurm job {job} is gone and left neither a result nor {log_path}")
+    return outcome(pair, code=1, output=text or f"the Slurm job {job} is gone and left neither a result nor {log_path}")

@@ -96,7 +96,7 @@ def trial(
                 return Trial(ended="timeout", why=f"was not done with {steps} steps in {timeout_seconds:g} s")
             finally:
                 process.kill()  # its child processes notice; does nothing if it has ended
-        return outcome(file.parent / "run" / "step.json", code=process.returncode, said=stderr)
+        return outcome(file.parent / "run" / "step.json", code=process.returncode, output=stderr)
 
 
 def prepare(folder: Path, *, model: Model, machine: Machine, layout: Layout, job: Job, steps: int) -> Path:
@@ -146,12 +146,12 @@ def _is_supervised(job: Job) -> bool:
     return job.objective != "pretrain"
 
 
-def outcome(pair: Path, *, code: int, said: str) -> Trial:
-    """Return the outcome of a run with exit code ``code`` and stderr ``said``; ``pair``: the file of its two steps."""
+def outcome(pair: Path, *, code: int, output: str) -> Trial:
+    """Return the outcome of a run with exit code ``code`` and stderr ``output``; ``pair``: file of its two steps."""
     if code == 0 and pair.exists():
         predicted, measured = read_pair(pair)
         return Trial(ended="measured", predicted=predicted, measured=measured)
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in output.splitlines() if line.strip()]
     own_lines = [line.removeprefix("fivefold: ") for line in lines if line.startswith("fivefold: ")]
     why = _ASIDE.sub("", (own_lines or lines or [f"ended with code {code} and said nothing"])[-1])
     if code == -9:

@@ -75,7 +75,7 @@ class Engine:
         """Set up the schedule. ``end``: id of the end-of-document token, if tokens attend only inside documents."""
         self.has_targets = job.has_targets  # the batch has them, and not only tokens
         if job.documents == "separate" and end is None and not self.has_targets:
-            raise ValueError("separate documents need the token that ends one")
+            raise ValueError("documents=separate needs the id of the end-of-document token; give end=")
         self.built, self.layout, self.job = built, layout, job
         self.end = end if job.documents == "separate" else None
         self.counted: int | None = None  # targets with a loss in this step, or pairs, over all ranks; None: all

@@ -102,7 +102,10 @@ def roll_call(store: Any, *, rank: int, world: int) -> str:
             if n_answers == world:
                 return name
         time.sleep(ROLL_SECONDS * ceil_div(world, 64))
-    raise RunFailure(f"rank {rank}: not all of the {world} ranks have joined within {TIMEOUT}")
+    raise RunFailure(
+        f"rank {rank}: not all of the {world} ranks have joined within {TIMEOUT}; see that all were started and reach "
+        "the master's address"
+    )
 
 
 def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> None:

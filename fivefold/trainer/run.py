@@ -149,9 +149,11 @@ class Run(Record):
         if not self.noise_scale:
             return
         if self.job.objective != "pretrain":
-            raise UserError("noise_scale: is measured of a mean over all tokens; drop it, or take objective pretrain")
+            raise UserError(
+                "noise_scale: needs a loss that is the mean over all tokens; drop it, or take objective pretrain"
+            )
         if self.job.adapter is not None:
-            raise UserError("noise_scale: is not measured of adapters yet; drop it, or [job] adapter")
+            raise UserError("noise_scale: is not supported with adapters yet; drop it, or [job] adapter")
         if layout.cp > 1:
             raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of a full sequence; take cp1")
         if layout.dp == 1:
@@ -162,7 +164,7 @@ class Run(Record):
         if self.schedule is None:
             return None
         if self.job.ramp is not None:
-            raise UserError(f"{self.schedule}: is of one number of micro-batches, but a ramp has many; drop either")
+            raise UserError(f"{self.schedule}: has a fixed number of micro-batches, but a ramp changes it; drop either")
         table = read_table(self.schedule)
         sizes = (table.pp, table.stages, table.micro_batches)
         if sizes != (wanted := (layout.pp, layout.pp * layout.v, layout.micro_batches(self.job))):

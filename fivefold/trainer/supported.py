@@ -59,11 +59,12 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     for field, ours in ENGINE_BEHAVIOUR.items():
         if getattr(job.stack, field) != ours:
             raise UserError(
-                f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both"
+                f"job: the trainer supports {field}={ours}, not {getattr(job.stack, field)}; take that (`predict` "
+                "plans both)"
             )
     if job.stack.kernels not in KERNELS:
         raise UserError(
-            f"job: the engine has kernels={', '.join(KERNELS)}, not {job.stack.kernels}; `predict` plans all of them"
+            f"job: the trainer supports kernels={', '.join(KERNELS)}, not {job.stack.kernels}; take one of them"
         )
     if offloaded := layout.list_offloaded(job):
         raise UserError(
@@ -71,7 +72,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             "or train with DeepSpeed or Megatron; `predict` plans both"
         )
     if job.stack.loss not in LOSSES:
-        raise UserError(f"job: the engine has loss={' or '.join(LOSSES)}, not {job.stack.loss}; `predict` plans all")
+        raise UserError(f"job: the trainer supports loss={' or '.join(LOSSES)}, not {job.stack.loss}; take one of them")
     _check_attention(layout, job, model=model)
     if job.stack.pairs and not layout.pipeline.pairs_passes:
         raise UserError(
@@ -115,7 +116,7 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise ``UserError`` for an attention kernel that the engine does not have for this model or layout."""
     kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
     if kind not in ATTENTIONS:
-        raise UserError(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
+        raise UserError(f"job: the trainer supports attention={' or '.join(ATTENTIONS)}, not {kind}; take one of them")
     _check_chunks(layout, job, model=model)
     if ring and model.position == "alibi":
         raise UserError(
@@ -125,7 +126,7 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
         return
     if ring:
         raise UserError(
-            f"layout {str(layout)!r}: a ring merges blocks of flash attention; with unfused take cp=ulysses"
+            f"layout {str(layout)!r}: ring attention needs flash attention; with attention='unfused' take cp=ulysses"
         )
     has_sinks = any(shape.sinks for shape in model.attention_shapes)
     for field, is_given in (
@@ -149,7 +150,9 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
             f"{model.name!r} attends; take --seq {job.sequence // chunk * chunk} or {-(-job.sequence // chunk) * chunk}"
         )
     if layout.cp > 1 and layout.cp_kind == "ring":
-        raise UserError(f"layout {str(layout)!r}: a ring does not know of chunks of {chunk} tokens; take cp=ulysses")
+        raise UserError(
+            f"layout {str(layout)!r}: ring attention does not support chunks of {chunk} tokens; take cp=ulysses"
+        )
     if job.stack.attention == "unfused":
         raise UserError(f"model {model.name!r}: unfused attention does not support chunks; use attention='flash'")
 
@@ -176,25 +179,29 @@ def _check_model(model: Model) -> None:
             declared.is_required() or field in free_fields or (field == "activation" and value in (*FUNCTIONS, "xielu"))
         )
         if not is_supported and value != declared.default:
-            raise UserError(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
+            raise UserError(
+                f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` plans it"
+            )
     if model.mla is not None and model.mla.indexer is not None:
         raise UserError(
-            f"model {model.name!r}: the trainer does not choose keys by mla.indexer yet; `predict` plans it, or leave "
-            "it out: attention to all keys"
+            f"model {model.name!r}: the trainer does not support mla.indexer yet; `predict` plans it, or leave "
+            "it out to attend to all keys"
         )
     if moe and model.activation not in (WEIGHTED if model.mlp == "gated" else FUNCTIONS):
         raise UserError(
-            f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
+            f"model {model.name!r}: the trainer does not support experts with {model.mlp} {model.activation} yet; "
+            "`predict` plans it"
         )
     if model.activation == "xielu" and model.mlp != "plain":
-        raise UserError(f"model {model.name!r}: the trainer cannot compute gated xielu yet; take mlp 'plain'")
+        raise UserError(f"model {model.name!r}: the trainer does not support gated xielu yet; take mlp 'plain'")
     if moe and moe.score == "sparsemixer":
-        raise UserError(
-            f"model {model.name!r}: the trainer cannot draw experts by SparseMixer yet; take score 'softmax'"
-        )
+        raise UserError(f"model {model.name!r}: the trainer does not support SparseMixer yet; take score 'softmax'")
     if moe and moe.router_weight_on == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):
         kind = f"{model.mlp} {model.activation}"
-        raise UserError(f"model {model.name!r}: the trainer cannot weigh the inputs of {kind} experts yet")
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support router_weight_on='inputs' for {kind} experts yet; "
+            "`predict` plans it"
+        )
 
 
 def check_generation(model: Model, *, origin: str, fix: str) -> None:

@@ -96,7 +96,7 @@ def change_keyword(noun: ResolvedRequest, layout: Layout, **change: Any) -> Layo
     other_ranks = values["tp"] * values["cp"] * values["pp"]
     if "dp" not in change:
         if ranks % other_ranks:
-            raise UserError(f"tp·cp·pp={other_ranks} does not divide the {ranks} ranks")
+            raise UserError(f"tp·cp·pp={other_ranks} does not divide the {ranks} ranks; lower one")
         values["dp"] = ranks // other_ranks
     _follow(values, change)
     batch = noun.job.global_batch

@@ -58,7 +58,7 @@ def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
         parts=parts,
         bar=draw_stacked(parts, total=scale_bytes, label="memory at the peak", limit=limit),
         memory=memory.picture(
-            memory_levels, rank=rank, capacity_bytes=chip, told=list_live_tensors(dry_run.played, tape)
+            memory_levels, rank=rank, capacity_bytes=chip, labels=list_live_tensors(dry_run.played, tape)
         ),
         memory_looks=[(name, name) for name in memory.list_looks(memory_levels)],
         memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),

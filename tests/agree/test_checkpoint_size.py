@@ -51,5 +51,5 @@ def test_a_checkpoint_has_the_size_that_is_planned(forked: Callable[..., list[An
 
 
 @pytest.mark.parametrize("job", JOBS[:1])
-def test_most_of_it_is_twelve_bytes_a_parameter(job: Job) -> None:
+def test_a_checkpoint_takes_about_twelve_bytes_per_parameter(job: Job) -> None:
     assert checkpoint_bytes(MODEL, job) == pytest.approx(12 * MODEL.parameters, rel=1e-3)

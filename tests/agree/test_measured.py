@@ -160,7 +160,7 @@ def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
 @pytest.mark.parametrize(
     ("kind", "model", "text", "precision"), mark_share(6, OPTIMIZERS), ids=lambda value: getattr(value, "name", value)
 )
-def test_every_optimizer_is_as_planned(
+def test_measured_memory_of_every_optimizer_equals_the_plan(
     forked,
     corpus: Path,
     tmp_path: Path,

@@ -21,7 +21,7 @@ def machine() -> Machine:
     return known.replace(calibration=known.calibration.replace(matmuls=points))
 
 
-def test_the_compute_is_set_so_that_the_unshaped_step_is_what_was_measured() -> None:
+def test_compute_is_calibrated_to_the_step_without_traffic_shaping() -> None:
     case = Case("dense", "dp2 zero3 mbs4")
     alone = network_table.predict_seconds(case, machine())
     factor = network_table.compute_factor(case, machine(), 1.7 * alone)
@@ -55,7 +55,7 @@ def test_an_error_is_of_the_least_disturbed_round() -> None:
     assert row._replace(measured=1.05).added_error is None
 
 
-def test_unshapable_links_are_a_one_line_error(
+def test_links_that_cannot_be_shaped_are_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(network, "describe_missing", lambda: "there is no tc here (Debian: iproute2)")

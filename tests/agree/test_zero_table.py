@@ -68,7 +68,7 @@ CASES = [(3, "micro_batch"), (0, "micro_batch"), (2, "step"), (1, "micro_batch")
 
 
 @pytest.mark.parametrize(("zero", "reduce"), mark_share(8, CASES))
-def test_between_micro_batches_a_rank_holds_what_the_table_says(forked: Any, zero: int, reduce: Reduce) -> None:
+def test_memory_between_micro_batches_equals_the_schedule_table(forked: Any, zero: int, reduce: Reduce) -> None:
     layout, job, expected = Layout(dp=N, zero=zero), JOB.replace(reduce=reduce), table(zero, reduce=reduce)
     moments = list_live_bytes(Counts(MODEL, job), layout)
     last = [moment for moment in moments if moment.kept_bytes == 0 and "forward" in moment.cause][-1]

@@ -105,7 +105,7 @@ def test_compare() -> None:
     assert "trains most tokens per second" in result._repr_html_()
 
 
-def test_walk_is_search_that_keeps_a_layout() -> None:
+def test_walk_equals_search_with_keep() -> None:
     result = ff.walk("nano", "h100:8", "dp4 tp2", gbs=16, where="pp=1", memory="20GiB")
     words = ("search", "nano", "h100:8", "--keep", "dp4 tp2", "--gbs", "16", "--where", "pp=1", "--memory", "20GiB")
     assert result.model_dump(mode="json") == command(*words)
@@ -159,7 +159,7 @@ def test_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_run_that_cannot_be_is_the_commands_line(tmp_path: Path) -> None:
+def test_an_invalid_run_raises_the_error_line_of_the_command(tmp_path: Path) -> None:
     run = {"model": "nanno", "machine": "h100:2", "layout": "dp2", "folder": str(tmp_path / "run")}
     with pytest.raises(UserError, match=r"^unknown model 'nanno'; did you mean nano\? .fivefold models. lists all$"):
         ff.train(run)
@@ -167,7 +167,7 @@ def test_a_run_that_cannot_be_is_the_commands_line(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("code", "kind"), [(1, RunFailure), (2, UserError)])
-def test_a_run_that_fails_says_the_commands_line(
+def test_a_failed_run_raises_the_error_line_of_the_command(
     code: int,
     kind: type[Exception],
     tmp_path: Path,
@@ -193,7 +193,7 @@ def test_a_run_that_fails_says_the_commands_line(
     ]
 
 
-def test_the_file_of_a_run_that_trains_is_not_written_over(tmp_path: Path) -> None:
+def test_the_file_of_a_running_run_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with hold(tmp_path), pytest.raises(UserError, match="has been using this folder since"):
         ff.train({"folder": str(tmp_path)})
@@ -252,7 +252,7 @@ def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
         (lambda: ff.load("no.jsonl"), "no.jsonl: no such file"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(call: Any, line: str) -> None:
+def test_a_user_error_is_one_line(call: Any, line: str) -> None:
     with pytest.raises(ff.UserError) as told:
         call()
     assert line in str(told.value)
@@ -265,7 +265,7 @@ def python(code: str) -> str:
     ).stdout
 
 
-def test_the_import_is_light() -> None:
+def test_importing_the_package_is_fast() -> None:
     code = "import time; t = time.process_time(); import fivefold, sys; print(time.process_time() - t, *sys.modules)"
     seconds, *loaded = python(code).split()
     assert float(seconds) < 0.15

@@ -69,7 +69,7 @@ def write_words() -> str:
     return HEAD + "".join(f"    {name}: {types[name]}\n" for name in order if name in types)
 
 
-def test_the_words_of_a_job_are_those_of_its_records() -> None:
+def test_typed_job_keywords_equal_the_fields_of_the_records() -> None:
     text = write_words()
     if os.environ.get("FIVEFOLD_FREEZE"):
         WRITTEN.write_text(text, encoding="utf-8")

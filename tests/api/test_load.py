@@ -42,7 +42,7 @@ def run(step: Step, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_pages_stand_for_themselves(step: Step, run: Path) -> None:
+def test_notebook_pages_are_self_contained(step: Step, run: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
     rows = ff.sweep({"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "best 3"]})
     for what in (step, ff.load(run), search, rows, ff.ask("changes", "nano", "h100:2", "dp2", gbs=8)):
@@ -57,7 +57,7 @@ def test_a_step_shows_its_figures(step: Step) -> None:
         assert figure in text
 
 
-def test_a_page_reads_without_its_style(step: Step) -> None:
+def test_a_page_is_readable_without_its_stylesheet(step: Step) -> None:
     """Jupyter and code hosts take sheets and SVG out of notebooks that others have executed."""
     text = re.sub(r"<style>.*?</style>", "", step._repr_html_(), flags=re.DOTALL)
     assert show_seconds(step.time.step_seconds) in re.sub(r"<[^>]+>", "", text)
@@ -72,7 +72,7 @@ def test_a_page_reads_without_its_style(step: Step) -> None:
         assert len(drawn.findall(".//{*}circle")) == points > 1
 
 
-def test_a_run_comes_back(run: Path, step: Step) -> None:
+def test_a_saved_run_loads_equal(run: Path, step: Step) -> None:
     result = ff.load(run)
     assert isinstance(result, RunFolder)
     assert result == ff.load(run / "step.json")
@@ -86,7 +86,7 @@ def test_a_run_comes_back(run: Path, step: Step) -> None:
 
 
 @pytest.mark.slow
-def test_printed_json_comes_back(step: Step, tmp_path: Path) -> None:
+def test_printed_json_loads_equal(step: Step, tmp_path: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
     plan = ff.plan("nano", "h100:2", tokens=1e9, seq=128, gbs=8, batch="job")
     walk, offers = (
@@ -105,7 +105,7 @@ def test_printed_json_comes_back(step: Step, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", rows_file.SUFFIXES)
-def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
+def test_saved_rows_load_equal(suffix: str, tmp_path: Path) -> None:
     rows = ff.sweep(
         {"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "dp2 mbs3"]}, out=tmp_path / f"r{suffix}"
     )
@@ -125,7 +125,7 @@ def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
         ("a.json", "[1]", "is not a step"),
     ],
 )
-def test_a_file_that_is_none_of_them_is_one_line(tmp_path: Path, name: str, text: str, line: str) -> None:
+def test_a_file_of_another_kind_is_a_one_line_error(tmp_path: Path, name: str, text: str, line: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ff.UserError, match=re.escape(line)):
         ff.load(tmp_path / name)
@@ -133,7 +133,7 @@ def test_a_file_that_is_none_of_them_is_one_line(tmp_path: Path, name: str, text
         ff.load(tmp_path)
 
 
-def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_convert_to_data_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = step.to_frame("arrow")
     assert frame.column("time.step_seconds").to_pylist() == [step.time.step_seconds]
     assert "memory.stages" not in frame.column_names

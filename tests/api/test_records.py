@@ -24,7 +24,7 @@ def search_result() -> SearchResult:
     return ff.search("nano", "h100:2", gbs=8, where="dp=2 ac=none mbs=1 order=default", front=2)
 
 
-def test_names_of_a_record_are_its_own(step: Step) -> None:
+def test_fields_of_a_record_do_not_clash_with_methods(step: Step) -> None:
     names = set(dir(step))
     assert set(Step.model_fields) | {"to_frame", "plot", "save", "replace"} <= names
     assert not {name for name in names if name.startswith(("model_", "_")) or name in ("dict", "json", "copy")}

@@ -52,7 +52,7 @@ def surface(app: Any) -> Iterator[str]:
             yield " ".join(filter(None, ["   ", opts, choices, default])).rstrip()
 
 
-def test_the_face_is_frozen(app: Any) -> None:
+def test_the_command_line_interface_equals_the_recorded_one(app: Any) -> None:
     now = "\n".join(surface(app)) + "\n"
     if os.environ.get("FIVEFOLD_FREEZE"):
         FROZEN.write_text(now, encoding="utf-8")
@@ -69,7 +69,7 @@ def readme_commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
-def test_the_readme_names_what_is_there(words: list[str], app: Any) -> None:
+def test_the_readme_names_existing_commands_and_options(words: list[str], app: Any) -> None:
     if words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]

@@ -88,13 +88,13 @@ def parse(path: Path) -> ast.Module:
     ],
     ids=["fivefold", "records", "rendering", "planner", "published", "traces", "explain"],
 )
-def test_loading_is_light(names: list[str], absent: set[str]) -> None:
+def test_loading_imports_no_torch(names: list[str], absent: set[str]) -> None:
     assert names
     loaded = python(f"import sys\nfor name in {names}: __import__(name)\nprint(*sys.modules)").split()
     assert absent.intersection(loaded) == set()
 
 
-def test_a_run_is_built_without_what_it_does_not_use() -> None:
+def test_building_a_run_imports_only_what_it_uses() -> None:
     """``torch._dynamo`` takes two seconds of every process's start, Triton and TensorBoard a fifth of one."""
     python(
         "import sys, torch, fivefold.profiling.closed_loop\n"

@@ -65,7 +65,30 @@ BARE_NAMES = frozenset(
         "near",
     ]
 )
-VAGUE_LOCALS = frozenset({"found", "each"})
+VAGUE_LOCALS = frozenset(  # words that do not say what a variable, parameter or field holds
+    [
+        "alike",
+        "apart",
+        "beside",
+        "born",
+        "each",
+        "entire",
+        "found",
+        "gone",
+        "heard",
+        "lingers",
+        "mine",
+        "outof",
+        "put_off",
+        "said",
+        "told",
+        "travel",
+        "unborn",
+        "uncut",
+        "whole",
+    ]
+)
+VAGUE_PREFIXES = re.compile(r"(MOST|LEAST|ALIKE|SHOWN|NEAR|FAR|MANY|LATE|SOON)_\w+")
 VAGUE_CONSTANTS = frozenset(
     ["MOST", "LEAST", "ALIKE", "SHOWN", "PARTS", "FREE", "NEAR", "FAR", "MANY", "FEW", "LONG", "SHORT", "LATE", "SOON"]
 )
@@ -140,8 +163,11 @@ def find_violations(tree: ast.AST, path: str) -> Iterator[str]:
             if not isinstance(node, ast.ClassDef) and node.name.lstrip("_") in BARE_NAMES:
                 yield f"{path}: {node.name}"
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            if node.id in VAGUE_LOCALS | VAGUE_CONSTANTS:
+            if node.id in VAGUE_LOCALS | VAGUE_CONSTANTS or VAGUE_PREFIXES.fullmatch(node.id):
                 yield f"{path}: {node.id}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if node.attr.lstrip("_") in VAGUE_LOCALS:
+                yield f"{path}: {node.attr}"
         elif isinstance(node, ast.arg) and node.arg in VAGUE_LOCALS:
             yield f"{path}: {node.arg}"
 
@@ -247,6 +273,9 @@ def test_a_planted_word_is_reported() -> None:
         "def told(): ...",
         "class A:\n    def _of(self): ...",
         "MOST = 3",
+        "MOST_LAYOUTS = 3",
+        "class A:\n    born: int = 0",
+        "def f(self):\n    self._heard = 1",
         "x = [each for each in y]",
         "def f(found): ...",
         'def f():\n    """Of a step."""',

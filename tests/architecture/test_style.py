@@ -34,7 +34,7 @@ def names_used(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_every_line_has_a_home(trees: Trees) -> None:
+def test_every_line_is_covered_by_a_guard(trees: Trees) -> None:
     assert [name for name in trees if HOMELESS.intersection(Path(name).with_suffix("").parts)] == []
 
 
@@ -44,7 +44,7 @@ def test_a_file_opens_with_what_it_is(trees: Trees) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_comes_from_the_air(trees: Trees) -> None:
+def test_nothing_reads_the_environment_below_requests(trees: Trees) -> None:
     """No environment variable is read below ``requests``, and no function rebinds a global."""
     results = []
     for name, tree in trees.items():
@@ -72,7 +72,7 @@ OUR_OWN = {  # files of the package, of Python's library and of the kernel, whos
 
 
 @pytest.mark.slow
-def test_no_schedule_is_known_by_its_name(trees: Trees) -> None:
+def test_code_does_not_branch_on_schedule_names(trees: Trees) -> None:
     """What depends on a pipeline schedule is a field of its record (``PipelineSchedule``); names are only looked up."""
     from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 
@@ -99,7 +99,7 @@ def test_files_are_read_within_bounds(trees: Trees) -> None:
 
 
 @pytest.mark.slow
-def test_tensor_suffixes_keep_to_the_one_legend(trees: Trees) -> None:
+def test_tensor_suffixes_follow_the_notation_page(trees: Trees) -> None:
     """``x_BTD``: every letter after the underscore is in the table of ``docs/notation.md`` §1."""
     text = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
     letters = set(re.findall(r"^\| ([A-Z]) \|", text, flags=re.MULTILINE))
@@ -114,7 +114,7 @@ def test_tensor_suffixes_keep_to_the_one_legend(trees: Trees) -> None:
     assert strange == set()
 
 
-def test_there_is_one_legend() -> None:
+def test_there_is_one_notation_page() -> None:
     tables = [
         path.relative_to(ROOT).as_posix()
         for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

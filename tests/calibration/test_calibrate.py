@@ -53,7 +53,7 @@ def test_every_point_is_measured_once_for_each_number_of_ranks(measured):
     assert {point.bytes for point in calibration.collectives} == {KIB, 4 * MIB}
 
 
-def test_more_work_takes_longer(measured):
+def test_measured_time_grows_with_work(measured):
     calibration = measured[0].calibration
     for small, large in zip(calibration.collectives[::2], calibration.collectives[1::2], strict=True):
         assert small.collective == large.collective
@@ -85,7 +85,7 @@ def test_written_calibration_reads_back_as_local(measured, tmp_path):
     assert resolve("local:1", local=path).chip.memory_bytes == 2 * measured[0].chip.memory_bytes
 
 
-def test_progress_grows_to_its_total(measured):
+def test_progress_increases_up_to_the_total(measured):
     heard = measured[1]
     done = [step for _, step, _ in heard]
     assert done == sorted(done)
@@ -123,7 +123,7 @@ def test_products_that_would_take_long_are_left_out(monkeypatch, probe_seconds, 
     assert len(list(worker.jobs(context._replace(device=torch.device("meta")), points))) == 3 + len(KERNELS)
 
 
-def test_a_line_is_found_through_messages():
+def test_a_latency_and_bandwidth_line_is_fitted_to_messages():
     sizes = [2**power for power in range(10, 26, 3)]
     latency, bandwidth = fit_line(sizes, [2e-5 + size / 3e9 for size in sizes])
     assert latency == pytest.approx(2e-5)
@@ -132,7 +132,7 @@ def test_a_line_is_found_through_messages():
 
 
 @pytest.mark.parametrize(("backend", "each"), [("gloo", 8), ("nccl", 16)])
-def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
+def test_cpu_processes_share_memory_and_gpus_do_not(backend, each):
     calibration = Calibration.model_validate(
         {
             "date": "2026-01-01",
@@ -154,7 +154,7 @@ def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
     assert machine.backend == backend
 
 
-def test_the_grids_hold_what_a_planner_asks_for():
+def test_calibration_grids_cover_the_queries_of_the_planner():
     assert matmul_shapes((1, 2), most_flops=8) == (
         (1, 1, 1),
         (1, 1, 2),
@@ -176,7 +176,7 @@ def test_the_parent_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_points_that_do_not_agree_are_measured_again():
+def test_points_with_unequal_rounds_are_measured_again():
     """Played points: the second is noisy in its first two rounds; the spread is that of the best two."""
     context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
     played = [iter((1.0, 1.05)), iter((2.0, 1.0, 1.1))]

@@ -21,14 +21,14 @@ def has_ended(path: Path) -> bool:
     return not Path(f"/proc/{path.read_text()}").exists()
 
 
-def test_the_first_worker_is_heard_to_its_end():
+def test_output_of_the_first_worker_is_read_to_its_end():
     heard = []
     talk = "print('one'); print('two')"
     side_by_side(python(talk, "print('not me')"), silence_seconds=20, on_line=heard.append)
     assert [line.strip() for line in heard] == ["one", "two"]
 
 
-def test_a_death_is_one_line_and_ends_the_others(tmp_path):
+def test_a_dead_worker_is_one_line_and_ends_the_others(tmp_path):
     pid = tmp_path / "pid"
     sleeper = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid())); {SLEEP}"
     failing = (
@@ -45,7 +45,7 @@ def test_a_worker_killed_from_outside_is_named_with_its_signal():
         side_by_side(python(SLEEP, suicide), silence_seconds=20, on_line=print)
 
 
-def test_the_one_that_began_it_is_blamed(tmp_path):
+def test_the_error_names_the_worker_that_failed_first(tmp_path):
     said = tmp_path / "said"
     first = f"import sys; print('the cause', file=sys.stderr, flush=True); open({str(said)!r}, 'w'); sys.exit(3)"
     wait = f"import os, time\nwhile not os.path.exists({str(said)!r}): time.sleep(0.05)\ntime.sleep(0.1)\n"
@@ -54,13 +54,13 @@ def test_the_one_that_began_it_is_blamed(tmp_path):
         side_by_side(python(lost, first), silence_seconds=20, on_line=print)
 
 
-def test_last_words_are_heard_after_the_end():
+def test_the_last_output_of_a_dead_worker_is_reported():
     heard = []
     side_by_side(python("print('x\\n' * 100_000)"), silence_seconds=20, on_line=heard.append)
     assert len(heard) == 100_001
 
 
-def test_silence_has_an_end():
+def test_silent_workers_are_stopped():
     start = time.monotonic()
     with pytest.raises(RunFailure, match=r"2 workers have reported nothing for 0\.3 s"):
         side_by_side(python(SLEEP, SLEEP), silence_seconds=0.3, on_line=print)

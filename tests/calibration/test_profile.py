@@ -107,7 +107,7 @@ def clocked_step(layout, model=NANO, rank=0, aside=None):
         "pp2 dualpipe mbs1",
     ],
 )
-def test_every_second_of_a_step_is_some_units(layout):
+def test_unit_times_add_up_to_the_step(layout):
     layout = Layout.parse(layout)
     model = NANO.replace(layers=4)
     aside = []
@@ -123,12 +123,12 @@ def test_every_second_of_a_step_is_some_units(layout):
 
 
 @pytest.mark.parametrize("layout", ["dp2 zero1 ep2 mbs2", "tp2 etp2 mbs2", "dp2 tp2 ep2 etp2 mbs2"])
-def test_an_expert_layer_needs_no_messages_to_run(layout):
+def test_an_expert_layer_runs_without_communication(layout):
     result, _ = clocked_step(Layout.parse(layout), EXPERTS)
     assert result.seconds["F", "block 0"] > 0
 
 
-def test_a_silent_world_makes_up_what_it_brings():
+def test_a_fake_world_generates_received_data():
     with silent_world(rank=1, world=2):
         tensor = torch.arange(4.0)
         dist.all_reduce(tensor)
@@ -142,7 +142,7 @@ def test_a_silent_world_makes_up_what_it_brings():
         assert 0 < whole.abs().max() < 0.2
 
 
-def test_tokens_go_to_many_experts_though_no_message_arrives():
+def test_tokens_are_spread_over_experts_in_a_fake_world():
     """With buffers as they are, a later stage's tokens are NaN or equal, and all choose the same experts."""
     layout = Layout.parse("pp2 mbs2")
     with silent_world(rank=1, world=2):
@@ -214,7 +214,7 @@ print([Profiled(counts, machine).unit_key(layout, run) for run, _ in counts.stag
     assert len(said) == 1
 
 
-def test_w_is_shared_by_the_units_of_its_stage():
+def test_weight_gradient_time_is_divided_among_the_units_of_a_stage():
     layout = Layout.parse("pp2 zb1p mbs1")
     store = make_machine(layout, weight=1.0)
     points = {point.label.split()[0]: point for point in store.calibration.units}
@@ -305,7 +305,7 @@ def test_predictions_ask_for_no_message_that_is_not_sent(layout, monkeypatch):
     assert asked == {(order.collective, order.ranks, order.bytes) for order in timed}
 
 
-def test_a_message_in_the_step_is_taken_for_one_of_its_size():
+def test_a_message_measured_in_a_step_applies_to_its_size_only():
     order = MessageOrder(collective="all_to_all", ranks=2, bytes=1000)
     timed = {f"message all_to_all 2 {size}": Timed(seconds=size, spread=0.0) for size in (100, 900, 1300, 5000)}
     assert heard(order, timed | {"message all_reduce 2 1000": Timed(seconds=7, spread=0.0)}) == [900, 1300]
@@ -355,7 +355,7 @@ def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
 
 @pytest.mark.processes
 @true_interpreters()
-def test_documents_may_be_apart_but_pairs_cannot_be_told_apart():
+def test_separate_documents_are_measured_and_paired_micro_batches_are_not():
     layout = Layout.parse("dp1 mbs2")
     apart = JOB.replace(documents="separate")
     store = profile(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)

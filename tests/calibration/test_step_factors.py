@@ -79,7 +79,7 @@ def test_the_grid_varies_what_a_units_time_depends_on(ranks, gpu):
     assert {run.model.moe is None for run in quick} == {True, False}
 
 
-def test_the_grid_is_not_of_the_cases_that_score_it():
+def test_the_grid_and_its_test_cases_differ():
     """Predictions are scored on models that ``calibrate`` has not run."""
     drawn = {case.model.replace(name="", layers=1, vocab=1) for case in cases(seed=0, groups=20, each=4, world=2)}
     for ranks in (1, 2):

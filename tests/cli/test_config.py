@@ -72,7 +72,7 @@ def test_a_bad_value_is_one_line_and_nothing_is_written(settings: Any, key: str,
     assert not settings_file().exists()
 
 
-def test_a_bad_file_is_named(
+def test_an_invalid_file_is_named(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings(stack="torchtitan")
@@ -115,7 +115,7 @@ def test_settings_answer_as_options_do_and_are_named(
     assert "user settings: stack=torchtitan, machine=h100:8 (" in capsys.readouterr().out
 
 
-def test_what_is_given_wins_and_no_setting_is_named(
+def test_a_given_option_overrides_a_setting_silently(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ("predict", "nano", "a100:8", LAYOUT, *JOB)

@@ -68,16 +68,16 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
 
 def test_json_holds_both_steps_and_the_peak() -> None:
     result = json.loads(run(*TINY, "--json").stdout)
-    predicted, rehearsed = (Step.read(result[kind], origin=kind) for kind in ("predicted", "dry_run"))
-    assert (predicted.kind, rehearsed.kind) == ("predicted", "dry run")
-    assert predicted.work == rehearsed.work
-    assert sum(result["peak"]["bytes"].values()) == rehearsed.memory.peak_bytes
+    predicted, dry_run = (Step.read(result[kind], origin=kind) for kind in ("predicted", "dry_run"))
+    assert (predicted.kind, dry_run.kind) == ("predicted", "dry run")
+    assert predicted.work == dry_run.work
+    assert sum(result["peak"]["bytes"].values()) == dry_run.memory.peak_bytes
     assert [stage["stage"] for stage in result["first_step"]] == [0, 1]
     assert result["findings"] == []
-    assert predicted.remarks == rehearsed.remarks == ()
+    assert predicted.remarks == dry_run.remarks == ()
 
 
-def test_ranks_that_stay_idle_are_said() -> None:
+def test_idle_ranks_are_reported() -> None:
     words = [*TINY[:2], "h100:8", *TINY[3:]]
     said = "uses 4 of the 8 ranks of h100; 4 stay idle"
     assert said in " ".join(run(*words).stdout.split())
@@ -106,16 +106,16 @@ def test_a_step_that_breaks_ends_with_three(monkeypatch: pytest.MonkeyPatch, jso
     [
         (["--ranks", "0;1"], "is not a list of ranks; write 0,3"),
         (["--ranks", "9"], "no rank 9 in layout"),
-        (["--set", "loss=plain"], "the engine has loss=fused"),
+        (["--set", "loss=plain"], "the trainer supports loss=fused"),
         (["--schedule", "none.csv"], "none.csv: no such file"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_built(words: list[str], said: str) -> None:
+def test_user_errors_are_reported_before_building(words: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         run(*TINY, *words)
 
 
-def test_an_own_schedule_is_dry_run(tmp_path: Path) -> None:
+def test_a_custom_schedule_is_dry_run(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("F0.0,F0.1,F0.2,F0.3,BW0.0,BW0.1,BW0.2,BW0.3\nF1.0,BW1.0,F1.1,BW1.1,F1.2,BW1.2,F1.3,BW1.3\n")
     flooded, plain = (

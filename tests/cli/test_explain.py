@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_page_has_verdict_cause_and_owners(log: Path) -> None:
+def test_the_page_has_the_verdict_with_cause_and_owners_of_memory(log: Path) -> None:
     page = run(log)
     assert "GPU 0 ran out of memory: 4.00 GiB were asked for, and tensors hold 75.50 GiB of 79.10 GiB" in page
     assert "2.90 GiB more are needed" in page
@@ -95,7 +95,7 @@ def test_another_layout_is_named_if_no_single_change_fits(log: Path) -> None:
     assert step.memory.peak_bytes <= against["available_bytes"]
 
 
-def test_a_folder_is_its_files(log: Path) -> None:
+def test_a_folder_stands_for_its_files(log: Path) -> None:
     block = {"size": 512, "state": "active_allocated"}
     (log.parent / "rank0.pickle").write_bytes(pickle.dumps([{"total_size": 2048, "blocks": [block]}]))
     data = json.loads(run(log.parent, "--json"))
@@ -106,7 +106,7 @@ def test_a_folder_is_its_files(log: Path) -> None:
     ("content", "words", "line"),
     [
         (None, (), "no such file"),
-        (b"", (), "an empty file"),
+        (b"", (), "is empty; write the file again"),
         (b"hello\n", (), "neither a memory snapshot, a flight recorder"),
         (b"{\"a\": 1}", (), "neither"),
         (pickle.dumps({"segments": [{"blocks": 3}]}), (), "not in the format that torch writes"),
@@ -121,7 +121,7 @@ def test_a_folder_is_its_files(log: Path) -> None:
         (MESSAGE.encode(), ("--against", "llama3-8b", "h100:8", "dp3"), "dp3"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(tmp_path: Path, content: bytes | None, words: Any, line: str) -> None:
+def test_user_errors_are_one_line(tmp_path: Path, content: bytes | None, words: Any, line: str) -> None:
     path = tmp_path / "file"
     if content is not None:
         path.write_bytes(content)

@@ -28,7 +28,7 @@ def measured(monkeypatch, tmp_path):
     return times
 
 
-def test_it_is_measured_once(measured):
+def test_this_computer_is_measured_once(measured):
     for _ in range(2):
         assert calibrate_if_needed(lambda: load_machine("local:2"), allowed=True).ranks == 2
     assert len(measured) == 1

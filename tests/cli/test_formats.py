@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_read_shows_nouns_and_keys(
+def test_read_shows_records_and_keys(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "read", file, "--gpus", "h100:8") == 0
@@ -65,7 +65,7 @@ def test_from_a_file_is_as_by_words(
         (("read", "pyproject.toml"), "unknown kind of config"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_user_errors_are_one_line(
     words: tuple[str, ...],
     reason: str,
     file: Path,
@@ -140,7 +140,7 @@ def test_compare_takes_configs_and_other_layouts(
         (("--from", "FILE", "--gpus", "h100:8", "--seq", "512", "dp8 zero3"), "drop the options"),
     ],
 )
-def test_compare_says_what_it_lacks(
+def test_compare_reports_what_is_missing(
     words: tuple[str, ...], reason: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "compare", *(str(file) if word == "FILE" else word for word in words)) == 2

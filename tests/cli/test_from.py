@@ -64,7 +64,7 @@ def test_a_key_that_is_not_modelled_is_an_error_of_one_line(
 
 
 @pytest.mark.parametrize("command", ["predict", "compare", "search"])
-def test_an_answer_says_what_was_ignored(
+def test_an_answer_lists_ignored_keys(
     command: str, lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ignored = [word for key in KEYS for word in ("--ignore", key)]
@@ -129,7 +129,7 @@ def test_unknown_keys_of_adapters_lead_to_the_field(
     assert "the keys are sequence, global_batch, precision" in said
 
 
-def test_write_says_what_is_a_default(
+def test_write_lists_the_defaults_that_it_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["write", "dp8 zero3 mbs1", "--model", "llama3-8b", "--to", "torchtitan", "-o", tmp_path / "config.py"]

@@ -48,7 +48,7 @@ def generate(*words: str) -> Any:
     return CliRunner().invoke(app, ["generate", *words], catch_exceptions=False)
 
 
-def test_text_is_the_same_however_it_is_asked_for(run: Path) -> None:
+def test_generated_text_is_equal_from_every_kind_of_source(run: Path) -> None:
     one = ("--prompt", "def ", "--tokens", "12", "--seed", "3")
     from_run = generate(str(run), *one)
     assert from_run.stdout.startswith("def ")

@@ -70,7 +70,7 @@ def test_addresses_are_read_from_the_system() -> None:
     assert find_interface("127.0.0.1") != "lo"
 
 
-def test_a_layout_that_is_left_to_us_is_for_the_hosts_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_automatic_layout_is_for_the_present_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun --nnodes 1:2 starts those that are left; a layout that the user has named waits for all."""
     started: list[Layout] = []
 

@@ -154,7 +154,7 @@ def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(worksp
 
     assert refusal("numerics", "run.toml").startswith("numerics: does not compare adapters yet; take [job] adapter out")
     Path("run.toml").write_text(emit(values | {"folder": "half", "noise_scale": True}))
-    assert refusal("train", "run.toml").startswith("noise_scale: is not measured of adapters yet; drop it")
+    assert refusal("train", "run.toml").startswith("noise_scale: is not supported with adapters yet; drop it")
     Path("run.toml").write_text(emit(values | {"folder": "half", "job": job | {"adapter": {"rank": 5}}}))
     done = subprocess.run([sys.executable, "-m", "fivefold", "train", "run.toml"], capture_output=True, text=True)
     assert done.returncode == 2

@@ -19,7 +19,7 @@ def run(*words: str) -> str:
     return result.stdout
 
 
-def test_over_time_draws_both_pictures() -> None:
+def test_the_over_time_option_draws_pipeline_and_memory() -> None:
     plain, drawn = run(*PREDICT), run(*PREDICT, "--over-time")
     assert drawn.startswith(plain)
     assert "rank 3 │" in drawn
@@ -28,7 +28,7 @@ def test_over_time_draws_both_pictures() -> None:
     assert "Memory over time\n" in run(*FLAT, "--over-time")
 
 
-def test_json_stays_data() -> None:
+def test_json_output_is_unchanged_by_other_options() -> None:
     assert json.loads(run(*PREDICT, "--over-time", "--json"))["layout"].startswith("dp1 tp2 pp4 v2")
 
 

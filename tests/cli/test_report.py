@@ -174,7 +174,7 @@ def test_report_of_files_that_commands_wrote() -> None:
         ((".",), "has no step.json"),
     ],
 )
-def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:
+def test_a_user_error_is_one_line(words: tuple[str, ...], line: str) -> None:
     Path("own").mkdir()
     Path("own/config.json").write_text("{}")
     with pytest.raises(UserError, match=re.escape(line)):
@@ -217,7 +217,7 @@ def test_a_command_asks_for_the_job_again() -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(0.0, 1.0), (3.0, 3.0), (0.0, 7e9), (-5.0, 1e-3), (999.0, 1001.5)])
-def test_ticks_are_round_and_within(first: float, last: float) -> None:
+def test_axis_ticks_are_round_numbers_within_the_range(first: float, last: float) -> None:
     result = plot.ticks(last, first=first)
     assert 1 <= len(result) <= 8
     assert all(first - 1e-9 <= item <= last + 1e-9 for item in result)

@@ -113,7 +113,7 @@ STARTED = ["scontrol show hostnames node[1-4]", "srun"]
 ASKED, REQUEUED = "scontrol show job --oneliner 10007", "scontrol requeue 10007"
 
 
-def test_every_start_knows_which_it_is(slurm: Path) -> None:
+def test_every_start_has_its_number(slurm: Path) -> None:
     assert play(f"echo ${RESTARTS} >> starts; [ $(wc -l < starts) = 3 ]") == 0
     starts = [count_restarts({RESTARTS: line}) for line in Path("starts").read_text().split()]
     assert starts == [0, 1, 2]
@@ -166,7 +166,7 @@ def test_without_it_slurm_tells_all_and_requeues_by_itself(slurm: Path) -> None:
     assert Path("saved").exists()
 
 
-def test_a_controller_that_does_not_answer_ends_nothing(slurm: Path) -> None:
+def test_a_silent_slurm_controller_ends_no_run(slurm: Path) -> None:
     Path("state").unlink()
     assert play("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
     assert calls() == [*STARTED, ASKED, "srun"]

@@ -64,7 +64,7 @@ def test_json_is_the_rows_of_the_file() -> None:
     assert again == shown
 
 
-def test_dry_only_counts() -> None:
+def test_the_dry_option_only_counts_rows() -> None:
     assert run("small.toml", "--dry")[0] == "64 rows at most, of 8 settings of model, machine, ranks and job\n"
     assert json.loads(run("small.toml", "--dry", "--json")[0]) == {"rows": 64, "settings": 8}
     assert not Path("runs").exists()

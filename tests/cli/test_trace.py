@@ -98,7 +98,7 @@ def test_json_is_data(folder: Path) -> None:
     assert data["predicted"] is None
 
 
-def test_the_prediction_is_laid_beside_it(folder: Path) -> None:
+def test_the_report_compares_with_the_prediction(folder: Path) -> None:
     against = ("--against", "nano", "h100:2", "dp2 zero2 mbs2", "--gbs", 8, "--seq", 128)
     page = run(folder, *against)
     assert "Compared with the prediction" in page

@@ -77,7 +77,7 @@ def rows(found: Numerics, kind: str, name: str) -> dict[int | None, Compared]:
 Fork = Callable[..., list[Any]]
 
 
-def test_fp32_loses_nothing_against_itself(forked: Fork) -> None:
+def test_fp32_equals_itself(forked: Fork) -> None:
     (result,) = forked(1, compare, DENSE, "fp32")
     names = {(row.kind, row.name) for row in result.rows}
     assert {
@@ -97,7 +97,7 @@ def test_fp32_loses_nothing_against_itself(forked: Fork) -> None:
     assert sum(row.elements for row in result.rows if row.kind == "weight") == DENSE.parameters
 
 
-def test_bf16_loses_what_eight_bits_round_away(forked: Fork) -> None:
+def test_bf16_errors_are_those_of_eight_bits(forked: Fork) -> None:
     (result,) = forked(1, compare, DENSE, "bf16")
     first = rows(result, "activation", "embed")[None]
     # uniform over a step of 2^-7 of the power of two below: a relative rms of 2^-9 · sqrt(1/3) to twice that
@@ -107,7 +107,7 @@ def test_bf16_loses_what_eight_bits_round_away(forked: Fork) -> None:
     assert 1e-4 < max(row.error for row in result.rows if row.kind == "weight") < 0.05
 
 
-def test_planted_difference_is_found(forked: Fork) -> None:
+def test_a_planted_difference_is_located(forked: Fork) -> None:
     small = {"blocks.1.attention.v.weight": 1e-9, "blocks.0.mlp.up.weight": 1.0}
     (result,) = forked(1, compare, DENSE, "fp16", small)
     core = rows(result, "activation", "attention.core")

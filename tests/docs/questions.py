@@ -80,7 +80,7 @@ QUESTIONS = (
         PLAIN, "dp2 tp4 cp2 pp4 v5 zero1 mbs1",
         "Megatron-Bridge's recipe `llama3_70b_pretrain_64gpu_h100_bf16_config`: tp4 pp4 cp2; five virtual stages as in "
         "its other recipes of tp4.",
-        "The layouts that keep more are faster and tight; this one has room.",
+        "Layouts that keep more activations are faster, but likely to run out of memory.",
     ),
     Asked(
         "Llama 3 70B on 256 H100 with torchtitan, in fp8", "llama3-70b", f"h100:256 {TITAN}",
@@ -131,10 +131,10 @@ QUESTIONS = (
         "dp128 tp8 pp16 v4 zero1 mbs1",
         "Llama 3 (arXiv:2407.21783, table 4): tp8 cp1 pp16 dp128, sharded optimizer and gradients that are reduced "
         "once a step (`zero1` here), interleaved, no recomputation; 41 % MFU. Virtual stages are not printed.",
-        "Twice the bubble, and that may be our notation's fault: its first and last chunk hold the embedding and the "
-        "head alone (§3.3.2), so that 126 layers are 128 chunks, eight virtual stages a rank, but no stage here is "
-        "without a layer. The proposal splits the backward and makes room by cp4, which the team took for longer "
-        "sequences only; all that is faster is tight.",
+        "Its bubble is twice as long. A part of this may come from a limit of Fivefold's layouts: in the published run "
+        "the first and the last stage hold only the embedding and only the head (§3.3.2), so that 126 layers are 128 "
+        "stages, eight per rank, but Fivefold has no stages without a layer. The proposal splits the backward, and "
+        "saves memory by cp4, which the authors used for longer sequences only. All faster layouts are tight.",
     ),
     Asked(
         "Llama 3 405B with 131,072 tokens on 16,384 H100", "llama3-405b", "h100:16384", "--seq 131072 --gbs 128",

@@ -60,7 +60,7 @@ def run_dry(layout: str, *, model: Model = TINY, machine: Machine = H100, job: J
     ),
     ids=["tp-pp", "cp-zero3", "zbv", "moe"],
 )
-def test_the_planner_counts_what_is_dry_run(model: Model, layout: str) -> None:
+def test_planned_counts_equal_the_dry_run(model: Model, layout: str) -> None:
     step = run_dry(layout, model=model).step
     assert step is not None
     predicted = predict(model=model, machine=H100, layout=Layout.parse(layout), job=JOB)
@@ -77,7 +77,7 @@ def test_the_planner_counts_what_is_dry_run(model: Model, layout: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "layout"), mark_share(2, [(MOE, "dp2 pp2 ep2 zero3"), (TINY, "dp2 tp2 pp2 zero1")]))
-def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
+def test_one_rank_represents_all_of_its_stage(model: Model, layout: str) -> None:
     some, every = (run_dry(layout, model=model, every_rank=item) for item in (False, True))
     assert [share.rank for share in every.rank_summaries] == list(range(Layout.parse(layout).world))
     assert some.step == every.step
@@ -110,7 +110,7 @@ def test_live_tensors_add_up_to_the_peak() -> None:
     assert (gates.module, gates.allocated_in) == ("blocks.*.mlp", "forward of micro-batch 0")
 
 
-def test_too_large_is_a_finding_with_a_mend_that_fits() -> None:
+def test_out_of_memory_is_a_finding_with_a_fix_that_fits() -> None:
     small = H100.replace(chip=H100.chip.replace(memory_bytes=5 * 2**30))
     job, large = (
         JOB.replace(sequence=1024, global_batch=8),
@@ -183,7 +183,7 @@ def test_invalid_layout_is_not_built() -> None:
     for layout, also, words in (
         ("dp2", {"ranks": (0, 2)}, "no rank 2 in layout .*; its ranks are 0 to 1"),
         ("tp3", {}, "not divisible by tp=3"),
-        ("dp2", {"job": JOB.replace(loss="plain")}, "the engine has loss=fused"),
+        ("dp2", {"job": JOB.replace(loss="plain")}, "the trainer supports loss=fused"),
     ):
         with pytest.raises(UserError, match=words):
             run_dry(layout, **also)

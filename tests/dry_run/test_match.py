@@ -13,7 +13,7 @@ from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
-Rehearsed = Callable[..., list[Tape]]
+MakeTapes = Callable[..., list[Tape]]
 MIXTURE = resolve(str(Path(__file__).parents[2] / "examples" / "models" / "mixture.toml")).replace(layers=3)
 DENSE = (
     "dp2 tp2 zero3",
@@ -48,7 +48,7 @@ def starts(tape: Tape) -> list[int]:
 
 
 @pytest.mark.parametrize("layout", mark_share(14, DENSE))
-def test_messages_of_training_match(layout: str, make_tapes: Rehearsed) -> None:
+def test_messages_of_training_match(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
     for streams in (True, False):  # the planner's second order holds with each other's rules too
@@ -57,12 +57,12 @@ def test_messages_of_training_match(layout: str, make_tapes: Rehearsed) -> None:
 
 
 @pytest.mark.parametrize("layout", mark_share(3, EXPERTS))
-def test_experts_meet(layout: str, make_tapes: Rehearsed) -> None:
+def test_expert_messages_match(layout: str, make_tapes: MakeTapes) -> None:
     assert findings(make_tapes(layout, MIXTURE), streams=True) == []
 
 
 @pytest.mark.parametrize("layout", mark_share(2, ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"]))
-def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: Rehearsed) -> None:
+def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     tape = tapes[1]
     events = list(tape)
@@ -75,7 +75,7 @@ def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: Rehears
 
 
 @pytest.mark.parametrize("layout", mark_share(2, ["dp2 tp2", "cp2", "tp2 pp2"]))
-def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: Rehearsed) -> None:
+def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     tape = tapes[0]
     events = list(tape)
@@ -90,7 +90,7 @@ def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: Reh
         assert tape.sites[message.site].line in result[0]
 
 
-def test_swapped_messages_are_found(make_tapes: Rehearsed) -> None:
+def test_swapped_messages_are_found(make_tapes: MakeTapes) -> None:
     tapes = make_tapes("dp2 tp2")
     tape = tapes[0]
     events = list(tape)
@@ -138,7 +138,7 @@ def say(*steps: tuple[str, int, TapeMessage | None]) -> Callable[[Tape], None]:
     return write
 
 
-def test_two_who_wait_for_what_the_other_starts_later() -> None:
+def test_mutual_waits_are_a_deadlock() -> None:
     one, two = message(), message(group="h")
     tapes = [
         write_tape(0, say(("start", 0, one), ("wait", 0, None), ("start", 1, two), ("wait", 1, None))),
@@ -154,7 +154,7 @@ def test_two_who_wait_for_what_the_other_starts_later() -> None:
         )
 
 
-def test_exchanged_waits_of_a_dry_run_are_a_circle(make_tapes: Rehearsed) -> None:
+def test_exchanged_waits_of_a_dry_run_are_a_circle(make_tapes: MakeTapes) -> None:
     tapes = make_tapes("pp2 zbv")
     tape = tapes[0]
     events = list(tape)
@@ -194,7 +194,7 @@ def test_on_one_stream_sends_and_receives_stand_behind_one_another() -> None:
     assert findings(tapes, streams=True) == []
 
 
-def test_who_waits_behind_a_deadlock_is_named() -> None:
+def test_ranks_blocked_by_a_deadlock_are_named() -> None:
     end = message("barrier", group="all")._replace(members=(0, 1, 2), axis="world")
     one, two = message(), message(group="h")
     tapes = [

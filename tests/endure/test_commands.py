@@ -34,7 +34,7 @@ def test_random_command_lines_end_well_or_in_one_line() -> None:
     assert codes[2] > INPUTS // 10
 
 
-def test_the_judge_sees_a_traceback_and_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checker_detects_tracebacks_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["predict", "nano", "h100:8", "dp8"]
     assert answer(words, limit=5)[::3] == (0, "")
     monkeypatch.setattr("fivefold.model.catalog.resolve", lambda _: 1 // 0)
@@ -48,7 +48,7 @@ def test_the_judge_sees_a_traceback_and_a_hang(monkeypatch: pytest.MonkeyPatch) 
     assert answer(words, limit=0.2)[3].startswith("more than 0 s: ")
 
 
-def test_an_answer_to_another_question_is_seen() -> None:
+def test_an_answer_to_another_question_is_detected() -> None:
     words = ["predict", "nano", "h100:8", "dp8", "--json", "--set", "loss=chunked", "--set", "overlap=dp,tp"]
     code, out, _, _ = answer([*words, "--seq", "64"], limit=5)
     assert (code, find_ignored([*words, "--seq", "64"], out)) == (0, "")
@@ -59,7 +59,7 @@ def test_an_answer_to_another_question_is_seen() -> None:
     assert "answered for 'dp8" in find_ignored(["predict", "nano", "h100:8", "dp4", "--json"], out)
 
 
-def test_a_process_that_waits_for_ever_is_seen() -> None:
+def test_a_hanging_process_is_detected() -> None:
     idle = Idle()
     for _ in range(IDLE_TICKS - 1):
         idle()

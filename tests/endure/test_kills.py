@@ -10,7 +10,7 @@ from tests.endure.kills import Told, endure, enter_folder
 
 
 @pytest.mark.long  # killed ranks end with the same bits: tests/trainer/test_faults.py
-def test_kills_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_resumed_runs_are_bitwise_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after three kills, it goes on with the fourth."""
     monkeypatch.setenv("XDG_CACHE_HOME", "")  # so that it is put back
     noted: list[Told] = []

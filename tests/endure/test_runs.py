@@ -53,5 +53,5 @@ def test_every_draw_is_legal() -> None:
         (TABLE, SAID + "Fatal Python error: Aborted\n", 0, "an account of an error"),
     ],
 )
-def test_a_bad_end_is_seen(out: str, error: str, code: int, found: str) -> None:
+def test_an_invalid_plan_is_detected(out: str, error: str, code: int, found: str) -> None:
     assert fault(out, error, code, json_asked=out.startswith("{")) == found

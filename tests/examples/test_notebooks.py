@@ -47,7 +47,7 @@ def are_similar(now: str, shown: str) -> bool:
     return NUMBER.sub("#", now) == NUMBER.sub("#", shown) and numbers[0] == pytest.approx(numbers[1], rel=0.1)
 
 
-def test_alike_is_told() -> None:
+def test_a_cell_with_the_same_text_is_reported() -> None:
     assert are_similar("dp8 zero1: 6.60 s, 1,024 rows", "dp8 zero1: 6.53 s, 1,024 rows")
     assert not are_similar("dp8 zero1: 6.60 s", "dp8 zero1: 5.53 s")
     assert not are_similar("dp8 zero1: 6.60 s", "dp4 zero1: 6.60 s")

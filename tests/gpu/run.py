@@ -44,7 +44,7 @@ RESUMES = "--rows {state}/{name}.jsonl --seconds {seconds}"
 PARTS = (
     Part("tests", "Tests that need a GPU", "-m tests.gpu.suite"),
     Part("calibrate", "Calibration of one GPU", "-m tests.gpu.calibrated --out {state}/machine.toml"),
-    Part("memory", "Memory: 25 jobs, rehearsed and run", f"-m tests.gpu.test_dryrun {RESUMES}"),
+    Part("memory", "Memory: 25 jobs, dry-run and run", f"-m tests.gpu.test_dryrun {RESUMES}"),
     Part(
         "speed", "Speed: predicted and measured",
         f"-m tests.gpu.test_speed {RESUMES} --chip {{chip}} --machine {{state}}/machine.toml",
@@ -173,7 +173,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"no part {min(unknown)!r}; there are {', '.join(part.name for part in PARTS)}")
     if is_gpu_missing(small=options.small):
         return 2
-    state = State((options.state or Path("runs/gpu-rehearsal" if options.small else "runs/gpu")).absolute())
+    state = State((options.state or Path("runs/gpu-small" if options.small else "runs/gpu")).absolute())
     for name in options.again:
         state.parts.pop(name, None)
     chosen = [part for part in PARTS if part.name in (options.parts or [item.name for item in PARTS])]

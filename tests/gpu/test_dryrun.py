@@ -219,7 +219,7 @@ def compare(case: Case, *, small: bool = False) -> Row | None:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table, errors last."""
-    head = "| job | parameters | allocated, GiB | rehearsed | error | reserved, GiB | rehearsed | error |"
+    head = "| job | parameters | allocated, GiB | dry-run | error | reserved, GiB | dry-run | error |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for row in rows:
         numbers = (row.allocated_bytes, row.dry_run_allocated_bytes, row.reserved_bytes, row.dry_run_reserved_bytes)
@@ -253,7 +253,7 @@ def mean_errors(rows: Sequence[Row]) -> tuple[float, float]:
 # Tests
 
 
-def test_the_jobs_are_those_that_were_promised() -> None:
+def test_the_gpu_jobs_are_the_promised_ones() -> None:
     assert len(CASES) >= MIN_CASES
     assert len({str(case) for case in CASES}) == len(CASES)
     for case in CASES:
@@ -290,7 +290,7 @@ def test_a_gpu_holds_what_was_dry_run() -> None:
 
 def main() -> int:
     """Print the table of all cases, or of those whose names hold all of the words."""
-    options = parse_options("the rehearsal's memory against that of a GPU")
+    options = parse_options("the dry run's memory against that of a GPU")
     if is_gpu_missing(small=options.small):
         return 2
     cases = TINY if options.small else CASES

@@ -39,7 +39,7 @@ def generate_tokens(module: Transformer, prompts: list[list[int]]) -> list[list[
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_a_gpu_says_what_reading_all_again_says(model: Model) -> None:
+def test_incremental_and_full_reading_agree_on_a_gpu(model: Model) -> None:
     module, text, first = build_on_gpu(model, torch.float32), [3, 1, 4, 1, 5], 0
     for _ in range(24):
         if len(text) - first > 16:

@@ -42,14 +42,14 @@ def test_random_plans_come_back(seed: int, tmp_path: Path) -> None:
         assert (back.layout, back.job, back.model) == (plan.layout, plan.job, plan.model)
 
 
-def test_a_model_of_ones_own_lies_beside(tmp_path: Path) -> None:
+def test_a_custom_model_is_written_next_to_the_run_file(tmp_path: Path) -> None:
     plan = PLAN._replace(model=PLAN.model.replace(name="mine", layers=8))
     for name, text in write(plan, to="fivefold").files.items():
         (tmp_path / name).write_text(text)
     assert read([str(tmp_path / "run.toml")]).model == plan.model
 
 
-def test_a_machine_is_needed() -> None:
+def test_a_run_file_without_a_machine_is_an_error() -> None:
     with pytest.raises(UserError, match="a run file needs a machine"):
         write(PLAN._replace(machine=""), to="kubernetes")
 

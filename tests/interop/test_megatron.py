@@ -228,9 +228,12 @@ def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
             ("--tensor-model-parallel-size 8", "--tensor-model-parallel-size $(cat tp)"),
             r"the output of a command, \$\(cat",
         ),
-        (("--num-layers 96", "--num-layers 95"), "num_layers=95 does not spread over pp=16"),
+        (("--num-layers 96", "--num-layers 95"), "num_layers=95 is not divisible by pp=16"),
         (("--num-layers 96", "--num-layers many"), "num_layers must be a whole number of 1 or more, not 'many'"),
-        (("--rampup-batch-size 16 16 5859375", "--rampup-batch-size 16"), "rampup_batch_size is three numbers"),
+        (
+            ("--rampup-batch-size 16 16 5859375", "--rampup-batch-size 16"),
+            "rampup_batch_size is 16; give three numbers",
+        ),
         (
             ("--num-layers 96", "--num-layers 96 --recompute-granularity full --recompute-num-layers 1 2"),
             r"recompute_num_layers must be a whole number of 1 or more, not \['1', '2'\]",

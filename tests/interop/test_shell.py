@@ -24,7 +24,7 @@ show "${LIST[@]}" $TEXT ${UNSET:-default} "q${A}r" $N a\ b '$A' "\$A" x"$B"y; sh
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_words_are_those_that_bash_makes() -> None:
+def test_words_are_split_as_bash_does() -> None:
     function = 'show() { printf "%s\\n" "show" "$@" END; }\n'
     run = subprocess.run(
         ["bash", "-c", function + PLAIN.replace("| show", "\nshow")], capture_output=True, text=True, check=True
@@ -56,7 +56,7 @@ show "${X[@]}" $Y
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_branches_are_those_that_bash_takes() -> None:
+def test_branches_are_taken_as_in_bash() -> None:
     code = BRANCHES.replace('show "', 'printf "%s\\n" show "')
     run = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     result = script(BRANCHES)
@@ -64,7 +64,7 @@ def test_branches_are_those_that_bash_takes() -> None:
     assert result.remarks == ()
 
 
-def test_logic_is_named_and_not_followed() -> None:
+def test_shell_logic_is_reported_and_not_executed() -> None:
     result = script('A=1\nif [ -z "$C" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n')
     assert result.commands == (("run", "1", "$B"),)
     assert [(said.key, said.value) for said in result.remarks] == [
@@ -103,12 +103,12 @@ def test_here_documents_are_passed_over() -> None:
         ("torchrun --nnodes $N --nproc_per_node 8 t.py", ("t.py",), None),
     ],
 )
-def test_launchers_are_taken_off(text: str, words: tuple[str, ...], ranks: int | None) -> None:
+def test_launcher_commands_are_removed(text: str, words: tuple[str, ...], ranks: int | None) -> None:
     result = strip_launchers(text.split())
     assert (result.words, result.ranks()) == (words, ranks)
 
 
-def test_slurm_says_nodes_and_gpus() -> None:
+def test_nodes_and_gpus_are_read_from_slurm_options() -> None:
     result = script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
     run = strip_launchers(result.commands[0])
     assert run.ranks(result.slurm.nodes, result.slurm.per_node) == 32

@@ -53,7 +53,7 @@ def count_peaks(table: Table) -> tuple[int, ...]:
 # ---- legality
 
 
-def test_every_name_of_a_layout_has_a_generator() -> None:
+def test_every_schedule_has_a_generator() -> None:
     assert tuple(PIPELINE_SCHEDULES) == SCHEDULES
     for name in SCHEDULES:
         v = 2 if PIPELINE_SCHEDULES[name].stages_per_rank != 1 else 1

@@ -257,7 +257,7 @@ def test_layout_invalid_for_model_job_or_machine_is_an_error(text: str, changes:
     st.integers(1, 40),
     st.integers(1, 100),
 )
-def test_a_mend_mends(layout: Layout, model: Model, batch: int, sequence: int) -> None:
+def test_the_proposed_fix_is_valid(layout: Layout, model: Model, batch: int, sequence: int) -> None:
     """Whatever ``try …`` proposes is never refused again with the words that proposed it."""
     job = Job(sequence=sequence, global_batch=batch)
     refusal = reason(layout, model, job)

@@ -140,7 +140,7 @@ def test_a_machine_is_read_however_its_number_is_written(name, count, data):
 
 
 @pytest.mark.parametrize("text", ["rtx4090", "rtx4090:8", "examples/8x4.toml", "h100", "local:2", "4x2", "tp4x2"])
-def test_other_words_are_left_as_they_are(text):
+def test_other_keywords_are_unchanged(text):
     assert spell_machine(text) == text
 
 

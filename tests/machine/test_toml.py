@@ -59,7 +59,7 @@ def test_measured_points_read_back_equal_one_on_a_line(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["local.toml"]
 
 
-def test_none_is_left_out(tmp_path):
+def test_every_catalog_entry_is_tested(tmp_path):
     toml.write(resolve("v100", local=tmp_path), tmp_path / "v100.toml")
     text = (tmp_path / "v100.toml").read_text()
     assert "calibration" not in text

@@ -56,7 +56,7 @@ def test_values_that_cannot_be_keys_are_refused(changed: dict[str, Any], says: s
         ("position", "none", "with mla every layer rotates: position='none' is not supported; take 'rope'"),
         ("rope_pattern", (True, False), "with mla every layer rotates: leave rope_pattern out"),
         ("temperature", Temperature(), "take temperature.rotated = true, or leave temperature out"),
-        ("value_norm", True, "value_norm is of grouped attention, not of mla: leave it out"),
+        ("value_norm", True, "value_norm applies to grouped attention, not to mla: leave it out"),
         ("qk_norm", "head", "mla norms its latents, not its heads: leave qk_norm='head' out"),
     ],
 )

@@ -68,7 +68,7 @@ def test_every_stack_is_searched(name: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SPLIT)
-def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) -> None:
+def test_deferred_weight_gradients_accumulate_in_place(schedule: str) -> None:
     """``summed`` keeps for W what ``apart`` keeps for it, and has none of the gradients in addition to its sums."""
     model, layout = build_model("llama3-8b").replace(layers=8), Layout.parse(f"dp2 pp2 {schedule} zero1")
 
@@ -97,7 +97,7 @@ def test_deferred_wgrad_keeps_its_inputs() -> None:
     assert apart.weights_peak_bytes > summed.weights_peak_bytes == summed.deferred_bytes  # nothing is made in addition
 
 
-def test_sums_live_before_a_matmul_adds_to_them() -> None:
+def test_fused_accumulation_buffers_are_allocated_beforehand() -> None:
     """Under ZeRO-2 they are allocated in a unit's backward: with its last product, not with the norm before it."""
     counts = Counts(build_model("llama3-8b"), Job(wgrad_accumulation="fused"))
     part, block = get_local_degrees(Layout(dp=8, zero=2)), counts.kinds[0]
@@ -105,7 +105,7 @@ def test_sums_live_before_a_matmul_adds_to_them() -> None:
     assert born.backward_peak_bytes == none.backward_peak_bytes + 10**9
 
 
-def test_late_gradients_come_with_the_weights_that_are_put_off() -> None:
+def test_deferred_reductions_come_with_deferred_weight_gradients() -> None:
     """Added to the sums: at the end of W all of a rank's gradients, of 2 bytes; under B only those of its norms."""
     model = build_model("llama3-8b").replace(layers=8)
     layout, P = Layout.parse("pp2 zb1p"), 4 * build_model("llama3-8b").replace(layers=1).parameters

@@ -58,12 +58,12 @@ def test_teams_are_near_where_their_run_was_as_long() -> None:
 
 
 def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it() -> None:
-    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=False)
+    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, is_given=False)
     assert job.global_batch & (job.global_batch - 1) == 0
     ratio = job.tokens_per_step / advise_tokens(LLAMA, 2e12)
     assert 1 / sqrt(2) <= ratio <= sqrt(2)
     assert [item.layout for item in stage.tried if item.chosen] == [f"gbs {job.global_batch}"]
-    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=True)
+    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, is_given=True)
     assert job.global_batch == 64
     assert "as the job says" in stage.reason
 

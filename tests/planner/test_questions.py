@@ -174,7 +174,7 @@ def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
     assert sound_batches[0].steps == -(-(10**12) // sound_batches[0].tokens)
 
 
-def test_one_change_more_is_measured_against_the_layout_itself() -> None:
+def test_changes_are_relative_to_the_given_layout() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     result = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)
     by = {change.change: change for change in result}

@@ -264,5 +264,5 @@ def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
     assert result.offers[0].error.startswith("nothing fits: dp1 ")
 
 
-def test_never_is_never() -> None:
+def test_a_run_that_never_ends_has_no_time() -> None:
     assert goodput(100, blocked=1, restart=5, between=inf) == 100 / 101

@@ -59,9 +59,9 @@ def test_states_flops_and_peak_of_a_loop() -> None:
     with FlopCounterMode(display=False) as counter:
         loss(module).backward()  # type: ignore[no-untyped-call]
     assert step.work.hardware_flops == counter.get_total_flops()
-    rehearsed = examine(model, loss, make_optimizer=adamw)
-    assert step.memory.peak_bytes == rehearsed.steady.peak_bytes
-    assert stage.activations_bytes == rehearsed.kept_bytes + 4 * ROWS * WIDTH  # with its input
+    examined = examine(model, loss, make_optimizer=adamw)
+    assert step.memory.peak_bytes == examined.steady.peak_bytes
+    assert stage.activations_bytes == examined.kept_bytes + 4 * ROWS * WIDTH  # with its input
     assert 0 < step.time.optimizer_seconds < step.time.step_seconds
     assert step.tokens_per_second_per_gpu == pytest.approx(ROWS / step.time.step_seconds)
     assert step.mfu.hardware == 0  # no machine was named, so no peak is known
@@ -145,7 +145,7 @@ def test_show_takes_it(tmp_path: Path) -> None:
         ({"tokens": None}, "must be 0 or more"),
         ({"stage": -1}, "must be 0 or more"),
         ({"seq": 128}, "add against"),
-        ({"against": ("nano", "h100:2", "dp2 mbs1"), "gbs": 2}, "of 2 ranks, and 1 watch"),
+        ({"against": ("nano", "h100:2", "dp2 mbs1"), "gbs": 2}, "for 2 ranks, but 1 call watch"),
     ],
 )
 def test_mistakes(words: dict[str, Any], line: str) -> None:

@@ -60,7 +60,7 @@ def test_nothing_to_draw_is_one_line(small: Step) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<svg"), (".png", b"\x89PNG"), (".html", b"<!DOCTYPE html>")])
-def test_saved_by_suffix_and_whole(small: Step, tmp_path: Path, suffix: str, start: bytes) -> None:
+def test_charts_are_saved_by_suffix_and_completely(small: Step, tmp_path: Path, suffix: str, start: bytes) -> None:
     path = tmp_path / f"memory{suffix}"
     charts.save(charts.memory_bars(small, subtitle="tiny"), path)
     content = path.read_bytes()

@@ -54,7 +54,7 @@ def test_every_number_of_the_peak_is_there(small: Step) -> None:
     assert "Predicted" not in text
 
 
-def test_only_counts_that_differ_are_told(small: Step) -> None:
+def test_only_unequal_counts_are_reported(small: Step) -> None:
     other = make_dry_run(small).replace(work=small.work.replace(hardware_flops=small.work.hardware_flops + 1))
     first = small.memory.stages[0]
     text = to_text(page(other, findings=[], moment=MOMENT, first=first, predicted=small), width=120)

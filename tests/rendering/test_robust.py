@@ -34,7 +34,7 @@ def search_result() -> SearchResult:
     return plain.replace(by="robust", robust=Robustness(scenarios=SCENARIOS, rows=ROWS))
 
 
-def test_text_html_and_page_tell_what_is_lost_where(search_result: SearchResult, tmp_path: Path) -> None:
+def test_text_html_and_page_show_where_time_is_lost(search_result: SearchResult, tmp_path: Path) -> None:
     asked = SearchPage(model="llama3-8b", machine="h100:8", by="robust")
     for told in (
         print_page(page(search_result), width=160),

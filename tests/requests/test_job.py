@@ -45,7 +45,7 @@ def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) ->
         ([], {"stack": "megatron"}, "unknown stack 'megatron'"),
     ],
 )
-def test_mistakes_are_one_line(settings: list[str], options: dict[str, Any], reason: str) -> None:
+def test_user_errors_are_one_line(settings: list[str], options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason) as mistake:
         load_job(None, settings, **options)
     assert "\n" not in str(mistake.value)

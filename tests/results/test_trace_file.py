@@ -48,7 +48,7 @@ def test_unreadable_trace_is_a_one_line_error(tmp_path: Path) -> None:
             trace_file.read(tmp_path)
 
 
-def test_planned_rows_lie_beside_the_traces(tmp_path: Path) -> None:
+def test_planned_rows_are_stored_next_to_the_traces(tmp_path: Path) -> None:
     assert trace_file.read_planned(tmp_path) == {}
     trace_file.write(trace(0), tmp_path)
     trace_file.write_planned({"predicted": (SPANS[1:],), "dry_run": []}, tmp_path)
@@ -58,7 +58,7 @@ def test_planned_rows_lie_beside_the_traces(tmp_path: Path) -> None:
         trace_file.read_planned(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_a_fault(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_run_failure(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("a file")
     with pytest.raises(RunFailure, match="the trace cannot be written: File exists; the run itself is saved"):
         trace_file.write(trace(0), tmp_path)

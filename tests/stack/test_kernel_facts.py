@@ -20,7 +20,7 @@ def compares_linears(tree: ast.AST) -> bool:
     return any(isinstance(side, ast.Attribute) and side.attr == "linears" for side in compared)
 
 
-def test_one_module_asks_whose_linear_layers_they_are() -> None:
+def test_one_module_decides_on_linear_layers_of_other_software() -> None:
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     asking = [name for name, text in texts.items() if "linears" in text and compares_linears(ast.parse(text))]
     assert asking == ["stack/spec.py"]

@@ -21,7 +21,7 @@ from tests.calibration.test_profile import machine
 NANO, JOB = resolve("nano"), Job(sequence=32, global_batch=8, precision="fp32")
 
 
-def test_layouts_that_hardly_differ_are_measured_once():
+def test_nearly_equal_layouts_are_measured_once():
     layouts = [Layout.parse(text) for text in ("dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs2", "tp2 mbs2")]
     assert select_different(layouts, count=3) == [layouts[0], layouts[2], layouts[3]]
     assert select_different(layouts, count=1) == layouts[:1]

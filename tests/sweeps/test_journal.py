@@ -32,7 +32,7 @@ def put_three(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_cut_at_any_byte(tmp_path: Path) -> None:
+def test_a_journal_truncated_at_any_byte_is_readable(tmp_path: Path) -> None:
     whole = put_three(tmp_path / "whole")
     for size in range(len(whole) + 1):
         (tmp_path / "cut").write_bytes(whole[:size])

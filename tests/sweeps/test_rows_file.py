@@ -73,7 +73,7 @@ def test_unwritable_rows_file_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
         write(ROWS, tmp_path / "file" / "rows.csv")
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(ROWS, tmp_path / "rows.csv")
     before = (tmp_path / "rows.csv").read_bytes()
 

@@ -51,7 +51,7 @@ def test_a_trial_measures_what_train_would(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_refusal_is_its_line() -> None:
+def test_an_invalid_trial_records_its_error_line() -> None:
     result = run_trial("dp4 mbs1")
     assert (result.ended, result.measured) == ("invalid", None)
     assert result.why.startswith("layout 'dp4 zero0 mbs1': needs 4 ranks, but here has 2")
@@ -85,7 +85,7 @@ def test_trial_over_its_time_limit_is_ended(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_how_a_run_ended(tmp_path: Path, code: int, said: str, ended: str, why: str) -> None:
-    assert outcome(tmp_path / "step.json", code=code, said=said) == Trial(ended=ended, why=why)  # type: ignore[arg-type]
+    assert outcome(tmp_path / "step.json", code=code, output=said) == Trial(ended=ended, why=why)  # type: ignore[arg-type]
 
 
 def test_lines_of_torch_that_mean_memory() -> None:

@@ -117,7 +117,7 @@ def train(job: Job) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("loss", ["fused", "chunked"])
-def test_words_of_padding_change_nothing(forked, loss: str) -> None:
+def test_padded_vocabulary_entries_change_nothing(forked, loss: str) -> None:
     """83 words are 96 with the padding that a job asks for; in the softmax they would make a first loss of ln 96."""
     job = Job(sequence=16, global_batch=4, precision=recipe("fp32"), loss=loss)
     (plain,), (padded,) = (forked(1, train, job.replace(vocab_multiple=multiple)) for multiple in (1, 32))

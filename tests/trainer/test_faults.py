@@ -217,8 +217,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ({"layout": "dp2 mbs3"}, r"layout '.*': global batch 4 is not divisible by dp·mbs=2·3=6; try gbs 6 or mbs2"),
         ({"layout": "dp4 mbs1"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
         ({"layout": "tp2x2"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
-        ({"job": {"dispatcher": "fused"}}, r"job: the engine has dispatcher=all_to_all, not fused; .*"),
-        ({"job": {"loss": "plain"}}, r"job: the engine has loss=fused or chunked, not plain; .*"),
+        ({"job": {"dispatcher": "fused"}}, r"job: the trainer supports dispatcher=all_to_all, not fused; .*"),
+        ({"job": {"loss": "plain"}}, r"job: the trainer supports loss=fused or chunked, not plain; .*"),
         ({"job": {"offload": ["optimizer"]}}, r"offload=optimizer: the engine keeps everything on the device; .*"),
         ({"layout": "tp2 mbs1 ep2"}, r"layout '.*': ep=2 needs a model with experts, and nano has none; use ep1"),
         ({"layout": "pp2 zb1p mbs4"}, r"layout '.*': zb1p needs 2 micro-batches or more, but the batch gives 1; .*"),
@@ -348,7 +348,7 @@ def test_held_out_text_and_tokenizer_must_suffice(refused: Callable[..., str], c
 # How it ends
 
 
-def test_who_has_trained_leaves_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_finished_ranks_exit_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     """Not by the interpreter's end, in which a thread of gloo that holds a tensor still aborts; and with all said.
 
     The second start has nothing left to do, and shows what the first has measured.
@@ -444,7 +444,7 @@ def test_a_checkpoint_that_cannot_be_resumed() -> None:
     assert newer == f"{newest}: written by a newer version 7; this one reads up to 1; upgrade fivefold"
     other = resolve("nano").replace(name="other", ffn=160)
     foreign = run_damaged(lambda: Path("other.toml").write_text(emit(other.model_dump(exclude_none=True))))
-    assert_line(foreign, rf"{newest}: is of another model, with ffn=176 instead of 160; give that model or start .*")
+    assert_line(foreign, rf"{newest}: holds another model, with ffn=176 instead of 160; give that model or start .*")
     shutil.rmtree(newest)  # the fix
     Path("other.toml").unlink()
     set_run(job={"steps": 16})

@@ -74,7 +74,9 @@ TORCHRUN = (
         (EIGHT, "h200:8", "dp8", 0, "h200 has 139.80 GiB, but this host has 8 GPUs (NVIDIA H100 80GB HBM3, 79.00 GiB)"),
     ],
 )  # fmt: skip
-def test_a_host_that_lacks_it(host: Host, named: str, layout: str, started: int, line: str, tmp_path: Path) -> None:
+def test_a_host_without_the_required_memory(
+    host: Host, named: str, layout: str, started: int, line: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError) as refused:
         check(host, named, layout, tmp_path, started=started)
     assert line in str(refused.value)

@@ -39,7 +39,7 @@ def test_each_start_has_one_name_on_all_ranks_and_none_that_was() -> None:
 
 
 @pytest.mark.parametrize("late", range(WORLD))
-def test_nobody_starts_with_the_dead(late: int) -> None:
+def test_ranks_do_not_start_with_dead_ones(late: int) -> None:
     peers = Peers()
     (former,) = peers.start()
     early = [peers.come(rank) for rank in range(WORLD) if rank != late]
@@ -62,7 +62,7 @@ def test_a_rank_that_came_and_died_before_all_were_there_is_not_counted() -> Non
     assert not dies.done()
 
 
-def test_who_waits_for_nobody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TIMEOUT", timedelta(seconds=0.3))
     peers = Peers()
     peers.start()

@@ -81,7 +81,7 @@ LAYOUTS = ["dp2 zero3 mbs2", "dp2 tp2 ep2 zero1 mbs1", "dp2 pp2 zero2 mbs1", "pp
 
 
 @pytest.mark.parametrize("text", mark_share(3, LAYOUTS))
-def test_every_layout_grows_alike(forked: Fork, text: str) -> None:
+def test_a_batch_ramp_is_equal_under_every_layout(forked: Fork, text: str) -> None:
     """With too many or too few gradients awaited a weight would be reduced too early or never."""
     layout, alone = Layout.parse(text), train_in_one_process()[:5]  # of every size
     assert forked(layout.world, train, layout, None, 5)[0] == [pytest.approx(item, rel=2e-4) for item in alone]
@@ -107,9 +107,9 @@ def test_a_batch_that_a_layout_cannot_take_is_refused(ramp: Ramp, text: str, lin
         refuse(Layout.parse(text), model=MODEL, job=JOB.replace(ramp=ramp))
 
 
-def test_a_schedule_of_ones_own_is_of_one_batch(tmp_path: Path) -> None:
+def test_a_custom_schedule_has_a_fixed_batch(tmp_path: Path) -> None:
     run = Run(job=JOB, schedule=tmp_path / "mine.csv")
     with pytest.raises(
-        UserError, match=r"mine.csv: is of one number of micro-batches, but a ramp has many; drop either"
+        UserError, match=r"mine.csv: has a fixed number of micro-batches, but a ramp changes it; drop either"
     ):
         run.table(Layout.parse("pp2 mbs1"))

@@ -80,7 +80,7 @@ def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[f
 @pytest.mark.parametrize(
     "chain", mark_share(3, [CHAIN[::2], CHAIN, CHAIN[::-1]]), ids=["half", "forwards", "backwards"]
 )
-def test_every_layout_takes_up_what_any_other_left(forked: Fork, tmp_path: Path, chain: list[str]) -> None:
+def test_every_layout_resumes_from_any_other(forked: Fork, tmp_path: Path, chain: list[str]) -> None:
     alone, changing = [], []
     left: Bits = {}
     for number, text in enumerate(chain):

@@ -45,7 +45,7 @@ def lock_elsewhere(folder: Path, beat: int = 0) -> None:
     (folder / NAME).write_text(there.model_dump_json())
 
 
-def test_a_second_one_is_refused_and_a_dead_ones_lock_is_taken(tmp_path: Path) -> None:
+def test_a_second_run_is_rejected_and_the_lock_of_a_dead_one_is_taken(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with holder(folder) as pid:
         line = rf"process {pid} on host \S+ has been using this folder since \d\d:\d\d:\d\d; wait for it, stop it, or"
@@ -83,7 +83,7 @@ def test_one_of_many_takes_a_stale_lock(tmp_path: Path) -> None:
     assert sorted(codes) == [0, 2, 2, 2, 2, 2]
 
 
-def test_another_host_is_watched_until_it_is_known_to_live_or_not(
+def test_a_run_on_another_host_is_watched_until_its_state_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its processes cannot be seen from here; its clock is not asked."""
@@ -100,7 +100,7 @@ def test_another_host_is_watched_until_it_is_known_to_live_or_not(
         pytest.fail("two hold it")
 
 
-def test_a_holder_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_holder_of_a_lock_writes_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.05)
     with hold(tmp_path):
         wait_for(lambda: Holder.model_validate_json((tmp_path / NAME).read_text()).beat >= 2, seconds=10)
@@ -119,7 +119,7 @@ def test_a_damaged_lock_holds_nobody_up(tmp_path: Path) -> None:
         pytest.fail("held")
 
 
-def test_checkpoints_of_who_has_taken_over_are_let_alone(tmp_path: Path) -> None:
+def test_checkpoints_of_a_run_that_took_over_are_kept(tmp_path: Path) -> None:
     lock_elsewhere(tmp_path)
     theirs = tmp_path / "checkpoints" / "step-00000008.tmp-1234"
     theirs.mkdir(parents=True)

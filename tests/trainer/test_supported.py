@@ -24,14 +24,14 @@ OTHER_BEHAVIOUR: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_default_is_ours() -> None:
+def test_the_default_stack_is_supported() -> None:
     check_supported(Layout(), Job(), model=build_model("nano"))
 
 
 @pytest.mark.parametrize("field", ENGINE_BEHAVIOUR)
 def test_a_fact_of_another_software_is_refused(field: str) -> None:
     job = Job.read({field: OTHER_BEHAVIOUR[field]}, origin="test")
-    with pytest.raises(UserError, match=f"job: the engine has {field}="):
+    with pytest.raises(UserError, match=f"job: the trainer supports {field}="):
         check_supported(Layout(), job, model=build_model("nano"))
 
 
@@ -60,7 +60,7 @@ def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> 
     moe = MoE(experts=4, topk=1, ffn=16)
     model = build_model("nano").replace(activation="clamped_swiglu", moe=moe)
     check_supported(Layout(), Job(), model=model)
-    with pytest.raises(UserError, match="cannot compute activation='clamped_swiglu'"):
+    with pytest.raises(UserError, match="does not support activation='clamped_swiglu'"):
         check_supported(Layout(), Job(), model=model.replace(moe=moe.replace(**dense)))
 
 
@@ -76,8 +76,8 @@ def test_a_window_that_does_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("kind", "layout", "changed", "line"),
     [
-        ("flash2", "dp1", {}, "the engine has attention=flash or unfused, not flash2"),
-        ("unfused", "cp2", {}, "a ring merges blocks of flash attention; with unfused take cp=ulysses"),
+        ("flash2", "dp1", {}, "the trainer supports attention=flash or unfused, not flash2"),
+        ("unfused", "cp2", {}, "ring attention needs flash attention; with attention='unfused' take cp=ulysses"),
         ("unfused", "dp1", {"attention_sinks": True}, "unfused attention does not support attention_sinks"),
         ("unfused", "dp1", {"attention_softcap": 5.0}, "unfused attention does not support attention_softcap"),
     ],

@@ -223,7 +223,7 @@ def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: P
         ({"stack": "megatron"}, "unknown stack"),
     ],
 )
-def test_a_mistake_is_one_line(client: TestClient, query: dict[str, Any], line: str) -> None:
+def test_a_user_error_is_one_line(client: TestClient, query: dict[str, Any], line: str) -> None:
     answer = client.get("/api/predict", params=query)
     assert answer.status_code == 422
     assert line in answer.json()["detail"]

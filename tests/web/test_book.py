@@ -10,7 +10,7 @@ from fivefold.web.book import chapter, chapters
 
 
 @pytest.mark.parametrize("name", chapters())
-def test_a_chapter_is_whole(name: str, client: TestClient) -> None:
+def test_a_chapter_has_all_its_parts(name: str, client: TestClient) -> None:
     result = chapter(name)
     assert f"<h1>{result.title}" in result.html.replace("&amp;", "&")
     assert "$$" not in result.html

@@ -64,7 +64,7 @@ def test_offload_is_a_control() -> None:
     assert "offload=optimizer+activations" in row.options[3].layout
 
 
-def test_a_larger_machine_is_used_whole() -> None:
+def test_all_ranks_of_a_larger_machine_are_used() -> None:
     noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
     assert sizes(noun, now) == [
         (2, "dp1 tp2 zero1 mbs4"),

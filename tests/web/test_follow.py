@@ -152,7 +152,7 @@ def test_an_error_of_a_late_answer_is_one_line(page: Any) -> None:
     playwright.expect(page.locator("#changes")).to_have_text("takes too long")
 
 
-def test_a_picture_of_the_docs_is_whole(page: Any) -> None:
+def test_a_picture_of_the_docs_is_complete(page: Any) -> None:
     """No text is cut by the edge or lies over another one, and the labels of an axis all stand at their ticks."""
     for path in sorted((Path(__file__).parents[2] / "docs" / "pictures").glob("*.svg")):
         page.set_content(f"<body style='margin:0'>{path.read_text(encoding='utf-8')}</body>")

@@ -83,7 +83,7 @@ def test_tooltip_describes_the_hovered_element(page: Any) -> None:
     assert re.search(r"activations +[\d.]+ GiB", page.locator("#tip").inner_text())
 
 
-def test_a_mistake_is_said_and_mended(page: Any) -> None:
+def test_a_user_error_is_shown_and_can_be_fixed(page: Any) -> None:
     page.goto(PLAN)
     page.locator("input[name=model]").fill("lama3-8b")
     playwright.expect(page.get_by_role("alert")).to_contain_text("did you mean llama3-8b")
@@ -183,7 +183,7 @@ def test_a_search_can_be_stopped(page: Any, server: Server) -> None:
     assert children(server.process) == []
 
 
-def test_compare_lays_layouts_beside_each_other(page: Any) -> None:
+def test_compare_shows_layouts_next_to_each_other(page: Any) -> None:
     page.goto("/compare?model=llama3-8b&gbs=64&layout=dp8+zero3")
     page.get_by_label("layouts, another").fill("dp4 tp2 zero1")
     playwright.expect(page.locator("#answer h2").first).to_contain_text("A trains most tokens per second")
@@ -209,7 +209,7 @@ def test_a_run_is_followed_while_it_trains(page: Any, folder: Path) -> None:
     assert "training  4.25" in page.locator("#tip").inner_text()
 
 
-def test_a_finished_run_is_laid_beside_its_prediction(page: Any, folder: Path) -> None:
+def test_a_finished_run_is_shown_next_to_its_prediction(page: Any, folder: Path) -> None:
     write_run(folder / "runs" / "done", steps=50)
     page.goto("/runs?folder=runs/done")
     row = page.get_by_role("row", name=re.compile("^step time"))
@@ -240,7 +240,7 @@ def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
     assert page.locator("input[name=layout]").input_value() == layout
 
 
-def test_a_dry_run_tells_what_lives_where(page: Any) -> None:
+def test_a_dry_run_shows_where_memory_is_used(page: Any) -> None:
     page.goto("/dryrun?model=nano&machine=h100:4&gbs=8&layout=dp2+pp2+zero1")
     page.get_by_role("button", name="Dry-run", exact=True).click()
     playwright.expect(page.locator("#going p")).to_contain_text("rank 1 of 2 runs its step")
@@ -308,7 +308,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("path", mark_share(4, PAGES))
-def test_everybody_can_read_it(page: Any, path: str) -> None:
+def test_pages_have_enough_contrast(page: Any, path: str) -> None:
     for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)

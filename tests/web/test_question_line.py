@@ -24,6 +24,6 @@ def test_an_answer_says_what_was_asked(client: TestClient, path: str, more: dict
 
 
 @pytest.mark.parametrize(("path", "layout"), [("/plan", ["dp4"]), ("/compare", ["dp4", "dp8"])])
-def test_ranks_that_stay_idle_are_said(client: TestClient, path: str, layout: list[str]) -> None:
+def test_idle_ranks_are_reported(client: TestClient, path: str, layout: list[str]) -> None:
     text = client.get(path, params={"model": "tiny", "machine": "h100:8", "layout": layout}).text
     assert text.count("uses 4 of the 8 ranks of h100; 4 stay idle") == 1

@@ -122,7 +122,7 @@ def test_the_pages_of_runs(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_has_its_prediction_beside_it_from_its_first_step(tmp_path: Path) -> None:
+def test_a_run_is_shown_with_its_prediction_from_its_first_step(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=1, ended=False, begun=True)
     (summary,) = runs.find(ServedFolder(tmp_path))
     assert (summary.layout, summary.model, summary.measured_seconds) == ("dp2 zero0 mbs1", "nano", 0.5)

@@ -14,7 +14,7 @@ from fivefold.web import serve
 from fivefold.web.app import COLLECTED, create
 
 
-def test_who_comes_early_waits() -> None:
+def test_an_early_request_waits() -> None:
     """The address is printed, and the browser opened, before the server has started."""
     with serve._listen(0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
         assert listening.getsockname()[0] == "127.0.0.1"

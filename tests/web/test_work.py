@@ -48,7 +48,7 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_told() -> None:
+def test_a_dead_worker_process_is_reported() -> None:
     with client(WorkQueue(python=("false",))) as asking:
         assert "ended without an answer" in asking.get(SEARCH).json()["detail"]
 
@@ -70,7 +70,7 @@ def test_short_answers_are_made_one_after_another() -> None:
     assert run_in_thread(run_several()) == [1] * 8
 
 
-def test_who_waits_too_long_for_a_short_answer_is_told() -> None:
+def test_a_slow_short_answer_is_reported() -> None:
     async def run_two() -> None:
         work = WorkQueue(short=0.1)
         first = asyncio.create_task(work.run_soon(lambda: time.sleep(0.15)))

@@ -25,10 +25,10 @@ SOURCE = "deepseek_v3"
 
 def _seconds(row: Row) -> float:
     """Return the seconds of a step at the final batch size."""
-    said = re.fullmatch(r"(\S+) H800 h / (\S+) tokens", row["value"])
-    if not said:
+    match = re.fullmatch(r"(\S+) H800 h / (\S+) tokens", row["value"])
+    if not match:
         raise UserError(f"value {row['value']!r} is not read")
-    hours, tokens = float(said[1]), float(said[2])
+    hours, tokens = float(match[1]), float(match[2])
     return (
         read_required_integer(row, "gbs")
         * read_required_integer(row, "seq")

@@ -45,9 +45,9 @@ def stages_of(model: Model, pp: int) -> tuple[int, ...]:
     (models/base.py@01de8d9, build_model; models/llama.py@03b83fc, get_block_compute_costs).
     """
     layer = 4 * model.width * model.width + 3 * model.ffn * model.width
-    whole, stages = model.layers * layer + model.vocab * model.width, [0] * pp
+    total, stages = model.layers * layer + model.vocab * model.width, [0] * pp
     for index in range(model.layers):
-        stages[next(stage for stage in range(pp) if index * layer * pp <= whole * (stage + 1))] += 1
+        stages[next(stage for stage in range(pp) if index * layer * pp <= total * (stage + 1))] += 1
     return tuple(stages)
 
 

@@ -73,7 +73,9 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
             raise UserError(f"{path}: no such file")
         files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
         if not files:
-            raise UserError(f"{path}: a folder without files")
+            raise UserError(
+                f"{path}: a folder without files; name one with logs, memory snapshots or flight recorder dumps"
+            )
         yield from ((file, file is path) for file in files)
 
 
@@ -88,7 +90,7 @@ def _read(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
 def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> list[Explanation]:
     begin = file.peek(4096)[:4096]
     if not begin.strip():
-        raise UserError(f"{path}: an empty file")
+        raise UserError(f"{path}: is empty; write the file again")
     if begin.startswith(safe_pickle.MAGIC):
         return _explain_data(safe_pickle.load_open(file, path=path), path, ranks, top=top)
     if begin.startswith(b"PK\x03\x04"):
@@ -167,9 +169,9 @@ def _explain_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
     return explanations
 
 
-def _find_rank(path: Path, said: object) -> int | None:
+def _find_rank(path: Path, stated_rank: object) -> int | None:
     """Return the rank of a file, by the file's name or by what the file states."""
     match = RANK.search(path.name)
     if match is not None:
         return int(match[1])
-    return said if isinstance(said, int) and not isinstance(said, bool) else None
+    return stated_rank if isinstance(stated_rank, int) and not isinstance(stated_rank, bool) else None

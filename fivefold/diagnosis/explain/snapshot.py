@@ -94,7 +94,10 @@ def _devices(data: Any, *, origin: str) -> list[Device]:
         devices.append(Device(number, by_device[number], entries))
     used_devices = [device for device in devices if device.trace or any(_blocks(device))]
     if not used_devices:
-        raise UserError(f"{origin}: a snapshot of a process that has allocated nothing on any GPU")
+        raise UserError(
+            f"{origin}: a snapshot of a process that has allocated nothing on any GPU; take it while memory is "
+            "allocated"
+        )
     return used_devices
 
 

@@ -48,13 +48,13 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
         waits.setdefault(int(rank), wait)
     if not waits:
         return None
-    behind = min(waits, key=lambda rank: (waits[rank].sequence, rank))
-    first = waits[behind]
-    verdict = f"rank {behind} waited {first.seconds:g} s for {first.describe()}, which did not finish"
+    lagging = min(waits, key=lambda rank: (waits[rank].sequence, rank))
+    first = waits[lagging]
+    verdict = f"rank {lagging} waited {first.seconds:g} s for {first.describe()}, which did not finish"
     other = _find_other(waits, first)
     if other is not None:
         verdict = (
-            f"ranks call different collectives: rank {behind} waited for {first.describe()}, rank {other} for "
+            f"ranks call different collectives: rank {lagging} waited for {first.describe()}, rank {other} for "
             f"{waits[other].describe()}"
         )
     ranks = tuple(RankAt(rank=str(rank), state=waits[rank].describe()) for rank in sorted(waits))

@@ -35,7 +35,9 @@ from fivefold.trainer.parallel.mesh import Ranks
 def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
     """Make this process ``rank`` of the layout's world, with fake tensors on the CPU."""
     if dist.is_initialized():
-        raise RuntimeError("a dry run creates its own process group, but this process already has one")
+        raise RuntimeError(
+            "a dry run creates its own process group, but this process has one already; destroy it first"
+        )
     hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     try:
@@ -62,11 +64,11 @@ def differ_over_cp(model: Model, *, layout: Layout, job: Job) -> bool:
     return layout.cp > 1 and layout.cp_kind == "ring" and (windows != {None} or model.dropout_rates.attention > 0)
 
 
-def count_represented_ranks(rehearsed: Sequence[int], *, layout: Layout) -> Counter[int]:
+def count_represented_ranks(dry_run_ranks: Sequence[int], *, layout: Layout) -> Counter[int]:
     """Count the ranks that each simulated rank represents: itself, those of its pp and cp rank, or of its pp rank."""
     pp, cp = group(layout, "pp"), group(layout, "cp")
     nearest: dict[tuple[int, ...], int] = {}
-    for rank in rehearsed:
+    for rank in dry_run_ranks:
         for key in ((rank,), (-1, pp.place(rank), cp.place(rank)), (-1, pp.place(rank))):
             nearest.setdefault(key, rank)
     ranks_and_keys = ((rank, (-1, pp.place(rank), cp.place(rank))) for rank in range(layout.world))

@@ -142,9 +142,9 @@ class Player:
         self, like: Tensor, rest: Sequence[Any], *, split: bool
     ) -> tuple[list[tuple[int, int]], dict[int, int], Made, Made]:
         """Run once; return the tape ranges (forward, backward, end, each W), the ids of x and dy, y, and dx."""
-        recorder, spans, noted = self.recorder, list[tuple[int, int]](), dict[str, Any]()
+        recorder, spans, noted_gradients = self.recorder, list[tuple[int, int]](), dict[str, Any]()
         leaf = torch.empty_like(like).requires_grad_()
-        x: Tensor = _InputGradient.apply(leaf, partial(_note_gradient, noted, recorder))  # type: ignore[no-untyped-call]
+        x: Tensor = _InputGradient.apply(leaf, partial(_note_gradient, noted_gradients, recorder))  # type: ignore[no-untyped-call]
         x_id, start = recorder.id_of(x), recorder.place()
         y = self.inner(x, *rest)
         spans.append((start, recorder.place()))
@@ -158,7 +158,7 @@ class Player:
         with recorder.places.enter_module(""):
             run_backward(end, seed)
         self.wgrad_store.deferring = False
-        spans.append((start, noted["place"]))
+        spans.append((start, noted_gradients["place"]))
         start = recorder.place()
         del end
         spans.append((start, recorder.place()))
@@ -168,14 +168,14 @@ class Player:
             with recorder.places.enter_module(""):
                 works.pop()()
             spans.append((start, recorder.place()))
-        return spans, {x_id: X, g_id: G}, output, noted["dx"]
+        return spans, {x_id: X, g_id: G}, output, noted_gradients["dx"]
 
     @contextmanager
     def _intercepted_gradients(self, tape: Tape) -> Iterator[list[tuple[str, tuple[TensorShape, ...]]]]:
         """Discard weight gradients, but mark on ``tape`` where they are made or deferred; yields names and shapes."""
         gradients: list[tuple[str, tuple[TensorShape, ...]]] = []
         former = {name: weight.collect for name, weight in self.weights.items()}
-        put_off = count()
+        deferred = count()
 
         def spy(name: str, gradient: Tensor | Cast) -> None:
             self.recorder.place()
@@ -187,7 +187,7 @@ class Player:
 
         def do(work: Work) -> None:
             if self.wgrad_store.deferring:
-                tape.add(PUT_OFF, next(put_off))
+                tape.add(PUT_OFF, next(deferred))
             WgradStore.run_or_defer(self.wgrad_store, work)
 
         self.wgrad_store.run_or_defer = do  # type: ignore[method-assign]

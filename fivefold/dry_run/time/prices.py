@@ -51,7 +51,9 @@ class Pricer:
         self.nccl = machine.backend == "nccl"
         share = constants.compiled_launch_share if job.stack.is_compiled else 1
         self.host = machine.chip.launch_seconds * share if self.nccl else 0.0
-        self.apart = self.prices.plain or self.prices.eager  # the host launches elementwise operations one by one
+        self.launches_elementwise = (
+            self.prices.plain or self.prices.eager
+        )  # the host launches elementwise operations one by one
         if job.stack.cuda_graphs == "full":
             self.host = 0.0
 
@@ -60,7 +62,7 @@ class Pricer:
         can_slow = self.nccl and not self.job.stack.launch_blocking
         return Costs(
             kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
-            launches=[self.host * (kernel.launches if self.apart else 1) for kernel in tape.kernels],
+            launches=[self.host * (kernel.launches if self.launches_elementwise else 1) for kernel in tape.kernels],
             messages=[self.message(message, rank=tape.rank) for message in tape.messages],
             drag=[
                 self.constants.hidden_message_slowdown * (can_slow and _slows_compute(message))

@@ -115,7 +115,9 @@ def emit_accelerate(plan: ConfigPlan) -> Written:
     """Return accelerate's YAML for FSDP2, and the files that belong to it."""
     layout, job = plan.layout, plan.job
     if layout.zero == 0:
-        raise UserError(f"layout {str(layout)!r}: accelerate is written for FSDP2, which shards; take zero3")
+        raise UserError(
+            f"layout {str(layout)!r}: an accelerate config is written for FSDP2, which always shards; take zero3"
+        )
     if layout.zero == 2:
         raise UserError(
             f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "

@@ -274,15 +274,15 @@ def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
     return batch_fields | ({"job.steps": steps} if isinstance(steps, int) and steps > 0 else {})
 
 
-def _read_agreeing_integer(values: Values, ours: str, theirs: str) -> int:
+def _read_agreeing_integer(values: Values, key: str, other_key: str) -> int:
     """Return the number that the trainer's key and DeepSpeed's key set; raise ``UserError`` if they differ."""
-    if values[theirs] is None or not values.is_set(theirs):
-        return values.to_int(ours)
-    if values.is_set(ours) and values[ours] != values[theirs]:
+    if values[other_key] is None or not values.is_set(other_key):
+        return values.to_int(key)
+    if values.is_set(key) and values[key] != values[other_key]:
         raise UserError(
-            f'{values.origin}: {ours}={values[ours]}, but {theirs}={values[theirs]}; set DeepSpeed\'s to "auto"'
+            f'{values.origin}: {key}={values[key]}, but {other_key}={values[other_key]}; set DeepSpeed\'s to "auto"'
         )
-    return values.to_int(theirs)
+    return values.to_int(other_key)
 
 
 def _stack(values: Values, kind: str) -> dict[str, Any]:

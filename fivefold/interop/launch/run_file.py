@@ -38,7 +38,10 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     model = config.model or catalog.resolve(str(model_path if model_path.is_file() else values["model"]))
     layout = Layout.parse(str(values["layout"]))
     if asked.ranks and asked.ranks != layout.world:
-        raise UserError(f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {asked.ranks}")
+        raise UserError(
+            f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {asked.ranks}; take --gpus "
+            f"NAME:{layout.world}"
+        )
     job = Job.read(dict(values.get("job", {})), origin=document.origin)
     understood = tuple(ParsedKey(key=key, value=str(values[key]), means=key) for key in ("model", "layout"))
     return Reading(

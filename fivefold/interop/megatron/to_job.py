@@ -202,19 +202,20 @@ def _experts(values: Values, ffn: int, layers: int) -> MoE | None:
 PATTERN = re.compile(r"\(?\s*(?:\[0\]\s*\*\s*(\d+)\s*\+\s*)?\[1\]\s*\*\s*(\d+)\s*\)?")
 
 
-def count_dense_layers(said: Any, layers: int, *, origin: str) -> int:
+def count_dense_layers(value: Any, layers: int, *, origin: str) -> int:
     """Return how many layers at the start have no experts, from ``1`` or ``([0]*3+[1]*58)``."""
-    text = str(said)
+    text = str(value)
     if text == "1":
         return 0
     flags = None
     if match := PATTERN.fullmatch(text):
         flags = [0] * int(match[1] or 0) + [1] * int(match[2])
-    elif isinstance(said, list) or re.fullmatch(r"\[[01, ]*\]", text):
+    elif isinstance(value, list) or re.fullmatch(r"\[[01, ]*\]", text):
         flags = [int(digit) for digit in re.findall(r"[01]", text)]
     if flags is None or len(flags) != layers or flags != sorted(flags):
         raise UserError(
-            f"{origin}: moe_layer_freq {text!r}: only dense layers first and then experts are counted, all {layers}"
+            f"{origin}: moe_layer_freq {text!r}: give {layers} flags, with the dense layers (0) before those with "
+            "experts (1)"
         )
     return flags.count(0)
 
@@ -236,7 +237,8 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
     if zero and instances > 1:
         if dp * cp % instances:
             raise UserError(
-                f"{values.origin}: num_distributed_optimizer_instances={instances} do not divide dp·cp={dp * cp}"
+                f"{values.origin}: num_distributed_optimizer_instances={instances} do not divide dp·cp={dp * cp}; take "
+                "a divisor of it"
             )
         fields["layout.shard_group"] = dp * cp // instances
     if model.moe:
@@ -263,7 +265,9 @@ def batch(values: Values, *, dp: int) -> dict[str, Any]:
         ]
         numbers = [int(word) for word in words if word.isdecimal() and len(word) < 15]
         if len(numbers) != 3 or len(words) != 3:
-            raise UserError(f"{values.origin}: rampup_batch_size is three numbers (first, step, samples), not {ramp!r}")
+            raise UserError(
+                f"{values.origin}: rampup_batch_size is {ramp!r}; give three numbers (first, step, samples)"
+            )
         fields["job.ramp"] = {"first": numbers[0], "step": numbers[1], "samples": numbers[2]}
     steps = values.optional("train_iters") or (values.optional("train_samples") or 0) // max(1, global_batch)
     return fields | ({"job.steps": steps} if steps else {})
@@ -276,7 +280,8 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     v, sizes = _stages(values, model.layers, pp)
     if sum(sizes) != model.layers or min(sizes) < 1:
         raise UserError(
-            f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers are not {model.layers}, one or more each"
+            f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers must have {model.layers} in all, and one "
+            "or more each"
         )
     fields: dict[str, Any] = {"layout.v": v, "layout.schedule": get_1f1b_name(v)}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": fields["layout.schedule"]}, origin=values.origin)
@@ -289,7 +294,10 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
     if text:
         sizes = parse_stages(str(text), origin=values.origin)
         if len(sizes) % pp:
-            raise UserError(f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages for pp={pp}")
+            raise UserError(
+                f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages, which is not a multiple of "
+                f"pp={pp}; change one"
+            )
         if min(sizes) < 1:
             values.doubt("pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all")
             v = len(sizes) // pp
@@ -312,27 +320,29 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
         middle_ranks, rest = pp - bool(first) - bool(last), layers - (first or 0) - (last or 0)
         if middle_ranks < 1 or rest % middle_ranks:
             raise UserError(
-                f"{values.origin}: {rest} layers do not spread over the {middle_ranks} pipeline ranks between the ends"
+                f"{values.origin}: {rest} layers cannot be divided evenly over the {middle_ranks} pipeline ranks "
+                "between the ends; change the first or last number"
             )
         sizes_of_ranks = [rest // middle_ranks] * pp
         sizes_of_ranks[0], sizes_of_ranks[-1] = first or sizes_of_ranks[0], last or sizes_of_ranks[-1]
     else:
         if (layers + sum(ends)) % pp:
             raise UserError(
-                f"{values.origin}: num_layers={layers} does not spread over pp={pp}; Megatron needs "
-                "decoder_first_pipeline_num_layers, or --account-for-… for what is left"
+                f"{values.origin}: num_layers={layers} is not divisible by pp={pp}; give "
+                "decoder_first_pipeline_num_layers, or account_for_embedding_in_pipeline_split"
             )
         sizes_of_ranks = [(layers + sum(ends)) // pp] * pp
     if per_stage:
         if sizes_of_ranks[0] % per_stage:
             raise UserError(
                 f"{values.origin}: {sizes_of_ranks[0]} layers of a rank are not a multiple of "
-                f"{per_stage} per virtual stage"
+                f"{per_stage} per virtual stage; change one"
             )
         v = sizes_of_ranks[0] // per_stage
     if any(layers_of_rank % v for layers_of_rank in sizes_of_ranks):
         raise UserError(
-            f"{values.origin}: {sizes_of_ranks} layers of the ranks do not spread over {v} virtual stages each"
+            f"{values.origin}: {sizes_of_ranks} layers of the ranks cannot be divided by {v} virtual stages each; "
+            "change one"
         )
     stage_sizes = [sizes_of_ranks[stage % pp] // v for stage in range(pp * v)]
     stage_sizes[0] -= ends[0]
@@ -353,7 +363,10 @@ def parse_stages(text: str, *, origin: str) -> tuple[int, ...]:
             break
         expanded = next_expanded
     if not re.fullmatch(r"[tmEL|]+", expanded) or len(expanded) > 100_000:
-        raise UserError(f"{origin}: pipeline_model_parallel_layout {text!r} is not of E, t, m, L and |")
+        raise UserError(
+            f"{origin}: pipeline_model_parallel_layout {text!r} has other letters than E, t, m, L and |; write such as "
+            "Et*3|t*4L"
+        )
     return tuple(stage.count("t") for stage in expanded.split("|"))
 
 

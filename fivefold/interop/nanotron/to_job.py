@@ -38,7 +38,10 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     cp = values.to_int("parallelism.context_parallel_size")
     ranks = world(document, asked)
     if ranks not in (None, dp * tp * pp * cp):
-        raise UserError(f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks")
+        raise UserError(
+            f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks; make both "
+            "equal (--gpus NAME:RANKS)"
+        )
     mbs = values.to_int("tokens.micro_batch_size")
     fields |= {
         "job.stack.name": "nanotron",

@@ -101,8 +101,8 @@ def substitute(text: str, known: Variables) -> str:
     text = COMMAND.sub(lambda match: f"$({' '.join((match[1] or match[2]).split()[:1])})", text)  # one word
 
     def value(match: re.Match[str]) -> str:
-        said = match[1] or match[2]
-        name, sets, default = said.partition(":-") if ":-" in said else said.partition(":=")
+        branch_value = match[1] or match[2]
+        name, sets, default = branch_value.partition(":-") if ":-" in branch_value else branch_value.partition(":=")
         name = name.removesuffix("[@]").removesuffix("[*]")
         known_value = known.get(name)
         if known_value is None:

@@ -57,13 +57,16 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
     return ParsedConfig(document, values, model=model)
 
 
-def _find_config_file(said: dict[str, object], document: Document) -> Document:
+def _find_config_file(imports: dict[str, object], document: Document) -> Document:
     """Return the file that ``--module`` names, with the function of ``--config``; ``UserError`` if it is missing."""
-    module, function = str(said["module"]), str(said["config"])
+    module, function = str(imports["module"]), str(imports["config"])
     names = (f"torchtitan/models/{module}/config_registry.py", f"{module.replace('.', '/')}.py")
     path = next((candidate for name in names if (candidate := document.folder / name).is_file()), None)
     if path is None:
-        raise UserError(f"{document.origin}: {names[0]} is not here; read that file, as config_registry.py:{function}")
+        raise UserError(
+            f"{document.origin}: {names[0]} is not defined here; name the file that defines it, as "
+            f"config_registry.py:{function}"
+        )
     config_document = load(path)
     return config_document._replace(values={"function": function}, ranks=document.ranks, origin=document.origin)
 
@@ -113,7 +116,7 @@ def _model(
         size_values["kv_heads"] = size_values["kv_heads"] or size_values["heads"]
         numbers = [size_values[field] for field in ("layers", "width", "heads", "kv_heads", "ffn", "vocab")]
         if not all(isinstance(number, int) and number > 0 for number in numbers):
-            raise UserError(f"{document.origin}: the sizes of its Llama3Model are not all whole numbers: {numbers}")
+            raise UserError(f"{document.origin}: the sizes of its Llama3Model must be whole numbers, not {numbers}")
         layers, width, heads, kv_heads, ffn, vocab = (int(str(number)) for number in numbers)
         sizes = (layers, width, heads, kv_heads, ffn, vocab, bool(size_values["tied_embeddings"]))
         model = llama(f"llama-{layers}x{width}", sizes)
@@ -228,7 +231,7 @@ def _keys(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _value(node: ast.AST, local: Mapping[str, Any], depth: int = 0) -> Any:
     """Return a literal, a call, or the source text of anything else."""
     if depth > 32:
-        raise UserError("a config of calls within calls, more than 32 deep")
+        raise UserError("calls are nested more than 32 deep; write the values themselves")
     if isinstance(node, ast.Name) and isinstance(local.get(node.id), ast.AST):
         return _value(local[node.id], {**local, node.id: None}, depth + 1)
     if isinstance(node, ast.Call):

@@ -35,7 +35,7 @@ def read_head_dim(config: Config) -> int:
     if config.hidden_size % config.num_attention_heads:
         raise config.mistake(
             f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads} "
-            "and no head_dim is given"
+            "and no head_dim is given; give it"
         )
     return config.hidden_size // config.num_attention_heads
 
@@ -109,7 +109,7 @@ def _read_layer_types(layer_types: tuple[str, ...], config: Config, *, kinds: Ma
         raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: {known}")
     if len(layer_types) != config.num_hidden_layers:
         raise config.mistake(
-            f"layer_types names {len(layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}"
+            f"layer_types names {len(layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}; change one"
         )
     return tuple(kinds[kind] for kind in layer_types)
 
@@ -166,7 +166,7 @@ def list_rotating_layers(config: Config, *, listed: tuple[int, ...] | None) -> t
     if listed is None:
         return tuple((layer + 1) % config.no_rope_layer_interval != 0 for layer in range(layers))
     if len(listed) < layers:
-        raise config.mistake(f"no_rope_layers names {len(listed)} layers, num_hidden_layers is {layers}")
+        raise config.mistake(f"no_rope_layers names {len(listed)} layers, num_hidden_layers is {layers}; change one")
     return tuple(map(bool, listed[:layers]))
 
 
@@ -175,7 +175,7 @@ def read_latent(config: Config, rotary: dict[str, Any]) -> dict[str, Any]:
     if config.v_head_dim is None and config.hidden_size % config.num_attention_heads:
         raise config.mistake(
             f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads} "
-            "and no v_head_dim is given"
+            "and no v_head_dim is given; give it"
         )
     qk_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
     scaling = rotary["rope_scaling"] or {"mscale_all_dims": None}
@@ -228,7 +228,7 @@ def read_mlp_layer_types(config: Config, *, dense: int) -> dict[str, Any]:
     if unknown := sorted(set(kinds) - {"dense", "sparse"}):
         raise config.mistake(f"MLP type {unknown[0]!r} is not supported; supported: dense and sparse")
     if len(kinds) != layers:
-        raise config.mistake(f"mlp_layer_types names {len(kinds)} layers, num_hidden_layers is {layers}")
+        raise config.mistake(f"mlp_layer_types names {len(kinds)} layers, num_hidden_layers is {layers}; change one")
     return read_layers_of_experts([kind == "sparse" for kind in kinds])
 
 

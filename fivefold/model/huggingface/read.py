@@ -88,7 +88,7 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
     wrapper = WRAPPERS[kind]
     values = config.get("text_config", config if wrapper.flat else None)
     if not isinstance(values, dict):
-        raise UserError(f"{name}: a multimodal config without a text_config table")
+        raise UserError(f"{name}: a multimodal config without a text_config table; give the complete config")
     model_type = str(values.get("model_type", wrapper.text))
     inner = FAMILIES.get(model_type if wrapper.any_text else wrapper.text)
     if inner is None or (not wrapper.any_text and model_type not in (wrapper.text, kind)):

@@ -106,7 +106,7 @@ def read_rope_by_layers(config: Config) -> dict[str, Any]:
     full = Rotary.read(flat, origin=f"{config.name}: rope_scaling")
     sliding = Rotary.read(of_sliding, origin=f"{config.name}: sliding_attention")
     if sliding.kind != "default":
-        raise config.mistake(f"rope scaling {sliding.kind!r} of the sliding layers is not supported")
+        raise config.mistake(f"rope scaling {sliding.kind!r} of the sliding layers is not supported; remove it")
     theta = full.rope_theta or config.rope_theta
     local_theta = sliding.rope_theta or config.rope_local_base_freq
     scaling = _scaling(config, full, kinds=KINDS, original=None)
@@ -140,7 +140,8 @@ def read_rope_of_layers(config: Config, *, slides: tuple[bool, ...]) -> dict[str
     if len(read) == 2 and read[LAYERS[1]] != fields:
         if read[LAYERS[1]]["rope_scaling"] is not None:
             raise config.mistake(
-                "the sliding layers have another rope scaling than the full layers, which is not supported"
+                "a rope scaling of the sliding layers that differs from that of the full layers is not supported; give "
+                "one"
             )
         fields |= {"rope_theta_sliding": read[LAYERS[1]]["rope_theta"]}
     rotates = tuple(LAYERS[sliding] in read for sliding in slides)
@@ -166,7 +167,7 @@ def read_rope_tables(
         return full or own or {}
     if own["rope_scaling"] is not None:
         raise config.mistake(
-            "the sliding layers have another rope scaling than the full layers, which is not supported"
+            "a rope scaling of the sliding layers that differs from that of the full layers is not supported; give one"
         )
     fields = full | {"rope_theta_sliding": own["rope_theta"]}
     if own["rope_fraction"] != full["rope_fraction"]:
@@ -199,11 +200,11 @@ def _scaling(config: Config, given: Rotary, *, kinds: dict[str, str], original: 
     factor = given.factor
     if factor is None:
         if kind not in ("yarn", "longrope", "proportional"):
-            raise config.mistake(f"rope scaling {kind!r} without its factor")
+            raise config.mistake(f"rope scaling {kind!r} has no factor; give it")
         factor = 1.0 if kind == "proportional" else config.max_position_embeddings / original
     if kind == "llama3" and given.low_freq_factor > given.high_freq_factor:
         low, high = given.low_freq_factor, given.high_freq_factor
-        raise config.mistake(f"low_freq_factor={low:g} is more than high_freq_factor={high:g}")
+        raise config.mistake(f"low_freq_factor={low:g} is more than high_freq_factor={high:g}; swap them")
     return {
         "kind": kind,
         "factor": factor,

@@ -107,7 +107,9 @@ def read_mamba(config: Config) -> dict[str, Any]:
 def read_states(config: Config) -> dict[str, Any]:
     """Return the fields of Mamba-2 layers other than the heads' width and the limits of the steps."""
     if config.ssm_heads % config.ssm_groups:
-        raise config.mistake(f"{config.ssm_heads} heads of states are not divisible by {config.ssm_groups} groups")
+        raise config.mistake(
+            f"{config.ssm_heads} heads of states are not divisible by {config.ssm_groups} groups; change one"
+        )
     return {
         "heads": config.ssm_heads,
         "state": config.ssm_state,
@@ -125,7 +127,7 @@ def read_limits(config: Config) -> dict[str, float | None]:
         return {}
     values = [float(limit["__float__"]) if isinstance(limit, dict) else limit for limit in config.time_step_limit]
     if len(values) != 2 or not all(isinstance(value, (int, float)) for value in values) or values[0] == inf:
-        raise config.mistake(f"time_step_limit={config.time_step_limit!r} is no pair of numbers")
+        raise config.mistake(f"time_step_limit={config.time_step_limit!r} is not two numbers; give such as [0.0, 0.1]")
     smallest, largest = values
     return {"min_step": smallest, "max_step": None if largest == inf else largest}
 

@@ -35,7 +35,9 @@ class GatedDeltaNet(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.value_heads % self.key_heads:
-            raise ValueError(f"value_heads={self.value_heads} is not divisible by key_heads={self.key_heads}")
+            raise ValueError(
+                f"value_heads={self.value_heads} is not divisible by key_heads={self.key_heads}; change one"
+            )
         return self
 
     @property

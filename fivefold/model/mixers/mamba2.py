@@ -41,7 +41,7 @@ class Mamba2(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.heads % self.groups:
-            raise ValueError(f"heads={self.heads} is not divisible by groups={self.groups}")
+            raise ValueError(f"heads={self.heads} is not divisible by groups={self.groups}; change one")
         return self
 
     @property

@@ -183,7 +183,7 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
             yield RepeatedMessage("ep", "all_to_all", forward_times + times, scales, layout.ep, "ep")
         if layout.etp > 1:
             yield RepeatedMessage("etp", "all_gather", forward_times + times, scales * layout.etp, layout.etp, "etp")
-    split_axes = [axis for axis, many in (("tp", part.sp), ("cp", layout.cp > 1)) if many]
+    split_axes = [axis for axis, is_split in (("tp", part.sp), ("cp", layout.cp > 1)) if is_split]
     counts_bytes = 8 * layout.mbs * moe.experts
     if split_axes and moe.balance == "aux" and moe.aux_coefficient:
         for axis in split_axes:

@@ -34,11 +34,11 @@ def explain_choices(chosen: Evaluated, *, where: Where = ANY, planners: Sequence
     """
     every = list(dict.fromkeys((chosen.planner, *planners)))
     for choice, others in _choices(chosen.layout):
-        told = [
-            said for name, ways in others if (said := _describe_cost(name, ways, chosen, where=where, planners=every))
+        explanations = [
+            cost for name, ways in others if (cost := _describe_cost(name, ways, chosen, where=where, planners=every))
         ]
-        if told:
-            yield Why(choice=choice, line="; ".join(told))
+        if explanations:
+            yield Why(choice=choice, line="; ".join(explanations))
 
 
 def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]) -> str:
@@ -84,8 +84,8 @@ def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool
 def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:
     """Return an alternative's name, and what it changes besides dp."""
     words = list_changed_keywords(chosen, other).partition("without")[0].split()
-    told = {*name.split(), get_1f1b_name(2)}  # which v says
-    return " ".join([name, *(word for word in words if word not in told and not word.startswith("dp"))])
+    implied = {*name.split(), get_1f1b_name(2)}  # which v says
+    return " ".join([name, *(word for word in words if word not in implied and not word.startswith("dp"))])
 
 
 def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:

@@ -122,20 +122,24 @@ class Bounds:
         """
         pipe, m = self.pipelines(candidates, bare=bare), self.micro_batches[candidates.partial][:, None].astype(float)
         weight, talk = unit[:, 2], np.zeros((len(m), 4, unit.shape[2]))
-        (ahead, behind), sent, ends, update = self.data_parallel(pipe, candidates, unit, parallel, placed=placed)
-        forward, backward = unit[:, 0] + ahead, unit[:, 1] + behind
-        talk[:, :3], talk[:, 3] = unit[:, 3:6], ahead + behind
+        (forward_dp, backward_dp), sent, ends, update = self.data_parallel(
+            pipe, candidates, unit, parallel, placed=placed
+        )
+        forward, backward = unit[:, 0] + forward_dp, unit[:, 1] + backward_dp
+        talk[:, :3], talk[:, 3] = unit[:, 3:6], forward_dp + backward_dp
         dual, split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
         share = np.where(np.isin(pipe.schedule, BOTH_WAYS), 0.5, 1.0) * m
-        said = np.stack([sum_units(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
+        exposed_messages = np.stack([sum_units(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
         work = sum_units(pipe.held, forward + backward + weight)
         paired = np.flatnonzero(dual[:, 0])
         if len(paired):
-            mine = PipelineUnits._make(column[paired] for column in pipe)
+            paired_units = PipelineUnits._make(column[paired] for column in pipe)
             paired_candidates = candidates.take(paired)
             halves = self.estimates.pairs(paired_candidates) if placed else None
-            shown = np.stack([ahead[paired], behind[paired]])
-            busy = self._paired_seconds(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
+            shown = np.stack([forward_dp[paired], backward_dp[paired]])
+            busy = self._paired_seconds(
+                paired_units, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown
+            )
             work[paired] = busy / share[paired]
         way, back = sum_units(pipe.before, forward), sum_units(pipe.before, backward)
         back += np.where(split | dual, 0.0, sum_units(pipe.before, weight))
@@ -152,7 +156,7 @@ class Bounds:
         rank = total.argmax(axis=1)
         at = np.arange(len(rank)), rank
         parts = np.empty((len(rank), len(TIME_PARTS)))
-        parts[:, 1:5] = share[at][:, None] * said[at]
+        parts[:, 1:5] = share[at][:, None] * exposed_messages[at]
         parts[:, 0] = np.maximum(0.0, (share * work)[at] - parts[:, 1:5].sum(axis=1)) + update[at]
         parts[:, 4] += ends[at]
         parts[:, 5] = np.maximum(0.0, total[at] - parts[:, :5].sum(axis=1))
@@ -195,36 +199,40 @@ class Bounds:
         place = np.where(half == 2, place, pipe.rank)
         middle = bound - 2 * ranks + place + 1  # layout/schedule/v_shaped.py
         busy = np.zeros(pipe.rank.shape)
-        for ahead, behind, pairs in (
+        for forward_units, backward_units, pairs in (
             (near, far, middle - (place == ranks - 1)),
             (far, near, middle + ranks - 1 - place),
         ):
-            compute = sum_units(ahead, front) + sum_units(behind, back)
-            alone = both = sum_units(ahead, unit[:, 0]) + sum_units(behind, unit[:, 1] + unit[:, 2])
+            compute = sum_units(forward_units, front) + sum_units(backward_units, back)
+            unpaired = paired = sum_units(forward_units, unit[:, 0]) + sum_units(
+                backward_units, unit[:, 1] + unit[:, 2]
+            )
             if halves is None:
                 # Of units as slow as the host, messages shorten the compute: then an FB takes at least half of both.
                 kernels, overlappable = (
-                    sum_units(ahead, unit[:, at]) + sum_units(behind, unit[:, at + 1]) for at in (7, 9)
+                    sum_units(forward_units, unit[:, at]) + sum_units(backward_units, unit[:, at + 1]) for at in (7, 9)
                 )
-                both = np.maximum(np.maximum(kernels, overlappable), alone / 2)
+                paired = np.maximum(np.maximum(kernels, overlappable), unpaired / 2)
             elif self.planner.machine.backend != "gloo":  # else one after the other
                 stays, overlappable, hidden = (
-                    sum_units(ahead, halves[:, at]) + sum_units(behind, halves[:, 3 + at]) for at in range(3)
+                    sum_units(forward_units, halves[:, at]) + sum_units(backward_units, halves[:, 3 + at])
+                    for at in range(3)
                 )
                 slowed = np.maximum(0.0, np.minimum(compute, overlappable) - hidden)
-                both = np.maximum(compute, overlappable) + stays
+                paired = np.maximum(compute, overlappable) + stays
                 if self.planner.units.overlaps:
                     units = front + halves[:, 0], back + halves[:, 3]
                     longer, shorter = (
-                        sum_units(ahead, limit(units[0], sent[0])) + sum_units(behind, limit(units[1], sent[1]))
+                        sum_units(forward_units, limit(units[0], sent[0]))
+                        + sum_units(backward_units, limit(units[1], sent[1]))
                         for limit in (np.maximum, np.minimum)
                     )
-                    both, slowed = np.maximum(both, longer), slowed + shorter
+                    paired, slowed = np.maximum(paired, longer), slowed + shorter
                 else:
-                    both += sum_units(ahead, sent[0]) + sum_units(behind, sent[1])
-                both += self.planner.units.constants.hidden_message_slowdown * slowed
-            alone = alone + sum_units(ahead, shown[0]) + sum_units(behind, shown[1])
-            busy += pairs * both + (bound - pairs) * alone
+                    paired += sum_units(forward_units, sent[0]) + sum_units(backward_units, sent[1])
+                paired += self.planner.units.constants.hidden_message_slowdown * slowed
+            unpaired = unpaired + sum_units(forward_units, shown[0]) + sum_units(backward_units, shown[1])
+            busy += pairs * paired + (bound - pairs) * unpaired
         return busy
 
     def _data_parallel_seconds(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
@@ -234,12 +242,12 @@ class Bounds:
         """
         often = self.estimates.reduces_often(candidates)[:, None]
         stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
-        gather, twice = np.where(stage3, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
-        twice[:2] = 0
-        twice *= self.planner.job.stack.reshard == "forward"
-        behind = np.where(often, parallel[:, 1], 0.0)
-        behind[:, 0] = 0  # may overlap with the next forward
-        return np.stack([gather, gather * twice + behind])
+        gather, regathers = np.where(stage3, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
+        regathers[:2] = 0
+        regathers *= self.planner.job.stack.reshard == "forward"
+        reductions = np.where(often, parallel[:, 1], 0.0)
+        reductions[:, 0] = 0  # may overlap with the next forward
+        return np.stack([gather, gather * regathers + reductions])
 
     def _exposed_seconds(self, sent: Floats, unit: Floats) -> Floats:
         """Return exposed seconds of ``_data_parallel_seconds``, and those by which overlap slows compute."""
@@ -269,23 +277,33 @@ class Bounds:
         )
         if not self.planner.units.overlaps:
             return gathers + reduces + copies
-        first, last, part = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
+        first, last, part = (
+            np.take_along_axis(column, pipe.start, axis=1) for column in (gather, reduce, parallel[:, 1])
+        )
         # Of reductions in every micro-batch the last one comes after its own backward, which is as long or hides it.
-        room = unit[:, 1] + unit[:, 2] - (unit[:, 3:6].sum(axis=1) - unit[:, 6])
+        backward_compute = unit[:, 1] + unit[:, 2] - (unit[:, 3:6].sum(axis=1) - unit[:, 6])
         if overlaps_next_forward("embed", self.planner.job):
-            room[:, 0] = np.inf
+            backward_compute[:, 0] = np.inf
         often = self.estimates.reduces_often(candidates)[:, None]
-        copies += np.where(often, np.minimum(part, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
-        ahead, behind = sum_units(pipe.lead, unit[:, 0]), sum_units(pipe.lead, unit[:, 1] + unit[:, 2])
+        copies += np.where(often, np.minimum(part, np.take_along_axis(backward_compute, pipe.start, axis=1)), 0.0)
+        forward_overlap, backward_overlap = (
+            sum_units(pipe.lead, unit[:, 0]),
+            sum_units(pipe.lead, unit[:, 1] + unit[:, 2]),
+        )
         if not placed:
             slack = np.isin(pipe.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
-            ahead, behind = np.where(slack, np.inf, ahead), np.where(slack, np.inf, behind)
-        late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
-        early = gathers
+            forward_overlap, backward_overlap = (
+                np.where(slack, np.inf, forward_overlap),
+                np.where(slack, np.inf, backward_overlap),
+            )
+        exposed_reduce = last + np.maximum(0.0, (reduces - last) / pipe.chunks - backward_overlap)
+        exposed_gather = gathers
         if self.planner.job.stack.param_all_gather == "overlapped":
-            early = first + np.maximum(0.0, (gathers - first) / pipe.chunks - ahead)
-        hidden = gathers + reduces - early - late
-        return np.asarray(early + late + copies + self.planner.units.contention * np.maximum(0.0, hidden))
+            exposed_gather = first + np.maximum(0.0, (gathers - first) / pipe.chunks - forward_overlap)
+        overlapped = gathers + reduces - exposed_gather - exposed_reduce
+        return np.asarray(
+            exposed_gather + exposed_reduce + copies + self.planner.units.contention * np.maximum(0.0, overlapped)
+        )
 
     def resting_bytes(self) -> Floats:
         """Return the bytes of every partial layout for any recomputation, schedule, ZeRO stage and order.

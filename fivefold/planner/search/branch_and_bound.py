@@ -116,10 +116,10 @@ class BranchAndBound:
             self.incumbents.rejections.add_slower("compute", count, nearest)
             self.report_done(count)
 
-    def wait(self, bounds: Bounds, some: CandidateLayouts, size: Floats, seconds: Floats) -> None:
+    def wait(self, bounds: Bounds, candidates: CandidateLayouts, size: Floats, seconds: Floats) -> None:
         """Queue candidates with their bounds."""
-        unplayed = group_schedules(bounds, some) if self.timed else np.full(len(size), -1)
-        self.waiting.append((some, size, seconds, unplayed))
+        unplayed = group_schedules(bounds, candidates) if self.timed else np.full(len(size), -1)
+        self.waiting.append((candidates, size, seconds, unplayed))
 
     def _open_up(self, bounds: Bounds) -> ExpandedCandidates:
         """Return every schedule of partial layouts with every recomputation, without those that bounds exclude.
@@ -201,59 +201,63 @@ class BranchAndBound:
                 bound = bounds.seconds_of_any_order(candidates, most=most, bare=bare)
                 candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
         for part in _parts(candidates):
-            some = space.shard(partials, candidates.take(part))
-            least, seconds = np.zeros(len(some.zero)), np.zeros(len(some.zero))
+            sharded = space.shard(partials, candidates.take(part))
+            least, seconds = np.zeros(len(sharded.zero)), np.zeros(len(sharded.zero))
             for limit in (True,) if rival else (True, False):  # the same in every order
                 if len(least):
-                    least = bounds.memory(some, limit=limit)
-                    some, least, seconds = self._select_fitting(bounds, some, least, seconds, left="order")
-            some, index = space.expand_orders(partials, some)
+                    least = bounds.memory(sharded, limit=limit)
+                    sharded, least, seconds = self._select_fitting(bounds, sharded, least, seconds, left="order")
+            sharded, index = space.expand_orders(partials, sharded)
             least, seconds = least[index], seconds[index]
             if rival and len(least):
-                bound = bounds.seconds_of_adjacent_units(some)
-                some, least, seconds = self._select_fast(bounds, some, least, bound, left="")
+                bound = bounds.seconds_of_adjacent_units(sharded)
+                sharded, least, seconds = self._select_fast(bounds, sharded, least, bound, left="")
                 if len(least):
-                    some, least, seconds = self._select_fitting(bounds, some, bounds.memory(some), seconds, left="")
+                    sharded, least, seconds = self._select_fitting(
+                        bounds, sharded, bounds.memory(sharded), seconds, left=""
+                    )
             if len(least):
-                some, least, seconds = self._select_fast(bounds, some, least, bounds.seconds(some), left="")
+                sharded, least, seconds = self._select_fast(bounds, sharded, least, bounds.seconds(sharded), left="")
             if len(least):
-                one = bounds.estimates.find_distinct(some)
-                self.wait(bounds, some.take(one), least[one], seconds[one])
+                one = bounds.estimates.find_distinct(sharded)
+                self.wait(bounds, sharded.take(one), least[one], seconds[one])
                 self.evaluate_waiting(bounds, most=EAGER)
 
     def _explore_sizes(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
         """Explore like ``_explore`` when time does not matter or few layouts fit: memory is the same in every order."""
         space, partials = bounds.space, bounds.partials
         for part in _parts(candidates):
-            some = space.shard(partials, candidates.take(part))
-            size, none = np.zeros(len(some.zero)), np.zeros(len(some.zero))
+            sharded = space.shard(partials, candidates.take(part))
+            size, none = np.zeros(len(sharded.zero)), np.zeros(len(sharded.zero))
             for limit in (True, False):
                 if len(size):
-                    size = bounds.memory(some, limit=limit)
-                    some, size, none = self._select_fitting(bounds, some, size, none, left="order")
-                    some, size, none = self._select_fast(bounds, some, size, (none, None), left="order")
+                    size = bounds.memory(sharded, limit=limit)
+                    sharded, size, none = self._select_fitting(bounds, sharded, size, none, left="order")
+                    sharded, size, none = self._select_fast(bounds, sharded, size, (none, None), left="order")
             if self.timed:
-                self._place_fitting(bounds, some, size)
+                self._place_fitting(bounds, sharded, size)
             elif len(size):
-                self.wait(bounds, space.placed_first(partials, some), size, none)
+                self.wait(bounds, space.placed_first(partials, sharded), size, none)
                 self.evaluate_waiting(bounds, most=EAGER)
 
-    def _place_fitting(self, bounds: Bounds, some: CandidateLayouts, size: Floats) -> None:
+    def _place_fitting(self, bounds: Bounds, candidates: CandidateLayouts, size: Floats) -> None:
         """Queue every order of candidates that can win by time and that fit. Their memory is counted once."""
         seconds = np.zeros(len(size))
         if self.incumbents.best and len(size):
-            some, size, seconds = self._select_fast(bounds, some, size, bounds.seconds_of_any_order(some), left="order")
-        first = bounds.space.placed_first(bounds.partials, some)
+            candidates, size, seconds = self._select_fast(
+                bounds, candidates, size, bounds.seconds_of_any_order(candidates), left="order"
+            )
+        first = bounds.space.placed_first(bounds.partials, candidates)
         layouts = (bounds.space.layout(bounds.partials, first, at) for at in range(len(size)))
         peaks = np.array([self.incumbents.excess_bytes(bounds.planner, layout) for layout in layouts], float)
         large = peaks > 0
-        losers, times = some.take(large), self._times(bounds, some.take(large), "order")
+        losers, times = candidates.take(large), self._times(bounds, candidates.take(large), "order")
         self.report_done(int(times.sum()))
         self.incumbents.rejections.add_too_large(
             times, peaks[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
         )
-        some, size = some.take(~large), size[~large]
-        placed, index = bounds.space.expand_orders(bounds.partials, some)
+        candidates, size = candidates.take(~large), size[~large]
+        placed, index = bounds.space.expand_orders(bounds.partials, candidates)
         if len(index):
             placed, size, seconds = self._select_fast(bounds, placed, size[index], bounds.seconds(placed), left="")
         if len(size):
@@ -275,11 +279,11 @@ class BranchAndBound:
         while len(order) and most != 0:
             at = int(order[0])
             if self.incumbents.can_candidate_win(score[at], size[at], seconds[at]):
-                mine = order[unplayed[order] == unplayed[at]] if unplayed[at] >= 0 else order[:0]
-                mine = mine[:TOGETHER]
-                unplayed[mine] = -1
-                if len(mine) > MAX_UNGROUPED:
-                    seconds[mine] = np.maximum(seconds[mine], simulate_group(bounds, candidates.take(mine)))
+                batch = order[unplayed[order] == unplayed[at]] if unplayed[at] >= 0 else order[:0]
+                batch = batch[:TOGETHER]
+                unplayed[batch] = -1
+                if len(batch) > MAX_UNGROUPED:
+                    seconds[batch] = np.maximum(seconds[batch], simulate_group(bounds, candidates.take(batch)))
                     score = self.incumbents.score(seconds, size, space)
                     order = order[np.lexsort((size[order], score[order]))]
                     continue

@@ -49,22 +49,22 @@ def find_binding_constraint(where: Where, *, passing: Passing, model: Model, wor
     if passing(ANY) is None:
         return None
     for count in range(1, len(where.terms) + 1):
-        without = [(some, _drop_terms(where, some, passing)) for some in combinations(where.terms, count)]
-        enough = [(some, layout) for some, layout in without if layout is not None]
-        options = ([list(_list_relaxations(term, model=model, world=world)) for term in some] for some, _ in enough)
+        without = [(terms, _drop_terms(where, terms, passing)) for terms in combinations(where.terms, count)]
+        enough = [(terms, layout) for terms, layout in without if layout is not None]
+        options = ([list(_list_relaxations(term, model=model, world=world)) for term in terms] for terms, _ in enough)
         ways = sorted(chain(*(product(*step) for step in options)), key=lambda way: sum(step[0] for step in way))
         for way in ways[:TRIED]:
             if (binding := _relax(where, [step[1] for step in way], passing)) is not None:
                 return binding
-        for some, layout in enough:
+        for terms, layout in enough:
             return BindingConstraint(
-                some, "none of them" if count > 2 else "neither" if count == 2 else "any other", layout
+                terms, "none of them" if count > 2 else "neither" if count == 2 else "any other", layout
             )
     return None
 
 
-def _drop_terms(where: Where, some: Sequence[Term], passing: Passing) -> Layout | None:
-    return passing(Where(tuple(term for term in where.terms if term not in some)))
+def _drop_terms(where: Where, terms: Sequence[Term], passing: Passing) -> Layout | None:
+    return passing(Where(tuple(term for term in where.terms if term not in terms)))
 
 
 def _relax(where: Where, ways: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
@@ -72,8 +72,8 @@ def _relax(where: Where, ways: Sequence[Relaxation], passing: Passing) -> Bindin
     changed = {way.term: way.instead for way in ways}
     kept = tuple(other for term in where.terms if (other := changed.get(term, term)) is not None)
     layout = passing(Where(kept))
-    said = " ".join(str(other) if other else f"another {term.field}" for term, other in changed.items())
-    return None if layout is None else BindingConstraint(tuple(changed), said, layout)
+    description = " ".join(str(other) if other else f"another {term.field}" for term, other in changed.items())
+    return None if layout is None else BindingConstraint(tuple(changed), description, layout)
 
 
 def _list_relaxations(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Relaxation]]:

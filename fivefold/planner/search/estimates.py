@@ -65,8 +65,10 @@ class Estimates(Tables):
         number = [kinds.count(kind) * (not again) for kind in example for again in (False, True)]
         self.tally = np.array([1.0, 1.0, *number])  # of each unit in the model, without recomputation
         shapes = [Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule) for shape in space.shapes]
-        self._apart = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
-        self._hides = np.array([self.counts.job.stack.overlaps_p2p(shape.schedule) for shape in space.shapes], np.int64)
+        self._ends_apart = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
+        self._overlaps_p2p = np.array(
+            [self.counts.job.stack.overlaps_p2p(shape.schedule) for shape in space.shapes], np.int64
+        )
         self._dual = np.array([shape.pipeline.enters_both_ends for shape in shapes], np.int64)
 
     def reduces_often(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
@@ -196,7 +198,15 @@ class Estimates(Tables):
         are freed before the last ones are made.
         """
         s = self.partials.take(candidates.partial)
-        columns = [s.tp, s.inner, s.ep, s.etp, s.dp * s.cp, self._apart[candidates.shape], (s.pp == 1).astype(np.int64)]
+        columns = [
+            s.tp,
+            s.inner,
+            s.ep,
+            s.etp,
+            s.dp * s.cp,
+            self._ends_apart[candidates.shape],
+            (s.pp == 1).astype(np.int64),
+        ]
 
         def make(layout: Layout, _: int) -> Floats:
             stages = {0, 3 if layout.dp * layout.cp > 1 else 0}
@@ -223,7 +233,7 @@ class Estimates(Tables):
             candidates.zero,
             candidates.shards,
             s.dp * s.cp,
-            self._apart[candidates.shape],
+            self._ends_apart[candidates.shape],
         ]
         columns += [self.reduces_often(candidates).astype(np.int64), (s.pp == 1).astype(np.int64)]
 
@@ -381,15 +391,15 @@ class Estimates(Tables):
             for run in self.runs:
                 row: list[float] = []
                 unit = units.unit(layout, run)
-                ahead, behind = (
+                forward, backward = (
                     (unit.forward_exposed, unit.forward_unoverlapped),
                     (unit.backward_exposed, unit.backward_unoverlapped),
                 )
-                for shown, unoverlapped in (ahead, behind):
+                for shown, unoverlapped in (forward, backward):
                     both = list(zip(shown, unoverlapped, overlaps, strict=True))
-                    row.append(sum(some for some, _, hides in both if not hides))
-                    row.append(sum(every for _, every, hides in both if hides))
-                    row.append(sum(max(0.0, every - some) for some, every, hides in both if hides))
+                    row.append(sum(exposed for exposed, _, overlapping in both if not overlapping))
+                    row.append(sum(full for _, full, overlapping in both if overlapping))
+                    row.append(sum(max(0.0, full - exposed) for exposed, full, overlapping in both if overlapping))
                 rows.append(row)
             return np.array(rows).T
 
@@ -398,7 +408,7 @@ class Estimates(Tables):
     def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
         s = self.partials.take(candidates.partial)
-        columns = [s.mbs, s.cp, s.tp, s.inner, s.sp, self._hides[candidates.shape]]
+        columns = [s.mbs, s.cp, s.tp, s.inner, s.sp, self._overlaps_p2p[candidates.shape]]
         columns += self._places(candidates, ("tp",)) + self._places(candidates, ("pp",))
 
         def make(layout: Layout, _: int) -> Floats:
@@ -409,7 +419,7 @@ class Estimates(Tables):
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (gather, reduce, copies), units] of a unit's messages, as in ``GatherReduceTime``."""
         s = self.partials.take(candidates.partial)
-        columns = [s.tp, s.inner, s.sp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
+        columns = [s.tp, s.inner, s.sp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._ends_apart[candidates.shape]]
         columns += [self.reduces_often(candidates).astype(np.int64)]
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
         dual = self._dual[candidates.shape]

@@ -59,7 +59,9 @@ def climb(planner: Planner, layout: Layout) -> Estimate:
     best = planner.estimate(layout)
     for _ in range(MAX_CHANGES):
         memories = ((changed, planner.memory(changed)) for changed in neighbours(best.layout, planner))
-        fitting = [planner.estimate(some, ranks=ranks) for some, ranks in memories if planner.fits(some, ranks)]
+        fitting = [
+            planner.estimate(neighbour, ranks=ranks) for neighbour, ranks in memories if planner.fits(neighbour, ranks)
+        ]
         fastest = min(fitting, key=lambda estimate: (estimate.step_time.seconds, str(estimate.layout)), default=best)
         if not _is_better(planner, fastest, than=best, by="time"):
             break

@@ -78,8 +78,10 @@ def optimistic_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> Optimis
     )
     for op, time in zip(timer.ops, timer.times, strict=True):
         if op.name.startswith("moe.experts") and op.kind == "matmul":
-            rows, outof, into = op.shape
-            seconds += 2 * op.batch * rows * outof * into / rate - np.array([time.forward, time.backward, time.weight])
+            rows, out_features, in_features = op.shape
+            seconds += 2 * op.batch * rows * out_features * in_features / rate - np.array(
+                [time.forward, time.backward, time.weight]
+            )
     fronts, backs, *sent = (tuple(side.values()) for side in (*timer.exposed, *timer.sent))
     kernels: tuple[float, float, float] = tuple(seconds.tolist())
     return OptimisticUnitTime(UnitTime(*kernels, fronts, backs, fronts, backs, ""), kernels, *sent)

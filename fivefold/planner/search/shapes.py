@@ -79,7 +79,7 @@ def pipeline_units(counts: Counts, shape: PipelineShape, *, every: int, runs: li
     table, firsts = stage_units(counts, shape, every=every, runs=runs)
     before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
     held = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
-    layers = [table[list(mine), 2:].sum() for mine in held]
+    layers = [table[list(stages), 2:].sum() for stages in held]
     last = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # farthest from the first stage
     ranks = [0, int(np.argmax(layers)), last]
     rows = [table[list(held[rank])] for rank in ranks]
@@ -108,9 +108,9 @@ def bound_last_wgrads(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArr
     That B is of the rank's first stage. ``near``, ``far``: seconds of a W of its first stage, and of its others.
     """
     first = pipe.first * WEIGHT_LAG[pipe.schedule]
-    apart = (first + 1) * near + first * far
+    separate = (first + 1) * near + first * far
     paired = (first + 1) * np.maximum(near, far)
-    return np.where(np.isin(pipe.schedule, PAIRED), paired, np.where(np.isin(pipe.schedule, SPLIT), apart, 0.0))
+    return np.where(np.isin(pipe.schedule, PAIRED), paired, np.where(np.isin(pipe.schedule, SPLIT), separate, 0.0))
 
 
 def sum_units(counts: NDArray[np.float64], unit_bytes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -43,14 +43,16 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     )
     rounds, pipe = rounds_of(*shape, int(_micro_batches(bounds, candidates)[0])), bounds.pipelines(candidates)
     unit, parallel = bounds.estimates.units(candidates), bounds.estimates.parallel(candidates)
-    (ahead, behind), _, ends, update = bounds.data_parallel(pipe, candidates, unit, parallel)
-    late, sending = bounds.estimates.stage_message_seconds(candidates).T
+    (forward_dp, backward_dp), _, ends, update = bounds.data_parallel(pipe, candidates, unit, parallel)
+    p2p_delay, p2p_send = bounds.estimates.stage_message_seconds(candidates).T
     table, _ = stage_units(bounds.planner.counts, shape, every=every, runs=bounds.estimates.runs)
-    forward, backward, weight = (table @ column.T for column in (unit[:, 0] + ahead, unit[:, 1] + behind, unit[:, 2]))
-    kinds = {"F": forward + sending, "B": backward + sending, "BW": backward + weight + sending, "W": weight}
+    forward, backward, weight = (
+        table @ column.T for column in (unit[:, 0] + forward_dp, unit[:, 1] + backward_dp, unit[:, 2])
+    )
+    kinds = {"F": forward + p2p_send, "B": backward + p2p_send, "BW": backward + weight + p2p_send, "W": weight}
     (first, few), *more = rounds.tables
     seconds = np.array([kinds[task.kind][task.stage] for task in first.order.tasks])
-    free = play_many(_waves(*shape, first.micro_batches), seconds, late, pp=shape.pp)
+    free = play_many(_waves(*shape, first.micro_batches), seconds, p2p_delay, pp=shape.pp)
     if more:
         pace = _times(more[0][1], first.order.tasks) - _times(few, first.order.tasks)
         free += rounds.rounds * (pace @ seconds).max(axis=0)

@@ -87,8 +87,8 @@ class Space:
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words and axis not in unsharded)
         self.where = where
         tried = dict.fromkeys((*list_recomputations(model, recomputations), *where.values_of("ac")))
-        told = [ac for ac in tried if stack.can_express(ac, experts=model.moe is not None)]
-        self.recomputations = tuple(ac for ac in told if where.is_allowed("ac", ac))
+        expressible = [ac for ac in tried if stack.can_express(ac, experts=model.moe is not None)]
+        self.recomputations = tuple(ac for ac in expressible if where.is_allowed("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
         self.reduces_often = reduces_often
         self.usual_order = where.is_allowed("order", "default")
@@ -252,9 +252,9 @@ class Space:
         keys = self._zeros_of(partials)[candidates.partial]
         pieces = []
         for key in np.unique(keys):
-            mine, zeros = np.flatnonzero(keys == key), np.array(self._zeros(int(key)), np.int64).reshape(-1, 2)
-            zero, shards = np.tile(zeros, (len(mine), 1)).T
-            pieces.append(candidates.take(np.repeat(mine, len(zeros)))._replace(zero=zero, shards=shards))
+            members, zeros = np.flatnonzero(keys == key), np.array(self._zeros(int(key)), np.int64).reshape(-1, 2)
+            zero, shards = np.tile(zeros, (len(members), 1)).T
+            pieces.append(candidates.take(np.repeat(members, len(zeros)))._replace(zero=zero, shards=shards))
         return (
             CandidateLayouts(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
             if pieces
@@ -270,10 +270,10 @@ class Space:
         pattern_of = self._patterns(partials.take(candidates.partial))
         rows, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for pattern in np.unique(pattern_of):
-            mine = np.flatnonzero(pattern_of == pattern)
+            members = np.flatnonzero(pattern_of == pattern)
             orders = np.array(self._list_orders(int(pattern)))
-            rows.append(np.repeat(mine, len(orders)))
-            places.append(np.tile(orders, len(mine)))
+            rows.append(np.repeat(members, len(orders)))
+            places.append(np.tile(orders, len(members)))
         index = np.concatenate(rows)
         return candidates.take(index)._replace(order=np.concatenate(places)), index
 

@@ -107,7 +107,10 @@ def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
 def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) -> list[float]:
     """Return the seconds of one micro-batch through the stages of each pipeline rank, forward and backward."""
     stages = stage_seconds(planner.units, layout).times
-    return [sum(stages[stage].forward.seconds + stages[stage].full_backward.seconds for stage in mine) for mine in held]
+    return [
+        sum(stages[stage].forward.seconds + stages[stage].full_backward.seconds for stage in rank_stages)
+        for rank_stages in held
+    ]
 
 
 def _move_layer(

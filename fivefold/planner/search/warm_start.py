@@ -93,7 +93,7 @@ def _select_likely(
 
     Their seconds include a bubble. Without ``usual`` they may have any degrees.
     """
-    some, space = [], bounds.space
+    selected, space = [], bounds.space
     for stems, size, seconds in floors:
         m = space.micro_batches(stems)
         likely = (stems.etp == 1) & (stems.mbs <= LIKELY)
@@ -104,10 +104,10 @@ def _select_likely(
             if solver.timed:
                 bubble = (stems.pp - 1) / (m * np.maximum(1, space.model.layers // stems.pp))
                 seconds = bounds.restrict_to(stems).floor(most=SMALL_MICRO_BATCH) * (1 + bubble)
-            some.append(BoundedSpace(stems, size, seconds))
+            selected.append(BoundedSpace(stems, size, seconds))
     none = np.zeros(0)
-    size, seconds = (np.concatenate([none, *(seed[at] for seed in some)]) for at in (1, 2))
-    return BoundedSpace(concatenate([seed.stems for seed in some]), size, seconds)
+    size, seconds = (np.concatenate([none, *(seed[at] for seed in selected)]) for at in (1, 2))
+    return BoundedSpace(concatenate([seed.stems for seed in selected]), size, seconds)
 
 
 def _try_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:
@@ -116,26 +116,26 @@ def _try_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates
     best = np.lexsort((opened.size, incumbents.score(opened.seconds, opened.size, space)))
     _, first = np.unique(opened.candidates.partial[best], return_index=True)
     first = np.union1d(np.sort(first)[:PARTIALS], np.arange(min(len(best), SCHEDULES)))
-    some = space.shard(partials, opened.candidates.take(best[first]))
-    s = partials.take(some.partial)
-    _try(solver, bounds, some.take((some.zero == 0) | (some.shards == s.dp * s.cp)))
+    sharded = space.shard(partials, opened.candidates.take(best[first]))
+    s = partials.take(sharded.partial)
+    _try(solver, bounds, sharded.take((sharded.zero == 0) | (sharded.shards == s.dp * s.cp)))
     rows = [space.rows_of(partials, incumbent.estimate.layout) for incumbent in incumbents.best[:BEST]]
-    theirs = np.isin(opened.candidates.partial, np.concatenate([np.zeros(0, np.int64), *rows]))
-    if theirs.any():
-        _try(solver, bounds, space.shard(partials, opened.candidates.take(theirs)))
+    is_other = np.isin(opened.candidates.partial, np.concatenate([np.zeros(0, np.int64), *rows]))
+    if is_other.any():
+        _try(solver, bounds, space.shard(partials, opened.candidates.take(is_other)))
 
 
-def _try(solver: BranchAndBound, bounds: Bounds, some: CandidateLayouts) -> None:
+def _try(solver: BranchAndBound, bounds: Bounds, candidates: CandidateLayouts) -> None:
     """Evaluate the most promising of some candidates that may fit; nothing of none."""
-    if not len(some.zero):
+    if not len(candidates.zero):
         return
     if not (solver.timed or solver.incumbents.any_will_do):  # the smallest are near those of the limits
-        some = some.take(np.argsort(bounds.memory(some, limit=True), kind="stable")[:REFINED])
-    size = bounds.memory(some)
+        candidates = candidates.take(np.argsort(bounds.memory(candidates, limit=True), kind="stable")[:REFINED])
+    size = bounds.memory(candidates)
     fits = size <= solver.incumbents.largest_peak
-    some, size = some.take(fits), size[fits]
+    candidates, size = candidates.take(fits), size[fits]
     if len(size):
-        seconds = bounds.seconds(some)[0] if solver.timed else np.zeros(len(size))
-        solver.wait(bounds, some, size, seconds)
+        seconds = bounds.seconds(candidates)[0] if solver.timed else np.zeros(len(size))
+        solver.wait(bounds, candidates, size, seconds)
         solver.evaluate_waiting(bounds, most=TRIED)
         solver.waiting = []

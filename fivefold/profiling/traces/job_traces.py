@@ -118,9 +118,15 @@ def _check_one_job(ranks: dict[int, TraceEvents], remarks: list[str]) -> int:
     first = next(iter(ranks.values()))
     for rank, recording in ranks.items():
         if recording.has_gpu_kernels != first.has_gpu_kernels:
-            raise UserError(f"{first.path} and {recording.path} are of two jobs: one ran on GPUs, the other on CPUs")
+            raise UserError(
+                f"{first.path} and {recording.path} are of two jobs: one ran on GPUs, the other on CPUs; give traces "
+                "of one job"
+            )
         if worlds.get(rank, size := next(iter(worlds.values()), 0)) != size:
-            raise UserError(f"{first.path} and {recording.path} are of two jobs, of {size} and {worlds[rank]} ranks")
+            raise UserError(
+                f"{first.path} and {recording.path} are of two jobs, of {size} and {worlds[rank]} ranks; give traces "
+                "of one job"
+            )
     _refuse_other_times(list(ranks.values()))
     world = max([*worlds.values(), max(ranks) + 1, 1])
     missing = world - len(ranks)

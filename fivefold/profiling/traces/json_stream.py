@@ -98,7 +98,10 @@ class JsonStream:
     def _keys(self) -> Iterator[str]:
         """Yield the keys of the outermost object; the caller reads the value after each key."""
         if self._peek() != "{":
-            raise UserError(f"{self.path}: is not a PyTorch profiler trace: it is not JSON")
+            raise UserError(
+                f"{self.path}: is not a PyTorch profiler trace, as it is not JSON; write one with torch.profiler's "
+                "export_chrome_trace"
+            )
         self._at += 1
         while self._peek() not in ("}", ""):
             key = self._value()

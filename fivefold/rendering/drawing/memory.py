@@ -21,15 +21,15 @@ MAX_TOOLTIP_INTERVALS = 240  # number of time intervals for which the mouse show
 
 
 def picture(
-    levels: Sequence[Level], *, rank: int, capacity_bytes: int, told: Sequence[tuple[float, float, str]] | None = None
+    levels: Sequence[Level], *, rank: int, capacity_bytes: int, labels: Sequence[tuple[float, float, str]] | None = None
 ) -> Raw:
-    """Draw the chart; ``told``: time intervals with their tips; by default, the parts of the fullest level of each."""
+    """Draw the chart; ``labels``: time intervals with their tips; default: the parts of the fullest level of each."""
     top, last = peak(levels), levels[-1].seconds or 1.0
     shows_capacity = capacity_bytes <= 4 * top.live_bytes
     ceiling = max(top.live_bytes * 1.15, capacity_bytes * 1.06 if shows_capacity else 0) or 1
     size, unit = byte_unit(top.live_bytes)
     per_second, time_name = time_unit(last)
-    intervals = _stretches(levels, last=last) if told is None else told
+    intervals = _stretches(levels, last=last) if labels is None else labels
     return plot(
         join_elements((*_areas(levels, last=last, ceiling=ceiling), *_places(intervals, last=last))),
         label=finding(levels, rank=rank, capacity_bytes=capacity_bytes),
@@ -73,9 +73,9 @@ def _areas(levels: Sequence[Level], *, last: float, ceiling: float) -> Iterator[
         yield element("path", d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z", class_=f"k-{part}")
 
 
-def _places(told: Iterable[tuple[float, float, str]], *, last: float) -> Iterator[Raw]:
+def _places(labels: Iterable[tuple[float, float, str]], *, last: float) -> Iterator[Raw]:
     """Yield invisible columns with tips of what is live."""
-    for start, end, tip in told:
+    for start, end, tip in labels:
         yield element(
             "rect",
             x=start / last * SIDE,

@@ -184,7 +184,7 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
     """Raise ``UserError`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
     checkpoint = read(path)
     if mismatch := difference(checkpoint.model, model, skip=("name", "source")):
-        raise UserError(f"{path}: is of another model, with {mismatch}; give that model or start a new run")
+        raise UserError(f"{path}: holds another model, with {mismatch}; give that model or start a new run")
     if (old := checkpoint.job.optimizer.kind) != (new := job.optimizer.kind):
         raise UserError(
             f"{path}: holds moments of optimizer.kind={old}, which {new} cannot continue with; set "

@@ -186,7 +186,7 @@ def _files(path: Path) -> list[Path]:
     if (path / INDEX).is_file():
         places = read_file(path / INDEX).get("weight_map")
         if not isinstance(places, dict) or not places:
-            raise UserError(f"{path / INDEX}: has no weight_map")
+            raise UserError(f"{path / INDEX}: has no weight_map; fetch the file again")
         files = [path / str(name) for name in sorted({str(place) for place in places.values()})]
     else:
         files = [path / SINGLE]
@@ -237,10 +237,10 @@ def _join_tensors(tensors: dict[str, Any], *, family: Family) -> dict[str, Any]:
         for published, ours in family.renamed.items():
             name = name.replace(published, ours)
         named[name] = tensor
-    for whole, pieces in family.joined.items():
+    for joined_name, pieces in family.joined.items():
         for stem in [name.removesuffix(pieces[0]) for name in named if name.endswith(pieces[0])]:
             if all(f"{stem}{piece}" in named for piece in pieces):
-                named[f"{stem}{whole}"] = _JoinedRows([named.pop(f"{stem}{piece}") for piece in pieces])
+                named[f"{stem}{joined_name}"] = _JoinedRows([named.pop(f"{stem}{piece}") for piece in pieces])
     return named
 
 
@@ -291,7 +291,8 @@ def _check(
         if not (_can_be_unused(name, model) or name in foreign or (wrapped and name.startswith(OTHER_SENSES)))
     ]:
         raise UserError(
-            f"{path}: holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}"
+            f"{path}: holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}; "
+            f"take the {CONFIG} of these weights"
         )
     for head in set(HEADS).intersection(spare):
         _check_tied(path, tensors, head)
@@ -301,11 +302,12 @@ def _check(
 def _check_constants(path: Path, tensors: dict[str, Any], fixed: dict[str, float | tuple[float, ...]]) -> None:
     """Raise a ``UserError`` if a number that the trainer has fixed is another one in the folder."""
     for name in sorted(fixed.keys() & tensors.keys()):
-        theirs: Tensor = tensors[name][...]
-        ours = torch.tensor(fixed[name], dtype=theirs.dtype)
-        if not bool((theirs == ours).all()):
+        stored: Tensor = tensors[name][...]
+        computed = torch.tensor(fixed[name], dtype=stored.dtype)
+        if not bool((stored == computed).all()):
             raise UserError(
-                f"{path}: {name} is {theirs.flatten().tolist()}, and the trainer computes {ours.flatten().tolist()} "
+                f"{path}: {name} is {stored.flatten().tolist()}, and the trainer computes "
+                f"{computed.flatten().tolist()} "
                 "alone; `predict` plans the model all the same"
             )
 

@@ -72,7 +72,10 @@ class AdapterFolder:
         """Read the folder; raises ``UserError`` if it is damaged, or holds anything other than plain LoRA."""
         config = read_file(path / CONFIG)
         if (kind := config.get("peft_type")) != "LORA":
-            raise UserError(f"{path}: holds an adapter of peft_type {kind}, and only LORA is read")
+            raise UserError(
+                f"{path}: holds an adapter of peft_type {kind}, and only LORA is read; train a LoRA, or merge it into "
+                "its base with peft"
+            )
         for key, plain in PLAIN_KEYS.items():
             if key in config and config[key] not in plain:
                 raise UserError(
@@ -109,7 +112,7 @@ class AdapterFolder:
         }
         targets = tuple(target for target, linear in TARGETS.items() if linear in linears)
         if not targets:
-            raise UserError(f"{self.path}: {WEIGHTS} holds no factors")
+            raise UserError(f"{self.path}: {WEIGHTS} holds no factors; name a folder that peft wrote")
         adapter = self.adapter.replace(targets=targets)
         factors: dict[str, Tensor] = {}
         for weight in adapter_weights(model, adapter):

@@ -230,14 +230,20 @@ def _record(line: str) -> Mapping[str, Any]:
 def _field(record: Mapping[str, Any], *, key: str) -> str:
     """Return the text of a record."""
     if key not in record:
-        raise ValueError(f"has no key {key!r}; it has {', '.join(map(repr, record)) or 'none'}")
+        raise ValueError(
+            f"has no key {key!r}; it has {', '.join(map(repr, record)) or 'none'}; set [data] key to one of these"
+        )
     text = record[key]
     if not isinstance(text, str):
-        raise ValueError(f"the value of {key!r} is of type {type(text).__name__}, not text")
+        raise ValueError(
+            f"the value of {key!r} is of type {type(text).__name__}, not text; set [data] key to a key with text"
+        )
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the value of {key!r} holds half of a surrogate pair, which is no character") from None
+        raise ValueError(
+            f"the value of {key!r} holds half of a surrogate pair, which is not a character; remove it"
+        ) from None
     return text
 
 

@@ -123,7 +123,9 @@ class Loader:
         j, so that a step holds the same samples under every layout.
         """
         if ranks * micro_batches * mbs != global_batch:
-            raise ValueError(f"{ranks} ranks x {micro_batches} micro-batches x mbs {mbs} is not {global_batch}")
+            raise ValueError(
+                f"{ranks} ranks x {micro_batches} micro-batches x mbs {mbs} is not the global batch of {global_batch}"
+            )
         self.check(global_batch=global_batch)
         positions = taken + np.arange(global_batch).reshape(micro_batches, ranks, mbs)[:, rank]
         return self.rows(positions.ravel()).reshape(micro_batches, mbs, self.length)

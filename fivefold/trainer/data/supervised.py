@@ -186,7 +186,9 @@ def read_messages(value: object) -> list[ChatMessage]:
 
 def _read_message(message: object, number: int) -> ChatMessage:
     if not isinstance(message, Mapping):
-        raise SampleError(f"message {number} is of type {type(message).__name__}, not an object with role and content")
+        raise SampleError(
+            f"message {number} is of type {type(message).__name__}, not an object; give it a role and content"
+        )
     fields = {key: value for key, value in message.items() if value is not None}
     role = fields.pop("role", None) or fields.pop("from", None)
     if role is None:

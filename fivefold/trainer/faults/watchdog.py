@@ -199,13 +199,13 @@ class Watchdog:
         own_seconds = {rank: json.loads(text) for rank, text in self._answers("own").items()}
         if len(own_seconds) < self.world or any(abs(count - number) > 1 for count, _ in own_seconds.values()):
             return
-        for rank, (_, mine) in own_seconds.items():
+        for rank, (_, own) in own_seconds.items():
             median = statistics.median(other for peer, (_, other) in own_seconds.items() if peer != rank)
-            self._lags[rank] = self._lags[rank] + 1 if mine > LAG * median else 0
+            self._lags[rank] = self._lags[rank] + 1 if own > LAG * median else 0
             if self._lags[rank] == WINDOWS:
                 self.report(
                     self._step,
-                    f"rank {rank} lags: {mine:.3g} s of its own per step, where the other ranks take {median:.3g}",
+                    f"rank {rank} lags: {own:.3g} s of its own per step, where the other ranks take {median:.3g}",
                 )
 
 
@@ -214,9 +214,9 @@ def _verdict(places: dict[int, RankStatus], silent: list[int], seconds: float) -
     if silent:
         return f"{_ranks(silent)} did not come for {seconds:g} s: no answer, stopped or cut off"
     min_steps = min(status.step for status in places.values())
-    behind = [rank for rank, status in places.items() if status.step == min_steps]
+    lagging = [rank for rank, status in places.items() if status.step == min_steps]
     not_waiting = [rank for rank, status in places.items() if not status.waits]
-    for late in (behind, not_waiting):
+    for late in (lagging, not_waiting):
         if 0 < len(late) < len(places):
             where = places[late[0]]
             return f"{_ranks(late)} did not come for {seconds:g} s: {where.doing} after step {where.step}, {where.line}"

@@ -90,7 +90,10 @@ class WeightSource:
             raise UserError(f"{source}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
         loaded = tokenizer.tokenizer("bytes") if str(source) == "bytes" else tokenizer.load(source)
         if loaded.vocab > self.model.vocab:
-            raise UserError(f"{source}: has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}")
+            raise UserError(
+                f"{source}: has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}; name the "
+                "model's own with --tokenizer"
+            )
         return loaded
 
     def get_end_tokens(self, used: Tokenizer) -> frozenset[int]:
@@ -131,18 +134,18 @@ def _read_folder(
 ) -> None:
     """Fill weights by name from ``source``, and routing biases by layer from the Hugging Face ``folder``."""
     for name, weight in tensors.items():
-        for box in _boxes(tuple(weight.shape), apart=folder.parts[name][0].expert is not None):
+        for box in _boxes(tuple(weight.shape), separate=folder.parts[name][0].expert is not None):
             weight[box.rows] = source.read(name, offsets=box.offsets, sizes=box.sizes)
     for layer, bias in biases.items():
         if (name := bias_name(folder.model, layer)) in folder.parts:
             bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))
 
 
-def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
-    """Yield one box that covers a weight of ``shape``; ``apart``: one per expert, as Hugging Face stores them."""
-    first = range(shape[0]) if apart else [0]
+def _boxes(shape: tuple[int, ...], *, separate: bool) -> Iterator[Box]:
+    """Yield one box that covers a weight of ``shape``; ``separate``: one per expert, as Hugging Face stores them."""
+    first = range(shape[0]) if separate else [0]
     for start in first:
-        size = (1 if apart else shape[0], *shape[1:])
+        size = (1 if separate else shape[0], *shape[1:])
         yield Box((start, *(0 for _ in shape[1:])), size, (slice(start, start + size[0]),))
 
 
@@ -150,7 +153,7 @@ def _read_checkpoint(path: Path, tensors: dict[str, Tensor], biases: dict[int, T
     """Fill weights by name and routing biases by layer from a checkpoint; raises ``RunFailure`` if unreadable."""
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
-        f"weights/{name}": BoxTensor(tuple(weight.shape), _boxes(tuple(weight.shape), apart=False), weight)
+        f"weights/{name}": BoxTensor(tuple(weight.shape), _boxes(tuple(weight.shape), separate=False), weight)
         for name, weight in tensors.items()
     }
     try:

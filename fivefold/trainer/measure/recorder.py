@@ -107,11 +107,11 @@ class SpanRecorder:
     ) -> RecordedEvent:
         """Record that a message is about to be started (``parallel/listener.py``)."""
         name = f"{traffic_axis(axis)} {collective}"
-        heard = RecordedEvent(self, self.label("wait", name), axis, ranks, collective, payload, to, source)
-        self._messages.append(heard)
-        heard.begun = self.next_mark()
+        event = RecordedEvent(self, self.label("wait", name), axis, ranks, collective, payload, to, source)
+        self._messages.append(event)
+        event.begun = self.next_mark()
         self.begin(self.label("post", name))
-        return heard
+        return event
 
     def next_mark(self) -> int:
         """Return the index of the next mark."""
@@ -129,7 +129,7 @@ class SpanRecorder:
         reader = _Reader(self._labels, [moment - begin for moment in marks.moments])
         for index, code in enumerate(marks.codes):
             reader.add(index, code)
-        messages = tuple(heard.message(reader) for heard in marks.messages if heard.ended >= 0)
+        messages = tuple(event.message(reader) for event in marks.messages if event.ended >= 0)
         return RankStep(marks.step, begin + offset, reader.spans(), messages)
 
 

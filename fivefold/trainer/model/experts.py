@@ -78,10 +78,10 @@ class Experts(nn.Module):
         self.meanwhile: list[Work] | None = None
         self.entries = ("gate", "up") if model.mlp == "gated" else ("up",)
         sizes = [(name, moe.ffn, model.width) for name in self.entries] + [("down", model.width, moe.ffn)]
-        for name, outof, into in sizes:
-            self.register_parameter(name, nn.Parameter(torch.empty(moe.experts, outof, into)))
+        for name, out_features, in_features in sizes:
+            self.register_parameter(name, nn.Parameter(torch.empty(moe.experts, out_features, in_features)))
             if moe.expert_bias:
-                self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, outof)))
+                self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, out_features)))
 
     def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
         """Compute gate and up, each [n, F], of rows [n, D] in order of expert, whose groups end at ``offsets`` [E].

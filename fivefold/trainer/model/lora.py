@@ -52,9 +52,9 @@ def attach(blocks: nn.Module, adapter: Adapter) -> None:
         linears = [(name, module) for name, module in block.named_modules() if isinstance(module, Linear)]
         for name, linear in linears:
             if adapter.has_adapter(name):
-                out, into = linear.matrix.shape
-                linear.lora_a = nn.Parameter(torch.empty(adapter.rank, into))
-                linear.lora_b = nn.Parameter(torch.empty(out, adapter.rank))
+                out_features, in_features = linear.matrix.shape
+                linear.lora_a = nn.Parameter(torch.empty(adapter.rank, in_features))
+                linear.lora_b = nn.Parameter(torch.empty(out_features, adapter.rank))
                 linear.lora_scale = adapter.scale
                 linear.lora_dropout = AdapterDropout(adapter.dropout, place=place) if adapter.dropout else None
                 place += 1

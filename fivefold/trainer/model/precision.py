@@ -52,7 +52,7 @@ def check_trainable(recipe: Recipe) -> None:
             f"precision {recipe.name!r}: fp16 without loss_scaling loses gradients below 2^-24; set loss_scaling"
         )
     if recipe.name not in TRAINABLE:
-        raise UserError(f"precision {recipe.name!r} cannot be trained yet; known: {', '.join(TRAINABLE)}")
+        raise UserError(f"precision {recipe.name!r} cannot be trained yet; take one of {', '.join(TRAINABLE)}")
     if recipe.weights_bytes == 1 and not recipe.holds_casts:
         raise UserError(f"precision {recipe.name!r}: weights of one byte are gathered as such; keep gathers = 'fp8'")
     known = RECIPES[recipe.name]
@@ -60,7 +60,7 @@ def check_trainable(recipe: Recipe) -> None:
     for field in fields:
         if field not in PAYLOADS:
             raise UserError(
-                f"precision {recipe.name!r}: the engine has {field}={getattr(known, field)} in it, not "
+                f"precision {recipe.name!r}: the trainer supports it only with {field}={getattr(known, field)}, not "
                 f"{getattr(recipe, field)}; `predict` plans both"
             )
 

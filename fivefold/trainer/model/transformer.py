@@ -140,13 +140,13 @@ class Transformer(nn.Module):
         targets_BT: Tensor | None = None,
         *,
         scale: float = 1.0,
-        further: MTPTargets | None = None,
+        mtp_targets: MTPTargets | None = None,
     ) -> Tensor:
         """Return the loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] if there are none.
 
-        ``further``: as in ``Head``.
+        ``mtp_targets``: as in ``Head``.
         """
-        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale, further=further)
+        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale, further=mtp_targets)
         return out if targets_BT is not None else out.view(*tokens_BT.shape, -1)
 
     def stage(

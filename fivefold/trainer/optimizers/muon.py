@@ -119,16 +119,16 @@ def _orthogonal(sharded_weights: list[ShardAxes], parts: list[Tensor]) -> list[T
     return return_owned(owned_slices, parts, rows)
 
 
-def _orthogonalise_owned(mine: list[ShardAxes], dealt: list[Tensor]) -> None:
+def _orthogonalise_owned(owned: list[ShardAxes], dealt: list[Tensor]) -> None:
     """Overwrite ``dealt``, the tp slices of the matrices this rank owns, with slices of the orthogonalized matrices."""
-    if not mine:
+    if not owned:
         return
-    pieces = mine[0].pieces
-    shapes = [sharded.shard.shape for sharded in mine]
+    pieces = owned[0].pieces
+    shapes = [sharded.shard.shape for sharded in owned]
     local_slices = [flat.view(-1)[: shape.numel()].view(shape) for shape, flat in zip(shapes, dealt, strict=True)]
     orthogonal_slices = [
         _split_slices(newton_schulz(_join_slices(stack, sharded)), sharded)
-        for sharded, stack in zip(mine[pieces.rank :: pieces.size], gather_owned(local_slices, pieces), strict=True)
+        for sharded, stack in zip(owned[pieces.rank :: pieces.size], gather_owned(local_slices, pieces), strict=True)
     ]
     for flat, piece in zip(dealt, return_owned(orthogonal_slices, local_slices, pieces), strict=True):
         flat.view(-1)[: piece.numel()] = piece.reshape(-1)

@@ -31,7 +31,9 @@ def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer
     """Make the job's optimizer over this rank's shards; every rank calls it."""
     kind, name = job.optimizer.kind, f"{__package__}.{job.optimizer.kind}"
     if find_spec(name) is None:
-        raise UserError(f"optimizer {kind}: is planned, and not trained; take another for train and dryrun")
+        raise UserError(
+            f"optimizer {kind}: is planned, but the trainer does not have it yet; take another for train and dryrun"
+        )
     sharded = list(sharded_weights(units, ranks))
     settings = job.optimizer
     rates = {cut.shard.name: settings.rates(weight_group(cut.shard.local_weight.weight)) for cut in sharded}

@@ -36,12 +36,12 @@ class Pending:
         *works: dist.Work | None,
         inputs: object = None,
         interleaver: Interleaver | None = None,
-        heard: CommEvent | None = None,
+        event: CommEvent | None = None,
     ) -> None:
         self._out, self._works, self._inputs, self._interleaver = out, works, inputs, interleaver
-        self._heard = heard
-        if heard is not None:
-            heard.on_launched()
+        self._event = event
+        if event is not None:
+            event.on_launched()
 
     @property
     def output_buffer(self) -> Tensor:
@@ -52,14 +52,14 @@ class Pending:
         """Wait for the collective and return its output."""
         if self._works and self._interleaver is not None:
             self._interleaver.yield_turn()
-        heard, self._heard = self._heard, None
-        if heard is not None:
-            heard.on_wait_begin(all(work is not None and work.is_completed() for work in self._works))
+        event, self._event = self._event, None
+        if event is not None:
+            event.on_wait_begin(all(work is not None and work.is_completed() for work in self._works))
         for work in self._works:
             assert work is not None
             work.wait()
-        if heard is not None:
-            heard.on_wait_end()
+        if event is not None:
+            event.on_wait_end()
         self._works, self._inputs = (), None
         return self._out
 
@@ -76,9 +76,9 @@ def all_gather(x: Tensor, axis: AxisGroup) -> Pending:
         return Pending(x)
     x = x.contiguous()
     out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
-    heard = _post(axis, "all_gather", out)
+    event = _post(axis, "all_gather", out)
     work = _all_gather(out, x, group=axis.group, async_op=True)
-    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, event=event)
 
 
 def reduce_scatter(x: Tensor, axis: AxisGroup, *, out: Tensor | None = None) -> Pending:
@@ -93,18 +93,18 @@ def reduce_scatter(x: Tensor, axis: AxisGroup, *, out: Tensor | None = None) -> 
     x = x.contiguous()
     if out is None:
         out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
-    heard = _post(axis, "reduce_scatter", x)
+    event = _post(axis, "reduce_scatter", x)
     work = _reduce_scatter(out, x, group=axis.group, async_op=True)
-    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, event=event)
 
 
 def all_reduce(x: Tensor, axis: AxisGroup, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """Reduce ``x`` over the ranks with ``op``, in place."""
     if axis.size == 1:
         return Pending(x)
-    heard = _post(axis, "all_reduce", x)
+    event = _post(axis, "all_reduce", x)
     work = dist.all_reduce(x, op=op, group=axis.group, async_op=True)
-    return Pending(x, work, interleaver=axis.interleaver, heard=heard)
+    return Pending(x, work, interleaver=axis.interleaver, event=event)
 
 
 def all_to_all(
@@ -119,7 +119,7 @@ def all_to_all(
     x = x.contiguous()
     rows = x.shape[0] if received is None else sum(received)
     out = x.new_empty(rows, *x.shape[1:])
-    heard = _post(axis, "all_to_all", x)
+    event = _post(axis, "all_to_all", x)
     work = dist.all_to_all_single(
         out,
         x,
@@ -128,7 +128,7 @@ def all_to_all(
         group=axis.group,
         async_op=True,
     )
-    return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
+    return Pending(out, work, inputs=x, interleaver=axis.interleaver, event=event)
 
 
 def exchange(
@@ -147,26 +147,26 @@ def exchange(
     operations += [dist.P2POp(dist.isend, tensor, ranks[place], axis.way(own_index, place)) for tensor, place in sends]
     if not operations:
         return []
-    heard = _post_p2p(axis, sends, receives)
+    event = _post_p2p(axis, sends, receives)
     if axis.back is None:
         works = dist.batch_isend_irecv(operations)
     else:  # a batch can have only one group
         works = [operation.op(operation.tensor, operation.peer, group=operation.group) for operation in operations]
     arriving = (receives or sends)[-1][0]
-    return [Pending(arriving, *works, inputs=operations, interleaver=axis.interleaver, heard=heard)]
+    return [Pending(arriving, *works, inputs=operations, interleaver=axis.interleaver, event=event)]
 
 
 def send(x: Tensor, axis: AxisGroup, place: int) -> Pending:
     """Start to send ``x`` to the rank at ``place`` of ``axis``; ``wait`` returns ``x``, which is kept until then."""
-    heard = _post_p2p(axis, [(x, place)], [])
-    return Pending(x, dist.isend(x, axis.ranks[place], group=axis.group), heard=heard)
+    event = _post_p2p(axis, [(x, place)], [])
+    return Pending(x, dist.isend(x, axis.ranks[place], group=axis.group), event=event)
 
 
 def receive(out: Tensor, axis: AxisGroup, place: int) -> Pending:
     """Start to receive into ``out`` from the rank at ``place`` of ``axis``."""
-    heard = _post_p2p(axis, [], [(out, place)])
+    event = _post_p2p(axis, [], [(out, place)])
     work = dist.irecv(out, axis.ranks[place], group=axis.group)
-    return Pending(out, work, interleaver=axis.interleaver, heard=heard)
+    return Pending(out, work, interleaver=axis.interleaver, event=event)
 
 
 def _post_p2p(

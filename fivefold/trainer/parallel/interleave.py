@@ -90,12 +90,12 @@ class Interleaver:
         if raised:
             raise raised[0]
 
-    def _on_finished(self, mine: int, *, failed: bool = False) -> None:
+    def _on_finished(self, number: int, *, failed: bool = False) -> None:
         """Record that one function has ended; the other, if it is still running, continues alone."""
         self._failed = self._failed or failed
         if not self.alone:
-            self.alone, self._running = True, 1 - mine
-            self._gates[1 - mine].release()
+            self.alone, self._running = True, 1 - number
+            self._gates[1 - number].release()
 
 
 def _copy_thread_state() -> Callable[[], AbstractContextManager[None]]:

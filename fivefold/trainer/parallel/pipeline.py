@@ -56,7 +56,7 @@ class Pipeline:
         if table.pp != ranks["pp"].size:
             raise ValueError(f"{table.name} has rows for {table.pp} ranks, but pp={ranks['pp'].size}")
         if set(table.rank_stages[self.rank]) - set(stages):
-            raise ValueError(f"rank {self.rank} plays stages {table.rank_stages[self.rank]}, but has {tuple(stages)}")
+            raise ValueError(f"rank {self.rank} runs stages {table.rank_stages[self.rank]}, but has {tuple(stages)}")
         if self.interleaver is not None:
             check_pairs(table)
         self.row = p2p_steps(table, rank=self.rank)

@@ -200,4 +200,4 @@ def _make_pack_hook(saved: list[Tensor]) -> Callable[[Tensor], None]:
 
 
 def _unread(_packed: None) -> Tensor:
-    raise RuntimeError("the graph of what ran again is not run backward")
+    raise RuntimeError("the graph of a recomputation has no backward")

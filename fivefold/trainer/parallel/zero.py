@@ -88,8 +88,8 @@ class ZeroUnit:
             parameter.register_post_accumulate_grad_hook(_collect)
             self.parameters.append(parameter)
         cast = self.gathered.dtype == torch.uint8
-        self.apart = cast or self.dtypes.updated != self.dtypes.weights or not self.policy.weights_stay
-        if self.apart:
+        self.has_own_shard = cast or self.dtypes.updated != self.dtypes.weights or not self.policy.weights_stay
+        if self.has_own_shard:
             self.own = torch.zeros(self.numel, dtype=self.dtypes.updated, device=self.device)
             chunks = list(self.own.split(self.sizes)) if self.sizes else []
         else:
@@ -157,12 +157,12 @@ class ZeroUnit:
         if self.shard.size == 1:
             if self.payload is not None:
                 self.payload.unpack(self.payload.pack(), self._parts, self.parameters)
-            elif self.apart:
+            elif self.has_own_shard:
                 self.gathered.copy_(self.own)
             self._gathered_is_current = True
             return
         cast = self.payload is not None or self.dtypes.updated != self.dtypes.weights
-        self._sent_copied = cast or not self.apart or self.gathers_frozen
+        self._sent_copied = cast or not self.has_own_shard or self.gathers_frozen
         send = self.own if not self._sent_copied else self._pack_rows()
         self._gathering, self._sent = all_gather(send, self.shard), send
 
@@ -211,7 +211,7 @@ class ZeroUnit:
         """Return the tensors that the unit holds between steps."""
         frozen = [self.frozen_rows, self.packed_rows, *self.nf4_scales]
         reference = [] if self.reference is None else [self.reference]
-        return [self.gathered, *frozen, *([self.own] if self.apart else []), *reference]
+        return [self.gathered, *frozen, *([self.own] if self.has_own_shard else []), *reference]
 
     def transient_tensors(self) -> list[Tensor]:
         """Return the tensors that are allocated within a step: gathered weights, message buffers and gradients."""
@@ -241,8 +241,8 @@ class ZeroUnit:
         if self.policy.weights_stay:
             parts = self.reference.split([size * self.shard.size for size in self.sizes])
             self._reads_reference = not self._reads_reference
-            for parameter, ours, theirs in zip(self.parameters, self._parts, parts, strict=True):
-                source = theirs if self._reads_reference else ours
+            for parameter, ours, reference in zip(self.parameters, self._parts, parts, strict=True):
+                source = reference if self._reads_reference else ours
                 parameter.data = source.view(-1)[: parameter.numel()].view(parameter.shape)
         else:
             self.own, self.reference = self.reference, self.own

@@ -43,13 +43,13 @@ class Stage(NamedTuple):
     """Peaks of one pipeline rank in bytes, with what each says is the cause."""
 
     planned: int
-    rehearsed: int
+    dry_run: int
     planned_cause: str
-    rehearsed_cause: str
+    dry_run_cause: str
 
     @property
     def error(self) -> float:
-        return self.planned / self.rehearsed - 1
+        return self.planned / self.dry_run - 1
 
 
 class Verdict(NamedTuple):
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
     @property
     def error(self) -> float:
         """Of the rank with the highest peak."""
-        return max(stage.planned for stage in self.stages) / max(stage.rehearsed for stage in self.stages) - 1
+        return max(stage.planned for stage in self.stages) / max(stage.dry_run for stage in self.stages) - 1
 
     @property
     def worst_stage(self) -> float:
@@ -114,7 +114,7 @@ def stages_held(layout: Layout, *, micro_batches: int) -> tuple[tuple[int, ...],
 def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
     pairs = [(name.removesuffix("_bytes"), getattr(ours, name), getattr(plan, name)) for name in EXACT]
     return [
-        f"stage {ours.stage} {name}: {there} rehearsed, {here} planned" for name, there, here in pairs if there != here
+        f"stage {ours.stage} {name}: {there} dry-run, {here} planned" for name, there, here in pairs if there != here
     ]
 
 
@@ -123,23 +123,23 @@ def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tupl
     model, layout, job = case.model, case.layout, case.job
     planned_scales, recorded_scales = scale_index_bytes(counts, layout, stages=stages), initial_bytes(tape, SCALES)
     if planned_scales != recorded_scales:
-        return f"fp8 scales: {recorded_scales} rehearsed, {planned_scales} planned"
+        return f"fp8 scales: {recorded_scales} dry-run, {planned_scales} planned"
     planned_bytes = inputs_bytes(model, job, layout=layout)
     more = initial_bytes(tape, INPUTS) - planned_bytes
     sequences = layout.micro_batches(job) * layout.mbs
     small = SCALARS + 32 * sequences + 20 * (model.moe.experts if model.moe else 0) * (model.layers + model.mtp_depth)
-    return "" if 0 <= more <= small else f"inputs: {planned_bytes + more} rehearsed, {planned_bytes} planned"
+    return "" if 0 <= more <= small else f"inputs: {planned_bytes + more} dry-run, {planned_bytes} planned"
 
 
 def _totals(tapes: list[RankTapes], model: Model, layout: Layout, job: Job, *, flops: int) -> list[str]:
     """Of all ranks: the representatives stand for equally many."""
     ranks_per_tape = layout.world // len(tapes)
     done = sum(ranks_per_tape * work(tape.steady) for tape in tapes)
-    lines = [f"flops: {done} rehearsed, {flops} planned"] if done != flops else []
+    lines = [f"flops: {done} dry-run, {flops} planned"] if done != flops else []
     parameters = round(ranks_per_tape * sum(tape.parameters for tape in tapes))
     padded = padded_vocab(model, job, tp=layout.tp) != model.vocab  # the last tp rank holds fewer rows than the first
     if not padded and layout.shards == 1 and layout.expert_shards == 1 and parameters != model.parameters:
-        lines.append(f"parameters: {parameters} rehearsed, {model.parameters} planned")
+        lines.append(f"parameters: {parameters} dry-run, {model.parameters} planned")
     return lines
 
 
@@ -172,7 +172,7 @@ def count_expected(counts: Counts, layout: Layout, *, stages: tuple[int, ...]) -
 def differences(ours: Said, plan: Said) -> list[str]:
     """One line for each axis and collective that differ."""
     return [
-        f"{' '.join(key)}: {ours.get(key, (0, 0))} rehearsed, {plan.get(key, (0, 0))} planned"
+        f"{' '.join(key)}: {ours.get(key, (0, 0))} dry-run, {plan.get(key, (0, 0))} planned"
         for key in sorted({*ours, *plan})
         if ours.get(key) != plan.get(key)
     ]

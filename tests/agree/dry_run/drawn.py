@@ -89,14 +89,14 @@ def list_miscounts(case: Drawn) -> list[str]:
 
 def main() -> int:
     """One line per case that does not meet; 1 if there is one."""
-    parser = argparse.ArgumentParser(description="random models under random layouts, rehearsed on every rank")
+    parser = argparse.ArgumentParser(description="random models under random layouts, dry-run on every rank")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pairs", action="store_true", help="only cases with a pair of features that none before has")
     options = parser.parse_args()
     wrong = 0
-    with bar("rehearsed") as report:
+    with bar("dry-run") as report:
         cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
         cases = list(map(lengthen, select_covering(cases) if options.pairs else cases))
         for done, case in enumerate(cases):

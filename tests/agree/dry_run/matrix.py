@@ -41,7 +41,7 @@ def main() -> int:
     cases = [case for case in list_cases() if all(word in str(case) for word in options.only)]
     stale = {name for name, line in done.items() if options.again and not is_sound(line)}
     wanted = [case for case in cases if str(case) not in done or str(case) in stale]
-    with bar("rehearsal") as report, finished.open("a") as file, _pool(options.processes) as pool:
+    with bar("dry run") as report, finished.open("a") as file, _pool(options.processes) as pool:
         for number, line in enumerate(pool.imap_unordered(play, wanted)):
             report(line["case"], number + 1, len(wanted))
             done[line["case"]] = line
@@ -57,9 +57,9 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="the planner against the rehearsal")
+    parser = argparse.ArgumentParser(description="the planner against the dry run")
     parser.add_argument("--markdown", type=Path, help="write the table there")
-    parser.add_argument("--folder", type=Path, default=Path("runs/rehearsal"), help="where finished cases are kept")
+    parser.add_argument("--folder", type=Path, default=Path("runs/dry-run"), help="where finished cases are kept")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--fresh", action="store_true", help="run all cases again")
     parser.add_argument("--again", action="store_true", help="run those again that differ")
@@ -88,13 +88,13 @@ def play(case: Case) -> Line:
     }
     try:
         verdict = run(case)
-        top = max(verdict.stages, key=lambda stage: stage.rehearsed)
+        top = max(verdict.stages, key=lambda stage: stage.dry_run)
         line |= {
             "error": verdict.error,
             "worst_stage": verdict.worst_stage,
             "unequal": verdict.unequal,
-            "peak": top.rehearsed,
-            "causes": [top.rehearsed_cause, top.planned_cause],
+            "peak": top.dry_run,
+            "causes": [top.dry_run_cause, top.planned_cause],
             "stages": [stage[:2] for stage in verdict.stages],
         }
     except Exception as error:  # a case that fails is a row of the table
@@ -181,7 +181,7 @@ def _row(line: Line) -> str:
 
 
 def _shorten(unequal: Iterable[str]) -> list[str]:
-    return [item.replace(" rehearsed", "").replace(" planned", " planned") for item in unequal]
+    return [item.replace(" dry-run", "").replace(" planned", " planned") for item in unequal]
 
 
 def _mark_large(error: float) -> str:

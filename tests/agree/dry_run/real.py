@@ -177,7 +177,7 @@ def list_differences(ours: RankTapes, ran: Told) -> Iterator[str]:
             at = next((at for at, (one, other) in enumerate(zip(here, there, strict=False)) if one != other), -1)
             yield (
                 f"rank {ours.rank}, {step} step, event {at} of {len(here)} and {len(there)}: "
-                f"{here[at]} rehearsed, {there[at]} run"
+                f"{here[at]} dry-run, {there[at]} run"
             )
     totals = {
         "parameters": (ours.parameters, ran.tapes.parameters),
@@ -185,7 +185,7 @@ def list_differences(ours: RankTapes, ran: Told) -> Iterator[str]:
         "peak": (stage_memory(ours.steady, 0).peak_bytes, ran.peak),
     }
     yield from (
-        f"rank {ours.rank} {name}: {here} rehearsed, {there} run"
+        f"rank {ours.rank} {name}: {here} dry-run, {there} run"
         for name, (here, there) in totals.items()
         if here != there
     )
@@ -212,13 +212,13 @@ def _number_groups(tape: Tape) -> Tape:
 
 def main() -> int:
     """Run every case, print what differs, write the table."""
-    parser = argparse.ArgumentParser(description="the rehearsal against the run")
+    parser = argparse.ArgumentParser(description="the dry run against the run")
     parser.add_argument("--markdown", type=Path, help="write the table there")
     parser.add_argument("--only", nargs="*", default=[], help="words that a case must have")
     options = parser.parse_args()
     cases = [case for case in (*QUICK, *MORE) if all(word in str(case) for word in options.only)]
     rows, equal = [], 0
-    with bar("rehearsal against run") as report:
+    with bar("dry run against run") as report:
         for number, case in enumerate(cases):
             report(str(case), number, len(cases))
             row, sound = _row(case)
@@ -226,7 +226,7 @@ def main() -> int:
             equal += sound
     if options.markdown:
         options.markdown.write_text("\n".join((*_page(cases, equal), *rows, "")))
-    print(f"{equal} of {len(cases)} layouts are rehearsed as they run")
+    print(f"{equal} of {len(cases)} layouts are dry-run as they run")
     return 0 if equal == len(cases) else 1
 
 
@@ -253,26 +253,31 @@ def _page(cases: Sequence[Case], equal: int) -> tuple[str, ...]:
     worlds = ", ".join(map(str, sorted({case.layout.world for case in cases})))
     command = "python -m tests.agree.dry_run.real --markdown docs/explanation/measurements/006-dry-run-against-run.md"
     return (
-        "# 006 · The rehearsal against the run",
+        "# 006 · The dry run compared with the run",
         "",
-        f"`{command}`: {len(cases)} layouts on {worlds} gloo processes, {equal} rehearsed as they run.",
+        f"After this page you know that a dry run executes what the real run executes, for {len(cases)} layouts.",
+        "",
+        f"`{command}`: {len(cases)} layouts on {worlds} gloo processes, {equal} dry-run exactly as they run.",
         f"{date.today()}, Python {platform.python_version()}, torch {torch.__version__}, 2 busy cores. Models, batches "
-        "and sequences of 24 tokens are those of [the parity proof](003-parity.md), with + of sizes that torch's "
-        "grouped matmul takes. Every process runs two steps under the recorder of the rehearsal, on real tensors and "
-        "with real messages, and a third under the meter of training.",
+        "and sequences of 24 tokens are those of [the parity proof](003-parity.md); models with + have sizes that "
+        "torch's grouped matmul supports. Every process runs two steps under the recorder of the dry run, with real "
+        "tensors and real messages, and a third step under the memory meter of the trainer.",
         "",
-        "Equal: both tapes of a rank, event for event (what lives at the beginning; births with bytes, module, line "
-        "and operation; deaths; kernels with shape, dtype, FLOPs and bytes moved; messages with axis, ranks, dtype, "
-        "bytes, tensor and peer; waits; scopes), and of the metered step parameters, FLOPs, peak bytes, and messages "
-        "and bytes by axis and collective. Kernels are compared in order among messages, not among births.",
-        "Ranks: that are rehearsed, of how many. Events: of both steps of these ranks. Messages, sent bytes and FLOPs: "
-        "of their steady step. States (parameters, moments, gradients) and peak: bytes of the fullest.",
+        "**Equal** means that both recordings of a rank have the same events in the same order: tensors that exist at "
+        "the start, allocations with bytes, module, line and operation, frees, kernels with shape, dtype, FLOPs and "
+        "bytes moved, messages with axis, ranks, dtype, bytes, tensor and peer, waits, and scopes. Kernels are "
+        "compared in their order among messages, not among allocations. The metered step has the same parameters, "
+        "FLOPs, peak bytes, and messages and bytes by axis and collective.",
         "",
-        "Made alike in the run: experts are chosen in turn, so that each gets as many rows as the rehearsal gives it; "
-        "gloo gets copies of what is sent, since its threads let go late of tensors and of the hooks of a "
-        "recomputation; buffers that gloo makes inside of a wait (of reduce_scatter) are not counted. In the "
-        "rehearsal: torch's fake embedding_bag in bf16 has an index of 8 bytes per copied row, which the CPU's kernel "
-        "does not make.",
+        "The columns: *ranks* is the number of dry-run ranks, and of all ranks. *events* counts both steps of these "
+        "ranks; *messages*, *sent bytes* and *FLOPs* are of their second step. *states* (parameters, moments, "
+        "gradients) and *peak* are the bytes of the rank with the highest peak.",
+        "",
+        "For the comparison the real run was changed in three ways: experts are chosen in turn, so that each gets as "
+        "many rows as in the dry run; gloo gets copies of what is sent, because its threads free tensors and hooks of "
+        "a recomputation; and buffers that gloo allocates during a wait (of reduce_scatter) are not counted. One "
+        "change was made to the dry run: torch's fake embedding_bag in bf16 has an index of 8 bytes per copied row, "
+        "which the CPU's kernel does not allocate.",
         "",
         "| model | layout | precision | ranks | events | messages | sent bytes | FLOPs | states | peak | tapes | s |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",

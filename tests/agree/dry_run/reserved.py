@@ -64,7 +64,7 @@ def error(case: Case) -> float:
 
 def main() -> int:
     """Print the error of each case and how many lie within which bound; 1 if one is beyond ``BOUND``."""
-    parser = argparse.ArgumentParser(description="planned and rehearsed reserved bytes of drawn layouts")
+    parser = argparse.ArgumentParser(description="planned and dry-run reserved bytes of drawn layouts")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -43,25 +43,25 @@ def test_groups_of_experts_stay_within_a_stage(text: str) -> None:
 @pytest.mark.parametrize(
     "case", mark_share(2, [*itertools.islice(draw_cases(3, worlds=FEW), 2)]), ids=lambda case: f"{case.layout}"
 )
-def test_ranks_meet_whatever_is_drawn(case: Drawn) -> None:
+def test_random_plans_do_not_deadlock(case: Drawn) -> None:
     assert find_unmet(case) == [], str(case)
 
 
-def test_the_planner_counts_whatever_is_drawn() -> None:
+def test_planned_counts_of_random_jobs_equal_the_dry_run() -> None:
     few = [case for case in itertools.islice(draw_cases(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:2]
     for case in few:
         assert list_miscounts(case) == [], str(case)
 
 
 @pytest.mark.parametrize("block", mark_share(2, ["post", "pre"]))
-def test_deferred_weight_gradients_hold_no_block_before_theirs(block: Literal["pre", "post"]) -> None:
+def test_deferred_weight_gradients_do_not_keep_earlier_blocks(block: Literal["pre", "post"]) -> None:
     """W reads the input of a ``post`` block itself, which must not keep the graph of the block that made it."""
     model, job = MIXTURE.replace(layers=3, block=block), Job(sequence=8, global_batch=8, precision=recipe("fp32"))
     assert list_miscounts(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
-def test_dropout_of_chunks_keeps_no_keys(documents: Literal["joined", "separate"]) -> None:
+def test_dropout_in_chunked_attention_saves_no_keys(documents: Literal["joined", "separate"]) -> None:
     """Keys of the chunks of a sequence are made from that of the sequence whenever they are used."""
     model = MIXTURE.replace(moe=None, window=3, window_kind="chunks", dropout=0.1)
     job = Job(sequence=12, global_batch=4, precision=recipe("fp32"), documents=documents)
@@ -113,7 +113,7 @@ def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str)
     job = Job(sequence=32, global_batch=16, loss="chunked", reduce="step")
     verdict = run(Counted(model, Layout.parse(text), job, streams=True))
     assert verdict.unequal == ()
-    assert all(abs(stage.planned - stage.rehearsed) <= SCALARS for stage in verdict.stages), verdict.stages
+    assert all(abs(stage.planned - stage.dry_run) <= SCALARS for stage in verdict.stages), verdict.stages
 
 
 # Pairs that no legal case holds: the two exclude each other, or the engine refuses them by one line.
@@ -235,7 +235,7 @@ def test_every_pair_of_features_is_drawn() -> None:
     assert every - met == impossible
 
 
-def test_the_draw_is_wide() -> None:
+def test_random_jobs_cover_all_features() -> None:
     """Nothing that may be drawn is seldom drawn."""
     cases = [*itertools.islice(draw_cases(0), 300)]
     layouts, models = [case.layout for case in cases], [case.model for case in cases]

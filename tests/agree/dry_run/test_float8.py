@@ -33,13 +33,13 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", mark_share(18, CASES), ids=str)
-def test_the_planner_counts_what_is_cast(case: Case) -> None:
+def test_planned_bytes_of_casts_equal_the_dry_run(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
     assert abs(verdict.worst_stage) <= WORST, verdict.stages
 
 
-def test_casts_are_in_the_peak() -> None:
+def test_the_peak_includes_casts() -> None:
     """It is where the gradient of the last down-projection is made, of m [1536, 11008] and g [1536, 4096]: both in fp8,
     each with one scale."""
     case = CASES[0]

@@ -31,7 +31,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", mark_share(18, CASES), ids=str)
-def test_the_planner_counts_what_is_sent_in_fp8(case: Case) -> None:
+def test_planned_fp8_messages_equal_the_dry_run(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
     assert abs(verdict.worst_stage) <= WORST, verdict.stages

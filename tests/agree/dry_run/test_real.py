@@ -19,13 +19,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("case", mark_share(15, QUICK), ids=str)
-def test_a_dry_run_is_the_run(case: Case) -> None:
+def test_a_dry_run_equals_the_real_run(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
     assert verdict.events > 1000
 
 
-def test_a_dry_run_of_a_base_in_nf4_is_the_run() -> None:
+def test_a_dry_run_with_nf4_base_weights_equals_the_real_run() -> None:
     case = Case("dense", "dp2 zero3 mbs1 ac=full")
     job = case.job.replace(adapter=Adapter(rank=3, base="nf4"))
     ours = run_rank(model=case.model, layout=case.layout, job=job, rank=1, streams=False)
@@ -33,7 +33,7 @@ def test_a_dry_run_of_a_base_in_nf4_is_the_run() -> None:
     assert [*list_differences(ours, ran)] == []
 
 
-def test_a_difference_is_told() -> None:
+def test_a_difference_is_reported() -> None:
     """Of one event on one rank, and of what it does to the totals."""
     case = Case("dense", "dp2 zero2 mbs1")
     ours = run_rank(model=case.model, layout=case.layout, job=case.job, rank=1, streams=False)
@@ -52,7 +52,7 @@ def test_a_difference_is_told() -> None:
     assert [line.split(":")[0] for line in list_differences(ours, ran)][1:] == ["rank 1 dp all_gather"]
 
 
-def test_the_table_is_whole() -> None:
+def test_the_table_has_every_case() -> None:
     """As many layouts as promised, of every kind of model, schedule, ZeRO stage and precision."""
     cases = [*QUICK, *MORE]
     layouts = [case.layout for case in cases]

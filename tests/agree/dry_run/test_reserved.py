@@ -25,5 +25,5 @@ CASES = (
 
 
 @pytest.mark.parametrize(("case", "bound"), mark_share(8, CASES), ids=str)
-def test_planned_and_dry_run_reservations_are_near(case: Case, bound: float) -> None:
+def test_planned_reserved_memory_is_close_to_that_of_the_dry_run(case: Case, bound: float) -> None:
     assert abs(error(case)) <= bound

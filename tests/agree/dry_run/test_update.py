@@ -53,7 +53,9 @@ def scratch(tape: Tape) -> int:
     mark_share(24, [(case, kind) for case in LAYOUTS for kind in ("muon", "adafactor", "adamw8bit")]),
     ids=str,
 )
-def test_the_planner_counts_the_update(case: Case, kind: Literal["muon", "adafactor", "adamw8bit"]) -> None:
+def test_planned_memory_of_the_update_equals_the_dry_run(
+    case: Case, kind: Literal["muon", "adafactor", "adamw8bit"]
+) -> None:
     model, layout, job = case.model, case.layout, case.job.replace(optimizer=Optimizer(kind=kind))
     planner = Planner(model=model, machine=case.machine, job=job)
     step, first = planner.step(layout), representatives(layout)
@@ -73,6 +75,6 @@ def test_the_planner_counts_the_update(case: Case, kind: Literal["muon", "adafac
         assert expected == pytest.approx(scratch(tapes[rank]), rel=0.05, abs=2000), (rank, kind)
 
 
-def test_cases_are_as_they_say() -> None:
+def test_cases_have_the_features_that_they_name() -> None:
     assert OWN["odd"].tied_embeddings
     assert OWN["grouped"].kv_heads < LAYOUTS[3].layout.tp

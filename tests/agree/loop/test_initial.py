@@ -103,7 +103,7 @@ def find_faults(weights: Drawn) -> list[str]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_the_distribution_is_as_stated(model: Model) -> None:
+def test_random_jobs_follow_the_stated_distribution(model: Model) -> None:
     weights, others = start_alone(model)
     assert find_faults(weights) == find_faults(others) == []
     experts = {name: weight for name, weight in weights.items() if ".experts." in name}
@@ -124,7 +124,7 @@ def test_no_layout_changes_a_bit(model: Model, line: str) -> None:
         assert [name for name in whole if not np.array_equal(whole[name], cut[name])] == []
 
 
-def test_each_seed_draws_others() -> None:
+def test_each_seed_draws_other_jobs() -> None:
     weights, others = start_alone(DENSE)
     for name, weight in weights.items():
         together = np.mean(weight * others[name]) / spread(name) ** 2
@@ -144,13 +144,13 @@ MUTATIONS = [
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_mistake_is_seen(mutation: Mutation) -> None:
+def test_a_planted_mistake_is_detected(mutation: Mutation) -> None:
     first, second = start(MODELS[1], "dp1", partial(plant, mutation))
     assert find_faults(first) or any(
         np.array_equal(first[name], second[name]) for name in first if first[name].ndim > 1
     )
 
 
-def test_every_mistake_finds_its_text() -> None:
+def test_the_source_text_of_every_planted_mistake_exists() -> None:
     for mutation in MUTATIONS:
         assert locate(mutation).text.count(mutation.old) == 1, mutation

@@ -26,13 +26,13 @@ JOINED, SPLIT = CASES[7], CASES[5]
 
 
 @pytest.mark.parametrize("case", mark_share(8, CASES), ids=str)
-def test_every_line_of_the_log_is_the_references(case: Case, tmp_path: Path) -> None:
+def test_the_loss_log_equals_the_reference(case: Case, tmp_path: Path) -> None:
     theirs = get_reference_log(case)
     assert distance(train_and_log(case, folder_of(tmp_path / "run")), theirs) <= TOLERANCE
     assert [line["step"] for line in theirs if "loss" in line] == list(range(1, 13))
 
 
-def test_a_run_that_was_stopped_goes_on_as_the_reference_does(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_as_the_reference_does(tmp_path: Path) -> None:
     """A signal after the third step, while the batch is small; the other layout reads on where the first has ended."""
     first, second = (Case("llama", line, COSINE) for line in ("dp2 zero3 mbs1", "tp2 mbs2"))
     folder = folder_of(tmp_path / "run")
@@ -45,7 +45,7 @@ def test_a_run_that_was_stopped_goes_on_as_the_reference_does(tmp_path: Path) ->
     assert distance([line for line in ours if line["step"] != 4 or "loss" in line], theirs) <= TOLERANCE
 
 
-def test_the_cases_are_not_idle() -> None:
+def test_every_case_changes_the_loss() -> None:
     """Gradients are cut in some steps and not in others; documents, experts and the length of a row matter."""
     norms = [line["gradient_norm"] for line in get_reference_log(CASES[1]) if "loss" in line]
     assert max(norms) > 2.7
@@ -53,7 +53,7 @@ def test_the_cases_are_not_idle() -> None:
     assert distance(get_reference_log(SPLIT), get_reference_log(JOINED)) > 1e-3
 
 
-def test_the_reference_is_not_ours() -> None:
+def test_the_reference_imports_nothing_of_the_package() -> None:
     tree = ast.parse(Path(reference.__file__).read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} | {
         alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names

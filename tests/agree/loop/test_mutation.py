@@ -113,13 +113,13 @@ def make_params(planted: Planted) -> list[object]:
 
 
 @pytest.mark.parametrize(("case", "mutation"), mark_share(20, make_params([*DATA, *HELDOUT, *SUMS, *UPDATE])))
-def test_a_mistake_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
+def test_a_planted_mistake_is_detected(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     ours = train_and_log(case, folder_of(tmp_path / "run"), partial(plant, mutation))
     assert distance(ours, get_reference_log(case)) > SEEN
 
 
 @pytest.mark.parametrize(("case", "mutation"), make_params(RESUME))
-def test_a_mistake_in_a_resume_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
+def test_a_planted_mistake_in_resuming_is_detected(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     """Two steps, and the others in a second start, which is not right."""
     folder, begun = folder_of(tmp_path / "run"), 3
     assert distance(train_and_log(case, folder, stop_after=1)[:begun], get_reference_log(case)[:begun]) <= TOLERANCE
@@ -127,12 +127,12 @@ def test_a_mistake_in_a_resume_is_seen(case: Case, mutation: Mutation, tmp_path:
     assert distance(resumed, get_reference_log(case)[begun:]) > SEEN
 
 
-def test_every_mistake_finds_its_text() -> None:
+def test_the_source_text_of_every_planted_mistake_exists() -> None:
     for _, mutation in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]:
         assert locate(mutation).text.count(mutation.old) == 1, mutation
 
 
-def test_unchanged_code_passes_as_unmutated(tmp_path: Path) -> None:
+def test_unchanged_code_passes_the_mutation_test(tmp_path: Path) -> None:
     """So what is seen above is the mistake, not the planting."""
     every = {result.place: result._replace(new=result.old) for _, result in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]}
     ours = train_and_log(EXPERTS, folder_of(tmp_path / "run"), partial(plant, *every.values()))

@@ -29,7 +29,7 @@ from tests.selection import mark_share
     ),
     ids=str,
 )
-def test_no_token_sees_another_document(case: Case) -> None:
+def test_no_token_attends_to_another_document(case: Case) -> None:
     apart = case.job.replace(documents="separate")
     (alone,) = run_forked(1, play, case.model, Layout(), apart, seconds=120.0)
     verdict = judge(
@@ -41,7 +41,7 @@ def test_no_token_sees_another_document(case: Case) -> None:
 
 
 @pytest.mark.parametrize("apart", mark_share(2, [pytest.param(True, id="apart"), pytest.param(False, id="joined")]))
-def test_unfused_attention_is_flash_attention(apart: bool) -> None:
+def test_unfused_attention_equals_flash_attention(apart: bool) -> None:
     """Against one process with flash attention, on every axis that it runs under."""
     case = Case("dense", "tp2 cp2 zero3 mbs2 cp=ulysses ac=selective")
     job = case.job.replace(documents="separate" if apart else "joined")

@@ -13,7 +13,7 @@ from tests.agree.parity.drawn import run
 @pytest.mark.parametrize(
     "case", [*itertools.islice(draw_cases(1, worlds=(2, 4)), 3)], ids=lambda case: str(case.layout)
 )
-def test_whatever_is_drawn_equals_one_process(case: Drawn) -> None:
+def test_random_layouts_train_as_one_process(case: Drawn) -> None:
     verdict = run(case)
     assert verdict.is_equal, (verdict, str(case))
     assert verdict.said == (), str(case)

@@ -42,7 +42,7 @@ class Compared(NamedTuple):
         ],
     ),
 )
-def test_every_layout_drops_the_same(layout: str, attention: str) -> None:
+def test_dropout_is_equal_under_every_layout(layout: str, attention: str) -> None:
     check_equal_dropout(MODEL, layout, attention=attention)
 
 
@@ -56,7 +56,7 @@ def test_every_layout_drops_the_same(layout: str, attention: str) -> None:
         ],
     ),
 )
-def test_places_have_rates_of_their_own(rates: dict[str, float], layout: str, attention: str) -> None:
+def test_dropout_rates_differ_by_position_in_the_model(rates: dict[str, float], layout: str, attention: str) -> None:
     check_equal_dropout(MODEL.replace(**rates), layout, attention=attention)
 
 
@@ -105,7 +105,7 @@ def evaluate(model: Model) -> list[float]:
     return [*losses, float(engine.backward(tokens))]
 
 
-def test_an_evaluation_drops_nothing() -> None:
+def test_evaluation_applies_no_dropout() -> None:
     ((dropped, first, second),) = run_forked(1, evaluate, MODEL, seconds=240.0)
     ((plain, *_),) = run_forked(1, evaluate, MODEL.replace(dropout=0.0), seconds=240.0)
     assert dropped == pytest.approx(plain, rel=1e-6)

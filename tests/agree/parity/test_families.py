@@ -17,7 +17,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize(("family", "layout"), mark_share(6, QUICK))
-def test_a_family_on_an_axis_equals_one_process(family: str, layout: str) -> None:
+def test_each_family_under_each_parallelism_equals_one_process(family: str, layout: str) -> None:
     assert layout in LAYOUTS + OF_EXPERTS
     verdict = run(case(family, layout))
     assert verdict.is_equal, verdict

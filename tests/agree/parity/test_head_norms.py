@@ -49,7 +49,7 @@ class Compared(NamedTuple):
     ),
     ids=str,
 )
-def test_cut_norms_are_those_of_one_process(model: Model, layout: str) -> None:
+def test_sharded_norms_equal_those_of_one_process(model: Model, layout: str) -> None:
     result = Layout.parse(layout)
     case = Compared(model, result, job_for(result))
     verdict = judge(case, run_forked(result.world, play, *case, seconds=240.0))

@@ -69,7 +69,7 @@ def test_blocks_run_forward_once_and_again_where_they_are_recomputed(
 
 
 @pytest.mark.long  # the matrix itself is for `make parity`
-def test_the_matrix_is_whole() -> None:
+def test_the_matrix_has_every_pair() -> None:
     """As many layouts as promised, every schedule, and only pairs left out that no layout of eight ranks can have."""
     cases, impossible = build_cases()
     layouts = [case.layout for case in cases]
@@ -86,7 +86,7 @@ def _has(layout: Layout, factor: tuple[str, str]) -> bool:
     return name in ("dp", "tp", "pp", "ep", "etp") and f"{name}{getattr(layout, name)}" == (value or f"{name}1")
 
 
-def test_the_batch_is_what_it_says() -> None:
+def test_the_batch_has_the_stated_size() -> None:
     job = CASES[0].job
     assert int((text() == END).sum()) == 101
     first, second = batch(job, step=0), batch(job, step=1)

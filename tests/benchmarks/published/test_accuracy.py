@@ -83,13 +83,13 @@ def report() -> Report:
     return run()
 
 
-def test_no_source_is_worse_than_its_bound(report: Report) -> None:
+def test_the_error_of_each_source_is_within_its_bound(report: Report) -> None:
     means = {(row.source, row.quantity): 100 * row.mean for row in report.summaries}
     assert {key: mean for key, mean in means.items() if mean > BOUNDS.get(key, 100.0)} == {}
     assert BOUNDS.keys() <= means.keys()
 
 
-def test_repeats_of_a_run_lie_as_far_apart_as_the_resolution_says(report: Report) -> None:
+def test_repeats_of_a_run_differ_by_the_stated_resolution(report: Report) -> None:
     repeats: dict[tuple[object, ...], list[Score]] = {}
     for score in report.scores:
         if score.quantity == "time":  # equal runs have equal predictions
@@ -197,7 +197,7 @@ def test_rankings_hold(report: Report) -> None:
 
 
 @pytest.mark.parametrize("quantity", ["time", "peak"])
-def test_sources_left_out_fall_inside_the_intervals_that_the_others_teach(report: Report, quantity: str) -> None:
+def test_left_out_sources_fall_inside_intervals_fitted_to_the_others(report: Report, quantity: str) -> None:
     """Mean over sources, and over runs."""
     results = [item for item in coverage(report.scores) if item.quantity == quantity]
     assert len(results) >= 8
@@ -209,7 +209,7 @@ def test_sources_left_out_fall_inside_the_intervals_that_the_others_teach(report
     assert sum(result.most * result.runs for result in results) / runs >= 0.84
 
 
-def test_errors_of_sources_left_out_are_told_with_all_others(report: Report) -> None:
+def test_errors_of_left_out_sources_are_reported_with_the_others(report: Report) -> None:
     """Sources that a constant was set on are worse without; their scores by these constants are no evidence."""
     rows = {(row.source, row.quantity): row for row in report.summaries}
     assert all(row.left_out is not None for (_, quantity), row in rows.items() if quantity in ("time", "peak"))

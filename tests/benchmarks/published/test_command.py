@@ -39,7 +39,7 @@ def test_charts_show_every_run_and_the_diagonal(tmp_path: Path, capsys: pytest.C
     assert "drew" in capsys.readouterr().err
 
 
-def test_a_file_that_has_the_source_is_scored_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_with_its_source_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of an H100's work per joule lost: what the file says is what the column shows."""
     path = tmp_path / "fits.csv"
     path.write_text('source,constant,factor,runs\nnemo_perf,"HOPPER_JOULE[""bf16""]",0.5,9\n')

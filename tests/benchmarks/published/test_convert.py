@@ -14,7 +14,7 @@ from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 
-def test_a_silent_cell_is_zero_and_text_no_number() -> None:
+def test_an_empty_cell_is_zero_and_text_is_not_a_number() -> None:
     row = {"tp": "8", "zero": "1 (8 GPUs)", "pp": "", "rate": "12.5", "ep": "2x4"}
     assert [cells.integer(row, key) for key in ("tp", "pp", "cp")] == [8, 0, 0]
     assert (cells.number(row, "rate"), cells.number(row, "none")) == (12.5, 0.0)
@@ -24,7 +24,7 @@ def test_a_silent_cell_is_zero_and_text_no_number() -> None:
             read(row, "ep")
 
 
-def test_data_parallelism_is_what_the_other_degrees_leave() -> None:
+def test_data_parallelism_is_the_remaining_degree() -> None:
     layout = convert.layout_of_row({"gpus": "576", "tp": "8", "pp": "9", "vp": "7", "cp": "2", "mbs": "1"}, zero=1)
     assert str(layout) == "dp4 tp8 cp2 pp9 v7 zero1 interleaved mbs1"
 
@@ -38,12 +38,12 @@ def test_seconds_from_tokens_and_from_flops_agree() -> None:
     assert flops == pytest.approx(tokens, rel=2e-3)
 
 
-def test_narrow_gradients_take_two_bytes_of_sixteen() -> None:
+def test_16_bit_gradients_take_two_of_sixteen_bytes() -> None:
     recipe = cells.use_16bit_gradients("fp8")
     assert (recipe.summed_bytes, recipe.total_bytes, recipe.compute) == (2, 16, "fp8")
 
 
-def test_megatron_hides_pipeline_messages_only_between_virtual_stages() -> None:
+def test_megatron_overlaps_pipeline_messages_only_between_virtual_stages() -> None:
     row = {"gpus": "64", "tp": "4", "pp": "4", "mbs": "1"}
     plain, interleaved = convert.layout_of_row(row, zero=1), convert.layout_of_row(row | {"vp": "5"}, zero=1)
     for name in ("megatron-core", "megatron-bridge", "nemo"):
@@ -51,7 +51,7 @@ def test_megatron_hides_pipeline_messages_only_between_virtual_stages() -> None:
         assert build_stack(name).overlaps_p2p(interleaved.schedule)
 
 
-def test_nodes_of_another_size_keep_the_rates() -> None:
+def test_nodes_of_another_size_have_the_same_link_rates() -> None:
     before, after = machine("h200", 8), convert.split_into_nodes(machine("h200", 8), 4)
     assert (after.ranks_per_node, after.nodes, [link.span for link in after.links]) == (4, 2, [4, 8])
     assert [link.bandwidth for link in after.links] == [link.bandwidth for link in before.links]

@@ -32,7 +32,7 @@ def cases(source: str) -> dict[str, Case]:
         ("fms_acceleration", 0, 13),
     ],
 )
-def test_nothing_is_lost(source: str, scored: int, left_out: int) -> None:
+def test_every_row_of_the_data_is_read(source: str, scored: int, left_out: int) -> None:
     result = list(reader(source)())
     assert sum(isinstance(case, Case) for case in result) == scored
     assert sum(isinstance(case, Excluded) for case in result) == left_out
@@ -72,7 +72,7 @@ def test_paddle_has_no_sequence_parallelism_and_16_bit_gradients() -> None:
     assert cases("flagperf")["flagperf-0001"].job.stack == result["paddlenlp-0001"].job.stack
 
 
-def test_embedding_and_loss_take_the_room_of_two_layers() -> None:
+def test_embedding_and_loss_count_as_two_layers() -> None:
     """Megatron-LM's --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split."""
     model = find_model("Qwen3 235B A22B")
     for layout, stages in (
@@ -91,7 +91,7 @@ def test_yi_is_34_billion() -> None:
     assert xtuner.YI.parameters == pytest.approx(34.4e9, rel=0.003)
 
 
-def test_packs_are_one_sequence_to_attention() -> None:
+def test_packed_samples_are_one_sequence_for_attention() -> None:
     """The printed TFLOP/s per token rise with the pack as the full square of attention does: same count, same rows.
 
     tokens/s · FLOPs per token at 4 passes (one recomputed) = TFLOP/s that the table prints, at the two ends of Llama 2
@@ -107,7 +107,7 @@ def test_packs_are_one_sequence_to_attention() -> None:
 
 
 @pytest.mark.slow
-def test_both_halves_stand_in_the_table() -> None:
+def test_the_table_has_fitted_and_held_out_rows() -> None:
     report = run(["xtuner", "paddlenlp"])
     assert [(row.source, row.quantity) for row in report.summaries] == [
         ("xtuner", "time"),

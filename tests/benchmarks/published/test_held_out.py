@@ -23,7 +23,7 @@ def messages() -> dict[str, Message]:
 
 
 @pytest.mark.parametrize("source", HALVED)
-def test_the_half_is_told_by_the_row_alone(source: str) -> None:
+def test_the_half_of_a_row_depends_on_the_row_alone(source: str) -> None:
     """CRC-32 of the row's id, even: whatever the row says, and about as many on either side."""
     results = [item for item in reader(source)() if not isinstance(item, Excluded)]
     assert results
@@ -32,11 +32,11 @@ def test_the_half_is_told_by_the_row_alone(source: str) -> None:
     assert 0.25 < sum(halves) / len(halves) < 0.75
 
 
-def test_other_sources_hold_nothing_out() -> None:
+def test_other_sources_have_no_held_out_rows() -> None:
     assert not any(item.held_out for item in reader("simumax_b200")() if isinstance(item, Case))
 
 
-def test_a_held_out_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_out_row_is_scored_separately_and_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     (one, *_) = (item for item in reader("simumax_b200")() if isinstance(item, Case))
     step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)
     seen = [item for _ in range(6) for item in score(one, step)]
@@ -50,7 +50,7 @@ def test_a_held_out_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.
     assert list(cases_of(["any"])) == [one]
 
 
-def test_a_composed_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_composed_row_is_scored_separately_and_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     (one, *_) = (item for item in reader("simumax_b200")() if isinstance(item, Case))
     made = one._replace(composed=True, memory_bytes=None)
     step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)

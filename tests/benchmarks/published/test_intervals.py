@@ -35,7 +35,7 @@ def test_held_out_rows_and_messages_are_not_learned_from() -> None:
     assert learn([make_score(1.1, source="s", held_out=True), make_score(1.1, source="s", quantity="states")]) == ()
 
 
-def test_a_source_is_covered_by_what_the_others_teach() -> None:
+def test_a_source_is_covered_by_intervals_fitted_to_the_others() -> None:
     """Three sources that agree, and one whose runs take twice as long: it alone lies outside."""
     accurate_scores = [make_score(1 + at / 100, source=name) for name in ("a", "b", "c") for at in range(-10, 11)]
     far = [make_score(2.0, source="d")] * 30

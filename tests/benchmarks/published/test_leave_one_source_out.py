@@ -34,7 +34,7 @@ def test_a_constant_stands_within_its_bounds_and_was_set_on_sources_that_there_a
     assert result.set_on == ALL or set(result.set_on) <= set(SOURCES)
 
 
-def test_host_and_device_are_no_less_even_than_exponential_times() -> None:
+def test_host_and_device_times_vary_no_more_than_exponential_times() -> None:
     """A device that works off launches in turn takes at most 1.245 of what it would if all took the same."""
     draw, worst = np.random.default_rng(0).exponential, 1.0
     for launches in range(2, 16):
@@ -82,7 +82,7 @@ def test_the_file_has_every_constant_of_every_source_that_it_was_set_on() -> Non
 
 
 @pytest.mark.long  # a fit over all sources; the errors of test_accuracy.py see a prediction that has moved
-def test_one_source_is_fitted_anew_to_what_the_file_says() -> None:
+def test_refitting_one_source_gives_the_stored_constants() -> None:
     others = {source: sample_runs([*cases_of([source])]) for source in SOURCES if any(cases_of([source]))}
     assert max(map(len, others.values())) <= MAX_RUNS_PER_SOURCE
     assert LeftOutProblem(REFITTED_SOURCE, others).solve() == tuple(
@@ -90,7 +90,7 @@ def test_one_source_is_fitted_anew_to_what_the_file_says() -> None:
     )
 
 
-def test_a_fit_goes_on_where_its_file_ends(tmp_path: Path) -> None:
+def test_a_fit_resumes_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "leave_one_source_out.csv"
     kept = tuple(fit for fit in read() if fit.source in ("vtrain", REFITTED_SOURCE))
     write(kept, path)

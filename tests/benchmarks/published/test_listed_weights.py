@@ -88,7 +88,7 @@ def test_gradients_of_all_weights_are_reduced_one_by_one_and_small_weights_stay(
     assert (message.times, parts) == (1, 8 * vectors)
 
 
-def test_a_list_takes_the_host_as_long_as_it_has_parts() -> None:
+def test_host_time_grows_with_the_number_of_weights() -> None:
     """Of so small weights nothing else counts: each gather and reduction, and every part that is copied out."""
     machine, layout = resolve("a100:512", local=Path("none")), Layout.parse("dp512 zero3 mbs1 ac=full")
     counts = Counts(MODEL, job().replace(global_batch=512))

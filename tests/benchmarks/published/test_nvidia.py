@@ -33,7 +33,7 @@ def cases(source: str) -> dict[str, Case]:
         (deepseek_v3, 1, 4),
     ],
 )
-def test_nothing_is_lost(module: object, scored: int, left_out: int) -> None:
+def test_every_row_of_the_data_is_read(module: object, scored: int, left_out: int) -> None:
     result = list(module.cases())  # type: ignore[attr-defined]
     assert sum(isinstance(case, Case) for case in result) == scored
     assert sum(isinstance(case, Excluded) for case in result) == left_out
@@ -51,7 +51,7 @@ def flops(case: Case, *, causal: bool = False) -> int:
     return done.model_flops_causal if causal else done.model_flops_full
 
 
-def test_nemo_counts_the_whole_square() -> None:
+def test_nemo_counts_full_attention() -> None:
     """FLOPs per token that the table's two columns imply, to the three digits printed."""
     printed = {row["row_id"]: float(row["implied_flops_per_token"] or 0) for row in rows("nemo_perf")}
     for row, case in cases("nemo_perf").items():

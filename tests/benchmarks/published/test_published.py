@@ -18,13 +18,15 @@ def report() -> Report:
     ("quantity", "cases", "most"),
     [("time", 4, 0.13), ("states", 3, 0.002), ("activations", 6, 0.03)],
 )
-def test_korthikanti_is_met(report: Report, quantity: str, cases: int, most: float) -> None:
+def test_korthikanti_rows_are_predicted_within_the_bound(
+    report: Report, quantity: str, cases: int, most: float
+) -> None:
     (summary,) = [summary for summary in report.summaries if summary.quantity == quantity]
     assert summary.cases == cases
     assert abs(summary.worst) <= most
 
 
-def test_flops_are_counted_as_they_count_them() -> None:
+def test_flops_follow_the_convention_of_the_source() -> None:
     """Table 5: 175B has an MFU of 51.4 % of 312 TFLOP/s.
 
     Its HFU of 52.8 % counts attention's forward and backward once more for the repeated forward; we, the forward.

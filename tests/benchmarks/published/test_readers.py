@@ -19,7 +19,7 @@ WRITTEN = [source for source in SOURCES if find_spec(f"benchmarks.published.read
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", WRITTEN)
-def test_every_case_is_a_run_that_can_be(source: str) -> None:
+def test_every_case_is_a_valid_run(source: str) -> None:
     result = list(reader(source)())
     names = {row["row_id"] for row in rows(source)}
     assert {case.source for case in result} == {source}

@@ -64,7 +64,7 @@ def check_all_accounted(found: list[Case | Excluded], source: list[Row]) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
-def test_no_row_is_lost_and_none_ends_a_reader(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_read_or_exclude_every_row(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(source)
     rounds = [mutate(source, draw, cells_of_a_row=1 + index % 3) for index in range(2)]
     monkeypatch.setattr(case, "DATA", tmp_path)
@@ -80,7 +80,9 @@ def test_no_row_is_lost_and_none_ends_a_reader(source: str, tmp_path: Path, monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", mark_share(2, SOURCES))
-def test_every_column_emptied(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_survive_an_empty_cell_in_any_column(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One row of each kind of its table, with each column emptied in turn, and a line that ends early."""
     kept = list({(row["kind"], row.get("table"), row.get("framework")): row for row in rows(source)}.values())
     monkeypatch.setattr(case, "DATA", tmp_path)
@@ -242,7 +244,7 @@ def test_unreadable_rows_are_excluded_with_their_cell(
     assert words in result.rule
 
 
-def test_a_part_of_another_size_is_no_part_of_ours() -> None:
+def test_a_shard_of_another_size_is_not_comparable() -> None:
     texts = ("DGX-GB300", "a100_40gb", "A100-80GB SXM", "A3 (8x H100-80GB)", "B200 SXM")
     assert [cells.chip(text) for text in texts] == ["gb300", "a100-40", "a100", "h100", "b200"]
     for text in ("V100-16GB", "H100 96GB", "A800-80GB", "GH200 (not certain)", "B200 or B300", ""):

@@ -59,7 +59,7 @@ def make_score(predicted: float, measured: float, *, rivals: str = "a", source: 
     )
 
 
-def test_a_case_scores_what_it_measured() -> None:
+def test_a_case_is_scored_on_its_measured_quantities() -> None:
     case = CASE._replace(step_seconds=2.0, memory_bytes=100.0)
     time, peak = score(case, step(seconds=1.5, peak=110))
     assert (time.quantity, time.error) == ("time", -0.25)
@@ -88,7 +88,7 @@ def test_each_meter_has_its_prediction(changes: dict[str, object], predicted: in
     assert result.predicted == predicted
 
 
-def test_a_summary_is_signed_where_it_says_so() -> None:
+def test_the_bias_of_a_summary_is_signed() -> None:
     (summary,) = summarise([make_score(p, 1.0, rivals="") for p in (1.1, 0.8, 1.3)])
     assert (summary.cases, summary.groups, summary.tau) == (3, 0, None)
     assert summary.bias == pytest.approx((0.1 - 0.2 + 0.3) / 3)
@@ -98,7 +98,7 @@ def test_a_summary_is_signed_where_it_says_so() -> None:
     assert summarise([make_score(0.5, 1.0), make_score(1.2, 1.0)])[0].worst == -0.5
 
 
-def test_ranking_worked() -> None:
+def test_kendall_tau_of_a_worked_example() -> None:
     """Measured in the order 1 2 3 4, predicted 2 1 3 4: one pair of six is turned, and the pick costs 10 %."""
     scores = [make_score(p, m) for p, m in ((2.0, 1.0), (1.0, 1.1), (3.0, 1.2), (4.0, 1.3))]
     (ranking,) = rank(scores)
@@ -108,7 +108,7 @@ def test_ranking_worked() -> None:
     assert rank([s.replace(rivals="") for s in scores]) == []
 
 
-def test_pairs_that_repeats_would_turn_are_not_asked_for() -> None:
+def test_pairs_within_the_resolution_are_not_ranked() -> None:
     """1.005 follows 1 by half of a percent: of three pairs two are left, both in order. A sum of parts is exact."""
     scores = [make_score(p, m) for p, m in ((1.1, 1.0), (1.0, 1.005), (1.2, 1.3))]
     assert rank(scores)[0].tau == 1.0
@@ -122,12 +122,12 @@ def test_kendall_is_one_minus_twice_the_inversions(order: tuple[int, ...]) -> No
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=9), st.floats(0.1, 10))
-def test_a_constant_factor_costs_no_rank(measured: list[float], factor: float) -> None:
+def test_a_constant_factor_does_not_change_the_ranking(measured: list[float], factor: float) -> None:
     (ranking,) = rank([make_score(m * factor, m) for m in measured])
     assert ranking.regret == pytest.approx(0, abs=1e-9)
 
 
-def test_run_scores_and_excludes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scoring_script_scores_and_excludes_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def cases() -> Iterator[Case | Excluded]:
         yield CASE._replace(source="vtrain", row="good", step_seconds=2.0, memory_bytes=None)
         yield CASE._replace(source="vtrain", row="bad", layout=CASE.layout.replace(tp=3))

@@ -38,7 +38,7 @@ def cases(source: str) -> dict[str, Case]:
         (simumax_b200, 28, 0),
     ],
 )
-def test_nothing_is_lost(module: object, scored: int, left_out: int) -> None:
+def test_every_row_of_the_data_is_read(module: object, scored: int, left_out: int) -> None:
     result = list(module.cases())  # type: ignore[attr-defined]
     assert sum(isinstance(case, Case) for case in result) == scored
     assert sum(isinstance(case, Excluded) for case in result) == left_out
@@ -85,7 +85,7 @@ def test_megascale_counts_full_attention_until_the_window_comes() -> None:
             assert mfu == pytest.approx(float(row["mfu_pct"]) / 100, rel=0.03), row["row_id"]
 
 
-def test_megascale_hides_what_each_step_of_table_3_adds() -> None:
+def test_megascale_overlaps_the_messages_of_each_step_of_table_3() -> None:
     steps = [case for row, case in cases("megascale").items() if "0017" <= row[-4:] <= "0025"]
     assert [case.model.block for case in steps] == ["pre", *["parallel_shared"] * 8]
     assert [case.job.stack.overlap for case in steps[2:6]] == [(), ("tp",), ("pp", "tp"), ("dp", "pp", "tp")]
@@ -96,7 +96,7 @@ def test_megascale_hides_what_each_step_of_table_3_adds() -> None:
 
 
 @pytest.mark.parametrize("source", ["megascale", "llama3_table4", "deepseek_v3"])
-def test_a_source_of_which_something_is_assumed_is_seen_by_no_fit(source: str) -> None:
+def test_sources_with_assumptions_are_not_used_in_fits(source: str) -> None:
     assert all(case.held_out for case in cases(source).values())
 
 
@@ -107,7 +107,7 @@ def test_llama_3s_ends_are_one_layer_short() -> None:
     assert case.layout.micro_batches(case.job) == 32
 
 
-def test_bloom_lays_uneven_stages_as_the_notes_say() -> None:
+def test_bloom_uses_the_uneven_stages_of_its_notes() -> None:
     result = cases("bloom_prequel")
     assert result["bloom_prequel-0094"].layout.stages == (*[7] * 11, 1)
     assert result["bloom_prequel-0118"].layout.stages == (8, *[9] * 10, 8)
@@ -131,7 +131,7 @@ def test_vtrain_runs_few_micro_batches_as_gpipe() -> None:
     assert result["vtrain-0096"].machine.links[-1].bandwidth == 12.5e9
 
 
-def test_vtrain_never_ran_the_steps_of_one_node() -> None:
+def test_vtrain_rows_of_one_node_are_excluded() -> None:
     """To the nanosecond, micro-batches add up: with 16 beyond 8 come twice as many seconds as with 8 beyond 4."""
     result, printed = cases("vtrain"), dict[tuple[str, ...], dict[str, float]]()
     for row in rows("vtrain"):

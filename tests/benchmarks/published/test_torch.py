@@ -42,7 +42,7 @@ def mfu(case: Case, *, peak_flops: float, embedding: bool = False) -> float:
         (finetune_memory, 3, 87),
     ],
 )
-def test_nothing_is_lost(module: object, scored: int, left_out: int) -> None:
+def test_every_row_of_the_data_is_read(module: object, scored: int, left_out: int) -> None:
     result = list(module.cases())  # type: ignore[attr-defined]
     assert sum(isinstance(case, Case) for case in result) == scored
     assert sum(isinstance(case, Excluded) for case in result) == left_out

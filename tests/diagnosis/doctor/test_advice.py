@@ -51,7 +51,7 @@ def recompute_net(modules: tuple[str, ...]) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", mark_share(2, [0.8, 0.65]))
-def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
+def test_the_advised_recomputation_fits_and_is_the_cheapest(share: float) -> None:
     plain = examine(Net, loss)
     budget = int(share * plain.peak_bytes)
     advice = examine(Net, loss, budget_bytes=budget).advice
@@ -71,7 +71,7 @@ def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_proof_is_the_real_run() -> None:
+def test_advised_recomputation_fits_in_a_real_run() -> None:
     budget = int(0.7 * examine(Net, loss).peak_bytes)
     advice = examine(Net, loss, budget_bytes=budget).advice
     assert advice is not None
@@ -91,7 +91,7 @@ def test_the_proof_is_the_real_run() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_to_do_and_nothing_that_helps() -> None:
+def test_advice_without_need_or_without_effect() -> None:
     plain = examine(Net, loss)
     enough = examine(Net, loss, budget_bytes=plain.peak_bytes).advice
     assert enough is not None
@@ -126,7 +126,7 @@ class Counting(Block):
 
 
 @pytest.mark.slow
-def test_advice_names_what_cannot_run_twice() -> None:
+def test_advice_names_modules_that_cannot_be_recomputed() -> None:
     def make() -> nn.Module:
         model = Net()
         model.blocks = nn.ModuleList(Counting() for _ in range(LAYERS))

@@ -133,7 +133,7 @@ def step_accumulating(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     optimizer.zero_grad()
 
 
-def test_a_step_of_ones_own_accumulates() -> None:
+def test_a_user_step_function_may_accumulate_gradients() -> None:
     once, thrice = examine(mlp, mlp_loss), examine(mlp, step=step_accumulating)
     assert thrice.forward_flops == 3 * once.forward_flops
     assert thrice.gradients_bytes == once.gradients_bytes
@@ -187,7 +187,7 @@ def test_frozen_weights_have_neither_gradient_nor_moments() -> None:
 
 
 @pytest.mark.slow
-def test_ones_own_checkpointing_is_seen() -> None:
+def test_the_users_own_checkpointing_is_recognized() -> None:
     from fivefold.diagnosis.doctor import recompute
 
     def make_wrapped() -> nn.Module:

@@ -132,7 +132,7 @@ def test_mistakes(words: dict[str, Any], line: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_and_a_snapshot(tmp_path: Path) -> None:
+def test_the_page_and_the_snapshot_of_a_module(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "import torch\nfrom torch import nn\n"
@@ -153,7 +153,7 @@ def test_the_page_and_a_snapshot(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["doctor", str(snapshot), "--budget", "1KiB"]).exit_code == 3
 
 
-def test_torch_says_nothing_beside_it(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_torch_prints_no_warnings(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """A plan that does not divide is one line; torch's own account of it, and its warnings, are not shown."""
     with pytest.raises(UserError, match="RuntimeError"):
         examine_model(tp=3, plan=lambda _: PLAN)

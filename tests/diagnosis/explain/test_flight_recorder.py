@@ -175,13 +175,13 @@ def test_torchs_own_analysis_names_the_same_rank(seed: int, monkeypatch: pytest.
     assert ours.startswith(f"rank {rank} did not come to collective {missing[0].collective_seq_id}, ")
 
 
-def test_groups_in_another_order_are_a_circle() -> None:
+def test_groups_in_unequal_order_are_a_deadlock_cycle() -> None:
     job = {0: [("1", "all_reduce", 8), ("0", "all_reduce", 8)], 2: [("0", "all_reduce", 8), ("1", "all_reduce", 8)]}
     result = explain(simulate({1: [("0", "all_reduce", 8)], 3: [("0", "all_reduce", 8)], **job}), files=("x",))
     assert any("in a different order" in line for line in result.findings)
 
 
-def test_all_came_and_it_did_not_end() -> None:
+def test_a_collective_that_all_ranks_joined_but_that_did_not_end() -> None:
     calls = [("0", 1, "all_reduce", 8, True), ("0", 2, "all_reduce", 8, False)]
     dumps = {rank: dump(calls, rank) for rank in range(3)}
     result = explain(dumps, files=("x",))
@@ -208,7 +208,7 @@ def test_rings_of_different_length_are_compared_where_both_remember() -> None:
 @pytest.mark.parametrize(
     "data", [{"entries": 3, "version": "2"}, {"entries": [], "pg_config": 3}, {"entries": [3, {}], "version": 1}]
 )
-def test_odd_dumps_are_no_traceback(tmp_path: Path, data: Any) -> None:
+def test_malformed_dumps_give_no_traceback(tmp_path: Path, data: Any) -> None:
     path = tmp_path / "trace_0"
     for text in (pickle.dumps(data), json.dumps(data).encode()):
         path.write_bytes(text)

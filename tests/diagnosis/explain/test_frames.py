@@ -13,7 +13,7 @@ from fivefold.record import UserError
 PACKAGES = "/venv/lib/python3.11/site-packages"
 
 
-def test_a_line_is_the_users_beneath_torch_and_what_wraps_it() -> None:
+def test_the_blamed_line_is_the_users_code() -> None:
     """torch 2.13 calls ``all_gather_into_tensor`` through ``typing_extensions.deprecated``."""
     stack = [
         Frame(f"{PACKAGES}/torch/distributed/distributed_c10d.py", 4500, "all_gather_into_tensor"),
@@ -24,7 +24,7 @@ def test_a_line_is_the_users_beneath_torch_and_what_wraps_it() -> None:
     assert user_line(stack[:2]) == "torch/distributed/distributed_c10d.py:4500 all_gather_into_tensor"
 
 
-def test_a_folder_is_explained_beside_its_other_files(tmp_path: Path) -> None:
+def test_other_files_in_a_folder_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('a script')\n")
     with pytest.raises(UserError, match=r"train\.py: neither a memory snapshot"):
         explain([tmp_path])

@@ -37,12 +37,12 @@ def test_every_format_gives_the_same_points(form: str) -> None:
     assert read(TEXTS[form]) == POINTS
 
 
-def test_hugging_faces_lines_have_no_step() -> None:
+def test_hugging_face_log_lines_have_no_step() -> None:
     lines = "\n".join(f"{{'loss': {x}, 'grad_norm': {g}, 'learning_rate': 5e-05, 'epoch': 0.1}}" for _, x, g in POINTS)
     assert read(lines) == [point._replace(step=n) for n, point in enumerate(POINTS, start=1)]
 
 
-def test_numbers_of_other_things_are_no_losses() -> None:
+def test_other_numbers_are_not_read_as_losses() -> None:
     assert read("loss scale: 65536\nwrote loss.png at step 3\nlossless codec 7\n") == []
 
 
@@ -62,12 +62,12 @@ def events(points: list[LossPoint]) -> list[LossEvent]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_run_that_falls_has_no_fault(seed: int) -> None:
+def test_a_falling_loss_has_no_finding(seed: int) -> None:
     assert [event for event in events(draw_losses(seed)) if event.kind != "plateau"] == []
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_drawn_spikes_are_found_where_they_are(seed: int) -> None:
+def test_random_loss_spikes_are_located(seed: int) -> None:
     points, draw = draw_losses(seed), random.Random(seed)
     at, length = draw.randint(150, 350), draw.randint(1, 6)
     for n in range(at, at + length):
@@ -90,7 +90,7 @@ def test_a_loss_that_is_no_number(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("slow", [False, True], ids=["at once", "slowly"])
-def test_a_divergence_begins_where_the_loss_turns(seed: int, slow: bool) -> None:
+def test_a_divergence_begins_at_the_lowest_loss(seed: int, slow: bool) -> None:
     points = draw_losses(seed)
     at = 250
     rise = 0.004 if slow else 0.5
@@ -102,7 +102,7 @@ def test_a_divergence_begins_where_the_loss_turns(seed: int, slow: bool) -> None
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_plateau_begins_where_the_loss_stands(seed: int) -> None:
+def test_a_plateau_begins_where_the_loss_stops_falling(seed: int) -> None:
     draw = random.Random(seed)
     points = [LossPoint(n, 2 + max(0, 200 - n) * 0.02 + draw.gauss(0, 0.01), 0) for n in range(1, 601)]
     (event,) = events(points)

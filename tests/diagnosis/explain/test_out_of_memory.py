@@ -150,5 +150,5 @@ def test_other_backends(text: str, device: str, word: str) -> None:
     assert word in result.verdict
 
 
-def test_a_log_without_it_is_none() -> None:
+def test_a_log_without_the_error_is_not_explained() -> None:
     assert explain("step 1 loss 2.3\nno memory was harmed\n", files=("log",)) is None

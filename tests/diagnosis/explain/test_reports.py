@@ -104,7 +104,7 @@ def test_a_public_report_is_explained(report: str, tmp_path: Path) -> None:
         assert sum(found.memory.parts.values()) < 2**40  # no nonsense of the driver
 
 
-def test_all_ranks_in_one_collective_are_not_called_missing(tmp_path: Path) -> None:
+def test_ranks_in_one_collective_are_not_reported_missing(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("\n".join(wait(rank, 5, "ALLREDUCE", 8) for rank in range(4)))
     (found,) = explain([path])

@@ -42,7 +42,7 @@ def test_data_is_read(tmp_path: Path, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_with_code_is_rejected_and_not_run(tmp_path: Path, protocol: int) -> None:
     there = tmp_path / "made"
     path = write(tmp_path / "x", pickle.dumps({"segments": [Runs(there)]}, protocol))
     with pytest.raises(UserError, match=r"names posix\.mkdir, which unpickling would run") as refused:

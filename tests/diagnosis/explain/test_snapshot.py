@@ -102,7 +102,7 @@ def read(trace: list[dict[str, Any]], *, segments: Any = ()) -> HeldMemory:
 
 
 @pytest.mark.parametrize("backward_stacks", [True, False], ids=["one thread", "an engine's thread"])
-def test_stacks_tell_what_each_block_was(backward_stacks: bool) -> None:
+def test_stacks_classify_each_memory_block(backward_stacks: bool) -> None:
     trace, peak, known = real_step(backward_stacks=backward_stacks)
     memory = read(trace)
     assert memory.held_bytes == peak == sum(memory.parts.values())
@@ -114,7 +114,7 @@ def test_stacks_tell_what_each_block_was(backward_stacks: bool) -> None:
     assert made["optimizer"].endswith(" real_step")
 
 
-def test_a_shortage_in_a_forward_shows_what_lived_then() -> None:
+def test_an_out_of_memory_in_a_forward_lists_live_blocks() -> None:
     trace, _, known = real_step(backward_stacks=False, stop="forward")
     result = explain({"segments": [], "device_traces": [trace]}, files=("x",), top=50)
     assert result.verdict.startswith("GPU 0 ran out of memory, at /job/train.py:7 step: 1.00 GiB were asked for")
@@ -127,7 +127,7 @@ def test_a_shortage_in_a_forward_shows_what_lived_then() -> None:
     assert memory.parts["activations"] == known["activations"]
 
 
-def test_a_ring_that_has_lost_its_begin_has_the_same_peak() -> None:
+def test_a_truncated_history_has_the_same_peak() -> None:
     """What lived before the trace is in its frees, or in the segments at the end."""
     trace, _, _ = real_step(backward_stacks=True)
     live = {entry["addr"]: entry for entry in trace if entry["action"] == "alloc"}
@@ -172,7 +172,7 @@ def test_torchs_own_writer_names_categories() -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_runs_snapshot_says_what_the_dry_run_says(tmp_path: Path) -> None:
+def test_a_snapshot_of_a_dry_run_has_its_totals(tmp_path: Path) -> None:
     from fivefold.dry_run import dryrun
     from fivefold.dry_run.memory.snapshot import save
     from fivefold.dry_run.report import describe_peak
@@ -211,7 +211,7 @@ def test_invalid_snapshot_is_a_one_line_error(data: Any, word: str) -> None:
         explain(data, files=("x",), top=1)
 
 
-def test_a_snapshot_without_history_is_what_lives_at_its_end() -> None:
+def test_a_snapshot_without_history_lists_live_blocks() -> None:
     block = {"size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": []}
     data = [{"device": 1, "address": 7, "total_size": 4096, "blocks": [block, {"size": 3072, "state": "inactive"}]}]
     result = explain(data, files=("x",), top=1)  # of 1.x: a list of segments

@@ -45,7 +45,7 @@ OTHER = {
 }
 
 
-def test_pythons_own_faulthandler(tmp_path: Path) -> None:
+def test_a_faulthandler_dump_is_read(tmp_path: Path) -> None:
     """The thread that writes is not the main one, as in a watchdog."""
     path = tmp_path / "stacks-rank0.txt"
 
@@ -60,7 +60,7 @@ def test_pythons_own_faulthandler(tmp_path: Path) -> None:
     (result,) = explain_files([path])
     assert result.ranks[0].rank == "0"
     assert result.ranks[0].line.startswith(("tests/diagnosis/explain/test_stacks.py:", "test_stacks.py:"))
-    assert result.ranks[0].line.endswith("test_pythons_own_faulthandler")
+    assert result.ranks[0].line.endswith("test_a_faulthandler_dump_is_read")
 
 
 @pytest.mark.parametrize("state", OTHER)

@@ -52,7 +52,7 @@ def step() -> Tape:
     return tape
 
 
-def test_a_small_tape_by_hand() -> None:
+def test_peak_of_a_small_tape_worked_by_hand() -> None:
     tape = step()
     result = levels(tape)
     top = max(result, key=lambda level: level.live_bytes)
@@ -66,7 +66,7 @@ def test_a_small_tape_by_hand() -> None:
     assert result[-1][1:7] == (3040, 400, 0, 0, 0, 0)
 
 
-def test_the_parts_of_a_stage() -> None:
+def test_memory_breakdown_of_a_stage() -> None:
     memory = stage_memory(step(), 1)
     assert (memory.stage, memory.parameters_bytes, memory.optimizer_bytes, memory.gradients_bytes) == (
         1,

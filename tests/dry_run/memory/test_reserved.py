@@ -57,7 +57,7 @@ def test_rounding_and_segments(sizes: tuple[int, ...], allocated: int, total: in
     assert (result.requested_bytes, result.allocated_bytes, result.reserved_bytes) == (sum(sizes), allocated, total)
 
 
-def test_a_cache_that_was_split_cannot_hold_what_it_held() -> None:
+def test_split_free_blocks_cannot_hold_the_former_tensor() -> None:
     """20 comes and goes, 12 takes its place; the next 20 needs a segment, and 8 lie idle."""
     result = reserve(20 * MIB, -0, 12 * MIB, 20 * MIB)
     assert result[:4] == (32 * MIB, 32 * MIB, 40 * MIB, 8 * MIB)
@@ -113,7 +113,7 @@ def test_expandable_segments_are_used_last() -> None:
     assert blocks.reserved_bytes == 40 * MIB
 
 
-def test_before_it_gives_up_it_gives_back() -> None:
+def test_the_allocator_frees_cached_blocks_before_it_fails() -> None:
     assert reserve(20 * MIB, -0, 30 * MIB, capacity=40 * MIB).reserved_bytes == 30 * MIB
     pages = reserve(40 * MIB, -0, *[MIB] * 26, expandable=True, capacity=60 * MIB)
     assert pages.shortage is None
@@ -131,7 +131,7 @@ def test_a_job_that_does_not_fit_is_a_finding() -> None:
     )
 
 
-def test_a_job_that_fits_but_for_pieces() -> None:
+def test_a_job_that_fails_by_fragmentation_is_a_finding() -> None:
     sizes = (20 * MIB, 20 * MIB, -0, -1, 11 * MIB, 11 * MIB, 12 * MIB)  # 9 and 9 are left
     shortage = reserve(*sizes, capacity=40 * MIB).shortage
     assert shortage is not None
@@ -149,7 +149,7 @@ def test_steps_follow_one_another() -> None:
     assert replay_allocator([first, gone], expandable=False)[:3] == (82 * MIB, 82 * MIB, 84 * MIB)
 
 
-def test_residents_live_besides() -> None:
+def test_resident_tensors_add_to_the_peak() -> None:
     result = replay_allocator([tape(12 * MIB)], expandable=False, resident=(32 * MIB, 32 * MIB))
     assert result[:3] == (76 * MIB, 76 * MIB, 76 * MIB)
 

@@ -75,7 +75,7 @@ def test_torchs_own_readers_find_the_totals(tmp_path: Path, expandable: bool) ->
     assert {segment["segment_type"] for segment in segments} == {"small", "large"}
 
 
-def test_the_trace_tells_the_step(tmp_path: Path) -> None:
+def test_the_snapshot_trace_has_the_events_of_the_step(tmp_path: Path) -> None:
     result = write(tmp_path, expandable=False)
     lines = viz.trace(result).splitlines()
     assert lines[0] == "Device 0 ----------------"

@@ -27,7 +27,7 @@ LAYOUTS = ["pp1", "pp4", "pp16", "pp4 v2 interleaved", "pp4 zb1p", "pp8 zb2p", "
 
 @pytest.mark.parametrize("text", LAYOUTS)
 @pytest.mark.parametrize("micro_batches", [64, 120])
-def test_a_shortened_row_with_its_periods_is_the_whole_row(text: str, micro_batches: int) -> None:
+def test_a_shortened_row_with_its_periods_equals_the_full_row(text: str, micro_batches: int) -> None:
     layout = Layout.parse(text)
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
     for rank in (0, layout.pp // 2, layout.pp - 1):
@@ -78,7 +78,7 @@ CASES = [
     ("name", "text", "micro_batches"),
     mark_share(6, [pytest.param(*case, id=f"{case[0]} {case[1]}") for case in CASES]),
 )
-def test_copied_micro_batches_do_what_micro_batches_do(
+def test_copied_micro_batches_equal_executed_ones(
     name: str, text: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, model = Layout.parse(text), _deepen(MODELS[name], Layout.parse(text))
@@ -127,7 +127,7 @@ def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert list_events(fallen_back.steady) == list_events(full.steady)
 
 
-def test_a_copy_that_would_free_a_storage_twice_or_keep_one_is_refused() -> None:
+def test_a_copy_that_frees_twice_or_leaks_is_rejected() -> None:
     allocated, freed = [0, 7, 512, 0], [1, 7, 0, 0]
     ran = np.array([allocated, freed])
     repetition._check_storages(ran, ran)

@@ -55,7 +55,9 @@ def job_for(layout: Layout) -> Job:
 @pytest.mark.parametrize(
     ("name", "text", "streams"), mark_share(16, [pytest.param(*case, id=f"{case[0]} {case[1]}") for case in CASES])
 )
-def test_played_blocks_do_what_blocks_do(name: str, text: str, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_blocks_equal_executed_ones(
+    name: str, text: str, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout, model = Layout.parse(text), MODELS[name]
     job = job_for(layout)
     recorded = []
@@ -74,7 +76,7 @@ def test_played_blocks_do_what_blocks_do(name: str, text: str, streams: bool, mo
         assert list_events(played.steady) == list_events(ran.steady)
 
 
-def test_a_block_that_frees_what_was_there_before_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_frees_earlier_tensors_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotReplayable
 
@@ -85,7 +87,7 @@ def test_a_block_that_frees_what_was_there_before_runs_itself(monkeypatch: pytes
     assert list_events(fallen_back.steady) == list_events(ran.steady)
 
 
-def test_every_rank_of_a_stage_does_as_its_first_or_holds_less() -> None:
+def test_other_ranks_of_a_stage_equal_its_first_or_use_less_memory() -> None:
     layout = Layout.parse("dp2 pp2 zero2")
     job = job_for(layout)
     tapes = {

@@ -24,7 +24,7 @@ from fivefold.planner.time.network import Network
 from fivefold.record import UserError
 from tests.selection import mark_share
 
-Rehearsed = Callable[..., list[Tape]]
+MakeTapes = Callable[..., list[Tape]]
 H100 = resolve("h100:16", local=Path())
 GLOO = H100.replace(backend="gloo")
 SUM = TapeMessage("dp", "d", (0, 1), "all_reduce", "bfloat16", 4, 8, -1, False, 0)
@@ -76,7 +76,7 @@ def simulate(
         ("kswksw", 8.0),
     ],
 )
-def test_messages_run_beside_compute(text: str, seconds: float) -> None:
+def test_messages_overlap_compute(text: str, seconds: float) -> None:
     result = simulate(tape(0, text))
     assert result.step_seconds == seconds
     (rank,) = result.ranks
@@ -85,7 +85,7 @@ def test_messages_run_beside_compute(text: str, seconds: float) -> None:
     assert rank.bubble == rank.update == 0
 
 
-def test_on_gloo_a_message_takes_the_time_of_who_waits() -> None:
+def test_gloo_messages_block_the_waiting_rank() -> None:
     assert simulate(tape(0, "kskkkkw"), streams=False).step_seconds == 8.0
 
 
@@ -98,7 +98,7 @@ def test_a_collective_begins_when_the_last_has_come() -> None:
     assert result.time().compute_seconds == 5.0
 
 
-def test_a_pipeline_waits_in_its_bubble() -> None:
+def test_pipeline_bubbles_are_waits() -> None:
     result = simulate(tape(0, "kks", SEND), tape(1, "swkukk", RECEIVE))
     first, second = result.ranks
     assert result.step_seconds == 8.0  # 2 + 3 + 1 + 2
@@ -111,7 +111,7 @@ def test_a_pipeline_waits_in_its_bubble() -> None:
     assert spans == [(START, 2.0, 5.0), (SCOPE, 0.0, 6.0), (SCOPE, 6.0, 8.0)]
 
 
-def test_the_host_runs_ahead_but_for_what_it_reads() -> None:
+def test_the_host_runs_ahead_until_it_reads_a_result() -> None:
     kernels = "k" * 10
     assert simulate(tape(0, kernels), launch=0.5).step_seconds == 10.5
     assert simulate(tape(0, kernels), launch=2.0).step_seconds == 21.0
@@ -121,7 +121,7 @@ def test_the_host_runs_ahead_but_for_what_it_reads() -> None:
     assert simulate(tape(0, text), launch=0.75, reads=True).step_seconds == pytest.approx(24.5)
 
 
-def test_hidden_messages_slow_compute() -> None:
+def test_overlapped_messages_slow_compute() -> None:
     assert simulate(tape(0, "kskkkkw"), drag=0.1).step_seconds == pytest.approx(5.3)
     assert simulate(tape(0, "kskw"), drag=0.1).step_seconds == pytest.approx(4.1)  # a third is hidden
 
@@ -200,7 +200,7 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
-def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, make_tapes: Rehearsed) -> None:
+def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, make_tapes: MakeTapes) -> None:
     """With kernels that do not launch in vain: a model wide enough, of which shapes alone are needed."""
     model, result = build_model("llama3-8b").replace(layers=2), Layout.parse(layout)
     job = Job(sequence=4096, global_batch=4)
@@ -213,7 +213,7 @@ def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, make_tapes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", mark_share(2, ["tp2 pp2", "pp2 zbv"]))
-def test_twins_are_in_lockstep(layout: str, make_tapes: Rehearsed) -> None:
+def test_replicas_are_in_lockstep(layout: str, make_tapes: MakeTapes) -> None:
     every, some = (make_tapes(layout, all_ranks=item) for item in (True, False))
     world = Layout.parse(layout).world
     whole, short = (play(tapes, machine=H100, job=Job(), world=world) for tapes in (every, some))
@@ -222,7 +222,7 @@ def test_twins_are_in_lockstep(layout: str, make_tapes: Rehearsed) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [H100, GLOO], ids=["nccl", "gloo"])
-def test_the_seconds_of_every_rank_are_the_step(machine: object, make_tapes: Rehearsed) -> None:
+def test_the_seconds_of_every_rank_are_the_step(machine: object, make_tapes: MakeTapes) -> None:
     step = play(make_tapes("tp2 pp2"), machine=machine, job=Job(), world=4)  # type: ignore[arg-type]
     for place, rank in enumerate(step.ranks):
         assert rank.seconds == pytest.approx(step.step_seconds)

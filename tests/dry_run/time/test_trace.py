@@ -53,7 +53,7 @@ def test_kernels_messages_scopes_and_memory(played: SimulatedTapes, tmp_path: Pa
         assert on["tp"][0]["args"]["at"].endswith(")")
 
 
-def test_the_peak_is_told(played: SimulatedTapes, tmp_path: Path) -> None:
+def test_the_peak_is_reported(played: SimulatedTapes, tmp_path: Path) -> None:
     tape = played.tapes[0]
     live = peak = 0
     sizes: dict[int, int] = {}

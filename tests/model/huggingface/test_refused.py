@@ -38,7 +38,7 @@ BARE: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "hidden_size": 100}, "hidden_size=100 is not divisible by num_attention_heads=32"),
     ({"model_type": "llama", "num_key_value_heads": 5}, "heads=32 is not divisible by kv_heads=5"),
     ({"model_type": "llama", "rope_scaling": {"type": "mrope"}}, "rope scaling 'mrope' is not supported"),
-    ({"model_type": "llama", "rope_scaling": {"type": "linear"}}, "rope scaling 'linear' without its factor"),
+    ({"model_type": "llama", "rope_scaling": {"type": "linear"}}, "rope scaling 'linear' has no factor"),
     ({"model_type": "phi3", "rope_scaling": {"type": "su", "long_factor": [1.0]}}, "longrope needs 48 short and long"),
     ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "needs noise on the router's input"),
     ({"model_type": "qwen3_moe", "mlp_only_layers": [3]}, "mlp_only_layers=[3] needs dense layers after experts"),
@@ -47,7 +47,7 @@ BARE: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma2", "layer_types": ["linear_attention"] * 26}, "layer type 'linear_attention'"),
     ({"model_type": "gemma2", "layer_types": ["full_attention"] * 3}, "layer_types names 3 layers"),
     ({"model_type": "gemma3"}, "a multimodal config without a text_config"),
-    ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping in Gemma 3"),
+    ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
     ({"model_type": "gemma3_text", "rope_parameters": NESTED}, "rope scaling 'yarn' of the sliding layers"),
     ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "needs an attention scale per layer"),
     ({"model_type": "gpt2", "add_cross_attention": True}, "needs cross-attention"),
@@ -99,7 +99,7 @@ def test_unsupported_config_is_a_one_line_error(config: dict[str, Any], says: st
 
 @pytest.mark.parametrize("junk", [None, -1, 0, "many", [], [7], {}, {"factor": "x"}, float("nan")], ids=repr)
 @pytest.mark.parametrize("name", ["llama3-405b", "gemma3-4b", "gpt2", "deepseek-v2", "kimi-k2", "gpt-oss-20b"])
-def test_junk_in_any_key_builds_or_is_one_line(name: str, junk: object) -> None:
+def test_random_values_in_any_key_build_a_model_or_are_one_line(name: str, junk: object) -> None:
     published = reference(CATALOG[name].config).to_dict() | CATALOG[name].config
     for key in published:
         for broken in ({**published, key: junk}, {**published, "rope_scaling": {"rope_type": "yarn", key: junk}}):

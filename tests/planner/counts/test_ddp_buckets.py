@@ -43,7 +43,7 @@ def count_all(collective: str, *sizes: int, times: int = 1) -> Counter[tuple[str
     return Counter({(collective, size): times for size in sizes})
 
 
-def test_whole_buckets_are_all_reduced_and_one_gather_hands_out_all() -> None:
+def test_full_buckets_are_all_reduced_and_one_gather_updates_all_weights() -> None:
     updated = count_all("all_gather", WHOLE)
     forward, backward = (270592, 279040, 274688, 176256), (299264, 291200, 279040, 131072)
     assert count_sent("dp2 zero0 mbs2", job()) == count_all("all_reduce", WHOLE)

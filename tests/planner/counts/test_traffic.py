@@ -100,7 +100,7 @@ def test_recomputed_layers_say_their_forward_twice() -> None:
 
 
 @pytest.mark.parametrize("text", ["tp4", "tp4 nosp", "dp2 tp4 zero1"])
-def test_gradients_of_what_tensor_ranks_hold_alike_are_added_up(text: str) -> None:
+def test_gradients_of_replicated_weights_are_summed_over_tensor_ranks(text: str) -> None:
     """Norms of single heads and copied key heads always; other replicated weights under sequence parallelism only."""
     model = DENSE.replace(kv_heads=2, qk_norm="head", qkv_bias=True, out_bias=True, mlp_bias=True, norm="layernorm")
     layout = Layout.parse(text)
@@ -166,7 +166,7 @@ def test_ulysses_repeats_key_heads_that_cp_does_not_divide() -> None:
 
 @pytest.mark.parametrize("ep", [2, 4, 8])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_every_token_travels_to_topk_experts_and_home_each_way(ep: int, tp: int) -> None:
+def test_every_token_is_sent_to_topk_experts_and_back_in_each_direction(ep: int, tp: int) -> None:
     routed = 2 * T // tp * D * 2 * 2  # B·T·D elements, topk times
     assert count_messages(f"dp8 tp{tp} ep{ep} mbs2", axis="ep", model=EXPERTS) == {
         ("all_to_all", routed): 1 * L * 4,
@@ -175,7 +175,7 @@ def test_every_token_travels_to_topk_experts_and_home_each_way(ep: int, tp: int)
     }
 
 
-def test_rows_go_out_to_experts_in_a_byte_with_a_scale_a_tile_and_come_home_in_two() -> None:
+def test_rows_are_dispatched_in_fp8_with_tile_scales_and_combined_in_bf16() -> None:
     """DeepSeek-V3 §3.3: dispatch in fp8, combine in bf16; backward the gradients of what combine sent are dispatched.
 
     Of D = 7168 a row is 7168 bytes and 56 scales of 4, of 14 336 in bf16.
@@ -200,7 +200,7 @@ def test_rows_go_out_to_experts_in_a_byte_with_a_scale_a_tile_and_come_home_in_t
     assert again["all_to_all", 14_336 * copies] == 2 * layers * micro  # home is not asked for again
 
 
-def test_recomputed_experts_travel_again_but_are_announced_again_only_with_the_whole_layer() -> None:
+def test_recomputed_experts_are_dispatched_again_and_their_counts_only_with_the_full_layer() -> None:
     """Their outputs are not combined back a second time."""
     routed, numbers = T * D * 2 * 2, ("all_to_all", 8 * 8)
     for ac, again, told in (("", 0, 1), ("ac=moe", 1, 1), ("ac=full", 1, 2)):
@@ -295,7 +295,7 @@ def test_a_tied_table_on_two_ranks_is_summed(text: str, sent: int) -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_dualpipe_adds_up_what_two_ranks_hold_alike(zero: int) -> None:
+def test_dualpipe_reduces_the_stages_held_by_two_ranks(zero: int) -> None:
     """And of a tied table each rank has one, for both ends."""
     tied = DENSE.replace(tied_embeddings=True)
     layout = Layout.parse(f"dp2 pp2 dualpipe zero{zero}")
@@ -320,7 +320,7 @@ def test_all_ranks_agree_on_norm_loss_and_stop_once(text: str) -> None:
 
 @given(layers=st.integers(4, 9), pp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2]))
 @settings(deadline=None, max_examples=20)
-def test_layers_send_the_same_wherever_they_lie(layers: int, pp: int, tp: int) -> None:
+def test_messages_of_a_layer_do_not_depend_on_its_rank(layers: int, pp: int, tp: int) -> None:
     """All stages together: the messages of tp do not depend on the cuts between them."""
     model = DENSE.replace(layers=layers)
     assert count_messages(f"tp{tp} pp{pp}", axis="tp", model=model) == count_messages(f"tp{tp}", axis="tp", model=model)
@@ -415,7 +415,7 @@ def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-def test_reduced_after_every_backward_it_is_said_as_often(zero: int) -> None:
+def test_reductions_per_micro_batch_are_counted_per_micro_batch(zero: int) -> None:
     once, item = (sum_by_group(f"dp4 zero{zero}", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
     assert item["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
     assert item["all_gather", "shard"] == once["all_gather", "shard"]
@@ -474,7 +474,7 @@ def test_expert_shard_groups_are_cut_as_the_dense_ones() -> None:
 
 @given(st.data())
 @settings(deadline=None, max_examples=60, derandomize=True)
-def test_a_message_speaks_to_as_many_as_its_group_has(data: st.DataObject) -> None:
+def test_a_message_involves_every_rank_of_its_group(data: st.DataObject) -> None:
     powers = st.sampled_from([1, 2, 4])
     dp, tp, cp, ep, zero = (data.draw(powers) for _ in range(5))
     layout = Layout(dp=dp, tp=tp, cp=cp, ep=min(ep, dp * cp * tp), zero=min(zero, 3), pp=2)

@@ -75,7 +75,7 @@ def draw_inputs(*shape: int) -> Floats:
 
 
 @pytest.mark.parametrize(("x", "y"), CUTS)
-def test_a_column_and_a_row_layer_cut_in_two_are_the_whole(x: int, y: int) -> None:
+def test_sharded_column_and_row_layers_equal_the_full_layers(x: int, y: int) -> None:
     """q and out, with the identity for attention: values are those of one rank, messages those that are counted."""
     stream, first, second = draw_inputs(T, D), draw_inputs(D, N * H), draw_inputs(N * H, D)
     grid, ranks = Grid(x, y), list(product(range(x), range(y)))

@@ -68,7 +68,7 @@ def test_adafactors_sums_are_vectors() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "sgd"])
-def test_others_say_and_multiply_nothing(kind: str) -> None:
+def test_other_optimizers_send_no_messages_and_have_no_matmuls(kind: str) -> None:
     counts, layout = Counts(LLAMA, job(kind)), Layout.parse("dp8 tp2 zero1")
     assert list(update_messages(counts, layout, chunks=(0,))) == update_products(counts, layout, chunks=(0,)) == []
     assert update_flops(counts, layout) == 0

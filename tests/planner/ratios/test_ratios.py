@@ -73,7 +73,7 @@ def test_two_dimensions_take_the_quickest_cut() -> None:
     chips=st.sampled_from(["h100:64", "gb200:144", "l40s:16", "a100:1"]),
     layout=st.sampled_from(["dp1", "dp2 tp2", "dp4 cp2 zero1", "tp4 pp2", "dp8 zero3 mbs2"]),
 )
-def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: str) -> None:
+def test_the_largest_degree_is_where_overlap_ends(name: str, chips: str, layout: str) -> None:
     chosen, hardware = Layout.parse(layout), machine(chips)
     if chosen.world > hardware.ranks:
         return
@@ -91,7 +91,7 @@ def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: 
 
 @pytest.mark.parametrize("link", [0, 1])
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b"])
-def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) -> None:
+def test_expert_sizes_are_where_overlap_begins(name: str, link: int) -> None:
     """At the given width or top-k the layer takes longer than all-to-alls of a very large ep; one step less not."""
     model, hardware, job = build_model(name), machine("h100:512"), Job(sequence=4096, global_batch=512)
     assert model.moe is not None
@@ -116,7 +116,7 @@ def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) 
     assert compute_ratio(topk=result.topk_layer + 1) < balance
 
 
-def test_wide_experts_hide_any_topk() -> None:
+def test_messages_of_wide_experts_overlap_for_any_topk() -> None:
     """Mixtral: F = 14336 offers 21504, more than a NIC of an H100 asks for."""
     hardware = machine("h100:512")
     result = ratios(build_model("mixtral-8x7b"), machine=hardware, job=Job(sequence=4096, global_batch=512))

@@ -96,7 +96,7 @@ def test_an_estimate_does_not_depend_on_those_before_it() -> None:
 
 
 @pytest.mark.slow
-def test_layouts_that_reduce_otherwise_are_weighed_beside_those_that_do_not() -> None:
+def test_both_reduction_frequencies_are_searched() -> None:
     """Against brute force under both, where the best reduces once a step; no ZeRO below 2 is said to."""
     machine, job = make_tight_machine(4, gib=5), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
@@ -196,7 +196,7 @@ def test_fewest_constraints_are_named_with_the_closest_layout() -> None:
         ("dp768 tp8", 2304, ""),
     ],
 )
-def test_a_batch_that_holds_dp_down_is_told(layout: str, batch: int, line: str) -> None:
+def test_a_batch_that_limits_dp_is_reported(layout: str, batch: int, line: str) -> None:
     assert describe_uneven_batch(Layout.parse(layout), batch=batch) == line
 
 

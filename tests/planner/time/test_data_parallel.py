@@ -26,7 +26,7 @@ def planner(job: Job = JOB, machine: str = "a100:64") -> Planner:
     return Planner(model=build_model("llama3-8b"), machine=resolve(machine, local=Path("none")), job=job)
 
 
-def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
+def test_gathers_and_reductions_overlap_a_backward_one_after_the_other() -> None:
     """One sequence a rank on slow links: the last backward is fully used by ZeRO-3's gathers."""
     plan, layout = planner(JOB.replace(sequence=1024)), Layout.parse("dp64 zero3")  # one micro-batch
     trips = {run.name: plan.units.gather_reduce(layout, run.name) for run, _ in plan.counts.stage_work(layout)[0]}
@@ -55,7 +55,7 @@ def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
     assert item - once == pytest.approx((8 - 1) * reduce, rel=1e-9)
 
 
-def test_the_last_reduction_hides_behind_nothing() -> None:
+def test_the_last_reduction_is_exposed() -> None:
     """Nor does the first gather; each other one runs concurrently with the unit before it."""
     layout = Layout.parse("dp8 zero2")
     for stack in ("fivefold", "fsdp2"):
@@ -72,7 +72,7 @@ def test_the_last_reduction_hides_behind_nothing() -> None:
         assert exposed == pytest.approx(last + gathers[0] + late, rel=1e-9)
 
 
-def test_the_embedding_is_reduced_beside_the_next_forward() -> None:
+def test_the_reduction_of_the_embedding_overlaps_the_next_forward() -> None:
     """In our engine, where that takes longer; the others during the backward of another unit, or not at all."""
     plan = planner(JOB.replace(reduce="micro_batch"))
     layout = Layout.parse("dp8 zero2")
@@ -99,7 +99,7 @@ def test_reduction_over_tp_depends_on_sequence_parallelism() -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_equal_messages_hide_together_as_one_by_one(chunks: int) -> None:
+def test_equal_messages_overlap_together_as_one_by_one(chunks: int) -> None:
     """Random runs of equal messages, concurrent with runs of equal units; the other stages overlap theirs fully."""
     some = random.Random(4)
     for _ in range(300):

@@ -57,7 +57,7 @@ def seconds(layout: str, machine: Machine, job: Job = JOB) -> float:
 
 
 @pytest.mark.parametrize("layout", ["pp2 mbs1", "pp2 gpipe mbs1"])
-def test_a_send_between_stages_hides_within_a_host_too(layout: str) -> None:
+def test_a_send_between_stages_overlaps_within_a_host_too(layout: str) -> None:
     """gloo's isend returns when the socket has the message: the sender waits for what keeps its core busy alone."""
     free = seconds(layout, hosts(1e15))
     apart, within = (seconds(layout, hosts(1e9, nodes=nodes)) - free for nodes in (2, 1))
@@ -67,7 +67,7 @@ def test_a_send_between_stages_hides_within_a_host_too(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dp2 mbs4", "dp2 zero2 mbs4", "dp2 zero3 mbs4", "cp2 mbs8"])
-def test_messages_hide_between_hosts_and_not_within_one(layout: str) -> None:
+def test_messages_overlap_between_hosts_and_not_within_one(layout: str) -> None:
     free = seconds(layout, hosts(1e15))
     (travels,), (works,) = ([seconds(layout, hosts(1e9, nodes=nodes)) - free] for nodes in (2, 1))
     assert 0 < travels < 0.7 * works
@@ -81,7 +81,7 @@ def test_without_overlap_data_parallelism_waits_for_every_message() -> None:
     assert waits == pytest.approx(within, rel=1e-6)
 
 
-def test_one_reduction_is_under_way_at_a_time() -> None:
+def test_one_reduction_is_in_flight_at_a_time() -> None:
     """Each is hidden by the backward of the unit before it alone: worked out from the units' own seconds."""
     planner = Planner(model=MODEL, machine=hosts(3e8), job=JOB)
     layout = Layout.parse("dp2 mbs4")

@@ -139,7 +139,7 @@ def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
 
 @settings(max_examples=40, deadline=None)
 @given(text=LAYOUTS, overlap=OVERLAPS)
-def test_hiding_data_parallelism_never_costs_more_than_it_contends(text, overlap):
+def test_overlapping_data_parallelism_costs_at_most_its_contention(text, overlap):
     layout = parse_legal(text)
     if layout is None:
         return
@@ -174,7 +174,7 @@ def test_a_better_machine_and_less_recomputation_are_never_slower(text):
     ),
     overlap=OVERLAPS.map(lambda axes: (*axes, "ep")),
 )
-def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(text, overlap):
+def test_paired_passes_overlap_messages_once_and_at_a_cost(text, overlap):
     job = JOB.replace(overlap=overlap, global_batch=256, cuda_graphs="full")
     layout, plan = Layout.parse(text), planner(job, model="qwen3-30b-a3b", machine="h800:256")
     stages = stage_seconds(plan.units, layout)
@@ -202,7 +202,7 @@ def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(te
 
 
 @pytest.mark.parametrize("schedule", ["dualpipe", "v2 dualpipev"])
-def test_an_axis_that_does_not_overlap_is_not_hidden_under_fb_either(schedule):
+def test_an_axis_without_overlap_is_exposed_in_paired_passes_too(schedule):
     text = f"dp4 ep4 tp2 pp4 {schedule}"
     known = {"model": "qwen3-30b-a3b", "machine": "h800:32"}
     shown, hidden = (

@@ -36,7 +36,7 @@ def test_a_layer_of_22b(layout, forward, backward):
     assert layer(layout) == pytest.approx((forward, backward), rel=0.065)
 
 
-def test_a_repeated_gather_travels_beside_the_gradient_of_the_input():
+def test_a_repeated_gather_overlaps_the_gradient_of_the_input():
     waits, overlapped = layer("tp8 mbs4", JOB.replace(async_tp=False))[1], layer("tp8 mbs4")[1]
     # two of 101 MB in a ring of NVLink 3: start, seven steps, bytes
     gather = 2 * (0.020 + 7 * 0.008 + 4 * 2048 * 6144 * 2 * 7 / 8 / 235e9 * 1e3)
@@ -70,7 +70,7 @@ def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():
 
 @pytest.mark.parametrize("stack", ["fivefold", "megatron-core"])
 @pytest.mark.parametrize("overlap", [("dp", "cp", "ep", "pp"), ("dp", "tp", "cp", "ep")])
-def test_messages_apart_are_those_exposed_where_no_axis_overlaps(stack, overlap):
+def test_separate_messages_are_those_exposed_without_overlap(stack, overlap):
     machine, job = resolve("h800:64", local=Path("no")), Job(sequence=4096, global_batch=64, stack=build_stack(stack))
     async_tp = job.stack.async_tp and "tp" not in overlap
     planner, alone = (

@@ -67,7 +67,7 @@ def test_breakdown_equals_holistic_trace_analysis(seed: str, tmp_path: Path) -> 
     assert max(max_difference(mine[rank], theirs[rank]) for rank in mine) < MAX_DIFFERENCE_PERCENT
 
 
-def test_an_unlaunched_kernel_ends_a_gap_of_nobody(tmp_path: Path) -> None:
+def test_an_unlaunched_kernel_ends_an_unattributed_gap(tmp_path: Path) -> None:
     """Without its launch in the trace a gap is neither the host's nor a wait."""
     events = [
         {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": at, "dur": 10, "args": {"stream": 7}}

@@ -154,7 +154,7 @@ def test_invalid_trace_is_a_one_line_error(content: bytes, said: str, tmp_path: 
     assert "\n" not in line
 
 
-def test_events_that_lack_something_are_counted(tmp_path: Path) -> None:
+def test_incomplete_events_are_counted(tmp_path: Path) -> None:
     good = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}
     bad: list[Any] = [
         {**good, "ts": "soon"},

@@ -240,7 +240,7 @@ def test_clocks_of_hosts_are_set_by_where_messages_end(tmp_path: Path) -> None:
     assert remark.endswith("(± 0.0 µs)")
 
 
-def test_messages_that_not_all_ranks_have_are_left_out_and_said(tmp_path: Path) -> None:
+def test_messages_missing_on_some_ranks_are_excluded_and_reported(tmp_path: Path) -> None:
     job = kineto.draw(6, kineto.Shape(steps=1, message_share=0.6))
     events = kineto.events(job, 1)
     lost = next(event for event in reversed(events) if event["cat"] == "kernel" and "Collective name" in event["args"])

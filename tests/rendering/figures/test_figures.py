@@ -176,7 +176,7 @@ def test_a_picture_is_also_png_and_pdf(tmp_path: Path) -> None:
         (("masks", "-o", "a.gif"), "saved as .svg, .png, .pdf or .html"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:
+def test_a_user_error_is_one_line(words: tuple[str, ...], line: str) -> None:
     with pytest.raises(UserError, match=line.replace(".", r"\.")):
         CliRunner().invoke(app, ["draw", *words], catch_exceptions=False)
 

@@ -168,7 +168,7 @@ def load_and_save(path: Path, directory: Path, layout: Layout) -> State:
     return state(built)
 
 
-def test_any_layout_takes_up_what_another_wrote(forked, tmp_path: Path) -> None:
+def test_any_layout_loads_the_checkpoint_of_another(forked, tmp_path: Path) -> None:
     four, two_by_two = zip(*forked(4, train_and_save, tmp_path / "run"), strict=True)
     written, results = combine_ranks(four), [two_by_two]
     for text in ("dp2 zero1 mbs1", "dp1 mbs1"):  # each reads what the one before has written
@@ -336,7 +336,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_in_one_line(forked, tmp_path
         way_out = f"remove step-00000002 and resume from {tmp_path}/step-00000001"
         assert_line(first.pop(name), pattern.replace("{way_out}", way_out))
     assert first.pop("other steps") == "nothing"
-    assert_line(first.pop("other model"), r"UserError: \S+: is of another model, with ffn=50 instead of 60; .*")
+    assert_line(first.pop("other model"), r"UserError: \S+: holds another model, with ffn=50 instead of 60; .*")
     assert_line(first.pop("other rope"), r"UserError: .*, with rope_scaling=None instead of RopeScaling.*")
     assert_line(first.pop("other seed"), r"UserError: \S+: was trained with seed=0, and with seed=5 would read .*")
     assert not first

@@ -141,7 +141,7 @@ def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, HuggingFac
     assert mine == pytest.approx(losses(theirs, lambda: theirs(TOKENS, labels=TOKENS).loss), rel=1e-5)
 
 
-def test_files_go_there_and_back(pair: tuple[Any, HuggingFaceFolder]) -> None:
+def test_exported_files_import_equal(pair: tuple[Any, HuggingFaceFolder]) -> None:
     theirs, folder = pair
     result = read_full(folder)
     tensors: dict[str, Tensor] = {get_disk_name(name, folder): tensor for name, tensor in theirs.state_dict().items()}

@@ -90,7 +90,7 @@ def test_too_few_samples_are_an_error(shards: Shards) -> None:
         loader.check(global_batch=1000)
 
 
-def test_what_is_cut_off_is_said(shards: Shards) -> None:
+def test_truncated_samples_are_reported(shards: Shards) -> None:
     loader = PackedLoader(shards, sequence=SEQUENCE, seed=3)
     longer = int((loader.full_lengths > SEQUENCE).sum())
     lost = 100 * (1 - int(loader.counts.sum()) / int(shards.marks["train"].sum()))

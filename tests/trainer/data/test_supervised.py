@@ -149,7 +149,7 @@ def test_a_template_that_forgets_is_an_error() -> None:
             "message 1 has the unknown role 'robot'; known are system,",
         ),
         ({"messages": [{"role": "user"}]}, "message 1 of 'user' has no content; it has 'role'"),
-        ({"messages": ["a"]}, "message 1 is of type str, not an object with role and content"),
+        ({"messages": ["a"]}, "message 1 is of type str, not an object; give it a role and content"),
         ({"messages": []}, "has a list for its messages; give a list of them, with one at least"),
         ({"messages": "a"}, "has a str for its messages"),
         ({"text": "a"}, r"has no key 'messages'; it has 'text'; set \[data\] key"),

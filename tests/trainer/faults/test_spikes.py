@@ -39,7 +39,7 @@ def test_spikes_are_detected() -> None:
     assert flat.judge(2.017, 1.0) is not None  # 0.1 % · 8 above a loss that never moved
 
 
-def test_not_too_often() -> None:
+def test_rollbacks_are_limited() -> None:
     guard = LossGuard(Faults(max_rollbacks=2))
     guard.count(BadLoss("skip", "loss nan, gradient norm 1"), step=7)
     guard.count(BadLoss("rollback", "loss 9"), step=8)
@@ -122,7 +122,7 @@ def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, 
 
 
 @pytest.mark.parametrize("action", mark_share(2, ["rollback", "skip"]))
-def test_two_ranks_judge_alike(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+def test_all_ranks_detect_the_same_spikes(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     """Gradients of one rank alone are bad, twice before there is any checkpoint but that of the start."""
     two = {"layout": "dp2 zero2 mbs2"}
     wanted = run_without(*([2, 6] if action == "skip" else range(7)), folder="straight", ranks=2, **two)
@@ -154,7 +154,7 @@ def test_a_spike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert saved_bits() == wanted
 
 
-def test_a_checkpoint_that_leads_to_spikes_is_stepped_past(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_leads_to_spikes_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches 9 and 11 leap after the checkpoint of step 8: the second goes back to that of step 4, and reads on."""
     changes = {
         "job": {"steps": 16, "learning_rate": {"kind": "constant"}},

@@ -127,7 +127,7 @@ def make_status(step: int, *, waits: bool) -> RankStatus:
         ({0: make_status(7, waits=True), 1: make_status(7, waits=True)}, [], "no rank went on for 9 s"),
     ],
 )
-def test_who_did_not_come(places: dict[int, RankStatus], silent: list[int], named: str) -> None:
+def test_absent_ranks_are_named(places: dict[int, RankStatus], silent: list[int], named: str) -> None:
     assert _verdict(places, silent, 9.0).startswith(named)
 
 

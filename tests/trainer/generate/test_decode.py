@@ -128,7 +128,7 @@ def test_logits_are_those_of_the_whole_text(model: Model) -> None:
     assert (torch.stack(results, 1) - whole[:, 9:]).abs().max() <= 1e-5 * whole.abs().max()
 
 
-def test_experts_turn_nobody_away() -> None:
+def test_generation_drops_no_tokens() -> None:
     free = MODELS[2]
     tight = build_plain(free.replace(moe=EXPERTS.replace(capacity=0.5)))
     assert generate_tokens(tight, [PROMPTS[2]]) == generate_tokens(build_plain(free), [PROMPTS[2]])
@@ -228,7 +228,7 @@ def test_draws_follow_the_shares_that_are_left() -> None:
     assert shares(temperature=1, top_p=0.01).tolist() == shares(temperature=0).tolist() == [1, 0, 0, 0]
 
 
-def test_a_prompt_does_not_feel_its_neighbours() -> None:
+def test_prompts_in_a_batch_are_independent() -> None:
     module, sampling = build_plain(MODELS[0]), SamplingParams(seed=5)
     both = generate_tokens(module, [PROMPTS[0], PROMPTS[2]], sampling=sampling)
     assert generate_tokens(module, [PROMPTS[0]], sampling=sampling) == both[:1]

@@ -83,7 +83,7 @@ def test_a_resumed_run_goes_on_in_the_same_one(tmp_path: Path, board: Board) -> 
     assert board.asked[2]["id"] != before["id"]
 
 
-def test_who_does_not_ask_is_not_sent(tmp_path: Path, board: Board) -> None:
+def test_runs_without_wandb_log_nothing_to_it(tmp_path: Path, board: Board) -> None:
     with logs(tmp_path, "") as quiet:
         quiet.start(0)
         quiet.write({"step": 1, "loss": 5.5})

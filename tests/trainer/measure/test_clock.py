@@ -28,7 +28,7 @@ def test_a_planted_offset_is_found(forked) -> None:
         assert abs(result.seconds + rank * AHEAD) <= result.error
 
 
-def test_one_rank_asks_nobody(forked) -> None:
+def test_one_rank_communicates_with_no_one(forked) -> None:
     assert forked(1, compare_clocks, AHEAD)[0][0] == Offset(0.0, 0.0)
 
 

@@ -105,7 +105,7 @@ def test_one_token_at_a_time_is_as_all_at_once() -> None:
     ("layout", "changed", "says"),
     [
         ("dp1", {"sequence": 10}, "sequences of 10 tokens are no multiple of the chunks of 4 .*; take --seq 8 or 12"),
-        ("cp2", {}, "a ring does not know of chunks of 4 tokens; take cp=ulysses"),
+        ("cp2", {}, "ring attention does not support chunks of 4 tokens; take cp=ulysses"),
         ("dp1", {"attention": "unfused"}, "unfused attention does not support chunks; use attention='flash'"),
     ],
 )

@@ -63,7 +63,7 @@ TARGETS = torch.arange(ROWS) * 7 % WORDS
 # One part in 2^8 of bf16, for each of the four chunks in which dW is rounded
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)])
 @pytest.mark.usefixtures("_small_chunks")
-def test_loss_and_gradients_are_those_of_whole_logits(dtype: torch.dtype, error: float) -> None:
+def test_chunked_loss_and_gradients_equal_those_of_full_logits(dtype: torch.dtype, error: float) -> None:
     """The upstream gradient is not one, and a gradient is there already."""
     h, out = draw_inputs(ROWS, WIDTH).to(dtype).requires_grad_(), head(dtype)
     exact = [item.detach().double().requires_grad_() for item in (h, *out.parameters())]
@@ -116,7 +116,7 @@ def run_steps(model: Model, text: str, loss: str, precision: str, compiled: bool
     ids=lambda value: value.name if isinstance(value, Model) else value,
 )  # fmt: skip
 @pytest.mark.usefixtures("_small_chunks")
-def test_every_layout_trains_as_with_whole_logits(forked: Fork, model: Model, text: str) -> None:
+def test_every_layout_trains_as_with_full_logits(forked: Fork, model: Model, text: str) -> None:
     layout = Layout.parse(text)
     whole, ours = (forked(layout.world, run_steps, model, text, loss, "fp32") for loss in ("fused", "chunked"))
     for mine, other in zip(ours, whole, strict=True):

@@ -26,7 +26,7 @@ def linear(into: int, outof: int, *, bias: bool, dtype: torch.dtype = torch.floa
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
-def test_a_fan_is_several_linears_on_one_input(bias: bool, dtype: torch.dtype, tolerance: float) -> None:
+def test_fused_linears_share_one_input(bias: bool, dtype: torch.dtype, tolerance: float) -> None:
     ours = [linear(16, outof, bias=bias, dtype=dtype) for outof in (8, 12, 4)]
     theirs = [nn.Linear(16, item.matrix.shape[0], bias=bias, dtype=dtype) for item in ours]
     for mine, other in zip(ours, theirs, strict=True):
@@ -143,7 +143,7 @@ def test_recomputed_linear_saves_its_input() -> None:
     assert "begin again" in did  # outside of it as before
 
 
-def test_put_off_equals_at_once() -> None:
+def test_deferred_weight_gradients_equal_immediate_ones() -> None:
     results = []
     for deferring in (False, True):
         wgrad_store, linears = WgradStore(), [linear(16, outof, bias=True) for outof in (8, 12)]

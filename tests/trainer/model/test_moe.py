@@ -267,7 +267,7 @@ def test_the_bias_moves_against_the_load() -> None:
     assert layer.load[busiest] < expected[busiest] / 2
 
 
-def test_weight_gradients_wait_when_they_are_put_off() -> None:
+def test_deferred_weight_gradients_are_stored() -> None:
     now, later = build_part(model(shared_experts=1)), build_part(model(shared_experts=1))
     wait = WgradStore()
     wait.deferring = True
@@ -307,7 +307,7 @@ def test_saved_bytes_equal_the_planner() -> None:
 
 @pytest.mark.parametrize("sizes", [[3, 0, 4], [0, 0, 0], [0, 7, 0]])
 @pytest.mark.parametrize(("into", "outof"), [(8, 12), (6, 10)])
-def test_groups_are_multiplied_alike_with_and_without_one_kernel(sizes: list[int], into: int, outof: int) -> None:
+def test_grouped_matmuls_are_equal_with_and_without_one_kernel(sizes: list[int], into: int, outof: int) -> None:
     n, offsets = sum(sizes), torch.tensor(sizes).cumsum(0, dtype=torch.int32)
     x, g, w = draw_inputs(n, into), draw_inputs(n, outof), draw_inputs(3, into, outof)
     close(multiply_by_group(x, w, offsets), multiply_by_group(x.double(), w.double(), offsets))

@@ -234,7 +234,7 @@ def save_imported(directory: Path, folder: Path) -> None:
     checkpoint.save(directory, built=built, progress=progress, model=model, layout=layout, job=job)
 
 
-def test_there_and_back_is_the_same_to_the_bit(forked: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_round_trip_is_bitwise_equal(forked: Callable[..., Any], tmp_path: Path) -> None:
     with silence_transformers():
         save_as_published(*build_theirs(CASE), tmp_path / "in")
     forked(2, save_imported, tmp_path / "checkpoints", tmp_path / "in")

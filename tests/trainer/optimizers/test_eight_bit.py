@@ -101,7 +101,7 @@ def losses(kind: Any, precision: str, steps: int) -> tuple[list[float], int]:
 
 
 @pytest.mark.long
-def test_a_run_learns_as_with_fp32_moments(forked: Fork) -> None:
+def test_8_bit_moments_train_as_fp32_moments(forked: Fork) -> None:
     """Means of the last losses 1.837 and 1.857; in fp32 1.789 and 1.802."""
     ((narrow, small),) = forked(1, losses, "adamw8bit", "bf16-pure", 40)
     ((plain, large),) = forked(1, losses, "adamw", "bf16-pure", 40)
@@ -154,7 +154,7 @@ def resume(folder: Path) -> str:
     return ""
 
 
-def test_blocks_that_would_be_cut_are_refused(forked: Fork, tmp_path: Path) -> None:
+def test_split_quantization_blocks_are_rejected(forked: Fork, tmp_path: Path) -> None:
     forked(1, play, MODEL.replace(ffn=384), Layout.parse("mbs1"), job("adamw8bit"), 0, tmp_path)
     assert (
         forked(2, resume, tmp_path)

@@ -51,7 +51,7 @@ def norm_and_clipped(layout: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("layout", ["dp1 mbs1", "dp2 zero0 mbs1", "dp2 zero3 mbs1", "dp4 zero1/2 mbs1"])
-def test_the_norm_is_that_of_the_whole_gradient(forked, layout: str) -> None:
+def test_the_norm_is_that_of_the_full_gradient(forked, layout: str) -> None:
     world = Layout.parse(layout).world
     expected = 1e-3 * build_model("nano").parameters ** 0.5
     for norm, total, after in forked(world, norm_and_clipped, layout):

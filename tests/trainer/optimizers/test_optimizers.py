@@ -150,7 +150,7 @@ CASES = [(kind, *layout) for layout in LAYOUTS for kind in ("sgd", "adafactor", 
 @pytest.mark.parametrize(
     ("kind", "model", "text"), mark_share(12, CASES), ids=lambda value: getattr(value, "name", value)
 )
-def test_every_layout_is_torch_on_whole_weights(forked: Fork, kind: Kind, model: Model, text: str) -> None:
+def test_every_layout_equals_torch_on_full_weights(forked: Fork, kind: Kind, model: Model, text: str) -> None:
     if kind == "muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch before 2.9 has no Muon")
     layout, expected = Layout.parse(text), torch_run(model, kind)
@@ -217,7 +217,7 @@ def test_moments_of_another_optimizer_are_refused(forked: Fork, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_wide_adamw_is_torchs(decay: float) -> None:
+def test_fp32_adamw_equals_that_of_torch(decay: float) -> None:
     start = torch.randn(50, 7)
     ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     one = fp32_update.AdamW([{"params": [ours], "weight_decay": decay}], lr=0.01, betas=(0.9, 0.95), eps=1e-8)
@@ -230,7 +230,7 @@ def test_wide_adamw_is_torchs(decay: float) -> None:
     assert torch.equal(ours, theirs)
 
 
-def test_narrow_weights_are_updated_in_fp32_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_precision_weights_are_updated_in_fp32_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step from fp32 of the same values, rounded once; a block may end anywhere."""
     monkeypatch.setattr(fp32_update, "BLOCK", 37)
     start = torch.randn(50, 7).bfloat16()

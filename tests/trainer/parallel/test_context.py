@@ -165,7 +165,7 @@ def count_sent(case: Case) -> tuple[list[tuple[str, int, int]], list[tuple[str, 
 
 
 @pytest.mark.parametrize("case", mark_share(6, CASES), ids=lambda case: " ".join(map(str, case)))
-def test_equals_whole_sequences_in_exactly_so_many_bytes(case: Case, forked: Fork) -> None:
+def test_context_parallel_attention_equals_full_attention_with_the_planned_bytes(case: Case, forked: Fork) -> None:
     results = forked(case.ranks, run_on_rank, case)
     assert max(errors(case, [result for result, *_ in results])) < (1e-5 if case.dtype == torch.float32 else 3e-2)
     for _, forward, backward in results:

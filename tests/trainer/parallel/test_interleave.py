@@ -270,7 +270,7 @@ def record_messages(case: Case, pairs: bool) -> tuple[int, list[tuple[str, str]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", mark_share(2, ["dp2 pp2 ep2 dualpipev zero2", "tp2 pp2 dualpipe ac=selective"]))
-def test_ranks_of_a_stage_speak_in_one_order(layout: str) -> None:
+def test_ranks_of_a_stage_communicate_in_one_order(layout: str) -> None:
     case = Case("moe", layout)
     paired, apart = (processes.run_forked(4, record_messages, case, pairs) for pairs in (True, False))
     for rank in range(2):

@@ -37,7 +37,7 @@ def axes(layout: Layout, *, experts: bool = True, kv_heads: int = 2) -> list[dic
         "dp2 cp2 tp2 ep4 zero2/2 order=cp-dp-tp-pp", "dp10 ep2 zero1/5", "tp4 dp2 pp2 ep2 order=dp-tp-pp-cp zero3",
     ],
 )  # fmt: skip
-def test_ranks_speak_with_whom_the_layout_says(text: str) -> None:
+def test_ranks_communicate_with_the_groups_of_the_layout(text: str) -> None:
     layout = Layout.parse(text)
     for rank, made in enumerate(axes(layout)):
         assert {kind: made[kind].ranks for kind in KINDS} == {kind: members(layout, kind, rank=rank) for kind in KINDS}

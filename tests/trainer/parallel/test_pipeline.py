@@ -309,7 +309,7 @@ def test_invalid_pipeline_is_an_error(forked: Callable[..., Any]) -> None:
     assert forked(1, refusals) == [
         [
             "1f1b has rows for 2 ranks, but pp=1",
-            "rank 0 plays stages (0, 1), but has (1,)",
+            "rank 0 runs stages (0, 1), but has (1,)",
             "F0.0 made rows of (2, 3) torch.float32, but (6, 16) torch.float32 travel",
         ]
     ]

@@ -190,7 +190,7 @@ def test_flops_are_the_planners_when_it_stops_early(model: Model, ac: str) -> No
 
 @pytest.mark.parametrize("ac", ["none", "full", "core+act", EVERYTHING])
 @pytest.mark.parametrize("backward", [True, False])
-def test_everything_is_let_go_without_the_garbage_collector(ac: str, backward: bool) -> None:
+def test_recomputation_frees_everything_without_the_garbage_collector(ac: str, backward: bool) -> None:
     stack, entry = Stack(DENSE, ac, layers=2), micro_batch(0)
     for weight in stack.parameters():
         weight.collect = lambda gradient: None  # type: ignore[attr-defined]
@@ -261,7 +261,7 @@ def test_only_every_kth_layer_is_recomputed() -> None:
 
 
 @pytest.mark.parametrize("ac", ["full", EVERYTHING])
-def test_put_off_weights_need_no_third_forward(ac: str, train_plain: Any) -> None:
+def test_deferred_weight_gradients_need_no_third_forward(ac: str, train_plain: Any) -> None:
     """A zero-bubble schedule: B now, W later. torch's own pipelining runs such a block three times."""
     stack, entries = Stack(DENSE, ac, layers=2), [micro_batch(index) for index in range(3)]
     runs = count_operations(stack)
@@ -313,7 +313,7 @@ def count_messages(sets: tuple[str, ...]) -> list[dict[str, int]]:
     return [messages(ac) for ac in sets]
 
 
-def test_messages_of_what_runs_again(forked: Any) -> None:
+def test_messages_of_recomputed_operations(forked: Any) -> None:
     """Forward 2 gathers and 2 scatters; backward 2 gathers of what had entered, 2 of gradients, 2 scatters.
 
     What runs again gathers once more, but then it is kept; its row layer scatters again, the block's last one never.

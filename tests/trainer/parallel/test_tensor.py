@@ -159,7 +159,9 @@ def compare(dtype: torch.dtype) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_a_decoder_cut_over_tp_is_the_whole(forked, ranks: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_a_decoder_sharded_over_tp_equals_the_full_one(
+    forked, ranks: int, dtype: torch.dtype, tolerance: float
+) -> None:
     answers = forked(ranks, compare, dtype)
     assert all(answer[i][0] == answers[0][i][0] for answer in answers for i in range(4))  # one loss on all ranks
     for errors in answers:
@@ -222,7 +224,7 @@ def compare_deferred(sp: bool) -> bool:
 
 
 @pytest.mark.parametrize("sp", [False, True])
-def test_put_off_equals_at_once(forked, sp: bool) -> None:
+def test_deferred_weight_gradients_equal_immediate_ones(forked, sp: bool) -> None:
     assert forked(2, compare_deferred, sp) == [True, True]
 
 
@@ -313,7 +315,9 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
 
 
 @pytest.mark.parametrize(("ranks", "words", "spread"), [(2, 251, 1.0), (4, 251, 1.0), (4, 5, 1.0), (2, 251, 1e4)])
-def test_a_loss_over_cut_words(forked, ranks: int, words: int, spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_over_a_sharded_vocabulary(
+    forked, ranks: int, words: int, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """5 words over 4 ranks leave one with padding alone."""
     monkeypatch.setattr("fivefold.trainer.model.kernels.loss.LOSS_CHUNK_ELEMENTS", CHUNK)
     answers = forked(ranks, losses, words, spread)

@@ -60,12 +60,12 @@ class Registry(Mapping[str, R], Generic[R]):
     def __init__(self, list_records: Callable[[list[ModuleType]], Iterator[R]]) -> None:
         self._list_records: Callable[[list[ModuleType]], Iterator[R]] = list_records
         self._named: dict[str | None, tuple[R, ...]] = {}
-        self._found: dict[str, R] = {}
+        self._records: dict[str, R] = {}
 
     def __getitem__(self, model_type: str) -> R:
-        if model_type not in self._found:
-            self._found |= {record.model_type: record for record in self.list_named(model_type)}
-        return self._found[model_type]
+        if model_type not in self._records:
+            self._records |= {record.model_type: record for record in self.list_named(model_type)}
+        return self._records[model_type]
 
     def __iter__(self) -> Iterator[str]:
         return (record.model_type for record in self.list_named(None))

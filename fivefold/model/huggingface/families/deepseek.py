@@ -66,7 +66,9 @@ def _build_deepseek(config: Config, *, score: str, methods: tuple[str, ...], moe
 def _build_v2(config: Config) -> Model:
     """Build a model with softmax routing, optionally limited to groups of experts."""
     if config.norm_topk_prob:
-        raise config.mistake("norm_topk_prob=true differs between codes of DeepSeek-V2 and is not supported")
+        raise config.mistake(
+            "norm_topk_prob=true is not supported, as implementations of DeepSeek-V2 differ on it; give false"
+        )
     grouped = config.topk_method == "group_limited_greedy"
     moe = {
         "aux_coefficient": config.aux_loss_alpha or 0.0,

@@ -25,7 +25,8 @@ def _build_falcon(config: Config) -> Model:
     """Build Falcon: one key head, or groups (40B); attention and MLP in parallel, or one after another."""
     if config.hidden_size % config.num_attention_heads:
         raise config.mistake(
-            f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads}"
+            f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads}; "
+            "change one"
         )
     heads, grouped, norms = config.num_attention_heads, config.new_decoder_architecture, config.num_ln_in_parallel_attn
     norms = (2 if grouped else 1) if norms is None else norms

@@ -77,7 +77,9 @@ def _build_vaultgemma(config: Config) -> Model:
 def _build_gemma3(config: Config) -> Model:
     """Build Gemma 3: five of six layers have a sliding window and a rotary base of their own; QK norms per head."""
     if config.attn_logit_softcapping is not None:
-        raise config.mistake("attn_logit_softcapping in Gemma 3, whose code does not apply it, is not supported")
+        raise config.mistake(
+            "attn_logit_softcapping is not supported, as the code of Gemma 3 does not apply it; remove it"
+        )
     slides = (*(True,) * (config.sliding_window_pattern - 1), False)
     return _build_gemma(config, slides=slides, **read_rope_by_layers(config), qk_norm="head")
 

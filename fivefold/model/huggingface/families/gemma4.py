@@ -26,7 +26,7 @@ def _build_gemma4(config: Config) -> Model:
     if config.per_layer_width:
         raise config.mistake(
             f"hidden_size_per_layer_input={config.per_layer_width} needs embeddings of each layer, which are not "
-            "supported; 0 has none"
+            "supported; give 0"
         )
     layers = config.num_hidden_layers
     if config.layer_types is None:

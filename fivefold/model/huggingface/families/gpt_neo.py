@@ -20,7 +20,9 @@ def _build_gpt_neo(config: Config) -> Model:
     if unknown := sorted(set(listed) - set(KINDS)):
         raise config.mistake(f"attention {unknown[0]!r} is not supported; supported: {', '.join(KINDS)}")
     if len(listed) != config.num_hidden_layers:
-        raise config.mistake(f"attention_types names {len(listed)} layers, num_layers is {config.num_hidden_layers}")
+        raise config.mistake(
+            f"attention_types names {len(listed)} layers, num_layers is {config.num_hidden_layers}; change one"
+        )
     slides = tuple(KINDS[kind] for kind in listed)
     fields: dict[str, Any] = {}
     if any(slides):

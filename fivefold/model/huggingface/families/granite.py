@@ -64,7 +64,8 @@ def _read_swash(config: Config) -> dict[str, Any]:
         return fields
     if len(config.layer_rope_theta) < len(layers):
         raise config.mistake(
-            f"layer_rope_theta names {len(config.layer_rope_theta)} layers, num_hidden_layers is {len(layers)}"
+            f"layer_rope_theta names {len(config.layer_rope_theta)} layers, num_hidden_layers is {len(layers)}; change "
+            "one"
         )
     bases = tuple(base or 0.0 for base in config.layer_rope_theta[: len(layers)])
     pattern = windows.get("window_pattern", (False,)) or (True,)

@@ -51,7 +51,7 @@ def _read_heads(config: Config, slides: list[bool]) -> dict[bool, int]:
     listed = config.heads_of_layers or (config.num_attention_heads,) * len(slides)
     if len(listed) != len(slides):
         raise config.mistake(
-            f"num_attention_heads_per_layer names {len(listed)} layers, num_hidden_layers is {len(slides)}"
+            f"num_attention_heads_per_layer names {len(listed)} layers, num_hidden_layers is {len(slides)}; change one"
         )
     heads = dict(zip(slides, listed, strict=True))
     if any(heads[sliding] != number for sliding, number in zip(slides, listed, strict=True)):

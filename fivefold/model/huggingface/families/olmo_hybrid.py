@@ -40,7 +40,7 @@ def _build_olmo_hybrid(config: Config) -> Model:
     fields = read_mixers(config, geometry, kinds=KINDS, default=default)
     kinds = {fields["mixers"][layer % len(fields["mixers"])] for layer in layers} if fields["mixers"] else set()
     if kinds != set(KINDS.values()):
-        raise config.mistake("layer_types without both linear_attention and full_attention, which the family has")
+        raise config.mistake("layer_types must have linear_attention and full_attention layers; give both")
     given = config.rope_scaling or config.rope_parameters or {}
     if given.get("rope_theta", config.rope_theta) is None:
         fields |= {"position": "none"}

@@ -49,11 +49,11 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         yield from _list_in_place(op, local, adapter)
         return
     (out, size), *_ = op.writes.items()
-    (rows, outof, into), (source, *_) = op.shape, op.reads
+    (rows, out_features, in_features), (source, *_) = op.shape, op.reads
     base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
     yield _freeze(op, local, adapter)._replace(writes={base: size})
     keeps, scratch, regathered, held = op.keeps, op.backward_scratch, op.regathered_bytes, tuple[str, ...]()
-    size_of_input, width = rows * into * local.width, 1
+    size_of_input, width = rows * in_features * local.width, 1
     widens = local.job.precision.autocasts and adapter.base != "nf4"
     if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
         wide, width = f"{out}.lora_wide", 2
@@ -61,7 +61,7 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         source, held = wide, (wide, source)
     if adapter.dropout:
         dropped = f"{out}.lora_drop"
-        yield dropout(f"{op.name}.lora_dropout", source, dropped, size=width * size_of_input, mask=rows * into)
+        yield dropout(f"{op.name}.lora_dropout", source, dropped, size=width * size_of_input, mask=rows * in_features)
         source = dropped
     if widens:
         yield _cast(f"{op.name}.lora_cast", source, f"{out}.lora_x", size=size_of_input)
@@ -70,10 +70,22 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         keeps, scratch, regathered = (source,), 0, 0
     factors = (
         matmul(
-            f"{op.name}.lora_a", source, low, rows=rows, in_features=into, out_features=adapter.rank, width=local.width
+            f"{op.name}.lora_a",
+            source,
+            low,
+            rows=rows,
+            in_features=in_features,
+            out_features=adapter.rank,
+            width=local.width,
         )._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=regathered),
         matmul(
-            f"{op.name}.lora_b", low, high, rows=rows, in_features=adapter.rank, out_features=outof, width=local.width
+            f"{op.name}.lora_b",
+            low,
+            high,
+            rows=rows,
+            in_features=adapter.rank,
+            out_features=out_features,
+            width=local.width,
         ),
     )
     for factor in factors:
@@ -95,12 +107,12 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     dropped input is a temporary of the products with A, and so is the gradient through A, before it is added to dx.
     """
     (out, size), *_ = op.writes.items()
-    (rows, outof, into), (source, *_) = op.shape, op.reads
+    (rows, out_features, in_features), (source, *_) = op.shape, op.reads
     base, low, high, mask = (f"{out}.{part}" for part in ("base", "lora_a", "lora_b", "lora_mask"))
     width = local.width
     frozen = _freeze(op, local, adapter)  # its output is allocated here, and counted where B has been added to it
     factor = matmul(
-        f"{op.name}.lora_a", source, low, rows=rows, in_features=into, out_features=adapter.rank, width=width
+        f"{op.name}.lora_a", source, low, rows=rows, in_features=in_features, out_features=adapter.rank, width=width
     )
     factor = factor._replace(
         keeps=op.keeps,
@@ -109,13 +121,13 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         accumulates_dgrad=True,
     )
     if adapter.dropout:
-        dropped, moved = rows * into * width, rows * into * (2 * width + 1)
+        dropped, moved = rows * in_features * width, rows * in_features * (2 * width + 1)
         factor = factor._replace(
-            writes=factor.writes | {mask: rows * into},
+            writes=factor.writes | {mask: rows * in_features},
             keeps=(*op.keeps, mask),
             forward_scratch=dropped,
             backward_scratch=op.backward_scratch + dropped,
-            moved_cast_bytes=(moved + rows * into, moved + rows * into * width, moved),
+            moved_cast_bytes=(moved + rows * in_features, moved + rows * in_features * width, moved),
         )
         frozen = frozen._replace(backward_scratch=max(frozen.backward_scratch, dropped))
     yield factor
@@ -123,7 +135,7 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         writes={base: 0}, gradients={base: size}, forward_scratch=frozen.forward_scratch + size, accumulates_dgrad=True
     )
     factor = matmul(
-        f"{op.name}.lora_b", low, high, rows=rows, in_features=adapter.rank, out_features=outof, width=width
+        f"{op.name}.lora_b", low, high, rows=rows, in_features=adapter.rank, out_features=out_features, width=width
     )
     yield factor._replace(writes={high: 0}, gradients={high: size})
     yield elementwise(f"{op.name}.lora_add", "add", (base, high), out, size=size)._replace(moved_bytes=size)
@@ -147,8 +159,8 @@ def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
     op = op._replace(keeps=(), backward_scratch=0, regathered_bytes=0)
     if adapter.base != "nf4" or op.name == "head.out":
         return op
-    _, outof, into = op.shape
-    numel = outof * into
+    _, out_features, in_features = op.shape
+    numel = out_features * in_features
     weight, scales = numel * local.width, 4 * ceil_div(numel, NF4_BLOCK)
     moved = weight + nf4_bytes(numel) + nf4_scales_bytes(numel)
     scratch = weight

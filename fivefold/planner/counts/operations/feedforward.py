@@ -231,13 +231,13 @@ def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -
     return [ops[0]._replace(forward_scratch=sorted_bytes, backward_scratch=sorted_bytes + padded_bytes), *ops[1:]]
 
 
-def _overlap_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
-    """Return ``there`` and ``mine`` with dW of gate and up computed during the backward's all_to_all.
+def _overlap_wgrad(local: Local, there: list[Op], local_ops: list[Op]) -> tuple[list[Op], list[Op]]:
+    """Return ``there`` and ``local_ops`` with dW of gate and up computed during the backward's all_to_all.
 
     Their inputs and output gradients stay allocated until then. The weight gradients move from these matmuls to
     ``moe.arrive``.
     """
-    first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
+    first = [op for op in local_ops if op.kind == "matmul" and op.name != "moe.experts.down"]
     held_bytes, weights = (
         sum(sum(op.writes.values()) for op in first),
         [size for op in first for size in op.wgrad_numels],
@@ -261,7 +261,7 @@ def _overlap_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[
         wgrad_operand_bytes=held_bytes,
         cast_scratch_bytes=(0, casts),
     )
-    return [*there[:-1], arrival], [op._replace(wgrad_numels=()) if op in first else op for op in mine]
+    return [*there[:-1], arrival], [op._replace(wgrad_numels=()) if op in first else op for op in local_ops]
 
 
 def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:

@@ -226,29 +226,30 @@ def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cas
     recipe = local.job.precision
     if not recipe.is_low_precision:
         return op
-    rows, outof, into = op.shape
+    rows, out_features, in_features = op.shape
     if keeps_casts(local):  # W reads the output gradient as cast for dx (Transformer Engine's WeightGradStore)
-        return op._replace(wgrad_operand_bytes=low_precision_bytes(local, rows * op.batch * outof))
+        return op._replace(wgrad_operand_bytes=low_precision_bytes(local, rows * op.batch * out_features))
     n_groups, rows = max(1, experts), rows * op.batch
-    input_bytes, gradient_bytes = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
-    weight = cast_bytes(local, outof, into, matrices=n_groups, weight="forward")
-    transposed = cast_bytes(local, into, outof, matrices=n_groups, weight="backward")
+    input_bytes, gradient_bytes = cast_bytes(local, rows, in_features), cast_bytes(local, rows, out_features)
+    weight = cast_bytes(local, out_features, in_features, matrices=n_groups, weight="forward")
+    transposed = cast_bytes(local, in_features, out_features, matrices=n_groups, weight="backward")
     if recipe.holds_casts:  # the weight is its cast; dx reads a transposed copy
-        weight, transposed = 0, n_groups * into * outof
+        weight, transposed = 0, n_groups * in_features * out_features
     input_columns, gradient_columns = (
-        0 if recipe.wide_gradients else cast_bytes(local, size, rows, groups=experts) for size in (into, outof)
+        0 if recipe.wide_gradients else cast_bytes(local, size, rows, groups=experts)
+        for size in (in_features, out_features)
     )
     casts = Float8Casts(
         first * input_bytes,
         weight,
         gradient_bytes,
         transposed,
-        rows * into * local.width,
+        rows * in_features * local.width,
         first * input_columns,
         gradient_columns,
     )
     input_moved, weight_moved, gradient_moved = (
-        local.width * size for size in (rows * into, n_groups * into * outof, rows * outof)
+        local.width * size for size in (rows * in_features, n_groups * in_features * out_features, rows * out_features)
     )
     weight_moved = transposed if recipe.holds_casts else weight_moved
     moved_bytes = (

@@ -70,7 +70,7 @@ def test_one_forward_one_backward_by_hand() -> None:
     assert [live_pass.counts[8] for live_pass in order][:2] == [0, 2]
 
 
-def test_what_no_w_makes_is_reduced_once_no_backward_is_left() -> None:
+def test_gradients_of_b_alone_are_reduced_after_the_last_b() -> None:
     """A backward that is not split may follow those that are: in DualPipe a stage begins and ends so."""
     zero_bubble = iterate_passes(schedule("zb1p", pp=2, v=1, micro_batches=3), 1, PassOptions("last"))
     assert [(live_pass.pass_kind.kind, live_pass.pass_kind.last, live_pass.counts[4]) for live_pass in zero_bubble][
@@ -89,7 +89,7 @@ def test_what_no_w_makes_is_reduced_once_no_backward_is_left() -> None:
     assert ends == [("B", False), ("W", False), ("BW", False), ("BW", False), ("BW", True)]
 
 
-def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward() -> None:
+def test_weights_that_a_forward_leaves_gathered_are_freed_by_the_next_backward() -> None:
     """F0 F1 BW0 F2 BW1 BW2: the last backward finds none. Rank 0 of two with two stages each: with the other's."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=3)
     assert [
@@ -122,7 +122,7 @@ def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward(
 
 
 @pytest.mark.parametrize("case", SCHEDULES, ids=str)
-def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName, int, int, int]) -> None:
+def test_messages_in_flight_equal_those_of_the_trainer(case: tuple[ScheduleName, int, int, int]) -> None:
     """Posted before an action and not its own, or sent and not settled, as ``p2p.py`` has it."""
     name, pp, v, micro_batches = case
     table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
@@ -143,7 +143,7 @@ def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName,
 
 @pytest.mark.parametrize("reduced", ["never", "last", "each"])
 @pytest.mark.parametrize("case", SCHEDULES, ids=str)
-def test_the_fullest_is_among_those_listed(
+def test_the_listed_passes_include_the_peak(
     case: tuple[ScheduleName, int, int, int], reduced: PendingReductions
 ) -> None:
     """Whatever a micro-batch, the sums, a stream and what is under way weigh, while reduced gradients weigh no more

@@ -47,7 +47,7 @@ def test_states_are_those_of_zero_table_1(zero: int, shards: int) -> None:
     assert states_bytes(stage) == pytest.approx(expected, rel=1e-4)
 
 
-def test_zero_0_keeps_everything_whole() -> None:
+def test_zero_0_shards_nothing() -> None:
     P = ZERO_TABLE.parameters
     for name, per_parameter in (("fp32", 16), ("bf16", 18), ("bf16-grad16", 16), ("bf16-pure", 12)):
         job = JOB.replace(precision=recipe(name))
@@ -182,7 +182,7 @@ def test_placeholders_are_one_of_each_shape() -> None:
     assert kept - summed == 2 * ((D + 2 * kv) * D + D * D + 2 * F * D + D * F)
 
 
-def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
+def test_deferred_gradients_add_to_their_sums_and_buckets() -> None:
     """Sums of 4 bytes from the start; a backward ends with every gradient of 2 bytes, and buckets hold 2 more."""
     model = build_model("llama3-8b").replace(layers=4)
     layout, P = Layout(dp=2, zero=0), model.parameters

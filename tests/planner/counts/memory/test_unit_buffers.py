@@ -78,7 +78,7 @@ def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
     assert split.deferred_bytes == profile.kept_bytes + sum(sizes[name] for name in weighed)
 
 
-def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
+def test_a_copy_freed_when_experts_are_reduced_is_counted_once() -> None:
     """Experts are reduced within their block's backward, which frees the copy of the unit before; the block's own
     gradients and their copy follow.
     """

@@ -38,7 +38,7 @@ def test_kernels_by_blocks_compute_on_padded_values() -> None:
 
 
 @pytest.mark.parametrize("cp", [2, 4])
-def test_our_ring_pads_and_others_do_not(cp: int) -> None:
+def test_only_our_ring_attention_pads(cp: int) -> None:
     layout = Layout(cp=cp)
     ours, others = (
         work(LATENT, layout=layout, job=JOB.replace(linears=kind)) for kind in ("fused_backward", "separate")
@@ -72,7 +72,7 @@ def test_values_are_kept_as_a_part_of_what_keys_and_values_are_made_in() -> None
     assert {"kv", "qr", "kr", "o", "lse", "seeds"} == {name for name in core.keeps if sizes[name]}
 
 
-def test_a_ring_of_more_ranks_holds_more_beside_what_it_has() -> None:
+def test_a_longer_ring_needs_more_buffers() -> None:
     """Keys and values on their way, over those of this rank."""
     plain = LATENT.replace(mla=None, head_dim=16)
     held = []

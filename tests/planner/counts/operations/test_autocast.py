@@ -127,7 +127,7 @@ class Cubed(nn.Module):
         return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * cube)))
 
 
-def test_a_module_of_further_prediction_keeps_what_autograd_saves() -> None:
+def test_a_multi_token_prediction_module_saves_what_autograd_saves() -> None:
     """transformers': its projection makes the stream of its block, which is in 16 bits."""
     config = FAMILIES["llama"]
     config._attn_implementation = "sdpa"

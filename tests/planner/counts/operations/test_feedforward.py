@@ -65,7 +65,7 @@ def test_unnormalized_routing_saves_no_sums() -> None:
     ("tp2 etp2", T * K, True, E),
     ("dp2 tp2 ep2 etp2", T * K, True, E // 2),
 ])  # fmt: skip
-def test_a_voyage_keeps_the_order_of_what_arrives(text: str, arrived: int, order: bool, ends: int) -> None:
+def test_dispatch_saves_the_order_of_received_rows(text: str, arrived: int, order: bool, ends: int) -> None:
     result = list_saved(operations(text))
     assert result["dispatch_plan"] == 8 * arrived * order + 4 * ends
     assert result["arrived"] == 2 * D * arrived
@@ -73,7 +73,7 @@ def test_a_voyage_keeps_the_order_of_what_arrives(text: str, arrived: int, order
     assert "routed" not in result
 
 
-def test_recomputation_lets_go_of_all_but_the_plan() -> None:
+def test_recomputation_frees_all_but_the_planned_tensors() -> None:
     """What was planned is not planned again: expert choice must be the same."""
     for text, stays in (("dp1", ("permutation",)), ("dp2 ep2", ("permutation", "dispatch_plan"))):
         counts, part = Counts(MIXTURE, Job(sequence=T)), get_local_degrees(Layout.parse(f"{text} ac=full"))
@@ -96,7 +96,7 @@ def test_every_weight_gets_its_gradient_once(text: str) -> None:
     assert "arrived" in arrive.keeps
 
 
-def test_sums_of_experts_are_born_with_their_first_gradient() -> None:
+def test_gradient_sums_of_experts_are_allocated_with_their_first_gradient() -> None:
     """Before those of the other weights: at the fullest moment, which is theirs, these do not live yet."""
     counts, part = Counts(MIXTURE, Job(sequence=T)), get_local_degrees(Layout.parse("dp2 ep2"))
     early = counts.profile(part, MOE, GradientSums(dense=10**5, experts=9 * 10**5))

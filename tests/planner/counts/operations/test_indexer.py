@@ -90,7 +90,7 @@ def _make_local(tokens: int) -> Local:
     return Local(SPARSE, Job(sequence=tokens, global_batch=1), get_local_degrees(Layout()))
 
 
-def test_layers_with_and_without_an_indexer_are_counted_apart() -> None:
+def test_layers_with_and_without_an_indexer_are_counted_separately() -> None:
     job = Job(sequence=64, global_batch=1)
     every, half = (
         work(SPARSE.replace(mla=SPARSE.mla and SPARSE.mla.replace(indexer=INDEXER.replace(pattern=pattern))),
@@ -108,7 +108,7 @@ def test_what_is_not_supported_is_one_line() -> None:
         refuse(Layout(), model=SPARSE, job=job.replace(attention="unfused"))
     with pytest.raises(UserError, match="an indexer is not counted under autocast"):
         refuse(Layout(), model=SPARSE, job=job.replace(precision="bf16-autocast", stack="ddp"))
-    with pytest.raises(UserError, match=r"the trainer does not choose keys by mla\.indexer yet"):
+    with pytest.raises(UserError, match=r"the trainer does not support mla\.indexer yet"):
         check_supported(Layout(), job, model=SPARSE)
     with pytest.raises(UserError, match="give q_rank, or no indexer"):
         MLA.read({**SPARSE.mla.model_dump(), "q_rank": None} if SPARSE.mla else {}, origin="x")

@@ -149,7 +149,7 @@ def test_published_flops_per_token(name: str, kind: str, per_token: float, seque
 
 
 @given(tokens=st.integers(1, 60), window=st.integers(1, 80))
-def test_pairs_are_those_that_mask_and_window_let_through(tokens: int, window: int) -> None:
+def test_attention_pairs_are_those_within_mask_and_window(tokens: int, window: int) -> None:
     model = LLAMA.replace(window=window)
     visible = sum(1 for query in range(tokens) for key in range(query + 1) if query - key < window)
     assert attended_pairs(model, Job(sequence=tokens), layer=0, causal=True) == visible

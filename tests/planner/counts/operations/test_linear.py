@@ -52,7 +52,7 @@ def test_the_engine_makes_as_many_bytes(name: str) -> None:
     ]
 
 
-def test_others_keep_the_cast_of_an_outputs_gradient_for_a_late_dw() -> None:
+def test_other_software_keeps_the_cast_output_gradient_for_a_deferred_dw() -> None:
     job = Job(precision="fp8", stack=build_stack("megatron-core"))
     op = matmul("layer", "x", "y", rows=ROWS, in_features=INTO, out_features=OUTOF, width=2)
     assert add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1))).wgrad_operand_bytes == ROWS * OUTOF + 4

@@ -102,7 +102,7 @@ def test_rotate() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 50, 300])
-def test_words_of_padding_have_no_share(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_vocabulary_entries_get_no_probability(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
     logits, weight = draw_inputs(rows, 90), draw_inputs(90, 90)
     targets = torch.arange(rows) % 83

@@ -32,7 +32,10 @@ def operations(local: Local, source: str) -> list[Op]:
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     widths = {"q": K, "k": K, "v": V, "gate": V, "b": N, "dt": N}
     names = dict(zip(widths, ("q", "k", "v", "z", "b", "a"), strict=True))  # "a" and "z" are tensors of the stream
-    columns = [entry.column(f"mixer.{names[tensor]}", tensor, out_features=outof) for tensor, outof in widths.items()]
+    columns = [
+        entry.column(f"mixer.{names[tensor]}", tensor, out_features=out_features)
+        for tensor, out_features in widths.items()
+    ]
     return [
         *entry.ops,
         *columns,
