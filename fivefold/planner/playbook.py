@@ -69,7 +69,10 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         what = f"{planner.model.name} on {world} ranks of {planner.machine.name}"
         if least is None:
             why = f": {tried[0].layout!r}: {tried[0].why}" if tried else ""
-            raise UserError(f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}")
+            raise UserError(
+                f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}; take another number of "
+                "GPUs"
+            )
         raise UserError(
             f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
             f"{show_bytes(least[0])} of {show_bytes(room)}; take more ranks, or --set offload=optimizer"

@@ -133,8 +133,7 @@ PrecisionNames = Annotated[Lines, Field(description="Precisions to compare, such
 IgnoredKeys = Annotated[
     tuple[str, ...],
     Field(
-        description="With --from: continue although these keys of the config may change memory, FLOPs, messages or "
-        "time.",
+        description="Continue although these keys of a config may change memory, FLOPs, messages or time.",
     ),
     Option(metavar="KEY[,KEY]"),
 ]
@@ -149,7 +148,7 @@ ConfigFile = Annotated[
 ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
 ConfigTarget = Annotated[
     str | None,
-    Field(description="Machine and number of GPUs, such as h100:64, which the number of ranks follows from."),
+    Field(description="Machine and number of GPUs of a config, such as h100:64."),
 ]
 ConfigModel = Annotated[
     str | None, Field(description="Model (catalog name or file), for a layout or a config that names none.")

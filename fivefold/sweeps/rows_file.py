@@ -75,7 +75,7 @@ def read(path: Path) -> list[SweepRow]:
     values: list[Any]
     if path.suffix == ".jsonl":
         if not path.exists():
-            raise UserError(f"{path}: no such file")
+            raise UserError(f"{path}: no such file; name one that `fivefold sweep --out` wrote")
         values = read_lines(path)
     elif path.suffix == ".csv":
         lines = csv.DictReader(StringIO(read_text(path, kind="rows", most_bytes=ROWS_BYTES)))

@@ -119,9 +119,7 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(f"job: the trainer supports attention={' or '.join(ATTENTIONS)}, not {kind}; take one of them")
     _check_chunks(layout, job, model=model)
     if ring and model.position == "alibi":
-        raise UserError(
-            f"layout {str(layout)!r}: a ring does not know the distances of ALiBi between its blocks; take cp=ulysses"
-        )
+        raise UserError(f"layout {str(layout)!r}: ring attention does not support position='alibi'; take cp=ulysses")
     if kind != "unfused":
         return
     if ring:

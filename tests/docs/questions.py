@@ -119,11 +119,10 @@ QUESTIONS = (
         "Nemotron-4 340B on 6,144 H100 with Megatron", "nemotron4-340b", "h100:6144",
         "--seq 4096 --gbs 2304 --stack megatron-core", PLAIN, "dp64 tp8 pp12 v8 zero1 mbs1",
         "Nemotron-4 (arXiv:2406.11704 §2.3): tp8, pp12 interleaved, dp64, distributed optimizer; 8.0 s a step, 41.0 % "
-        "MFU. The number of virtual stages is not printed; all eight layers of a rank apart here.",
-        "Most of it is the head of 256,000 words, on a rank of eight layers instead of twelve, for which the others "
-        "wait: compute of the slowest rank. The team kept tp8 pp12 while it grew from 1,536 to 6,144 GPUs, with "
-        "dp16 to "
-        "dp64. Its 41.0 % MFU is nearly what is predicted.",
+        "MFU. The number of virtual stages is not printed; here each of the eight layers of a rank is a stage.",
+        "Most of it is the head with its vocabulary of 256,000, on a rank of eight layers instead of twelve: the "
+        "others wait for it. The authors kept tp8 pp12 while they went from 1,536 to 6,144 GPUs, with dp16 to dp64. "
+        "Its 41.0 % MFU is nearly what is predicted.",
     ),
     Asked(
         "Llama 3 405B on 16,384 H100", "llama3-405b", "h100:16384", "--seq 8192 --gbs 2048",

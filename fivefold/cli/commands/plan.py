@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @accept_request(PlanOptions)
 def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None:
-    """Plan a run step by step: choose the batch, make it fit, reach the batch, make it fast; ends in a run file."""
+    """Plan a run step by step: choose a batch size, make the model fit, reach that batch size, make the step fast."""
     from fivefold.rendering import playbook as page
 
     write = request.write

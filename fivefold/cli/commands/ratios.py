@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @accept_request(RatiosOptions)
 def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
-    """Compare the FLOPs per byte of each axis with the links': the degree up to which compute hides messages."""
+    """Find the degree of each axis up to which compute overlaps its messages, from FLOPs per byte sent."""
     from fivefold.planner.ratios import ratios as run
     from fivefold.rendering import ratios as page
 

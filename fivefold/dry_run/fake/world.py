@@ -83,7 +83,7 @@ def even_experts(module: nn.Module) -> None:
         layer.experts.ends = even_ends
         if isinstance(layer.dispatcher, AllToAllDispatcher):
             layer.dispatcher = dispatcher = EvenDispatcher(
-                layer.dispatcher.ep, layer.dispatcher.etp, narrow=layer.dispatcher.narrow
+                layer.dispatcher.ep, layer.dispatcher.etp, fp8_cast=layer.dispatcher.fp8_cast
             )
             layer.experts.meanwhile = dispatcher.meanwhile
 
@@ -98,7 +98,7 @@ class EvenDispatcher(AllToAllDispatcher):
 
     def plan(self, counts: Tensor) -> DispatchPlan:
         """Start the exchange of counts, as the real dispatcher does."""
-        return EvenDispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
+        return EvenDispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, fp8_cast=self.fp8_cast)
 
 
 class EvenDispatchPlan(DispatchPlan):

@@ -178,6 +178,7 @@ class Player:
         deferred = count()
 
         def spy(name: str, gradient: Tensor | Cast) -> None:
+            """Note a weight gradient on the tape instead of accumulating it."""
             self.recorder.place()
             tape.add(DELIVER, len(gradients), tape.site(self.recorder.site_here()))
             parts = gradient[:2] if isinstance(gradient, Cast) else (gradient,)

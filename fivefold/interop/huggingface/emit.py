@@ -121,7 +121,7 @@ def emit_accelerate(plan: ConfigPlan) -> Written:
     if layout.zero == 2:
         raise UserError(
             f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "
-            "reshard=backward for one gather of each"
+            "reshard=backward to gather them once per micro-batch"
         )
     half_recipe = recipe("bf16").with_reduce_dtype(in_fp32=False)
     if job.precision not in (half_recipe, recipe("fp32"), recipe("tf32"), recipe("fp16")):

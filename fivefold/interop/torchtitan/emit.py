@@ -167,7 +167,7 @@ def sharding(plan: ConfigPlan) -> tuple[int, int]:
     if layout.zero == 2 and layout.pp == 1:
         raise UserError(
             f"layout {str(layout)!r}: torchtitan gathers weights for every micro-batch, unless a pipeline defers it; "
-            "take zero3, with --set reshard=backward for one gather of each"
+            "take zero3, with --set reshard=backward to gather them once per micro-batch"
         )
     if layout.zero == 3 and layout.pp > 1 and plan.job.stack.reshard == "backward":
         raise UserError(

@@ -104,7 +104,7 @@ def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequ
 
 
 def weighted_ratios(of: RunClass, cells: Sequence[ErrorCell]) -> Iterator[tuple[float, float]]:
-    """Yield (ln ratio, weight) of every ratio, and those of the doubt."""
+    """Yield (ln ratio, weight) of every ratio, and again with a wider spread and a small weight: for new sources."""
     sources: dict[str, list[tuple[ErrorCell, float]]] = {}
     for cell in cells:
         sources.setdefault(cell.source, []).append((cell, SIMILAR_SOURCE_WEIGHT ** of.count_differences(cell.of)))

@@ -76,7 +76,7 @@ def list_files(corpus: str) -> list[CorpusFile]:
     if not files:
         raise UserError(f"{corpus}: no file ends in {' '.join(SUFFIXES)}; {_count_suffixes(paths)}")
     if not any(file.size_bytes for file in files):
-        raise UserError(f"{corpus}: the corpus is empty: {len(files)} files of 0 bytes")
+        raise UserError(f"{corpus}: the corpus is empty: {len(files)} files of 0 bytes; add text")
     return files
 
 

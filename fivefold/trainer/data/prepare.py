@@ -219,7 +219,7 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
                 f"{plan.corpus}: a corpus of one document cannot be split into training and held-out text; add a "
                 "document"
             )
-        raise UserError(f"{plan.corpus}: the corpus is empty: its {len(plan.files)} files hold no text")
+        raise UserError(f"{plan.corpus}: the corpus is empty: its {len(plan.files)} files hold no text; add some")
     append(folder / INDEX, index.model_dump_json(indent=1).encode())
     return index
 

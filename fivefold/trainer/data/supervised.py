@@ -199,7 +199,9 @@ def _read_message(message: object, number: int) -> ChatMessage:
         raise SampleError(f"message {number} has the unknown role {role!r}; known are {known}")
     content = fields.pop("content", None) if "content" in fields else fields.pop("value", None)
     if content is None and "tool_calls" not in fields:
-        raise SampleError(f"message {number} of {role!r} has no content; it has {', '.join(map(repr, message))}")
+        raise SampleError(
+            f"message {number} of {role!r} has no content; it has {', '.join(map(repr, message))}; add it"
+        )
     return {"role": role, "content": content, **fields}
 
 

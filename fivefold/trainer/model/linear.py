@@ -285,8 +285,7 @@ def input_gradient(
 ) -> Tensor:
     """Return the gradient of the input ``kept`` (of all ranks if ``entered``); accumulate those of weights and biases.
 
-    ``in_sums``: write weight gradients into their accumulation buffers if there is ``GradBuffer``, which no byte count
-    includes.
+    ``in_sums``: write weight gradients directly into their accumulation buffers (``GradBuffer``), if there are any.
     """
     hooks, wgrad_store = linears[0].hooks, linears[0].wgrad_store
     if wgrad_store.deferring:  # detached, because a deferred dW would hold the graph down to the input of the stage

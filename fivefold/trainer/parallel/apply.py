@@ -74,7 +74,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
             sp=stream_sharded,
             sequence=job.sequence,
             zigzag=layout.cp_kind == "ring",
-            narrow=partial(TILES_OF_POWERS, fused=fused) if job.precision.dispatches == "fp8" else None,
+            fp8_cast=partial(TILES_OF_POWERS, fused=fused) if job.precision.dispatches == "fp8" else None,
         )
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)

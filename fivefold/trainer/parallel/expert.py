@@ -33,12 +33,12 @@ def attach(
     sp: bool,
     sequence: int | None = None,
     zigzag: bool = True,
-    narrow: Caster | None = None,
+    fp8_cast: Caster | None = None,
 ) -> None:
     """Set the dispatcher and sequences of every ``Moe`` in ``module``.
 
     ``sp``: rows of the stream are sharded over tp; ``sequence``: tokens of a full sequence; ``zigzag``: cp cuts a
-    sequence into zig-zag chunks, else contiguous ones; ``narrow``: casts rows that are dispatched in fp8.
+    sequence into zig-zag chunks, else contiguous ones; ``fp8_cast``: casts rows that are dispatched in fp8.
     """
     ep, etp, tp, cp = (ranks[name] for name in ("ep", "etp", "tp", "cp"))
     for layer in (submodule for submodule in module.modules() if isinstance(submodule, Moe)):
@@ -47,7 +47,7 @@ def attach(
         layer.experts.adds_bias = etp.rank == 0
         layer.experts.copies = 1 if sp else tp.size  # without sp every rank of tp dispatches the same rows
         if ep.size > 1 or etp.size > 1:
-            layer.dispatcher = dispatcher = AllToAllDispatcher(ep, etp, narrow=narrow)
+            layer.dispatcher = dispatcher = AllToAllDispatcher(ep, etp, fp8_cast=fp8_cast)
             layer.experts.meanwhile = dispatcher.meanwhile
         unsharded = cp.size == 1 and (not sp or tp.size == 1)
         layer.sequences = (
@@ -75,9 +75,9 @@ class DispatchPlan:
     """Row counts and order of one micro-batch's dispatch in one layer; starts the all_to_all of ``counts`` [E]."""
 
     def __init__(
-        self, counts: Tensor, ep: AxisGroup, etp: AxisGroup, *, meanwhile: list[Work], narrow: Caster | None
+        self, counts: Tensor, ep: AxisGroup, etp: AxisGroup, *, meanwhile: list[Work], fp8_cast: Caster | None
     ) -> None:
-        self.ep, self.etp, self.meanwhile, self.narrow = ep, etp, meanwhile, narrow
+        self.ep, self.etp, self.meanwhile, self.fp8_cast = ep, etp, meanwhile, fp8_cast
         self._counts, self._received_counts = counts, all_to_all(counts, ep)
         self.forth: tuple[Pending, ...] = ()
         self.back: tuple[Pending, ...] = ()
@@ -128,10 +128,10 @@ def _sort_by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor
 
 
 def _start_dispatch(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
-    """Start the all_to_all over ep of rows [n, D] (fp8 if narrow) or routing weights [n], sorted by expert."""
+    """Start the all_to_all over ep of rows [n, D] (fp8 if fp8_cast) or routing weights [n], sorted by expert."""
     parts: tuple[Tensor, ...] = (x,)
-    if plan.narrow is not None and x.dim() > 1:
-        cast = plan.narrow(x)
+    if plan.fp8_cast is not None and x.dim() > 1:
+        cast = plan.fp8_cast(x)
         parts = (cast.data.view(torch.uint8), cast.scale)
     return tuple(all_to_all(part, plan.ep, sent=plan.sent, received=plan.received) for part in parts)
 
@@ -144,7 +144,7 @@ def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dty
         arrived = [gather.wait() for gather in pending]
     if plan.order is not None:
         arrived = [x.index_select(0, plan.order) for x in arrived]
-    if plan.narrow is not None:
+    if plan.fp8_cast is not None:
         data, scale, *rest = arrived
         arrived = [widen(Cast(data.view(E4M3), scale), dtype), *rest]
     return arrived
@@ -161,15 +161,15 @@ def _start_combine(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...
 
 
 class AllToAllDispatcher(TokenDispatcher):
-    """Token dispatcher for experts sharded over ep and etp; ``narrow`` casts rows that travel in fp8."""
+    """Token dispatcher for experts sharded over ep and etp; ``fp8_cast`` casts rows that travel in fp8."""
 
-    def __init__(self, ep: AxisGroup, etp: AxisGroup, *, narrow: Caster | None = None) -> None:
-        self.ep, self.etp, self.narrow = ep, etp, narrow
+    def __init__(self, ep: AxisGroup, etp: AxisGroup, *, fp8_cast: Caster | None = None) -> None:
+        self.ep, self.etp, self.fp8_cast = ep, etp, fp8_cast
         self.meanwhile: list[Work] = []  # work that the backward runs while the rows' gradients travel
 
     def plan(self, counts: Tensor) -> DispatchPlan:
         """Start the all_to_all of the row counts per expert, [E] int64."""
-        return DispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
+        return DispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, fp8_cast=self.fp8_cast)
 
     @exclude_from_graphs
     def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ def ran(model: Model, layout: Layout, precision: Recipe, batch: int = 0, rows: s
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     for moe in built.moe_layers.values():
         if rows == "wide" and isinstance(moe.dispatcher, AllToAllDispatcher):
-            moe.dispatcher.narrow = None
+            moe.dispatcher.fp8_cast = None
     engine, losses, gradients = Engine(built, model=model, layout=layout, job=job), [], {}
     meter = Meter([], axis=built.ranks.axis)
     for step in range(2):
