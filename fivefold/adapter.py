@@ -17,7 +17,7 @@ from fivefold.bounded_types import Positive
 from fivefold.record import Record, UserError
 from fivefold.units import ceil_div
 
-Base = Literal["bf16", "fp32", "nf4"]
+Base = Literal["bf16", "fp32", "nf4", "int8"]
 Rank = Annotated[int, Field(ge=1, le=2**16)]
 
 ALL_LINEAR = "all-linear"
@@ -53,7 +53,8 @@ class Adapter(Record):
     targets: tuple[str, ...] = (ALL_LINEAR,)  # linear layers with an adapter, such as q_proj,v_proj; or all-linear
     rank_stabilized: bool = False  # scale by alpha / sqrt(rank)
     # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
-    # stores them with double quantization, all other weights in the dtype of the activations
+    # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
+    # bitsandbytes' LLM.int8, planned only
     base: Base | None = None
 
     @field_validator("kind", mode="before")
@@ -105,6 +106,14 @@ def parse_adapter(text: str) -> dict[str, object]:
         raise UserError(f"adapter {text!r} is not lora:RANK or qlora:RANK; write lora:16 or qlora:16")
     fields: dict[str, object] = {"kind": "lora"} | ({"rank": int(rank)} if rank else {})
     return fields | ({"base": "nf4"} if kind == "qlora" else {})
+
+
+def int8_bytes(rows: int, columns: int) -> int:
+    """Return the bytes of a weight [rows, columns] in int8 as LLM.int8 stores it, with an fp32 scale for each row.
+
+    Source: bitsandbytes@0.50.2:bitsandbytes/nn/modules.py, Int8Params; arXiv:2208.07339.
+    """
+    return rows * columns + 4 * rows
 
 
 def nf4_bytes(numel: int) -> int:

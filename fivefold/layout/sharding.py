@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import NF4_CODEBOOK_BYTES, Adapter, nf4_bytes, nf4_scales_bytes
+from fivefold.adapter import NF4_CODEBOOK_BYTES, Adapter, int8_bytes, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
@@ -244,6 +244,8 @@ def frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
             elements_bytes = nf4_bytes(elements)
             shares_codebooks = job.stack.kernel_facts.fused_dequantization
             scales += nf4_scales_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
+        elif job.adapter.base == "int8" and is_gemm_weight(weight):  # never sharded (``validity.py``)
+            elements_bytes = int8_bytes(*weight.shape)
         else:
             elements_bytes = elements * job.activation_bytes
         gathered, shard = gathered + shards * elements_bytes, shard + elements_bytes

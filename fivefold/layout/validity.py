@@ -419,11 +419,16 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
             f"ZeRO-3 of the stack {stack.name}, which gathers weight by weight",
             "zero2, or another stack",
         ),
+        (
+            adapter.base == "int8" and (layout.tp > 1 or (layout.zero == 3 and layout.shards > 1)),
+            "a sharded base in int8, which bitsandbytes does not shard",
+            "dp with zero0 to zero2, or base=nf4",
+        ),
     ):
         if is_present:
             yield f"adapters are not modelled with {feature}; take {fix}"
     in_fp32 = job.activation_bytes == 4
-    if adapter.base is not None and adapter.base != "nf4" and (adapter.base == "fp32") != in_fp32:
+    if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         fix = "fp32" if in_fp32 else "bf16"
         yield f"adapter.base={adapter.base} is not modelled with {recipe.name} activations; take base={fix} or nf4"
 

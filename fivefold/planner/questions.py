@@ -130,7 +130,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
     if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
         held += precision.master_bytes + sum(precision.moments_bytes)
     if job.adapter is not None:  # frozen weights have no states, and in nf4 half a byte
-        held = 0.5 if job.adapter.base == "nf4" else job.activation_bytes
+        held = {"nf4": 0.5, "int8": 1.0}.get(job.adapter.base or "", job.activation_bytes)
     least = model.parameters * held / machine.chip.memory_bytes
 
     planner = Planner(model=model, machine=machine, job=job, risk=risk)

@@ -104,6 +104,7 @@ def _check_adapter(layout: Layout, job: Job, *, model: Model) -> None:
             f"a base in nf4 of {model.name}, which has a matrix with an odd number of columns, two in a byte",
             "a base in 16 bits",
         ),
+        (adapter.base == "int8", "a base in int8", "adapter.base=nf4 or bf16"),
         (job.stack.is_compiled, "compiled blocks", "compile=false"),
         (job.precision.compute == "tf32", "precision tf32", "fp32 or bf16"),
         (bool(recomputed), f"ac={'+'.join(sorted(recomputed))}", "ac=full, selective, norm or act"),

@@ -106,7 +106,7 @@ def test_live_tensors_add_up_to_the_peak() -> None:
     told = describe_peak(result.tapes[full.rank], rows=10**6)
     assert sum(told.parts.values()) == sum(item.bytes for item in told.largest) == full.steady.peak_bytes
     assert full.first.peak_bytes < full.steady.peak_bytes  # without moments
-    (gates,) = [item for item in told.largest if item.category == "activations" and "_Gated" in item.line]
+    (gates,) = [item for item in told.largest if item.category == "activations" and "_FusedGated" in item.line]
     assert (gates.module, gates.allocated_in) == ("blocks.*.mlp", "forward of micro-batch 0")
 
 

@@ -382,10 +382,25 @@ def test_a_quantized_base_with_adapters_is_read(tmp_path: Path) -> None:
             ("q_proj",),
             ["lora_target_modules"],
         ),
+        (
+            {
+                "lora_target_linear": None,
+                "lora_target_modules": r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q|v)_proj",
+            },
+            ("q_proj", "v_proj", "up_proj", "down_proj"),
+            [],
+        ),
+        (
+            {"lora_target_linear": None, "lora_target_modules": r".*\.layers\.(3|7)\.self_attn\.(q|k)_proj"},
+            ("q_proj", "k_proj"),
+            ["lora_target_modules"],
+        ),
+        ({"lora_target_linear": None, "lora_target_modules": "(a+)+b"}, ("all-linear",), ["lora_target_modules"]),
+        ({"lora_target_linear": None, "lora_target_modules": "(a"}, ("all-linear",), ["lora_target_modules"]),
         ({"peft_use_dora": True}, ("all-linear",), ["peft_use_dora"]),
         ({"lora_modules_to_save": ["embed_tokens"]}, ("all-linear",), ["lora_modules_to_save"]),
         ({"load_in_4bit": None}, ("all-linear",), ["adapter"]),
-        ({"load_in_8bit": True}, ("all-linear",), ["load_in_8bit"]),
+        ({"load_in_8bit": True}, ("all-linear",), ["load_in_4bit", "load_in_8bit", "adapter"]),
     ],
 )
 def test_variants_of_adapters_are_counted_or_named(
@@ -399,6 +414,27 @@ def test_variants_of_adapters_are_counted_or_named(
     assert result.job.adapter is not None
     assert result.job.adapter.targets == adapter
     assert [said.key for said in result.not_understood] == doubted
+
+
+def test_a_base_in_eight_bits_is_read(tmp_path: Path) -> None:
+    """Axolotl's examples for LoRA have it."""
+    text = QLORA.replace("load_in_8bit: false", "load_in_8bit: true").replace(
+        "load_in_4bit: true", "load_in_4bit: false"
+    )
+    result = read_files({"lora.yml": text.replace("adapter: qlora", "adapter: lora")}, tmp_path)
+    assert result.not_understood == ()
+    assert result.job is not None
+    assert result.job.adapter == Adapter(rank=32, alpha=16, dropout=0.05, base="int8")
+
+
+def test_keys_of_trl_s_adapters_are_not_those_of_llamafactory(tmp_path: Path) -> None:
+    text = FACTORY.replace("finetuning_type: full", "finetuning_type: lora").replace("deepspeed: ", "# deepspeed: ")
+    result = read_files({"train.yaml": text + "load_in_4bit: true\nlora_r: 4\n"}, tmp_path)
+    assert sorted(said.key for said in result.not_understood) == ["load_in_4bit", "lora_r"]
+    eight = read_files({"train.yaml": text + "quantization_bit: 8\n"}, tmp_path)
+    assert eight.not_understood == ()
+    assert eight.job is not None
+    assert eight.job.adapter == Adapter(rank=8, base="int8")
 
 
 def test_trl_s_adapters_have_its_defaults(tmp_path: Path) -> None:

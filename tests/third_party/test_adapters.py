@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.adapter import TARGETS, Adapter, nf4_scales_bytes
+from fivefold.adapter import TARGETS, Adapter, int8_bytes, nf4_scales_bytes
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
+from fivefold.planner.counts.operations.adapters import _quantize_to_int8
+from fivefold.planner.counts.operations.op import matmul
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
@@ -268,3 +270,19 @@ def test_codes_and_scales_equal_those_of_bitsandbytes(dtype: torch.dtype) -> Non
             assert ours.mean == state.offset
             assert torch.equal(ours.dequantize(packed.view(-1)), functional.dequantize_4bit(packed, state))
             assert codes.nbytes + floats.nbytes == nf4_scales_bytes(weight.numel())
+
+
+def test_a_base_in_int8_is_stored_and_kept_as_by_bitsandbytes() -> None:
+    """Codes and row scales; and the input, which its function keeps on GPUs, by PyTorch's kernels of its operations."""
+    nn = pytest.importorskip("bitsandbytes.nn")
+    functions = pytest.importorskip("bitsandbytes.autograd._functions")
+    weight = nn.Int8Params(torch.randn(60, 100), requires_grad=False).to("cpu")
+    state = functions.MatmulLtState(CB=weight.CB, SCB=weight.SCB)
+    state.has_fp16_weights, state.threshold = False, 6.0
+    assert weight.CB.nbytes + weight.SCB.nbytes == int8_bytes(60, 100)
+    x = torch.randn(24, 100, dtype=torch.bfloat16, requires_grad=True)
+    y = functions.MatMul8bitLt.apply(x, weight, None, None, state)
+    kept = [tensor for tensor in y.grad_fn.tensors if tensor is not None]
+    assert sum(tensor.nbytes for tensor in kept) == x.nbytes
+    op = matmul("mlp.up", "x", "y", rows=24, in_features=100, out_features=60, width=2)
+    assert _quantize_to_int8(op, width=2, kept=op.reads).keeps == ("x",)

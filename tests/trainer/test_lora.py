@@ -152,6 +152,7 @@ def test_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter, mo
     ("text", "changed", "words"),
     [
         ("tp2", {"adapter": Adapter(base="nf4")}, "a base in nf4, whose scales are those of full weights, under tp2"),
+        ("dp1", {"adapter": Adapter(base="int8")}, "a base in int8"),
         ("dp1", {"compile": True}, "compiled blocks"),
         ("dp1", {"precision": recipe("tf32")}, "precision tf32"),
         ("dp1 ac=mlp+norm", {}, "ac=mlp"),

@@ -6,6 +6,7 @@ Sources: trl/trainer/model_config.py; axolotl 0.19.0 axolotl/utils/schemas/peft.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from fivefold.adapter import ALL_LINEAR, TARGETS
@@ -27,8 +28,8 @@ class AdapterKeys(NamedTuple):
     targets: str
     every: tuple[str, ...]  # values of ``targets`` that mean all linear layers
     rank_stabilized: str
-    bits: str  # the key of a base in 4 bits, and its value
-    four: Any
+    four: tuple[str, Any]  # the key of a base in 4 bits, and its value
+    eight: tuple[str, Any]  # the same in 8 bits
     nested: tuple[str, bool]  # double quantization
     others: tuple[str, ...]  # keys of variants that are not modelled, if they are on
 
@@ -43,10 +44,10 @@ TRL = AdapterKeys(
     "lora_target_modules",
     ("all-linear",),
     "use_rslora",
-    "load_in_4bit",
-    True,
+    ("load_in_4bit", True),
+    ("load_in_8bit", True),
     ("use_bnb_nested_quant", False),
-    ("use_dora", "lora_modules_to_save", "lora_target_parameters", "load_in_8bit"),
+    ("use_dora", "lora_modules_to_save", "lora_target_parameters"),
 )
 AXOLOTL = AdapterKeys(
     "adapter",
@@ -58,8 +59,8 @@ AXOLOTL = AdapterKeys(
     "lora_target_modules",
     ("all-linear",),
     "peft_use_rslora",
-    "load_in_4bit",
-    True,
+    ("load_in_4bit", True),
+    ("load_in_8bit", True),
     ("bnb_config_kwargs.bnb_4bit_use_double_quant", True),
     (
         "peft_use_dora",
@@ -71,7 +72,6 @@ AXOLOTL = AdapterKeys(
         "lora_embedding_kernel",
         "peft_layers_to_transform",
         "peft_trainable_token_indices",
-        "load_in_8bit",
     ),
 )
 LLAMAFACTORY = AdapterKeys(
@@ -84,8 +84,8 @@ LLAMAFACTORY = AdapterKeys(
     "lora_target",
     ("all",),
     "use_rslora",
-    "quantization_bit",
-    4,
+    ("quantization_bit", 4),
+    ("quantization_bit", 8),
     ("double_quantization", True),
     ("use_dora", "additional_target"),
 )
@@ -101,7 +101,8 @@ def _table(names: AdapterKeys) -> Table:
         names.dropout[0]: part("job.adapter.dropout", None),
         names.targets: part("job.adapter.targets", None),
         names.rank_stabilized: part("job.adapter.rank_stabilized", None),
-        names.bits: part(BASE, None),
+        names.four[0]: part(BASE, None),
+        names.eight[0]: part(BASE, None),
         names.nested[0]: part(BASE, None),
     }
     return keys | ({"lora_target_linear": part("job.adapter.targets", None)} if names is AXOLOTL else {})
@@ -113,16 +114,16 @@ TABLES: dict[str, Table] = {"trl": _table(TRL), "axolotl": _table(AXOLOTL), "lla
 def read_adapter(values: Values) -> dict[str, Any]:
     """Return the adapter of a config as a field of a job; doubt what is not modelled of it. No field if it has none."""
     names = NAMED.get(values.software, TRL)
+    for key in TABLES["trl"].keys() - TABLES.get(values.software, TABLES["trl"]).keys():
+        if values.given.get(key) not in (None, False):
+            values.doubt(key, f"no key of {values.software}, but of TRL's adapters")
     switch = values[names.switch]
     on = switch in names.on
     if not on and switch not in names.off:
         values.doubt(names.switch, "another method than LoRA or full fine-tuning; counted as the latter")
-    in_four = bool(values[names.bits] == names.four)
-    if values[names.bits] not in (None, False) and not (on and in_four):
-        values.doubt(names.bits, f"weights in {'4 bits without an adapter' if in_four else 'few bits'}: not counted")
-        in_four = False
-    if switch == "qlora" and not in_four:
-        values.doubt(names.switch, f"qlora without {names.bits}: true; counted as lora")
+    base = _read_base(values, names, on=on)
+    if switch == "qlora" and base != "nf4":
+        values.doubt(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
     if not on:
         return {}
     for key in names.others:
@@ -132,8 +133,8 @@ def read_adapter(values: Values) -> dict[str, Any]:
     alpha = values.number(names.alpha[0])
     dropout = values.number(names.dropout[0])
     nested = values[names.nested[0]]
-    if in_four and not (names.nested[1] if nested is None else nested):
-        key = names.nested[0] if values.is_set(names.nested[0]) else names.bits
+    if base == "nf4" and not (names.nested[1] if nested is None else nested):
+        key = names.nested[0] if values.is_set(names.nested[0]) else names.four[0]
         values.approximate(key, "scales in fp32, 0.05 bytes of a weight more; counted with double quantization")
     return {
         "job.adapter": {
@@ -142,9 +143,58 @@ def read_adapter(values: Values) -> dict[str, Any]:
             "dropout": names.dropout[1] if dropout is None else dropout,
             "targets": _targets(values, names),
             "rank_stabilized": values[names.rank_stabilized] is True,
-            "base": "nf4" if in_four else None,
+            "base": base,
         }
     }
+
+
+def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:
+    """Return how the base is stored, or None; doubt few bits without an adapter, and other numbers of bits."""
+    by_key = {name: values[name] for name, _ in (names.four, names.eight) if values[name] not in (None, False)}
+    for key, value in by_key.items():
+        is_four, is_eight = (key, value) == names.four, (key, value) == names.eight
+        if on and (is_four or is_eight) and len(by_key) == 1:
+            return "nf4" if is_four else "int8"
+        bits = "4 bits" if is_four else "8 bits" if is_eight else "few bits"
+        values.doubt(key, f"weights in {bits}{'' if on else ' without an adapter'}: not counted")
+    return None
+
+
+# where the blocks of a language model are, by the names of its modules in transformers
+BLOCKS = ("model", "model.language_model", "language_model.model", "model.text_model")
+PATTERN_LENGTH, PATTERN_REPEATS, PATTERN_LAYERS = 500, 3, 48
+
+
+def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]:
+    """Return the layers whose modules a pattern matches in full, as peft applies it; doubt one of some blocks alone.
+
+    A pattern that may take long is doubted too: of many repetitions, or of repeated groups.
+    """
+    is_slow = sum(pattern.count(sign) for sign in "*+{") > PATTERN_REPEATS or re.search(r"\)[*+{]", pattern)
+    try:
+        matcher = None if is_slow or len(pattern) > PATTERN_LENGTH else re.compile(pattern)
+    except re.error:
+        matcher = None
+    if matcher is None:
+        values.doubt(key, f"{pattern}: a pattern that is not read; counted as all linear layers")
+        return (ALL_LINEAR,)
+    for blocks in BLOCKS:
+        by_layer = [
+            tuple(
+                target
+                for target, ours in TARGETS.items()
+                if matcher.fullmatch(
+                    f"{blocks}.layers.{layer}.{'mlp' if ours.startswith('mlp') else 'self_attn'}.{target}"
+                )
+            )
+            for layer in range(PATTERN_LAYERS)
+        ]
+        if matched := tuple(target for target in TARGETS if any(target in targets for targets in by_layer)):
+            if any(targets != matched for targets in by_layer):
+                values.doubt(key, f"{pattern}: layers of some blocks; counted in all")
+            return matched
+    values.doubt(key, f"{pattern}: matches none of {', '.join(TARGETS)} in a block; counted as all linear layers")
+    return (ALL_LINEAR,)
 
 
 def _targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
@@ -152,6 +202,8 @@ def _targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     if values.given.get("lora_target_linear") is True and names is AXOLOTL:
         return (ALL_LINEAR,)
     given = values[names.targets]
+    if isinstance(given, str) and set(given) & set("\\.*+[(|"):
+        return _match_targets(values, given, key=names.targets)
     words = [word.strip() for text in to_list(given) for word in str(text).split(",") if word.strip()]
     if not words:
         if names is LLAMAFACTORY:

@@ -78,7 +78,7 @@ AXOLOTL = """
 adam_beta3 adam_epsilon2 added_tokens_overrides added_tokens_overrides.* auto_resume_from_checkpoints
 axolotl_config_path base_model_config bench_* bnb_config_kwargs bnb_config_kwargs.* center_rewards_coefficient
 chat_template_kwargs chat_template_kwargs.* chunked_cross_entropy_num_chunks
-cosine_constant_lr_ratio cosine_min_lr_ratio cpo_alpha curriculum_sampling dataset dataset_* datasets.* ddp
+cosine_constant_lr_ratio cosine_min_lr_ratio cpo_alpha curriculum_sampling dataset dataset_* datasets.* ddp debug
 default_system_message device dion_* do_bench_eval do_causal_lm_eval dpo_* dynamic_checkpoint dynamic_checkpoint.*
 eaft_alpha eaft_k early_stopping_patience embedding_lr embedding_lr_scale eot_tokens evals_per_epoch
 experimental_skip_move_to_device expert_parallel_* fix_untrained_tokens
@@ -97,7 +97,7 @@ reinit_weights relora_* resources_per_worker resources_per_worker.* revision_of_
 rope_scaling rope_scaling.* rpo_alpha sample_packing_* save_* saves_per_epoch scaling_softmax_bias
 scaling_softmax_factor shuffle_before_merging_datasets shuffle_merged_datasets simpo_gamma skip_prepare_dataset
 special_tokens spectrum_* streaming_* strict test_datasets tiled_mlp_num_shards tiled_mlp_use_original_mlp tokenizer_*
-torchdistx_path total_num_tokens total_supervised_tokens trl trl.* type_of_model use_comet use_mlflow
+torchdistx_path total_num_tokens total_supervised_tokens trl trl.* type_of_model use_comet use_mlflow use_swanlab
 use_otel_metrics use_pose use_ray use_tensorboard use_trackio use_wandb vllm vllm.* world_size
 """
 

@@ -55,7 +55,6 @@ ARGUMENTS: Table = {
     "cut_cross_entropy": part("job.stack.loss: never makes all logits", False),
     "plugins": part("job.stack.kernels and job.stack.loss, of Axolotl", None),
     "sequence_parallel_degree": part("layout.cp, of Axolotl", None),
-    "load_in_8bit": unmodelled_key("weights in 8 bits", False),
     "auto_find_batch_size": unmodelled_key("a smaller batch where memory ends", False),
     "neftune_noise_alpha": unmodelled_key("noise on the embeddings", None),
     "ddp_bucket_cap_mb": unmodelled_key("buckets of another size", None),

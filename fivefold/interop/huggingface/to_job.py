@@ -28,7 +28,7 @@ ATTENTION = {
     "flex_attention": "flash2",
 }
 
-PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin")  # of Axolotl
+PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # of Axolotl; the last one logs
 
 OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw",

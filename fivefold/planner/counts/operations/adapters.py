@@ -6,9 +6,9 @@
 A frozen linear layer computes dx alone and keeps no input; one whose input needs no gradient computes nothing in the
 backward. That is so in the first block, up to its first adapter, unless PyTorch's checkpoints recompute anything:
 then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized
-before each product.
+before each product, one in int8 before that of the backward alone.
 Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward; bitsandbytes@0.50.2:
-bitsandbytes/autograd/_functions.py, MatMul4Bit.
+bitsandbytes/autograd/_functions.py, MatMul4Bit and MatMul8bitLt.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     yield _freeze(op, local, adapter)._replace(writes={base: size})
     keeps, scratch, regathered, held = op.keeps, op.backward_scratch, op.regathered_bytes, tuple[str, ...]()
     size_of_input, width = rows * in_features * local.width, 1
-    widens = local.job.precision.autocasts and adapter.base != "nf4"
+    widens = local.job.precision.autocasts and adapter.base not in ("nf4", "int8")
     if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
         wide, width = f"{out}.lora_wide", 2
         yield _cast(f"{op.name}.lora_widen", source, wide, size=2 * size_of_input)
@@ -156,6 +156,8 @@ def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
         return op._replace(keeps=keeps, backward_scratch=scratch)
     if op.kind != "matmul":
         return op
+    if adapter.base == "int8" and op.name != "head.out":
+        return _quantize_to_int8(op, width=local.width, kept=op.reads)
     op = op._replace(keeps=(), backward_scratch=0, regathered_bytes=0)
     if adapter.base != "nf4" or op.name == "head.out":
         return op
@@ -168,6 +170,28 @@ def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
         # fp32 scales are freed before the product; its result is allocated after them
         scratch = max(weight, weight + scales - sum(op.writes.values()))
     return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_cast_bytes=(moved, moved, 0))
+
+
+def _quantize_to_int8(op: Op, *, width: int, kept: tuple[str, ...]) -> Op:
+    """Return a product with a frozen weight as LLM.int8 runs it on GPUs: x in int8, sums in int32, dx in 16 bits.
+
+    Its backward dequantizes the weight. It keeps its input, which it does not read again. Columns of x with outliers
+    are not counted. Source: bitsandbytes@0.50.2:bitsandbytes/backends/cuda/ops.py.
+    """
+    rows, out_features, in_features = op.shape
+    quantized = rows * in_features + 4 * rows  # with a scale of each row
+    search = rows * in_features * (2 + 2 + 1)  # a copy in fp16, its absolute values, and where they are large
+    sums = rows * out_features * (4 + 2)  # in int32, and an output in fp16 before it is cast
+    weight = out_features * in_features * width
+    moved_inputs = rows * in_features * ((width + 2) + (2 + 2) + (2 + 1) + (2 + 1))  # cast, absolute, compare, quantize
+    moved_outputs = rows * out_features * (4 + (4 + 2) + (2 + width))  # sums, scaled, cast
+    return op._replace(
+        keeps=kept,
+        forward_scratch=quantized + max(search, sums),
+        backward_scratch=weight,
+        regathered_bytes=0,
+        moved_cast_bytes=(moved_inputs + moved_outputs, out_features * in_features * (1 + 3 * width), 0),
+    )
 
 
 def _differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
