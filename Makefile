@@ -2,6 +2,7 @@ PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
 WORKERS ?= 3
+FAST_WORKERS ?= 2
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' Makefile
@@ -20,7 +21,7 @@ test: $(BIN)/fivefold  ## all tests that a change needs; the slowest are named a
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --durations-min 2
 
 test-fast: $(BIN)/fivefold  ## the tests that start no process and no browser, with few drawn examples
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 --fast
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(FAST_WORKERS) --dist worksteal --durations 10 --fast
 
 lint: $(BIN)/fivefold  ## format, style, spelling, types and imports
 	$(BIN)/ruff format --check .

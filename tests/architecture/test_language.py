@@ -172,6 +172,7 @@ def find_violations(tree: ast.AST, path: str) -> Iterator[str]:
             yield f"{path}: {node.arg}"
 
 
+@pytest.mark.slow
 def test_names_and_docstrings_use_the_words_of_the_field() -> None:
     violations = set()
     for file in sorted([*(ROOT / "fivefold").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
@@ -223,6 +224,7 @@ def list_files() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_functions_are_named_by_verbs_or_nouns() -> None:
     faults, used = [], set()
     for file in list_files():
@@ -234,6 +236,7 @@ def test_functions_are_named_by_verbs_or_nouns() -> None:
     assert ALLOWED_FUNCTIONS.keys() - used == set(), "an exception that is not needed any more"
 
 
+@pytest.mark.slow
 def test_comments_use_the_words_of_the_field() -> None:
     faults = [
         f"{file.relative_to(ROOT).as_posix()}:{number}: {match[0]}"

@@ -16,12 +16,12 @@ pytestmark = pytest.mark.slow
 MakeTapes = Callable[..., list[Tape]]
 MIXTURE = resolve(str(Path(__file__).parents[2] / "examples" / "models" / "mixture.toml")).replace(layers=3)
 DENSE = (
+    "tp2 pp2",  # whose tapes other tests read, too
     "dp2 tp2 zero3",
     "tp2 nosp mbs2",
     "dp2 cp2 zero2",
     "cp3",
     "cp2 cp=ulysses",
-    "tp2 pp2",
     "pp2 gpipe",
     "pp2 v2",
     "pp2 zb1p",

@@ -36,6 +36,9 @@ class Ranks:
         if pid:
             return pid
         code: object = 99
+        if hasattr(os, "sched_setaffinity"):  # a rank with two cores has two threads, which wait for each other
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {cores[rank % len(cores)]})
         gc.freeze()  # what the parent has not collected is not ours: its threads are not here to answer
         try:
             stream = os.open(f"said-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 
 from fivefold.dry_run.memory.breakdown import LiveStorage, levels, list_largest, stage_memory
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Scope, Tape, TapeMessage
@@ -101,6 +102,7 @@ def test_seconds_of_each_event_may_be_given() -> None:
     assert [level[1:] for level in plain] == [level[1:] for level in timed]
 
 
+@pytest.mark.slow
 def test_a_million_events_in_seconds_and_the_peak_is_kept() -> None:
     tape = Tape()
     tape.add(SCOPE, tape.scope(Scope("start")))

@@ -113,6 +113,7 @@ def _new_storages(tape: Tape) -> set[int]:
     return {storage for kind, storage, *_ in events[first:] if kind == ALLOC}
 
 
+@pytest.mark.slow
 def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, model = Layout.parse("dp2 zero3"), MODELS["dense"]
     job = Job(sequence=64, global_batch=12, precision=recipe("bf16"))

@@ -121,6 +121,7 @@ def test_shards_join_without_a_seam(
     assert documents(opened, "heldout") == []
 
 
+@pytest.mark.slow
 def test_processes_write_the_same_bytes(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "WORK_BYTES", 2000)
     for workers in (1, 2):
