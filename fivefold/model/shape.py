@@ -114,6 +114,7 @@ class Temperature(Record):
 
     scale: Scalar = 0.1  # factor on the logarithm
     floor: Tokens = 8192  # tokens per step of the logarithm
+    form: Literal["logarithm", "power"] = "logarithm"  # power: (1 + (position + 1) / floor)^scale instead (Beam)
     rotated: bool = False  # applies to rotary layers too, after the rotation (Ministral 3)
     first: int = Field(1, ge=0, le=1)  # what the first position counts as; 0: the first ``floor`` tokens have factor 1
 
@@ -188,6 +189,8 @@ class ModelShape(Record):
     block: Block = "pre"  # where norms are; parallel_shared: one norm for attention and feed-forward
     pre_norm_mixers: bool = False  # layers with another mixer than attention have block "pre" (OLMo Hybrid)
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
+    # the k-th sum of the stream is √((k − 1) / k) · stream + √(1 / k) · branch, with the embedding as the first (Beam)
+    residual_by_depth: bool = False
     mlp: Literal["gated", "plain"] = "gated"  # gated (SwiGLU, GEGLU) or plain feed-forward
     activation: ActivationName = "silu"  # activation function of the feed-forward
     mlp_bias: bool = False  # the feed-forward has biases
@@ -215,6 +218,7 @@ class ModelShape(Record):
     tied_values: bool = False  # values are the projected keys, before their norm and rotation (Gemma 4)
     output_gate: bool = False  # attention's output times the sigmoid of a projection of its input (Qwen3-Next)
     gate_per_head: bool = False  # the output gate has one number for each head, not for each of its dims (LFM3)
+    gate_bias: bool = False  # the output gate has a bias for each head (Beam)
     gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"  # function of the output gate; softplus: Laguna
     attention_sinks: bool = False  # a learned logit per head in the softmax (gpt-oss)
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
@@ -255,6 +259,8 @@ class ModelShape(Record):
             raise ValueError("window_pattern is given without window: give both")
         if self.position_offset and self.position != "learned":
             raise ValueError(f"position_offset={self.position_offset} applies to learned positions only: leave it out")
+        if self.residual_by_depth and (self.residual_scale != 1 or self.block.startswith("parallel")):
+            raise ValueError("residual_by_depth scales each sum: leave residual_scale and parallel blocks out")
         if self.position == "alibi" and self.attention_softcap is not None:
             raise ValueError("attention_softcap is not supported with position='alibi': leave one out")
         self._check_latent()
@@ -372,7 +378,7 @@ class ModelShape(Record):
 
     def _check_gate(self) -> None:
         """Raise ``ValueError`` for a kind of output gate without an output gate."""
-        for field, default in (("gate_per_head", False), ("gate_activation", "sigmoid")):
+        for field, default in (("gate_per_head", False), ("gate_bias", False), ("gate_activation", "sigmoid")):
             if (value := getattr(self, field)) != default and not self.output_gate:
                 raise ValueError(f"{field}={value!r} applies to an output gate: give output_gate, or leave it out")
 

@@ -165,6 +165,8 @@ def _attention(model: ModelShape, shape: AttentionShape) -> Iterator[Weight]:
     if model.output_gate:
         size = shape.heads if model.gate_per_head else shape.output_dims
         yield from _linear("attention.gate", size, model.width, "column", bias=model.qkv_bias)
+        if model.gate_bias:
+            yield Weight("attention.gate_bias", (shape.heads,), "vector")
     yield from _sinks(shape)
     if model.sub_norm:
         yield from _norm(model, "attention.out_norm", shape.output_dims)

@@ -181,6 +181,10 @@ def _check_model(model: Model) -> None:
             raise UserError(
                 f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` plans it"
             )
+    if model.temperature is not None and model.temperature.form != "logarithm":
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support temperature.form='power' yet; `predict` plans it"
+        )
     if model.mla is not None and model.mla.indexer is not None:
         raise UserError(
             f"model {model.name!r}: the trainer does not support mla.indexer yet; `predict` plans it, or leave "

@@ -61,6 +61,8 @@ REFUSED_ALL_THE_SAME = {
 
 # Read although transformers 5.23 builds no part of the model from it: multi-token prediction, for generation alone.
 SAME_FUNCTION = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # which round otherwise
+# Factors on a branch that a norm follows: they change the model, and logits by no more than rounding.
+NORMED = {("beam", "norm_topk_prob"), ("beam", "routed_scaling_factor")}
 FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
@@ -175,5 +177,6 @@ def judge(kind: str, config: dict[str, Any], *, keys: tuple[str, ...]) -> tuple[
     if changed and not result and keys != ("rope_interleave",):  # an order of rows, which is no field of Model
         return "not read, though it changes the reference", ""
     is_rounding = all(config.get(key) in SAME_FUNCTION for key in keys)
+    is_rounding |= all((kind, key) in NORMED for key in keys)
     needless = result and not changed and not set(FURTHER) & set(keys) and not is_rounding
     return ("read, though the reference ignores it" if needless else "", result or "ignored")

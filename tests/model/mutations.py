@@ -229,6 +229,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "aria_text": PLAIN | {"moe_num_experts": 4},
     "dbrx": DBRX,
+    "beam": EXPERTS | {
+        "num_experts": 8, "n_group": 2, "topk_group": 1, "sliding_window": 6, "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}, "full_attention": None,
+        },
+    },
     "bloom": {"vocab_size": 131, "hidden_size": 48, "n_layer": 2, "n_head": 6, "tie_word_embeddings": False},
     "mpt": {
         "vocab_size": 131, "d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 64, "tie_word_embeddings": False,

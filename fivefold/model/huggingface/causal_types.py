@@ -44,7 +44,6 @@ _NEEDED = {
     "two attentions and two MLPs a layer, with experts next to them, and experts that do nothing": """
         longcat_flash LongcatFlashForCausalLM
     """,
-    "sums that are scaled by their depth, and a bias of the gate on attention": "beam BeamForCausalLM",
     "passes over one stack of layers that are repeated, and gates on the output of attention": """
         hrm_text HrmTextForCausalLM
     """,

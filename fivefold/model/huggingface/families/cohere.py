@@ -62,7 +62,8 @@ def _build_compass(config: Config) -> Model:
     return _build_command(config.replace(logit_scale=scale), **slides, **rope)
 
 
-def _write_compass(model: Model) -> dict[str, Any]:
+def write_rope_of_layers(model: Model) -> dict[str, Any]:
+    """Return rotary parameters by kind of layer, null for a kind that does not rotate."""
     written = decoder.write_rope_by_layers(model)
     for kind, slides in (("full_attention", False), ("sliding_attention", True)):
         layers = [layer for layer in range(model.layers) if model.has_window(layer) is slides]
@@ -181,7 +182,7 @@ COHERE_COMPASS_TEXT = Family(
     defaults={**DEFAULTS, "logit_scale": None, "sliding_window": 4096},
     overwritten=("head_dim",),
     to_model=_build_compass,
-    write=_write_compass,
+    write=write_rope_of_layers,
     tensors=decoder.TENSORS,
 )
 

@@ -130,7 +130,12 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     out = "o"
     if model.output_gate:
         size, out = rows * out_columns * width, "og"
-        kept = ("o", "gate")
+        gate_name = "gate"
+        if model.gate_bias:
+            gate_name, gate_bytes = "gateb", rows * gate_columns * width
+            biased = elementwise("attention.gate.bias", "activation", ("gate",), gate_name, size=gate_bytes)
+            ops.append(biased._replace(parameters=shape.heads, wgrad_numels=(shape.heads,), passes_gradient=True))
+        kept = ("o", gate_name)
         gate = elementwise("attention.core.gate", "activation", kept, out, size=size, keeps=kept, backward_scratch=size)
         if model.gate_per_head:  # its factors are small compared with the heads that they multiply
             factors = rows * gate_columns * width

@@ -127,6 +127,10 @@ def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list
         mask = local.stream_rows * local.stream_width
         ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=mask))
         branch = f"{branch}.drop"
+    if model.residual_by_depth:  # factors on both: a copy of each, in the backward of each gradient
+        for source in (onto, branch):
+            ops.append(elementwise(f"{name}.scale.{source}", "activation", (source,), f"{source}.scaled", size=size))
+        onto, branch = f"{onto}.scaled", f"{branch}.scaled"
     add = elementwise(f"{name}.add", "add", (onto, branch), out, size=size)
     if model.residual_scale != 1:  # the same kernel scales, so the branch has its own gradient
         scaled = f"{branch}.scaled"
