@@ -6,7 +6,8 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -135,6 +136,7 @@ ALLOWED_FUNCTIONS = {
     "one_f_one_b": "a pipeline schedule",
     "out_of_memory_risk": "out of memory is the name of the error",
 }
+ALLOWED_CLASSES = {"PredictionCallback": "a callback of the Hugging Face Trainer, and one of Lightning"}
 ALLOWED_WORDS = {"dies": "of processes, as in the documents of torchrun and Slurm"}
 ALLOWED = {
     "fivefold/dry_run/record/tape.py: FREE": "an opcode of the tape, next to ALLOC, as in PyTorch's memory snapshots",
@@ -203,6 +205,20 @@ def find_fault(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
         return ""
     is_fixture = any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
     return "" if is_fixture else "is a bare participle"
+
+
+def find_shared_class_names(sources: Iterable[str]) -> set[str]:
+    """Return the names that two or more classes of the sources have."""
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+    counts = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return {name for name, count in counts.items() if count > 1}
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    assert find_shared_class_names(["class A: ...", "class A: ...", "class B: ..."]) == {"A"}
+    files = [file for file in list_files() if file.relative_to(ROOT).parts[0] in ("fivefold", "benchmarks")]
+    shared = find_shared_class_names(file.read_text(encoding="utf-8") for file in files)
+    assert shared == set(ALLOWED_CLASSES)
 
 
 def list_comments(text: str) -> Iterator[tuple[int, str]]:
