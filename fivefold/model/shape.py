@@ -28,8 +28,10 @@ from fivefold.model.activations import ACTIVATIONS, ActivationName
 from fivefold.model.attention import AttentionShape, Sliding
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
 from fivefold.record import Record
@@ -150,8 +152,10 @@ class RopeScaling(Record):
 
 
 # The kinds of token mixers, by the field with their geometry; none: the layer is a feed-forward alone.
-MixerName = Literal["attention", "none", "short_conv", "gated_delta_net", "mamba", "mamba2"]
-Mixer = ShortConv | GatedDeltaNet | Mamba | Mamba2  # the geometry of a token mixer other than attention
+MixerName = Literal["attention", "none", "short_conv", "gated_delta_net", "mamba", "mamba2", "rg_lru", "kimi_delta"]
+Mixer = (
+    ShortConv | GatedDeltaNet | Mamba | Mamba2 | RGLRU | KimiDelta
+)  # the geometry of a token mixer other than attention
 
 
 Block = Literal["pre", "post", "sandwich", "parallel", "parallel_shared"]  # ``trainer/model/block.py``
@@ -232,8 +236,10 @@ class ModelShape(Record):
     mixers: tuple[MixerName, ...] = ()  # token mixer per layer, repeated; empty: attention in all layers
     feed_forwards: tuple[bool, ...] = ()  # per layer, repeated: False has no feed-forward; empty: all have one
     gated_delta_net: GatedDeltaNet | None = None  # geometry of the layers that are Gated DeltaNets
+    kimi_delta: KimiDelta | None = None  # geometry of the layers that are Kimi delta attention
     mamba: Mamba | None = None  # geometry of the layers that are Mamba
     mamba2: Mamba2 | None = None  # geometry of the layers that are Mamba-2
+    rg_lru: RGLRU | None = None  # geometry of the layers that are RG-LRUs
     short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction
@@ -271,6 +277,7 @@ class ModelShape(Record):
         self._check_gate()
         self._check_norms()
         self._check_mixers()
+        self._check_lru()
         if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich"):
             raise ValueError(f"block={self.block!r} norms what experts add: leave moe.post_norm out")
         if self.moe is not None and ACTIVATIONS[self.activation].parameters:
@@ -292,9 +299,11 @@ class ModelShape(Record):
             return
         if not all(self.rope_pattern):
             raise ValueError("with mla every layer rotates: leave rope_pattern out")
-        if self.position != "rope":
-            raise ValueError(f"with mla every layer rotates: position={self.position!r} is not supported; take 'rope'")
-        if self.temperature is not None and not self.temperature.rotated:
+        if self.position not in ("rope", "none"):
+            raise ValueError(f"position={self.position!r} is not supported with mla: take 'rope' or 'none'")
+        if self.position == "none" and self.mla.indexer is not None:
+            raise ValueError("mla.indexer rotates its queries and keys: take position='rope'")
+        if self.temperature is not None and (self.position == "none" or not self.temperature.rotated):
             raise ValueError("with mla every layer rotates: take temperature.rotated = true, or leave temperature out")
         for field in ("qkv_clip", "value_dim"):
             if (value := getattr(self, field)) is not None:
@@ -412,6 +421,12 @@ class ModelShape(Record):
                 raise ValueError(f"mixers has {kind} layers, but there is no {kind} with their geometry; give one")
             if geometry is not None and not is_used:
                 raise ValueError(f"{kind} is given, but mixers has no {kind} layer; leave it out, or list its layers")
+
+    def _check_lru(self) -> None:
+        """Raise ``ValueError`` for an activation that cannot gate the output of an RG-LRU."""
+        activation = ACTIVATIONS[self.activation]
+        if self.rg_lru is not None and (activation.clamps or activation.parameters):
+            raise ValueError(f"rg_lru is not supported with activation={self.activation!r}: take another")
 
     def _approximate_parameters(self) -> int:
         """Return the approximate number of parameters, without norms and biases; fast also for absurd sizes."""

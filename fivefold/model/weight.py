@@ -6,6 +6,7 @@ from math import prod
 from typing import Literal, NamedTuple
 
 # conv: the filters of a depthwise convolution, [channels, taps]
+# blocks: the square matrices on the diagonal of a projection, [blocks, in, out]
 Kind = Literal[
     "embedding",
     "norm",
@@ -19,13 +20,15 @@ Kind = Literal[
     "vector",
     "lora",
     "conv",
+    "blocks",
 ]
 
 # log rates: the logarithms of decay rates from 1 to 16 (Mamba-2, arXiv:2405.21060)
 # steps: the inverse of softplus of steps from 0.001 to 0.1, drawn by their logarithm (Mamba, arXiv:2312.00752 §3.6)
 # log numbers: the logarithms of 1, 2, … along the last dim (Mamba, ibid.)
+# decays: the number whose softplus is −ln a, for an a² between 0.9² and 0.999² (Griffin, arXiv:2402.19427 §2.4)
 # softplus 0.8, softplus 0.3: the number whose softplus is that (xIELU, arXiv:2411.13010: 0.8, and 0.8 − β with β = 0.5)
-Initial = Literal["by kind", "ones", "log rates", "log numbers", "steps", "softplus 0.8", "softplus 0.3"]
+Initial = Literal["by kind", "ones", "log rates", "log numbers", "steps", "decays", "softplus 0.8", "softplus 0.3"]
 
 FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear layer
 

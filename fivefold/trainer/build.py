@@ -148,6 +148,9 @@ def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
         logs = math.log(0.001), math.log(0.1)
         steps = torch.empty(weight.shape).uniform_(*logs, generator=_generator(weight, seed=seed)).exp_()
         return steps + torch.log(-torch.expm1(-steps))
+    if weight.initial == "decays":
+        squares = torch.empty(weight.shape).uniform_(0.9**2, 0.999**2, generator=_generator(weight, seed=seed))
+        return squares.rsqrt_().sub_(1).log_()
     if weight.initial.startswith("softplus"):
         return torch.full(weight.shape, math.log(math.expm1(float(weight.initial.split()[1]))))
     if weight.kind == "norm":

@@ -33,8 +33,8 @@ FREE_FIELDS = frozenset({
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
     "qk_norm_after_rope", "qkv_clip", "value_dim", "value_scale", "value_norm", "tied_values", "sliding",
     "norm_weight", "embedding_norm", "sub_norm",
-    "mixers", "feed_forwards", "short_conv", "gated_delta_net", "mamba", "mamba2", "output_gate", "gate_per_head",
-    "gate_activation",
+    "mixers", "feed_forwards", "short_conv", "gated_delta_net", "kimi_delta", "mamba", "mamba2", "rg_lru",
+    "output_gate", "gate_per_head", "gate_activation",
     "norm", "norm_plus_one", "norm_bias", "block", "pre_norm_mixers", "residual_scale", "mlp", "embedding_scale",
     "logit_scale", "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
 })  # fmt: skip

@@ -24,8 +24,10 @@ from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.attention import Sliding
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, Mixer, MoE, RopeScaling, Temperature
 from fivefold.model.spec import Model
@@ -106,6 +108,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "gated delta net": lambda model: "gated_delta_net" in model.non_attention_mixers,
     "mamba": lambda model: "mamba" in model.non_attention_mixers,
     "mamba2": lambda model: "mamba2" in model.non_attention_mixers,
+    "rg lru": lambda model: "rg_lru" in model.non_attention_mixers,
+    "kimi delta": lambda model: "kimi_delta" in model.non_attention_mixers,
     "half layers": lambda model: bool(model.feed_forwards),
     "output gate": lambda model: model.output_gate,
     "norm after experts": lambda model: model.moe is not None and model.moe.post_norm,
@@ -193,7 +197,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         layout = _layout(chance, frame, model)
         job = _job(chance, layout)
         model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
-        if layout.tp == layout.cp == 1 and chance.random() < 0.5:
+        if layout.tp == layout.cp == 1 and chance.random() < 0.7:
             model = model.replace(**_draw_mixer_fields(chance, model))
         model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
         model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
@@ -341,7 +345,7 @@ def _draw_block_fields(chance: random.Random, frame: Frame) -> dict[str, Any]:
         "residual_scale": choose_rarely(1.0, 0.22),
         "mlp": "gated" if frame.experts else choose_rarely("gated", "plain"),
         "activation": "silu" if frame.experts else choose_rarely("silu", "gelu", "gelu_tanh", "relu", "relu2"),
-        "position": choose_rarely("rope", "learned", "none") if not frame.latent else "rope",
+        "position": choose_rarely("rope", "none") if frame.latent else choose_rarely("rope", "learned", "none"),
         "positions": 64,
         "embedding_scale": choose_rarely(1.0, 6.0),
         "logit_scale": choose_rarely(1.0, 0.25),
@@ -356,6 +360,10 @@ def _draw_mixer_fields(chance: random.Random, model: Model) -> dict[str, Any]:
     mixers: dict[str, Mixer] = {
         "short_conv": ShortConv(taps=taps, bias=has_bias),
         "gated_delta_net": GatedDeltaNet(key_heads=groups, value_heads=groups * 2, key_dim=6, value_dim=5, taps=taps),
+        "kimi_delta": KimiDelta(
+            heads=4, dim=5, taps=taps, rank=3 if has_bias else None, lower_bound=-5.0 if groups == 2 else None
+        ),
+        "rg_lru": RGLRU(inner=12, blocks=groups, taps=taps),
         "mamba": Mamba(
             inner=20, state=6, rank=3, taps=taps, conv_bias=has_bias, bias=has_bias, norms=norms, norm_epsilon=1e-2
         ),
@@ -371,11 +379,18 @@ def _draw_mixer_fields(chance: random.Random, model: Model) -> dict[str, Any]:
             norm=norm,
         ),
     }
-    kind = chance.choice(sorted(mixers))
-    patterns = ((kind,), (kind, "attention"), ("attention", kind), (kind, kind, "attention"))
-    fields = {"mixers": chance.choice(patterns), kind: mixers[kind]}
+    kind, other = chance.sample(sorted(mixers), 2)
+    patterns = (
+        (kind,),
+        (kind, "attention"),
+        ("attention", kind),
+        (kind, other, "attention"),
+        ("attention", kind, other),
+    )
+    pattern = chance.choice(patterns)
+    used = {name: net for name, net in mixers.items() if name in pattern[: model.layers]}
     # a small epsilon enlarges the rounding of small outputs of the scan
-    return fields | ({} if kind == "short_conv" else {"norm_epsilon": 1e-4})
+    return {"mixers": pattern, **used} | ({} if set(used) == {"short_conv"} else {"norm_epsilon": 1e-4})
 
 
 def _draw_half_layers(chance: random.Random, model: Model) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from tests.model.mutations import FAMILIES
 
 # whose weights of norms are the factors minus one
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5_text")
-PLUS_ONE = (*PLUS_ONE, "qwen3_5_moe_text")
+PLUS_ONE = (*PLUS_ONE, "qwen3_5_moe_text", "recurrent_gemma")
 LENGTHS = (12, 48)  # the longer is beyond max_position_embeddings, where scaled rotary positions depend on the length
 SAME = 1e-6  # of logits around 1, in proportion of larger ones: what rounding makes of the same formula
 

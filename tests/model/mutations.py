@@ -171,6 +171,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "jamba": {key: value for key, value in PLAIN.items() if key != "head_dim"}
     | {"num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3, "attn_layer_period": 2}
     | {"attn_layer_offset": 1, "mamba_d_state": 6, "mamba_dt_rank": 5, "mamba_d_conv": 3, "rms_norm_eps": 0.1},
+    "kimi_linear": DENSE_LATENT
+    | {
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_local_experts": 8, "n_shared_experts": 2,
+        "q_lora_rank": None, "layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 6,
+        "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "pad_token_id": 0, "rms_norm_eps": 0.1, "n_group": 2,
+    },
+    "recurrent_gemma": {key: PLAIN[key] for key in PLAIN if key not in ("head_dim", "max_position_embeddings")}
+    | {"block_types": ["recurrent", "attention"], "attention_window_size": 6, "lru_width": 36, "conv1d_width": 3},
     "lfm2": PLAIN | {"full_attn_idxs": [1], "block_multiple_of": 8},
     "lfm2_moe": EXPERTS | {"num_experts": 4, "layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
     "arcee": PLAIN,
@@ -527,6 +535,21 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "time_step_limit": ((0.1, 0.7), (0.2, float("inf")), None),
     "attn_layer_indices": ([0], [0, 1], [], None),
     "position_embedding_type": ("rope", None),
+    "linear_head_dim": (4,),
+    "linear_num_heads": (2,),
+    "linear_attn_config": (
+        {"head_dim": 4, "num_heads": 2}, {"short_conv_kernel_size": 2},
+        {"full_attn_layers": [1], "kda_layers": [2]}, {"full_attn_layers": [1], "kda_layers": []}, None,
+    ),
+    "model_max_length": (64,),
+    "moe_renormalize": (False,),
+    "num_expert_group": (4,),
+    "num_experts_per_token": (3,),
+    "block_types": (["recurrent"], ["attention"], ["attention", "recurrent", "recurrent"]),
+    "lru_width": (24, 40, None),
+    "conv1d_width": (1, 4),
+    "attention_window_size": (4,),
+    "logits_soft_cap": (5.0,),
     "conv_L_cache": (1, 2, 5),
     "full_attn_idxs": ([0], [0, 1], [], None),
     "block_auto_adjust_ff_dim": (False, True),

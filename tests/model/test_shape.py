@@ -52,8 +52,7 @@ def test_values_that_cannot_be_keys_are_refused(changed: dict[str, Any], says: s
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("position", "learned", "with mla every layer rotates: position='learned' is not supported; take 'rope'"),
-        ("position", "none", "with mla every layer rotates: position='none' is not supported; take 'rope'"),
+        ("position", "learned", "position='learned' is not supported with mla: take 'rope' or 'none'"),
         ("rope_pattern", (True, False), "with mla every layer rotates: leave rope_pattern out"),
         ("temperature", Temperature(), "take temperature.rotated = true, or leave temperature out"),
         ("value_norm", True, "value_norm applies to grouped attention, not to mla: leave it out"),

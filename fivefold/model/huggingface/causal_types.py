@@ -10,14 +10,14 @@ from __future__ import annotations
 # What is missing → model_type of each family that needs it, with the class that transformers builds.
 _NEEDED = {
     "some of its layers are linear attention (Kimi delta rule or lightning attention)": """
-        kimi_linear KimiLinearForCausalLM; bailing_hybrid BailingHybridForCausalLM; minimax
+        bailing_hybrid BailingHybridForCausalLM; minimax
         MiniMaxForCausalLM
     """,
     "its state-space layers (Mamba 1 or 2) run next to attention, or share one attention block": """
         falcon_h1 FalconH1ForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
     """,
     "its layers, or some of them, are recurrent": """
-        recurrent_gemma RecurrentGemmaForCausalLM; rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
+        rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
     """,
     "norms with gates, and latent attention with gates whose keys an indexer chooses": "axk2 AXK2ForCausalLM",
     "hyper-connections, and latent attention with gates whose keys an indexer chooses": "hy_v4 HYV4ForCausalLM",

@@ -122,6 +122,11 @@ class Config(Record):
     layer_pattern: str | None = None  # a letter for each layer
     time_step_limit: tuple[Any, ...] | None = None  # smallest and largest step of a state-space layer
     position_embedding_type: str | None = None
+    block_types: tuple[str, ...] | None = None  # kinds of token mixers, repeated
+    lru_width: Width | None = None
+    linear_attn_config: dict[str, Any] | None = None
+    linear_head_dim: HeadDim = 128
+    linear_num_heads: Heads = 32
     linear_key_heads: Heads = 16
     linear_value_heads: Heads = 32
     linear_key_dim: HeadDim = 128

@@ -76,6 +76,8 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     # Maps the end of a name in ``tensors`` to those of the published tensors whose rows it joins.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Maps our name of a weight to the dims of size one that its tensor has in addition.
+    ones: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # Numbers that a checkpoint holds in each block in addition to the weights, by their name relative to the block.
     # One in a tuple is stored as a vector. The trainer computes the family with these values alone.
     constants: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)

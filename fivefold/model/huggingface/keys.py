@@ -41,6 +41,7 @@ _HARMLESS = """
     use_falcon_mambapy use_associative_scan mtp_layers_block_type z_loss_coefficient vocab_size_per_layer_input
     linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor
     attn_impl init_device learned_pos_emb norm_type embedding_fraction
+    w_init_variance_scale final_w_init_variance_scale
 """
 HARMLESS = frozenset(_HARMLESS.split())
 _ENDS = ("_token_id", "_token_ids", "_token_index", "_token")

@@ -38,7 +38,7 @@ class TensorPart(NamedTuple):
     transposed: bool = False  # the last two dims are swapped
     head: tuple[int, int, int] | None = None  # of rotary pairs: (rows per head, first and number of rotary rows)
     swapped: bool = False  # the two halves of a head's rotary rows are swapped there, instead of interleaved
-    filters: bool = False  # filters of a depthwise convolution: the tensor is [channels, 1, taps], ours has no 1
+    ones: tuple[int, ...] = ()  # dims of size one that our weight does not have, as of filters [channels, 1, taps]
     experts: int = 0  # whose matrices are one below another in a tensor of two dims; 0: not so
 
     @property
@@ -49,7 +49,7 @@ class TensorPart(NamedTuple):
     @property
     def is_plain_copy(self) -> bool:
         """Tell whether the tensor equals our weight, with no other weights, reordering or transposition."""
-        return self.rows in (None, self.shape[self.dim]) and not (self.transposed or self.head or self.filters)
+        return self.rows in (None, self.shape[self.dim]) and not (self.transposed or self.head or self.ones)
 
     def select_expert(self, expert: int) -> TensorPart:
         """Return the part that holds one expert, of a tensor with the matrices of all experts one below another."""
@@ -94,11 +94,12 @@ def parts(
         {**record.tensors, **record.block_tensors.get(block, {}), **stacked_names} for block in (model.block, "pre")
     )
     weight_by_name = {weight.name: weight for weight in weights(model)}
-    reordered = interleaved if model.mla else record.interleaved_rotary or record.swapped_rotary
+    rotates = model.position == "rope"
+    reordered = interleaved and rotates if model.mla else record.interleaved_rotary or record.swapped_rotary
     for weight in weight_by_name.values():
         is_pre = weight.name.startswith("blocks.") and model.get_block(get_layer(model, weight.name)) == "pre"
         of_layer = pre_names if is_pre else names
-        for part in _parts_of(weight, model, of_layer, weight_by_name, reordered=reordered):
+        for part in _parts_of(weight, model, of_layer, weight_by_name, reordered=reordered, ones=record.ones):
             yield part._replace(swapped=record.swapped_rotary)
     for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
         for inner, ours in COPIES.items():
@@ -128,7 +129,13 @@ def bias_name(model: Model, layer: int) -> str:
 
 
 def _parts_of(
-    weight: Weight, model: Model, names: Names, every: Mapping[str, Weight], *, reordered: bool
+    weight: Weight,
+    model: Model,
+    names: Names,
+    every: Mapping[str, Weight],
+    *,
+    reordered: bool,
+    ones: Mapping[str, tuple[int, ...]],
 ) -> Iterator[TensorPart]:
     """Yield the tensors that hold ``weight``: one, or one for each expert."""
     prefix, block, inner, layer = "", "", weight.name, 0
@@ -150,9 +157,14 @@ def _parts_of(
     elif "{}" in place:
         for expert in range(weight.shape[0]):
             yield TensorPart(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
-    elif weight.kind == "conv":
-        channels, taps = weight.shape
-        yield TensorPart(f"{prefix}{place}{leaf}", (channels, 1, taps), weight.name, filters=True)
+    elif added := (1,) if weight.kind == "conv" else ones.get(stem, ()):
+        shape = list(weight.shape)
+        for dim in added:
+            shape.insert(dim, 1)
+        largest = shape.index(max(shape))
+        yield TensorPart(
+            f"{prefix}{place}{leaf}", tuple(shape), weight.name, ones=added, dim=0 if 0 not in added else largest
+        )
     else:
         head = _rotary_rows(stem, model, layer=layer) if reordered else None
         yield TensorPart(

@@ -2,8 +2,10 @@
 
 short_conv         gated short convolution (LFM2)
 gated_delta_net    Gated DeltaNet with an output gate (Qwen3-Next)
+kimi_delta         Kimi delta attention (Kimi Linear)
 mamba              Mamba (Falcon Mamba, Jamba)
 mamba2             Mamba-2 (Bamba, Granite 4, Nemotron-H)
+rg_lru             RG-LRU (Griffin, RecurrentGemma)
 
 ``Model.mixers`` names the kind of every layer; the geometry of a kind is the field of ``Model`` with its name.
 """

@@ -303,8 +303,8 @@ def _assemble(fused: Fused, ours: list[Tensor]) -> Tensor:
     """Assemble a tensor of the folder from our tensors that it holds, each in its rows and their order."""
     if fused[0].is_plain_copy:
         return ours[0].view(fused[0].shape)  # a routing bias may be stored as one row
-    if fused[0].filters:
-        return ours[0].unsqueeze(1)
+    if fused[0].ones:
+        return ours[0].view(fused[0].shape)
     if fused[0].experts:
         return (ours[0].mT if fused[0].transposed else ours[0]).reshape(fused[0].shape)
     full = torch.empty(fused[0].shape, dtype=ours[0].dtype)

@@ -124,14 +124,14 @@ class HuggingFaceFolder:
         is_row = len(box) == 1 and len(part.shape) == 2  # a routing bias may be stored as one row
         if is_row:
             box.insert(0, (0, 1))
+        for dim in part.ones:
+            box.insert(dim, (0, 1))
         if part.transposed:
             box[-1], box[-2] = box[-2], box[-1]
         start, size = box[part.dim]
         rows = part.order()[start : start + size]
         first_row = min(rows, default=0)
         box[part.dim] = first_row, max(rows, default=-1) + 1 - first_row
-        if part.filters:
-            box.insert(1, (0, 1))
         slices = tuple(slice(first, first + n) for first, n in box)
         try:
             tensor: Tensor = self.tensors[part.name][slices]
@@ -139,8 +139,8 @@ class HuggingFaceFolder:
             raise UserError(f"{self.path}: {part.name} cannot be read: {error}") from None
         if not isinstance(rows, range):
             tensor = tensor.index_select(part.dim, torch.tensor([row - first_row for row in rows]))
-        if part.filters:
-            return tensor[:, 0]
+        if part.ones:
+            return tensor.squeeze(part.ones)
         tensor = tensor.transpose(-1, -2) if part.transposed else tensor
         return tensor[0] if is_row else tensor
 

@@ -194,7 +194,8 @@ class LatentAttention(_Attention):
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 
     def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
-        mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
+        mla, tokens = self.mla, rows.tokens
+        tables = rows.rotary(own=self.own_tables) if self.rotates else None
         q, kv = self._project_down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
@@ -204,22 +205,26 @@ class LatentAttention(_Attention):
         kv = self.run("attention.kv_up", self.kv_up, latent)
         # v is a view into the output of kv_up, so all of that output stays allocated
         k, v = _split_heads(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
-        q = self.run(
-            "rope.q", self.kernels.rotate_last, _split_heads(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH
-        )
-        k = self.run("rope.k", self.kernels.append_rotated, k, key, cos_TH, sin_TH)
+        q = _split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
+        if tables is None:
+            k = self.run("rope.k", _append_key, k, key)
+        else:
+            q = self.run("rope.q", self.kernels.rotate_last, q, *tables)
+            k = self.run("rope.k", self.kernels.append_rotated, k, key, *tables)
         if self.tempers:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return (q, k, v), None
 
     def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: RowInputs) -> Heads:
         """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
-        mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
-        q = self.kernels.rotate_last(_split_heads(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
+        mla, tokens = self.mla, rows.tokens
+        q = _split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
+        if self.rotates:
+            tables = rows.rotary(own=self.own_tables)
+            q, key = self.kernels.rotate_last(q, *tables), self.kernels.rotate_last(key, *tables)
         if self.tempers:
             q = self.kernels.rotate_first(q, *rows.temperature())
-        rotated_key = self.kernels.rotate_last(key, cos_TH, sin_TH)
-        k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), rotated_key), dim=-1)
+        k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), key), dim=-1)
         return q, k, k[..., : mla.kv_rank]
 
     def _project_down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,6 +240,11 @@ class LatentAttention(_Attention):
             latent = self.run("attention.q_norm", self.q_norm, latent)
             q = self.run("attention.q_up", self.q_up, latent)
         return q, kv
+
+
+def _append_key(k_BTNH: Tensor, key_BT1H: Tensor) -> Tensor:
+    """Append the shared key [B, T, 1, H] to the key of every head, as ``append_rotated`` without a rotation."""
+    return torch.cat((k_BTNH, key_BT1H.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
 
 
 def _identity(rows: Tensor) -> Tensor:

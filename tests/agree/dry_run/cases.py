@@ -22,8 +22,10 @@ from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.attention import Sliding
 from fivefold.model.catalog import build_model
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE, Temperature
 from fivefold.model.spec import Model
@@ -168,6 +170,19 @@ OWN: Mapping[str, Model] = {
     ),
     "falcon mamba": TINY.replace(
         mixers=("mamba",), feed_forwards=(False,), mamba=Mamba(inner=96, state=8, rank=6, norms="unit", bias=True)
+    ),
+    "latent, no positions": TINY.replace(
+        kv_heads=8, position="none", mla=MLA(q_rank=None, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8)
+    ),
+    "kimi delta": TINY.replace(mixers=("kimi_delta", "attention"), kimi_delta=KimiDelta(heads=4, dim=12, rank=10)),
+    "bounded kimi delta": TINY.replace(mixers=("kimi_delta",), kimi_delta=KimiDelta(heads=4, dim=12, lower_bound=-5.0)),
+    "recurrent gemma": TINY.replace(
+        activation="gelu_tanh",
+        out_bias=True,
+        mlp_bias=True,
+        window=24,
+        mixers=("rg_lru", "attention"),
+        rg_lru=RGLRU(inner=80, blocks=5),
     ),
     "nemotron": TINY.replace(
         mixers=("mamba2", "none", "attention", "none"),

@@ -16,8 +16,10 @@ from torch import Tensor
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.data.packing import IGNORED, LAST
@@ -77,6 +79,20 @@ MODELS: dict[str, Model] = {
             mixers=("mamba", "attention"),
             feed_forwards=(False, True),
             mamba=Mamba(inner=48, state=6, rank=5, norms="weighted"),
+        ),
+        DENSE.replace(
+            name="kimi delta",
+            mixers=("kimi_delta", "kimi_delta", "attention"),
+            kimi_delta=KimiDelta(heads=4, dim=6, rank=5),
+            kv_heads=8,
+            position="none",
+            mla=LATENT,
+            norm_epsilon=1e-4,  # as of "delta"
+        ),
+        DENSE.replace(
+            name="griffin",
+            mixers=("rg_lru", "rg_lru", "attention"),
+            rg_lru=RGLRU(inner=24, blocks=3),
         ),
         DENSE.replace(
             name="nemotron",

@@ -43,6 +43,10 @@ CASES = [
     Case("mamba2", "dp2 pp2 zb1p zero2 mbs1"),
     Case("mamba", "dp2 zero3 mbs1 ac=core"),
     Case("mamba", "dp2 pp2 zbv zero1 mbs1"),
+    Case("kimi delta", "dp2 zero3 mbs1 ac=full"),
+    Case("kimi delta", "dp2 pp2 zb1p zero2 mbs1"),
+    Case("griffin", "dp2 zero3 mbs1 ac=full"),
+    Case("griffin", "dp2 pp2 zb1p zero2 mbs1"),
     Case("nemotron", "dp2 ep2 zero3 mbs1 ac=full"),
     Case("nemotron", "dp2 pp2 ep2 zb1p zero2 mbs1"),
 ]

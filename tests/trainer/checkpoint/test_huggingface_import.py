@@ -163,8 +163,8 @@ def decoder(folder: HuggingFaceFolder) -> Transformer:
 def convert_gradient(part: TensorPart, tensors: dict[str, Tensor]) -> Tensor:
     """Of their gradients, which lie as in memory, the one of our weight."""
     result = tensors[part.name].index_select(part.dim, torch.tensor(part.order()))
-    if part.filters:
-        return result[:, 0]
+    if part.ones:
+        return result.squeeze(part.ones)
     return result.mT if part.transposed else result
 
 

@@ -352,15 +352,21 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     )
     up_ops += [
         split_kv,
-        # Rotate and concatenate to heads of nope + rope.
-        rope("rope.q", "q", "qr", numel=n_bytes // width * q_dim, width=width)._replace(
-            forward_scratch=rope_scratch, backward_scratch=rope_scratch
+        # Rotate and concatenate to heads of nope + rope; without positions, concatenate the key alone.
+        *(
+            [
+                rope("rope.q", "q", "qr", numel=n_bytes // width * q_dim, width=width)._replace(
+                    forward_scratch=rope_scratch, backward_scratch=rope_scratch
+                )
+            ]
+            if model.has_rope(layer)
+            else []
         ),
         rope("rope.k", "k", "kr", numel=n_bytes // width * q_dim, width=width)._replace(
             reads=("k", *key_tensors, "kv"), differentiates=("k", *key_tensors), forward_scratch=0, backward_scratch=0
         ),
     ]
-    q = "qr"
+    q = "qr" if model.has_rope(layer) else "q"
     if model.has_temperature(layer):
         up_ops.append(rope("rope.temperature", q, "qt", numel=n_bytes // width * q_dim, width=width))
         q = "qt"

@@ -2,8 +2,10 @@
 
 short_conv         gated short convolution
 gated_delta_net    Gated DeltaNet with an output gate
+kimi_delta         Kimi delta attention
 mamba              Mamba
 mamba2             Mamba-2
+rg_lru             RG-LRU
 convolution · chunks   what several kinds share: the causal convolution; a scan in chunks of tokens
 """
 
@@ -16,13 +18,17 @@ from torch import nn
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 from fivefold.trainer.model.mixers.gated_delta_net import GatedDeltaNetMixer
+from fivefold.trainer.model.mixers.kimi_delta import KimiDeltaMixer
 from fivefold.trainer.model.mixers.mamba import MambaMixer
 from fivefold.trainer.model.mixers.mamba2 import Mamba2Mixer
+from fivefold.trainer.model.mixers.rg_lru import RGLRUMixer
 from fivefold.trainer.model.mixers.short_conv import ShortConvMixer
 
 MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {
     "short_conv": ShortConvMixer,
     "gated_delta_net": GatedDeltaNetMixer,
+    "kimi_delta": KimiDeltaMixer,
     "mamba": MambaMixer,
     "mamba2": Mamba2Mixer,
+    "rg_lru": RGLRUMixer,
 }

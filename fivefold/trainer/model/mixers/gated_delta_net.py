@@ -9,9 +9,9 @@ It saves its inputs alone (``chunks.py``), and is in fp32. Same formulas as tran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,35 +88,51 @@ def scan(
     return chunks.scan(chunk, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], tokens=tokens, size=CHUNK)
 
 
+GateName = Literal["silu", "sigmoid"]
+GATES: Mapping[GateName, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+
+
 @exclude_from_graphs
-def gated_norm(x: Tensor, z: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return ``norm(x) · weight · silu(z)``, the norm over each head; ``x``, ``z`` [R, N · H], ``weight`` [H]."""
-    out: Tensor = _GatedNorm.apply(x, z, weight, epsilon)  # type: ignore[no-untyped-call]
+def gated_norm(x: Tensor, z: Tensor, weight: Tensor, epsilon: float, gate: GateName = "silu") -> Tensor:
+    """Return ``norm(x) · weight · gate(z)``, the norm over each head; ``x``, ``z`` [R, N · H], ``weight`` [H]."""
+    out: Tensor = _GatedNorm.apply(x, z, weight, epsilon, gate)  # type: ignore[no-untyped-call]
     return out
 
 
 class _GatedNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, epsilon: float, gate: GateName) -> Tensor:
         heads = x.view(len(x), -1, len(weight))
         norm = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=get_sum_dtype(x.dtype))
         rstd = norm.square_().div_(len(weight)).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, z, weight, rstd)
+        ctx.gate = gate
         normal = torch.mul(heads, rstd).mul_(weight)  # fp32, because rstd is
-        return normal.mul_(F.silu(z.to(normal.dtype)).view(normal.shape)).to(x.dtype).flatten(1)
+        return normal.mul_(GATES[gate](z.to(normal.dtype)).view(normal.shape)).to(x.dtype).flatten(1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, z, weight, rstd = ctx.saved_tensors
         shape = (len(x), -1, len(weight))
         z_wide, normal = z.view(shape).to(rstd.dtype), x.view(shape) * rstd
-        inner = F.silu(z_wide).mul_(grad.view(shape))
+        if ctx.gate == "sigmoid":
+            z_wide = z_wide.sigmoid()  # of which its derivative is made
+            inner = z_wide * grad.view(shape)
+        else:
+            inner = F.silu(z_wide).mul_(grad.view(shape))
         weight_grad = (inner * normal).sum((0, 1)).to(weight.dtype)
-        z_grad = torch.ops.aten.silu_backward((normal * weight).mul_(grad.view(shape)), z_wide).to(z.dtype)
+        derive = torch.ops.aten.sigmoid_backward if ctx.gate == "sigmoid" else torch.ops.aten.silu_backward
+        z_grad = derive((normal * weight).mul_(grad.view(shape)), z_wide).to(z.dtype)
         del z_wide
         inner.mul_(weight)
         mean = (inner * normal).mean(-1, keepdim=True)
-        return inner.sub_(normal.mul_(mean)).mul_(rstd).to(x.dtype).flatten(1), z_grad.flatten(1), weight_grad, None
+        return (
+            inner.sub_(normal.mul_(mean)).mul_(rstd).to(x.dtype).flatten(1),
+            z_grad.flatten(1),
+            weight_grad,
+            None,
+            None,
+        )
 
 
 def delta_chunk(
@@ -137,7 +153,7 @@ def delta_chunk(
     q, k, v = (x.unflatten(-1, (n, -1)) for x, n in ((q, heads[0]), (k, heads[0]), (v, heads[1])))
     dtype = get_sum_dtype(v.dtype)
     repeats = v.shape[2] // k.shape[2]
-    k = _unit(k.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
+    k = normalize_to_unit_length(k.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
     v, beta = v.to(dtype).transpose(1, 2), b.to(dtype).sigmoid().transpose(1, 2)[..., None]
     if doubles:
         beta = beta * 2
@@ -146,14 +162,17 @@ def delta_chunk(
     k_beta = k * beta
     # decay from one token to a later one; the diagonal is 1, and its gradients would cancel but for their rounding
     pairs = (decay[..., :, None] - decay[..., None, :]).tril(-1).exp().tril()
-    inverse = _inverse((k_beta @ k.mT) * pairs)
+    inverse = invert_unit_lower((k_beta @ k.mT) * pairs)
     corrections = v * beta
     if state is not None:
         corrections = corrections - (k_beta * decay.exp()[..., None]) @ state
     values = inverse @ corrections
     out = v
     if not only_state:
-        q = _unit(q.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1) * k.shape[-1] ** -0.5
+        q = (
+            normalize_to_unit_length(q.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
+            * k.shape[-1] ** -0.5
+        )
         out = ((q @ k.mT) * pairs) @ values
         if state is not None:
             out = out + (q * decay.exp()[..., None]) @ state
@@ -165,12 +184,13 @@ def delta_chunk(
     return out, new_state if state is None else new_state + state * last.exp()[..., None]
 
 
-def _unit(x: Tensor) -> Tensor:
+def normalize_to_unit_length(x: Tensor) -> Tensor:
+    """Return ``x`` divided by its length along the last dim."""
     unit: Tensor = x * (x.square().sum(-1, keepdim=True) + UNIT_EPSILON).rsqrt()
     return unit
 
 
-def _inverse(matrix: Tensor) -> Tensor:
+def invert_unit_lower(matrix: Tensor) -> Tensor:
     """Return the inverse of I + the part of ``matrix`` [..., C, C] below the diagonal."""
     inverse: Tensor = _UnitLowerInverse.apply(matrix)  # type: ignore[no-untyped-call]
     return inverse

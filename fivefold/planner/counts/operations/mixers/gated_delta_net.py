@@ -16,7 +16,8 @@ The first chunk has no state, the last one updates none. ``trainer/model/mixers/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
 from fivefold.planner.counts.operations.linear import LinearInput, row
@@ -39,17 +40,17 @@ def operations(local: Local, source: str) -> list[Op]:
     return [
         *entry.ops,
         *columns,
-        _convolution(local, net),
+        list_convolution(local, {"q": K, "k": K, "v": V}, taps=net.taps),
         _scan(local, net),
-        _gate(local, net),
+        list_gate(local, heads=N, dim=net.value_dim),
         *row(local, "mixer.out", "og", "a", in_features=V, out_features=model.width, bias=False),
     ]
 
 
-def _convolution(local: Local, net: GatedDeltaNet) -> Op:
-    """Return the causal convolutions of q, k and v, and their SiLU; the sums are in fp32."""
-    rows, width, sizes = local.rows, local.width, {"q": net.key_width, "k": net.key_width, "v": net.value_width}
-    total, parameters = sum(sizes.values()), sum(sizes.values()) * net.taps
+def list_convolution(local: Local, sizes: Mapping[str, int], *, taps: int) -> Op:
+    """Return the causal convolutions of q, k and v, ``sizes`` columns, and their SiLU; the sums are in fp32."""
+    rows, width = local.rows, local.width
+    total, parameters = sum(sizes.values()), sum(sizes.values()) * taps
     is_wide = width == 4
     scratch, left = 0, total  # left: columns whose gradients are not yet made
     for columns in sizes.values():
@@ -65,28 +66,29 @@ def _convolution(local: Local, net: GatedDeltaNet) -> Op:
         wgrad_numels=(parameters,),
         moved_bytes=2 * rows * total * width,
         moved_backward_bytes=3 * rows * total * width,
-        forward_scratch=0 if is_wide else 4 * rows * net.value_width,
+        forward_scratch=0 if is_wide else 4 * rows * sizes["v"],
         backward_scratch=rows * scratch,
         scratch_tensor=4 * rows * max(sizes.values()),
     )
 
 
-def _gate(local: Local, net: GatedDeltaNet) -> Op:
-    """Return the norm of each head's output, times the SiLU of z."""
-    rows, width, V = local.rows, local.width, net.value_width
-    size = rows * V * width
+def list_gate(local: Local, *, heads: int, dim: int, gate: Literal["silu", "sigmoid"] = "silu") -> Op:
+    """Return the norm of each head's output, times the SiLU or the sigmoid of its gate."""
+    rows, width, V = local.rows, local.width, heads * dim
+    size, is_wide = rows * V * width, width == 4
+    kept_sigmoid = 4 if gate == "sigmoid" and is_wide else 0  # bytes per element; of a cast it takes the place
     return Op(
         "mixer.core.gate",
         "scan",
         ("o", "gate"),
-        {"og": size, "og.stat": 4 * rows * net.value_heads},
+        {"og": size, "og.stat": 4 * rows * heads},
         keeps=("o", "gate", "og.stat"),
-        parameters=net.value_dim,
-        wgrad_numels=(net.value_dim,),
+        parameters=dim,
+        wgrad_numels=(dim,),
         moved_bytes=3 * size,
         moved_backward_bytes=5 * size,
-        forward_scratch=4 * rows * V * (1 if width == 4 else 2),
-        backward_scratch=rows * V * (16 - width if width == 4 else 16),
+        forward_scratch=4 * rows * V * (1 if is_wide else 2),
+        backward_scratch=rows * V * (16 - width + kept_sigmoid if is_wide else 16),
         scratch_tensor=4 * rows * V,
     )
 

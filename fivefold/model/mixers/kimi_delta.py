@@ -1,0 +1,59 @@
+"""Kimi delta attention (Kimi Linear, arXiv:2510.26692): a Gated DeltaNet that decays each key dim by its own rate.
+
+    q, k, v = silu(conv(project(h)))        f, z = decay(h), gate(h)        β = σ(b)
+    ln γ = −e^a_log · softplus(f + dt_bias)        or bounded: bound · σ(e^a_log · (f + dt_bias))        γ: [dim]
+    S ← diag(γ) S        S ← S + β k (v − k S)        o = q S        out(norm(o) · σ(z))        q and k of unit length
+
+Source: transformers 5.23, ``models/kimi_linear/modeling_kimi_linear.py``, ``KimiLinearDeltaAttention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from fivefold.bounded_types import HeadDim, Heads, Latent
+from fivefold.model.mixers.short_conv import Taps
+from fivefold.model.weight import Weight
+from fivefold.record import Record
+
+CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-linear-attention and transformers)
+SUBCHUNK = 16  # tokens of a chunk whose decays to one another are computed pair by pair (flash-linear-attention)
+
+
+class KimiDelta(Record):
+    """The geometry of Kimi delta attention: a state [dim, dim] for each head."""
+
+    heads: Heads  # heads of queries, keys and values
+    dim: HeadDim  # dims of a head
+    taps: Taps = 4  # tokens that the convolution of q, k and v reads
+    rank: Latent | None = None  # of the projections to decays and to gates; None: one matrix each
+    lower_bound: Annotated[float, Field(ge=-1e6, lt=0)] | None = None  # of ln γ; None: unbounded, by softplus
+
+    @property
+    def inner_width(self) -> int:
+        """Return the width of all heads."""
+        return self.heads * self.dim
+
+    @property
+    def linears(self) -> Mapping[str, int]:
+        """Return the projections of the stream, and the width of each."""
+        ends = {"decay": self.inner_width, "gate": self.inner_width}
+        if self.rank is not None:
+            ends = {"decay_down": self.rank, "gate_down": self.rank}
+        return {"q": self.inner_width, "k": self.inner_width, "v": self.inner_width, "b": self.heads, **ends}
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of a layer of ``width``, with names relative to the block."""
+        for name, outputs in self.linears.items():
+            yield Weight(f"mixer.{name}.weight", (outputs, width), "column")
+        if self.rank is not None:
+            for name in ("decay_up", "gate_up"):
+                yield Weight(f"mixer.{name}.weight", (self.inner_width, self.rank), "column")
+        yield Weight("mixer.conv.weight", (3 * self.inner_width, self.taps), "conv")
+        yield Weight("mixer.a_log", (self.heads,), "vector", initial="log rates")
+        yield Weight("mixer.dt_bias", (self.inner_width,), "vector", initial="steps")
+        yield Weight("mixer.norm.weight", (self.dim,), "norm", initial="ones")
+        yield Weight("mixer.out.weight", (width, self.inner_width), "row")

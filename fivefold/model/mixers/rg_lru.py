@@ -1,0 +1,55 @@
+"""RG-LRU (Griffin, arXiv:2402.19427 §2.4): a state of one number for each channel, which decays by a gated rate.
+
+    x, y = project(h)        x ← conv(x)        i = σ(x W_i + b_i)        r = σ(x W_r + b_r)        W: block-diagonal
+    ln a = −8 r · softplus(rate)        S ← a S + √(1 − a²) i x        out(S · act(y))
+
+A sequence begins with S = i x. Source: transformers 5.23, ``models/recurrent_gemma/modeling_recurrent_gemma.py``,
+``RecurrentGemmaRecurrentBlock``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+from pydantic import model_validator
+
+from fivefold.bounded_types import Heads, Width
+from fivefold.model.mixers.short_conv import Taps
+from fivefold.model.weight import Weight
+from fivefold.record import Record
+
+CHUNK = 64  # tokens that are computed at once; the state is handed on between chunks
+
+
+class RGLRU(Record):
+    """The geometry of an RG-LRU layer: a state [inner], and gates of ``blocks`` square matrices each."""
+
+    inner: Width  # channels, of which each has a state
+    blocks: Heads  # square matrices on the diagonal of each gate
+    taps: Taps = 4  # tokens that the convolution of x reads
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.inner % self.blocks:
+            raise ValueError(f"inner={self.inner} is not divisible by blocks={self.blocks}")
+        return self
+
+    @property
+    def block_width(self) -> int:
+        """Return the channels of a block."""
+        return self.inner // self.blocks
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of a layer of ``width``, with names relative to the block."""
+        for name in ("x", "y"):
+            yield Weight(f"mixer.{name}.weight", (self.inner, width), "column")
+            yield Weight(f"mixer.{name}.bias", (self.inner,), "bias")
+        yield Weight("mixer.conv.weight", (self.inner, self.taps), "conv")
+        yield Weight("mixer.conv.bias", (self.inner,), "bias")
+        for name in ("input_gate", "rate_gate"):
+            yield Weight(f"mixer.{name}.weight", (self.blocks, self.block_width, self.block_width), "blocks")
+            yield Weight(f"mixer.{name}.bias", (self.blocks, self.block_width), "bias")
+        yield Weight("mixer.rate", (self.inner,), "vector", initial="decays")
+        yield Weight("mixer.out.weight", (width, self.inner), "row")
+        yield Weight("mixer.out.bias", (width,), "bias")

@@ -1,0 +1,68 @@
+"""The operations of an RG-LRU: x, y → core → out.
+
+    operation   keeps for its backward                            bytes of a token, w per element
+    core        x and y as projected; the states                  w 3I
+
+I channels, in blocks of b for the gates. The core computes the convolution and the gates again. Its FLOPs are those of
+the gates' matmuls, 2 · 2 I b of each row, of which the backward computes both again. The scan is elementwise: as with
+norms and activations, its operations are not counted. ``trainer/model/mixers/rg_lru.py`` runs them.
+"""
+
+from __future__ import annotations
+
+from fivefold.model.mixers.rg_lru import CHUNK, RGLRU
+from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.op import Op
+from fivefold.units import ceil_div
+
+
+def operations(local: Local, source: str) -> list[Op]:
+    """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    model, net = local.model, local.model.rg_lru
+    assert net is not None
+    entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
+    columns = [entry.column(f"mixer.{name}", f"{name}l", out_features=net.inner, bias=True) for name in "xy"]
+    return [
+        *entry.ops,
+        *columns,
+        _core(local, net),
+        *row(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=True),
+    ]
+
+
+def _core(local: Local, net: RGLRU) -> Op:
+    """Return convolution, gates, scan and the gate on the output."""
+    rows, width, tokens, inner = local.rows, local.width, local.job.sequence, net.inner
+    size, chunks = rows * inner * width, ceil_div(tokens, CHUNK)
+    gradients = (inner * net.taps, inner, *(inner * net.block_width, inner) * 2, inner)
+    flops = rows * gate_flops(net)
+    # fp32 numbers of the channels of a chunk; the scan holds several, and doubles its reach in each round
+    state = 4 * local.part.sequences * inner  # bytes
+    states = min(tokens, CHUNK) * state
+    rounds = (min(tokens, CHUNK) - 1).bit_length()
+    return Op(
+        "mixer.core",
+        "scan",
+        ("xl", "yl"),
+        {"og": size, "o": size},
+        keeps=("xl", "yl", "o"),
+        parameters=sum(gradients),
+        wgrad_numels=gradients,
+        flops=flops,
+        causal_flops=flops,
+        backward_flops=3 * flops,
+        shape=(rows, net.block_width, net.block_width),
+        batch=2 * net.blocks,
+        # convolution: x in and out; gates: x in, two logits out; scan: these in, the states out; gate: these, y, output
+        moved_bytes=12 * size + 2 * chunks * state,
+        moved_backward_bytes=30 * size + 4 * chunks * state,
+        forward_scratch=3 * size + 6 * states,
+        backward_scratch=6 * size + (11 + (width == 2) + 2 * rounds) * states + chunks * state,
+        scratch_tensor=max(size, states),
+    )
+
+
+def gate_flops(net: RGLRU) -> int:
+    """Return the FLOPs of a token in the gates of a layer's core, forward; the backward takes three times as many."""
+    return 2 * 2 * net.inner * net.block_width

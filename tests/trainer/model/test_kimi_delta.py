@@ -1,0 +1,74 @@
+"""The scan of Kimi delta attention against its recurrence, token by token in fp64, with all gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.planner.counts.operations.mixers.kimi_delta import scan_flops
+from fivefold.trainer.model.mixers.kimi_delta import scan
+
+SEQUENCES, HEADS, DIM = 2, 3, 5
+SHAPE = KimiDelta(heads=HEADS, dim=DIM)
+
+
+def recur(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, *, tokens: int,
+    bound: float | None,
+) -> Tensor:  # fmt: skip
+    """S ← diag(γ) S; S ← S + β k (v − k S); o = q S, as in arXiv:2510.26692, equation 1."""
+    q, k, v, f = (x.view(-1, tokens, HEADS, DIM) for x in (q, k, v, f))
+    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    logits, rates = f + dt_bias.view(HEADS, DIM), a_log.exp()[:, None]
+    decay = (-rates * F.softplus(logits) if bound is None else bound * (rates * logits).sigmoid()).exp()
+    beta = b.sigmoid().view(-1, tokens, HEADS, 1)
+    state, outs = q.new_zeros(len(v), HEADS, DIM, DIM), []
+    for t in range(tokens):
+        state = state * decay[:, t, :, :, None]
+        error = beta[:, t] * (v[:, t] - (k[:, t, :, None] @ state)[:, :, 0])
+        state = state + k[:, t, :, :, None] * error[:, :, None]
+        outs.append((q[:, t, :, None] @ state)[:, :, 0] * DIM**-0.5)
+    return torch.stack(outs, 1).reshape(-1, HEADS * DIM)
+
+
+def draw(tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    generator, inner = torch.Generator().manual_seed(tokens), HEADS * DIM
+    sizes = [*[(SEQUENCES * tokens, inner)] * 4, (SEQUENCES * tokens, HEADS), (HEADS,), (inner,)]
+    tensors = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    grad = torch.randn(SEQUENCES * tokens, inner, generator=generator, dtype=torch.float64)
+    return [x.to(dtype).requires_grad_() for x in tensors], grad.to(dtype)
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+@pytest.mark.parametrize("tokens", [1, 17, 64, 150])  # within a sub-chunk, two, a chunk, and several with a rest
+# in fp32 the gradient of a_log is a sum of terms that cancel
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-11), (torch.float32, 2e-5)])
+def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, error: float, bound: float | None) -> None:
+    (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
+    out = scan(*ours, tokens, SHAPE.replace(lower_bound=bound))
+    expected = recur(*exact, tokens=tokens, bound=bound)
+    assert (out - expected).norm() <= error * expected.norm()
+    gradients = torch.autograd.grad(out, ours, grad)
+    for gradient, wanted in zip(gradients, torch.autograd.grad(expected, exact, exact_grad), strict=True):
+        assert (gradient - wanted).norm() <= error * wanted.norm()
+
+
+def test_decays_to_nothing_are_finite() -> None:
+    """A state that is gone within a token has no logarithm that fits, and no gradient that is not a number."""
+    ours, grad = draw(150, torch.float32)
+    with torch.no_grad():
+        ours[3].fill_(1e6)
+    out = scan(*ours, 150, SHAPE)
+    assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out, ours, grad)))
+
+
+def test_the_flops_of_a_scan_are_those_of_the_guide() -> None:
+    """The worked example of docs/explanation/how-a-step-costs/counts.md: two chunks of 64 tokens, heads of 128 dims."""
+    forward, backward = scan_flops([64, 64], dim=128)
+    pairs = 16 * (16 + 32 + 48 + 64)
+    assert forward == 2 * (4 * pairs * 128 + 4 * 64**2 * 128 + 64**3) + 3 * 2 * 64 * 128**2 == 13_631_488
+    again = 2 * pairs * 128 + 2 * 64**2 * 128 + 2 * 64 * 128**2 + 64**3
+    assert backward == 3 * (forward - 2 * 64**3) + 2 * 5 * 64**3 + again == 46_006_272
