@@ -4,41 +4,43 @@ For each number of ranks, that many workers run in parallel, as in training: on 
 on GPUs each has one GPU. This module starts the workers and fits the machine to their results.
 
 points · kernels · worker · processes · hosts   what is measured; one worker; several workers; hosts under torchrun
+orders                                          the orders to the workers, and the profiles that they report
 step_grid · step_factors                        small training runs; how kernels run within their steps
-profile · unit_worker · unit_clock              the units of one run; a rank's real step; its time by unit
+profile · unit_worker                           the units of one run, measured in its own steps
+step_clock · unit_clock                         a rank's real step; its time by unit
 null_process_group                              a process group that sends nothing
-messages                                        timing of messages between stretches of compute
+message_orders · messages                       the distinct messages of a run; their timing between compute
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, quantiles
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from fivefold.calibration.points import CalibrationProgress, Facts, Kind, MeasuredPoint, Points, WorkerOrder
+from fivefold.calibration.orders import CaseOrder, RankProfile, RoundOrder, WorkerOrder
+from fivefold.calibration.points import CalibrationProgress, Facts, Kind, MeasuredPoint, Points
 from fivefold.calibration.processes import side_by_side
 from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor
 from fivefold.record import RunFailure, UserError
 from fivefold.units import Dtype
 
 SILENCE_SECONDS = 120.0
-MESSAGE: TypeAdapter[Facts | CalibrationProgress | MeasuredPoint] = TypeAdapter(
-    Facts | CalibrationProgress | MeasuredPoint
+MESSAGE: TypeAdapter[Facts | CalibrationProgress | MeasuredPoint | RankProfile] = TypeAdapter(
+    Facts | CalibrationProgress | MeasuredPoint | RankProfile
 )
 MAX_RANKS = 1024  # the largest number of ranks: more than any host has cores
 PROGRESS_UNITS = 1000  # progress units for each number of ranks
-STEP_PROGRESS_UNITS = 1000  # and for its steps
-STEP_SECONDS, QUICK_STEP_SECONDS = 25.0, 5.0  # for the steps of each number of ranks
 
 
 def calibrate(
@@ -48,82 +50,75 @@ def calibrate(
     progress: Callable[[str, int, int], None] | None = None,
     points: Points | None = None,
     in_steps: bool = True,
+    cases: Mapping[int, tuple[CaseOrder, ...]] = MappingProxyType({}),
+    on_case: Callable[[RankProfile], None] | None = None,
 ) -> Machine:
     """Measure this computer with each number of ``ranks`` in parallel; ``quick``: fewer points and runs.
 
     ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes;
-    without ``in_steps`` kernels are measured only by themselves, not within training steps.
+    without ``in_steps`` kernels are measured only by themselves, not within training steps. ``cases``: by number of
+    ranks, runs that are measured in turns with the grid; ``on_case`` gets their profiles, with numbers from 0.
     Raises ``UserError`` for an invalid number of ranks, ``RunFailure`` when a worker dies or hangs.
     """
     counts = sorted(set(ranks))
     if not counts or counts[0] < 1 or counts[-1] > MAX_RANKS:
         raise UserError(f"ranks={list(ranks)}: each number of processes must be 1 to {MAX_RANKS}; try 1 and 2")
-    points_by_kind: dict[Kind, list[dict[str, Any]]] = {
-        "matmuls": [],
-        "attentions": [],
-        "kernels": [],
-        "collectives": [],
-    }
-    facts: Facts | None = None
-    spreads: list[float] = []
-    total = len(counts) * (PROGRESS_UNITS + (STEP_PROGRESS_UNITS if in_steps else 0))
+    measured = Measured()
+    total = len(counts) * PROGRESS_UNITS
 
-    def advance(what: str, count: int, done: int) -> None:
+    def on_progress(message: CalibrationProgress, part: int) -> None:
         if progress:
-            progress(f"{what} on {count} rank{'s' if count > 1 else ''}", done, total)
+            count, done = counts[part], part * PROGRESS_UNITS + PROGRESS_UNITS * message.done // message.total
+            progress(f"{message.kind} on {count} rank{'s' if count > 1 else ''}", done, total)
 
-    for part, count in enumerate(counts):
-
-        def note(message: CalibrationProgress | MeasuredPoint, part: int = part, count: int = count) -> None:
-            if isinstance(message, MeasuredPoint):
-                points_by_kind[message.kind].append(message.point)
-                if message.spread is not None:
-                    spreads.append(message.spread)
-            else:
-                advance(message.kind, count, part * PROGRESS_UNITS + PROGRESS_UNITS * message.done // message.total)
-
-        facts = _measure(count, quick=quick, points=points, note=note)
-    assert facts is not None, "there is at least one number of ranks"
-    points_by_kind["collectives"] = make_monotonic(points_by_kind["collectives"])
-    values: dict[str, Any] = {"date": date.today().isoformat(), "torch": facts.torch, "cores": cores()}
-    values.update({str(kind): points_by_kind[kind] for kind in points_by_kind})
-    if len(spreads) > 1:
-        values["spread"] = quantiles(spreads, n=10)[-1]
-    calibration = Calibration.model_validate(values)
-    machine = fit_machine(calibration, facts=facts, ranks=counts[-1])
-    if not in_steps:
+    _measure(
+        counts, quick=quick, points=points, in_steps=in_steps, cases=cases, measured=measured, on_progress=on_progress
+    )
+    assert measured.facts is not None, "there is at least one number of ranks"
+    collectives = make_monotonic(measured.points["collectives"])
+    values: dict[str, Any] = {"date": date.today().isoformat(), "torch": measured.facts.torch, "cores": cores()}
+    values.update({str(kind): points for kind, points in measured.points.items()}, collectives=collectives)
+    if len(measured.spreads) > 1:
+        values["spread"] = quantiles(measured.spreads, n=10)[-1]
+    machine = fit_machine(Calibration.model_validate(values), facts=measured.facts, ranks=counts[-1])
+    if not measured.profiles:
         return machine
-    begin = len(counts) * PROGRESS_UNITS
+    return add_steps(machine, measured.profiles, quick=quick, on_case=on_case or (lambda _profile: None))
 
-    def note_run(place: int, count: int, done: int, runs: int) -> None:
-        advance("steps", count, begin + STEP_PROGRESS_UNITS * place + STEP_PROGRESS_UNITS * done // runs)
 
-    return add_steps(machine, counts, quick=quick, note=note_run)
+class Measured:
+    """The results of the workers: points by kind, their spreads, and the profiles of the runs of the grid."""
+
+    def __init__(self) -> None:
+        self.points: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in get_args(Kind)}
+        self.spreads: list[float] = []
+        self.profiles: list[RankProfile] = []
+        self.facts: Facts | None = None
 
 
 def add_steps(
-    machine: Machine, counts: Sequence[int], *, quick: bool, note: Callable[[int, int, int, int], None]
+    machine: Machine, profiles: Sequence[RankProfile], *, quick: bool, on_case: Callable[[RankProfile], None]
 ) -> Machine:
-    """Return ``machine`` with its kernels measured within steps of each number of processes.
+    """Return ``machine`` with its kernels and messages as the runs of the grid had them within their steps.
 
-    ``note`` gets the place of the number in ``counts``, the number, the runs done, and all runs.
+    ``on_case`` gets the profiles of other runs.
     """
-    from fivefold.calibration.step_factors import collect_messages, fit_step_factors, join_messages, measure_steps
+    from fivefold.calibration.step_factors import collect_messages, fit_step_factors, join_messages
+    from fivefold.calibration.step_grid import list_grid_runs
 
     calibration, factors, messages = machine.calibration, list[StepFactor](), list[CollectivePoint]()
     assert calibration is not None, "steps are added to curves"
-    on_gpus = machine.backend == "nccl"  # every rank has its own: one is enough
-    for place, count in enumerate(counts[:1] if on_gpus else counts):
-        measured = measure_steps(
-            machine,
-            count,
-            cores=cores(),
-            quick=quick,
-            budget_seconds=QUICK_STEP_SECONDS if quick else STEP_SECONDS,
-            note=partial(note, place, count),
-        )
-        factors += fit_step_factors(machine, measured, ranks=count)
-        messages += collect_messages(machine, measured, ranks=count)
+    for ranks in sorted({profile.workers for profile in profiles}):
+        grid = list_grid_runs(ranks, gpu=machine.backend == "nccl", quick=quick)
+        of_runs: dict[int, list[RankProfile]] = defaultdict(list)
+        for profile in profiles:
+            if profile.workers == ranks and profile.run < len(grid):
+                of_runs[profile.run].append(profile)
+            elif profile.workers == ranks:
+                on_case(profile.replace(run=profile.run - len(grid)))
+        measured = [(grid[number], of_ranks) for number, of_ranks in of_runs.items()]
+        factors += fit_step_factors(machine, measured, ranks=ranks)
+        messages += collect_messages(machine, measured, ranks=ranks)
     collectives = [point.model_dump() for point in join_messages(calibration.collectives, messages)]
     values = {"steps": factors, "collectives": make_monotonic(collectives)}
     peaks = _raise_peaks(machine.chip.peak_flops, factors, ranks=machine.ranks)
@@ -234,33 +229,52 @@ def _link(calibration: Calibration, *, ranks: int) -> Link:
 
 
 def _measure(
-    ranks: int, *, quick: bool, points: Points | None, note: Callable[[CalibrationProgress | MeasuredPoint], None]
-) -> Facts:
-    """Run ``ranks`` workers; pass the messages of rank 0 to ``note``; return its ``Facts`` about this computer."""
-    messages: list[Facts] = []
+    counts: Sequence[int],
+    *,
+    quick: bool,
+    points: Points | None,
+    in_steps: bool,
+    cases: Mapping[int, tuple[CaseOrder, ...]],
+    measured: Measured,
+    on_progress: Callable[[CalibrationProgress, int], None],
+) -> None:
+    """Run the workers through every number of ranks; add their messages to ``measured``.
+
+    ``on_progress`` also gets the place of the number of ranks in ``counts``.
+    """
+    part = -1
 
     def on_line(line: str) -> None:
+        nonlocal part
         message = MESSAGE.validate_json(line)
         if isinstance(message, Facts):
-            messages.append(message)
+            measured.facts, part = message, part + 1
+        elif isinstance(message, RankProfile):
+            measured.profiles.append(message)
+        elif isinstance(message, CalibrationProgress):
+            on_progress(message, part)
         else:
-            note(message)
+            measured.points[message.kind].append(message.point)
+            if message.spread is not None:
+                measured.spreads.append(message.spread)
 
     with TemporaryDirectory(prefix="fivefold-") as folder:
-        orders = [
-            WorkerOrder(
-                rank=rank,
+        rounds = [
+            RoundOrder(
                 ranks=ranks,
                 threads=max(1, cores() // ranks),
-                meeting=str(Path(folder) / "meeting"),
-                silence_seconds=SILENCE_SECONDS,
-                quick=quick,
+                meeting=str(Path(folder) / f"meeting-{ranks}"),
                 points=points,
+                in_steps=in_steps,
+                cases=cases.get(ranks, ()),
             )
-            for rank in range(ranks)
+            for ranks in counts
         ]
-        commands = [[sys.executable, "-m", "fivefold.calibration.worker", order.model_dump_json()] for order in orders]
+        orders = [WorkerOrder(rank=rank, quick=quick, rounds=tuple(rounds)) for rank in range(counts[-1])]
+        files = [Path(folder) / f"order-{order.rank}" for order in orders]
+        for file, order in zip(files, orders, strict=True):
+            file.write_text(order.model_dump_json())
+        commands = [[sys.executable, "-m", "fivefold.calibration.worker", str(file)] for file in files]
         side_by_side(commands, silence_seconds=SILENCE_SECONDS, on_line=on_line)
-    if not messages:
-        raise RunFailure(f"{ranks} workers ended without a result; run `fivefold calibrate` again")
-    return messages[0]
+    if measured.facts is None:
+        raise RunFailure(f"{counts[-1]} workers ended without a result; run `fivefold calibrate` again")

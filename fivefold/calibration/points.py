@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fivefold.record import Record
 from fivefold.units import KIB, MIB, Dtype
@@ -32,21 +32,10 @@ class Points(Record):
     attentions: tuple[AttentionPointShape, ...]
     kernel_bytes: tuple[PositiveInt, ...]
     collective_bytes: tuple[PositiveInt, ...]
-    rounds: PositiveInt  # passes over all points: a disturbance longer than one point rarely hits it twice
-    budget_seconds: PositiveFloat  # rounds after the first stop when it is spent
+    rounds: PositiveInt  # passes over all points and runs, so that a drift of the computer's speed meets all of them
+    budget_seconds: PositiveFloat  # rounds after the least number stop when it is spent; processor time on a CPU
+    step_seconds: PositiveFloat  # part of it that is for steps: no run begins that would need more
     seconds_per_point: PositiveFloat  # time for repeats of a point in one round
-
-
-class WorkerOrder(Record):
-    """The order to one worker, passed as JSON on its command line."""
-
-    rank: NonNegativeInt
-    ranks: PositiveInt
-    threads: PositiveInt
-    meeting: str  # path of a file that does not exist yet, for torch's file:// rendezvous
-    silence_seconds: PositiveFloat
-    quick: bool
-    points: Points | None  # None: the default points of the worker's device
 
 
 class Facts(Record):
@@ -64,7 +53,7 @@ Kind = Literal["matmuls", "attentions", "kernels", "collectives"]  # the fields 
 class CalibrationProgress(Record):
     """The number of measurements that rank 0 has done, sent after each."""
 
-    kind: Kind
+    kind: Kind | Literal["steps"]
     done: PositiveInt
     total: PositiveInt
 
@@ -95,27 +84,29 @@ def default_points(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
 
 FULL = Points(
     dtypes=("fp32", "bf16"),
-    matmuls=matmul_shapes((64, 256, 1024, 4096), most_flops=2**31),
+    matmuls=matmul_shapes((64, 128, 256, 512, 1024, 4096), most_flops=2**31),
     attentions=_attention(
-        (1, 128, 4, 64), (8, 128, 4, 64), (1, 512, 8, 64), (4, 512, 8, 64), (4, 512, 4, 32), (2, 512, 4, 128),
-        (1, 2048, 8, 64), (1, 4096, 2, 64),
+        (1, 64, 8, 64), (1, 128, 8, 32), (1, 128, 8, 64), (1, 256, 8, 32), (1, 256, 8, 64), (1, 512, 8, 32),
+        (1, 512, 8, 64), (1, 512, 4, 128), (1, 1024, 4, 64), (1, 2048, 4, 64), (1, 4096, 2, 64),
     ),
-    kernel_bytes=tuple(64 * KIB * 8**step for step in range(4)),
+    kernel_bytes=tuple(64 * KIB * 4**step for step in range(6)),
     collective_bytes=(*(KIB * 4**step for step in range(8)), 32 * MIB),
-    rounds=2,
-    budget_seconds=16.0,
-    seconds_per_point=0.03,
+    rounds=8,
+    budget_seconds=50.0,
+    step_seconds=30.0,
+    seconds_per_point=0.01,
 )  # fmt: skip
 
 QUICK = Points(
     dtypes=("fp32", "bf16"),
-    matmuls=matmul_shapes((64, 384, 2048), most_flops=2**30),
-    attentions=_attention((1, 128, 4, 64), (4, 512, 4, 64), (1, 1024, 8, 64)),
-    kernel_bytes=(64 * KIB, MIB, 8 * MIB),
-    collective_bytes=(KIB, 32 * KIB, MIB, 8 * MIB, 32 * MIB),
-    rounds=2,
-    budget_seconds=3.0,
-    seconds_per_point=0.01,
+    matmuls=matmul_shapes((64, 128, 256, 512, 1024), most_flops=2**29),
+    attentions=_attention((1, 128, 8, 32), (1, 128, 4, 64), (1, 256, 8, 32), (1, 512, 4, 64), (1, 1024, 4, 64)),
+    kernel_bytes=(64 * KIB, 512 * KIB, 4 * MIB),
+    collective_bytes=(KIB, 32 * KIB, MIB, 32 * MIB),
+    rounds=4,
+    budget_seconds=12.0,
+    step_seconds=8.0,
+    seconds_per_point=0.001,
 )
 
 GPU = FULL.replace(
@@ -125,4 +116,5 @@ GPU = FULL.replace(
     ),
     kernel_bytes=tuple(MIB * 8**step for step in range(4)),
     collective_bytes=tuple(KIB * 4**step for step in range(11)),
+    rounds=2,
 )  # fmt: skip

@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from fivefold.calibration.messages import Timed, distinct_messages, heard
+from fivefold.calibration.message_orders import Timed, distinct_messages, heard
+from fivefold.calibration.orders import ProfileOrder, RankProfile, RunOrder
 from fivefold.calibration.processes import side_by_side
-from fivefold.calibration.unit_worker import ProfileOrder, RankProfile, RunOrder
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
@@ -178,22 +178,16 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
         for rank in ranks
     ]
     profiles: list[RankProfile] = []
-    run_workers([(order,) for order in orders], cores=cores, on_profile=profiles.append)
+    _run_workers(orders, cores=cores, on_profile=profiles.append)
     if len(profiles) != len(ranks):
         raise RunFailure(f"{len(ranks)} workers reported {len(profiles)} profiles; run `fivefold calibrate` again")
     return profiles
 
 
-def run_workers(
-    runs: Sequence[tuple[RunOrder, ...]],
-    *,
-    cores: int,
-    on_profile: Callable[[RankProfile], None],
-    budget_seconds: float | None = None,
-) -> None:
-    """Run one worker for each of ``runs`` in parallel, each with its share of the cores, through its runs.
+def _run_workers(runs: Sequence[RunOrder], *, cores: int, on_profile: Callable[[RankProfile], None]) -> None:
+    """Run one worker for each of ``runs`` in parallel, each with its share of the cores.
 
-    ``on_profile`` gets the profile of every worker after each run.
+    ``on_profile`` gets the profile of every worker.
     """
     with TemporaryDirectory(prefix="fivefold-") as folder:
         orders = [
@@ -203,10 +197,9 @@ def run_workers(
                 threads=max(1, cores // len(runs)),
                 meeting=str(Path(folder) / "meeting"),
                 silence_seconds=SILENCE_SECONDS,
-                runs=runs_of_worker,
-                budget_seconds=budget_seconds,
+                run=run,
             )
-            for place, runs_of_worker in enumerate(runs)
+            for place, run in enumerate(runs)
         ]
         files = [Path(folder) / f"order-{order.place}" for order in orders]
         for file, order in zip(files, orders, strict=True):

@@ -1,6 +1,6 @@
-"""Measure the units of small training runs within a step, and fit how their kernels run there (``StepFactor``).
+"""Fit how kernels run within a step (``StepFactor``) to the units of small training runs that ``calibrate`` measured.
 
-    grid of runs (step_grid.py) → workers (unit_worker.py) → seconds of units → factors by kind of kernel
+    grid of runs (step_grid.py) → workers (worker.py) → seconds of units → factors by kind of kernel
 
 A unit's seconds are modelled as Σ over kinds of (factor · seconds of the curves + seconds per kernel · kernels). The
 factors minimize the squared relative error over all units, and stay close to their common value where the grid cannot
@@ -11,30 +11,29 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 import numpy as np
 
-from fivefold.calibration.profile import UnitPasses, collect_step_points, run_workers, unit_seconds
-from fivefold.calibration.step_grid import GridRun, list_grid_runs
-from fivefold.calibration.unit_worker import RankProfile, RunOrder
+from fivefold.calibration.orders import RankProfile
+from fivefold.calibration.profile import UnitPasses, collect_step_points, unit_seconds
+from fivefold.calibration.step_grid import GridRun
 from fivefold.layout.mesh import group
 from fivefold.machine.spec import CollectivePoint, KernelKind, Machine, StepFactor
 from fivefold.planner.counts.counts import UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import stages_held
-from fivefold.planner.predict import Estimate, planner
+from fivefold.planner.predict import planner
 from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, kernel_kind
 from fivefold.planner.time.profiled import ranks_per_host
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import count_weights, elementwise_seconds
 from fivefold.units import Dtype
 
-STEPS, SECONDS = 3, 0.2  # least number of measured steps of a run, and least time that they take
-MEMORY_SHARE = 0.8  # a run that would use more of a rank's memory is left out
-PRIOR_UNITS = 0.8  # units that a factor's distance from the common one weighs as much as
+CURVE_UNITS = 4.0  # units that the common factor's distance from 1 weighs as much as: kernels are those of the curves
+PRIOR_UNITS = 3.0  # units that a factor's distance from the common one weighs as much as
 SWEEPS = 500  # of the coordinate descent
 KINDS: tuple[KernelKind, ...] = get_args(KernelKind)
 # Kinds with their own seconds per kernel; the others share one.
@@ -74,57 +73,6 @@ class Factors(NamedTuple):
         return sum(
             self.factor[kind] * seconds + self.host[kind] * work.kernels[kind] for kind, seconds in work.seconds.items()
         )
-
-
-def measure_steps(
-    machine: Machine,
-    ranks: int,
-    *,
-    cores: int,
-    quick: bool,
-    budget_seconds: float,
-    note: Callable[[int, int], None],
-    runs: Sequence[GridRun] | None = None,
-) -> list[tuple[GridRun, list[RankProfile]]]:
-    """Run the grid in ``ranks`` processes for about ``budget_seconds``; return the profiles of the runs that were made.
-
-    ``note`` is called after every run with the number that is done, and of all.
-    """
-    if runs is None:
-        runs = list_grid_runs(ranks, gpu=machine.backend == "nccl", quick=quick)
-    estimates = select_fitting_runs(runs, machine)
-    runs = [run for run, _ in estimates]
-    profiles: dict[int, list[RankProfile]] = defaultdict(list)
-
-    def on_profile(profile: RankProfile) -> None:
-        profiles[profile.run].append(profile)
-        note(profile.run + 1, len(runs))
-
-    orders = [
-        tuple(
-            RunOrder(
-                rank=rank,
-                step_seconds=estimate.step_time.seconds,
-                model=run.model,
-                layout=str(run.layout),
-                job=run.job,
-                seconds=SECONDS,
-                steps=STEPS,
-            )
-            for run, estimate in estimates
-        )
-        for rank in range(ranks)
-    ]
-    run_workers(orders, cores=cores, on_profile=on_profile, budget_seconds=budget_seconds)
-    return [(runs[number], profiles[number]) for number in sorted(profiles)]
-
-
-def select_fitting_runs(runs: Sequence[GridRun], machine: Machine) -> list[tuple[GridRun, Estimate]]:
-    """Return the runs that use at most ``MEMORY_SHARE`` of a rank's memory, with their estimates."""
-    estimates = ((run, planner(run.model, machine, run.job).estimate(run.layout)) for run in runs)
-    return [
-        (run, estimate) for run, estimate in estimates if estimate.peak_bytes < MEMORY_SHARE * machine.chip.memory_bytes
-    ]
 
 
 def collect_units(
@@ -207,7 +155,9 @@ def _fit(passes: Sequence[tuple[UnitWork, float, float]], *, counts_host: bool) 
     common = tuple(kind for kind in kinds if kind not in OWN_HOST)
     hosts = [common, *((kind,) for kind in kinds if kind in OWN_HOST)]
     totals = np.array([[sum(work.seconds.values()), counts_host * sum(work.kernels.values())] for work in works])
-    ratio, host = nonnegative_least_squares(totals / scale[:, None], target, prior=np.array([1.0, 1e-6]), weight=1e-9)
+    ratio, host = nonnegative_least_squares(
+        totals / scale[:, None], target, prior=np.array([1.0, 1e-6]), weight=np.array([CURVE_UNITS, 1e-9])
+    )
     columns = [[work.seconds.get(kind, 0.0) for kind in kinds] for work in works]
     counted = [[counts_host * sum(work.kernels.get(kind, 0) for kind in group) for group in hosts] for work in works]
     rows = np.hstack([np.array(columns), np.array(counted)]) / scale[:, None]
@@ -217,8 +167,10 @@ def _fit(passes: Sequence[tuple[UnitWork, float, float]], *, counts_host: bool) 
     return Factors({kind: float(factor) for kind, factor in zip(kinds, fitted, strict=False)}, host_by_kind)
 
 
-def nonnegative_least_squares(rows: np.ndarray, target: np.ndarray, *, prior: np.ndarray, weight: float) -> np.ndarray:
-    """Return x >= 0 that minimizes |rows·x - target|² + weight · Σ (mean of column k)² · (x_k - prior_k)².
+def nonnegative_least_squares(
+    rows: np.ndarray, target: np.ndarray, *, prior: np.ndarray, weight: float | np.ndarray
+) -> np.ndarray:
+    """Return x >= 0 that minimizes |rows·x - target|² + Σ weight_k · (mean of column k)² · (x_k - prior_k)².
 
     Coordinate descent, which converges as the function is convex and the constraints are separate.
     """

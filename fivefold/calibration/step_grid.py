@@ -7,19 +7,22 @@ unit counts the same in each. Runs are in order of importance: the budget may en
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
+from fivefold.machine.spec import Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
+from fivefold.planner.predict import Estimate, planner
 from fivefold.record import UserError
 from fivefold.units import Dtype
 
 VOCABULARY = 512
 MICRO_BATCHES = 3  # of a step, if it has no pipeline
+MEMORY_SHARE = 0.8  # a run that would use more of a rank's memory is left out
 
 
 class GridRun(NamedTuple):
@@ -69,15 +72,14 @@ WIDE_EXPERTS = GridShape(256, 4, 64, 4, 1024, tokens=256, sequences=2, experts=4
 
 # Layouts of one rank and of {n} ranks.
 ALONE = (
-    (SMALL, "dp1"), (MIDDLE, "dp1"), (EXPERTS, "dp1"), (LONG_SEQUENCE, "dp1"), (WIDE, "dp1"), (WIDE_EXPERTS, "dp1"),
+    (SMALL, "dp1"), (EXPERTS, "dp1"), (MIDDLE, "dp1"), (LONG_SEQUENCE, "dp1"), (WIDE, "dp1"), (WIDE_EXPERTS, "dp1"),
     (MIDDLE, "dp1 ac=full"), (LARGE, "dp1"), (EXPERTS, "dp1 ac=selective"), (LONG_SEQUENCE, "dp1 ac=full"),
 )  # fmt: skip
 TOGETHER = (
-    (SMALL, "dp{n} zero1"), (MIDDLE, "tp{n}"), (EXPERTS, "dp{n} zero1 ep{n}"), (SMALL, "pp{n}"),
+    (SMALL, "dp{n} zero1"), (EXPERTS, "dp{n} zero1 ep{n}"), (MIDDLE, "tp{n}"), (MIDDLE, "dp{n} zero3"),
     (LONG_SEQUENCE, "cp{n}"), (WIDE, "dp{n} zero3"), (MIDDLE, "dp{n} zero0"), (WIDE_EXPERTS, "dp{n} zero2"),
-    (LONG_SEQUENCE, "pp{n}"),
+    (SMALL, "pp{n}"), (LONG_SEQUENCE, "pp{n}"),
     (WIDE, "tp{n} nosp"), (MIDDLE, "cp{n} cp=ulysses"), (LARGE, "dp{n} zero1"), (EXPERTS, "pp{n}"),
-    (MIDDLE, "dp{n} zero3"),
 )  # fmt: skip
 QUICK_RUNS = 4  # of each list, with ``--quick``
 
@@ -116,3 +118,12 @@ def _list_legal_runs(shape: GridShape, words: str, dtype: Dtype, *, ranks: int) 
     except UserError:
         return
     yield GridRun(model, layout, job)
+
+
+def select_fitting_runs(runs: Sequence[GridRun], machine: Machine) -> list[tuple[int, GridRun, Estimate]]:
+    """Return the runs that use at most ``MEMORY_SHARE`` of a rank's memory, with their numbers and estimates."""
+    estimates = (
+        (number, run, planner(run.model, machine, run.job).estimate(run.layout)) for number, run in enumerate(runs)
+    )
+    most_bytes = MEMORY_SHARE * machine.chip.memory_bytes
+    return [(number, run, estimate) for number, run, estimate in estimates if estimate.peak_bytes < most_bytes]

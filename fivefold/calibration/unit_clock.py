@@ -6,6 +6,9 @@ One clock runs from the first to the last moment of the step, and every boundary
 hooks before and after a unit's forward, the arrival of the gradient of its output, and the actions of the schedule. So
 nothing is omitted or counted twice. For messages that are really sent, the clock counts the time that the rank spends
 on them.
+
+On a CPU, compute counts by the processor time of the thread, which other programs do not lengthen, and messages by the
+clock, as a wait uses no processor time.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from torch import Tensor, nn
 from fivefold.layout.schedule.action import Action
 from fivefold.trainer.engine import Engine
 
-UPDATE, ASIDE = ("update", ""), ("aside", "")
+UPDATE, ASIDE, MESSAGE = ("update", ""), ("aside", ""), "message"
 Label = tuple[str, str]
 
 
@@ -82,7 +85,7 @@ class UnitClock:
         stages = engine.layout.pp > 1
 
         def post(axis: str, ranks: tuple[int, ...], collective: str, payload: int, **_ends: object) -> _Posted:
-            label = "message", f"{collective} {len(ranks)} {payload}"
+            label = MESSAGE, f"{collective} {len(ranks)} {payload}"
             return _Posted(self, ASIDE if stages and axis in ("pp", "world") else label)
 
         engine.built.ranks.listener.post = post
@@ -98,7 +101,11 @@ class UnitClock:
             torch.cuda.synchronize()
         seconds: Counter[Label] = Counter()
         for (label, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[label] += begin.elapsed_time(end) / 1e3 if self._cuda else (end - begin) / 1e9
+            if self._cuda:
+                seconds[label] += begin.elapsed_time(end) / 1e3
+            else:  # (clock, processor time)
+                clock = label[0] != MESSAGE
+                seconds[label] += (end[clock] - begin[clock]) / 1e9
         seconds.pop(ASIDE, None)
         return MeasuredUnitSeconds(seconds, Counter(self._times))
 
@@ -109,7 +116,7 @@ class UnitClock:
             event.record()
             self._marks.append((label, event))
         else:
-            self._marks.append((label, time.perf_counter_ns()))
+            self._marks.append((label, (time.perf_counter_ns(), time.thread_time_ns())))
 
     def _on_action(self, action: Action) -> None:
         self._kind = "B" if action.kind == "B" else "BW"

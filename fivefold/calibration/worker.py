@@ -1,31 +1,40 @@
-"""Worker process of ``calibrate``: measure all points together with the other ranks; rank 0 prints the results.
+"""Worker process of ``calibrate``: measure kernels, messages and small training steps together with the other ranks.
 
-    python -m fivefold.calibration.worker '{"rank": 0, "ranks": 2, ...}'
+    python -m fivefold.calibration.worker ORDER.json
 
-Every repeat begins at a barrier and runs long enough to time. The result is the fastest of the repeats, as disturbances
-only slow down, on the slowest rank (a training step waits for it), in the best round. The output, one line each, is
-``Facts``, ``CalibrationProgress`` at every point, and at the end every ``MeasuredPoint``.
+One start serves every number of concurrent processes. A round measures every kernel and then one step of every run, so
+that a change of the computer's speed meets both; the result is the median over rounds. Compute on a CPU is timed
+by the processor time of the thread, which other programs do not lengthen; messages are timed by the clock. The output
+of rank 0, one line each, is for each number of processes ``Facts``, ``CalibrationProgress`` at every measurement, and
+at the end every ``MeasuredPoint`` and the ``RankProfile`` of every rank and run.
 """
 
 from __future__ import annotations
 
 import math
 import platform
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from fivefold.calibration import fit_machine
 from fivefold.calibration.kernels import KERNELS
-from fivefold.calibration.messages import MessageOrder, RankRing, make_work, message_of, time_message
+from fivefold.calibration.message_orders import MessageOrder
+from fivefold.calibration.messages import RankRing, make_work, message_of, time_message
+from fivefold.calibration.null_process_group import silent_world
+from fivefold.calibration.orders import RankProfile, RoundOrder, WorkerOrder
 from fivefold.calibration.points import (
     AttentionPointShape,
     CalibrationProgress,
@@ -33,16 +42,27 @@ from fivefold.calibration.points import (
     Kind,
     MeasuredPoint,
     Points,
-    WorkerOrder,
     default_points,
 )
 from fivefold.calibration.processes import carry_out
-from fivefold.machine.spec import AttentionPoint, Collective, CollectivePoint, KernelPoint, MatmulPoint
+from fivefold.calibration.step_clock import WARM, build_step, summarize_steps
+from fivefold.calibration.step_grid import GridRun, list_grid_runs, select_fitting_runs
+from fivefold.calibration.unit_clock import MeasuredUnitSeconds
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import (
+    AttentionPoint,
+    Calibration,
+    Collective,
+    CollectivePoint,
+    KernelPoint,
+    MatmulPoint,
+)
 from fivefold.record import UserError
 from fivefold.trainer.host import memory_bytes
 from fivefold.units import Dtype
 
 Point = MatmulPoint | AttentionPoint | KernelPoint | CollectivePoint
+Measure = Callable[[], Point]
 
 TORCH: dict[Dtype, torch.dtype] = {
     "fp64": torch.float64,
@@ -57,8 +77,14 @@ WORK_SECONDS = 6e-3  # compute between two messages on a CPU: about that of one 
 
 LONG_SECONDS = 0.1  # products that would take longer are left out: without instructions for bf16 they take seconds
 PROBE = (256, 256, 256)  # the matmul that tells how long the other products of its dtype take
-MAX_ROUND_SPREAD = 0.2  # a point whose two best rounds are further apart is measured once more
-MAX_BUDGET_RATIO = 1.3  # most time, as a multiple of the budget, including these repetitions
+EMULATED_RATIO = 6.0  # a dtype whose products take this many times as long as in fp32 has no instructions
+EMULATED_SIZES = (64, 256, 1024)  # products of such a dtype: their rate hardly depends on the shape
+REPEATED_SECONDS = 0.01  # a point that takes longer is measured in the first round alone
+MIN_STEPS = 3  # measured steps of a run, one in each round
+GPU_STEPS = 5  # the same on a GPU, where a run is measured at once
+KERNEL_ROUNDS = 2  # rounds of steps for each round of kernels
+MIN_RUNS = 3  # a run that would take more than the budget over this number is left out
+PATIENCE_SECONDS = 3600.0  # a worker waits for the others this long; the parent ends all much earlier
 
 
 class WorkerContext(NamedTuple):
@@ -70,22 +96,33 @@ class WorkerContext(NamedTuple):
     seconds: float
 
     def clock(self, run: Callable[[], object]) -> float:
-        """Return the seconds of one ``run``: the least of repeats that begin at a barrier, maximum over ranks."""
-        once = self.max_over_ranks(self._time(run, times=1))  # warm up
-        if once < 5e-3:
-            once = self.max_over_ranks(self._time(run, times=1))
-        times = min(1000, math.ceil(2e-3 / once))
+        """Return the seconds of one ``run``, the median of repeats that begin at a barrier.
+
+        On a CPU it is the mean over ranks, as of the units of a step; on GPUs the maximum, as other ranks wait for it.
+        """
+        self._time(run, times=1)  # warm up
+        once = self.max_over_ranks(self._time(run, times=1))
+        times = min(1000, math.ceil(min(2e-3, self.seconds) / once))
         repeats = max(1, min(15, int(self.seconds / (times * once))))
-        return self.max_over_ranks(min(self._time(run, times=times) for _ in range(repeats)))
+        seconds = [once] if times * repeats == 1 else [self._time(run, times=times) for _ in range(repeats)]
+        own_seconds = statistics.median(seconds)
+        return self.max_over_ranks(own_seconds) if self.device.type == "cuda" else self.mean_over_ranks(own_seconds)
 
     def _time(self, run: Callable[[], object], *, times: int) -> float:
         self.max_over_ranks(0.0)  # a barrier
-        start = time.perf_counter()
+        now = time.perf_counter if self.device.type == "cuda" else time.thread_time
+        start = now()
         for _ in range(times):
             run()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return (time.perf_counter() - start) / times
+        return (now() - start) / times
+
+    def mean_over_ranks(self, seconds: float) -> float:
+        """Return the mean of ``seconds`` of all ranks, on every rank (an all-reduce)."""
+        value = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(value)
+        return float(value) / self.ranks
 
     def max_over_ranks(self, seconds: float) -> float:
         """Return the largest ``seconds`` of all ranks, on every rank (an all-reduce); also serves as a barrier."""
@@ -102,17 +139,18 @@ def noise(context: WorkerContext, *shape: int, dtype: Dtype) -> Tensor:
 
 
 def matmul(context: WorkerContext, shape: tuple[int, int, int], dtype: Dtype) -> MatmulPoint:
-    """Time ``(m, k) @ (k, n)``."""
+    """Time ``(m, k) @ (k, n)``, with the second matrix transposed as a linear layer stores its weight."""
     m, n, k = shape
-    a, b = noise(context, m, k, dtype=dtype), noise(context, k, n, dtype=dtype)
+    a, b = noise(context, m, k, dtype=dtype), noise(context, n, k, dtype=dtype).t()
     return MatmulPoint(dtype=dtype, ranks=context.ranks, m=m, n=n, k=k, seconds=context.clock(lambda: a @ b))
 
 
 def attention(context: WorkerContext, shape: AttentionPointShape, dtype: Dtype) -> AttentionPoint:
-    """Time forward and backward of causal attention on q, k, v of (sequences, heads, tokens, head_dim)."""
-    size = (shape.sequences, shape.heads, shape.tokens, shape.head_dim)
+    """Time forward and backward of causal attention; q, k and v are laid out token by token, as in the model."""
+    size = (shape.sequences, shape.tokens, shape.heads, shape.head_dim)
     q, k, v = (noise(context, *size, dtype=dtype).requires_grad_() for _ in range(3))
-    run = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
+    run = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
     forward = context.clock(run)
     out = run()
     grad = torch.randn_like(out)
@@ -155,15 +193,19 @@ KINDS: dict[type[Point], Kind] = {
 }
 
 
-def jobs(context: WorkerContext, points: Points) -> Iterator[Callable[[], Point]]:
-    """Yield every measurement, in the same order on every rank; first the collectives, the most easily disturbed."""
+def message_jobs(context: WorkerContext, points: Points) -> Iterator[Measure]:
+    """Yield every measurement of a message, in the same order on every rank."""
     for operation in COLLECTIVES if context.ranks > 1 else ():
         for size in points.collective_bytes:
             yield partial(collective, context, operation, size)
+
+
+def kernel_jobs(context: WorkerContext, points: Points, rates: Mapping[Dtype, ProductRate]) -> Iterator[Measure]:
+    """Yield every measurement of a kernel, in the same order on every rank."""
     for dtype in points.dtypes:
-        largest_product = _largest_product(context, dtype)
+        largest_product, is_emulated = rates[dtype]
         for matrices in points.matmuls:
-            if math.prod(matrices) <= largest_product:
+            if math.prod(matrices) <= largest_product and not (is_emulated and set(matrices) - {*EMULATED_SIZES}):
                 yield partial(matmul, context, matrices, dtype)
         for shape in points.attentions:
             if shape.sequences * shape.heads * shape.head_dim * shape.tokens**2 <= largest_product:
@@ -173,11 +215,28 @@ def jobs(context: WorkerContext, points: Points) -> Iterator[Callable[[], Point]
                 yield partial(kernel, context, name, size, dtype)
 
 
-def _largest_product(context: WorkerContext, dtype: Dtype) -> float:
-    """Return the largest m·n·k that takes about ``LONG_SECONDS`` on a CPU, but at least that of ``PROBE``."""
+class ProductRate(NamedTuple):
+    """The largest m·n·k that takes about ``LONG_SECONDS`` on a CPU, but at least that of ``PROBE``.
+
+    ``is_emulated``: the CPU has no instructions for the dtype.
+    """
+
+    largest_product: float
+    is_emulated: bool
+
+
+def probe_products(context: WorkerContext, dtypes: Sequence[Dtype]) -> dict[Dtype, ProductRate]:
+    """Return the rate of products by dtype."""
     if context.device.type != "cpu":
-        return math.inf
-    return math.prod(PROBE) * max(1.0, LONG_SECONDS / matmul(context, PROBE, dtype).seconds)
+        return dict.fromkeys(dtypes, ProductRate(math.inf, False))
+    seconds = {dtype: matmul(context, PROBE, dtype).seconds for dtype in dtypes}
+    return {
+        dtype: ProductRate(
+            math.prod(PROBE) * max(1.0, LONG_SECONDS / seconds[dtype]),
+            seconds[dtype] > EMULATED_RATIO * min(seconds.values()),
+        )
+        for dtype in dtypes
+    }
 
 
 def seconds(point: Point) -> float:
@@ -185,36 +244,84 @@ def seconds(point: Point) -> float:
     return point.forward_seconds + point.backward_seconds if isinstance(point, AttentionPoint) else point.seconds
 
 
-def best_of(
-    todo: list[Callable[[], Point]], *, context: WorkerContext, points: Points
-) -> list[tuple[Point, float | None]]:
-    """Run all measurements once, in further rounds while the budget lasts, and noisy ones once more.
+class Curves:
+    """The points of repeated kernels and messages: measured round by round, with the median of each as the result."""
 
-    Returns for each measurement the fastest point, and by what fraction the second fastest is slower (None if it was
-    measured once).
-    """
-    start = time.perf_counter()
-    results: list[list[Point]] = [[] for _ in todo]
-    total = points.rounds * len(todo)
+    def __init__(self, todo: Sequence[Measure]) -> None:
+        self.todo = todo
+        self._results: list[list[Point]] = [[] for _ in todo]
 
-    def measure(index: int, done: int) -> None:
-        results[index] = sorted([*results[index], todo[index]()], key=seconds)
-        say(CalibrationProgress(kind=KINDS[type(results[index][0])], done=done, total=total), context.rank)
+    def measure_round(self, note: Callable[[Kind], None]) -> None:
+        """Measure every point once more, but not those that take long; ``note`` is called with the kind of each."""
+        for results, measure in zip(self._results, self.todo, strict=True):
+            if not results or seconds(results[0]) < REPEATED_SECONDS:
+                results.append(measure())
+            note(KINDS[type(results[0])])
 
-    for step in range(total):
-        if step >= len(todo) and context.max_over_ranks(time.perf_counter() - start) > points.budget_seconds:
-            break
-        measure(step % len(todo), step + 1)
-    for index, points_of_one in enumerate(results):
-        spread = context.max_over_ranks(_spread(points_of_one) or 0.0)
-        is_over_budget = context.max_over_ranks(time.perf_counter() - start) > MAX_BUDGET_RATIO * points.budget_seconds
-        if spread > MAX_ROUND_SPREAD and not is_over_budget:
-            measure(index, total)
-    return [(points_of_one[0], _spread(points_of_one)) for points_of_one in results]
+    def list_medians(self) -> list[tuple[Point, float | None]]:
+        """Return the median of each point, and by what fraction the second fastest round is slower than the fastest.
+
+        The latter is None for a point that was measured once.
+        """
+        sorted_results = [sorted(results, key=seconds) for results in self._results]
+        return [(results[(len(results) - 1) // 2], _spread(results)) for results in sorted_results]
 
 
 def _spread(points: list[Point]) -> float | None:
     return seconds(points[1]) / seconds(points[0]) - 1 if len(points) > 1 else None
+
+
+class Budget:
+    """The seconds that are left for runs, of which each needs its warm-up and ``MIN_STEPS`` steps.
+
+    Steps are expected to take as much longer than predicted as those of the run before.
+    """
+
+    def __init__(self, seconds: float, *, now: Callable[[], float]) -> None:
+        self.now, self._end, self._longest = now, now() + seconds, seconds / MIN_RUNS
+        self._slowdown: dict[Dtype, float] = {}
+        self._promised = 0.0  # seconds of steps to come of the runs that were accepted
+
+    def overrun(self, dtype: Dtype, step_seconds: float) -> float:
+        """Return by how many seconds a run would probably be too long, or end too late.
+
+        The first run of each dtype is made if any time is left, as its prediction may be far too long.
+        """
+        overdue, slowdown = self.now() + self._promised - self._end, self._slowdown.get(dtype)
+        if slowdown is None:
+            return overdue
+        expected_seconds = (WARM + MIN_STEPS) * slowdown * step_seconds
+        return max(expected_seconds - self._longest, overdue + expected_seconds)
+
+    def note(self, dtype: Dtype, step_seconds: float, *, measured_seconds: float) -> None:
+        """Record the seconds of a step of a run that was accepted."""
+        self._slowdown[dtype] = measured_seconds / step_seconds
+        self._promised += MIN_STEPS * measured_seconds
+
+
+Step = Callable[[], MeasuredUnitSeconds]
+
+
+def build_runs(
+    context: WorkerContext, runs: Sequence[tuple[int, GridRun, float]], budget: Budget
+) -> Iterator[tuple[int, Step]]:
+    """Build and warm up the runs that fit the budget; yield the number and the step of each.
+
+    ``runs``: number, run, and predicted seconds of a step.
+    """
+    sends = context.ranks > 1 and context.device.type == "cpu"
+    for number, run, step_seconds in runs:
+        dtype = run.job.precision.compute
+        if context.max_over_ranks(budget.overrun(dtype, step_seconds)) > 0:
+            continue
+        rank = context.rank if sends else 0
+        step = build_step(run.model, run.layout, run.job, rank=rank, device=context.device, sends=sends)
+        for _ in range(WARM):
+            begin = budget.now()
+            step()
+        measured_seconds = context.max_over_ranks(budget.now() - begin)
+        budget.note(dtype, step_seconds, measured_seconds=measured_seconds)
+        yield number, step
 
 
 def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
@@ -242,31 +349,134 @@ def processor_name() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-def say(message: Facts | CalibrationProgress | MeasuredPoint, rank: int) -> None:
+def say(message: Facts | CalibrationProgress | MeasuredPoint | RankProfile, rank: int) -> None:
     """Print a message as one line, on the first rank only."""
     if rank == 0:
         print(message.model_dump_json(), flush=True)
 
 
-def main(order: WorkerOrder) -> None:
-    """Measure all points of ``order``; rank 0 prints the results."""
-    torch.set_num_threads(order.threads)
-    device, facts = find_device(order.rank, order.ranks)
+class Measurement:
+    """Everything that is measured with one number of concurrent processes, on one rank of them."""
+
+    def __init__(self, order: WorkerOrder, part: RoundOrder, *, device: torch.device, facts: Facts) -> None:
+        self.facts = facts
+        self.points = points = part.points or default_points(facts.backend, quick=order.quick)
+        self.context = context = WorkerContext(order.rank, part.ranks, device, points.seconds_per_point)
+        self.now = time.thread_time if device.type == "cpu" else time.perf_counter
+        self.end = self.now() + points.budget_seconds
+        on_gpu = device.type == "cuda"  # every rank has its own: one is enough
+        if part.in_steps and (not on_gpu or part is order.rounds[0]):
+            self.grid = list_grid_runs(1 if on_gpu else part.ranks, gpu=on_gpu, quick=order.quick)
+        else:
+            self.grid = []
+        self.cases = [GridRun(case.model, Layout.parse(case.layout), case.job) for case in part.cases]
+        self.rates = probe_products(context, points.dtypes)
+        self.messages = Curves([*message_jobs(context, points)])
+        self.kernels = Curves([*kernel_jobs(context, points, self.rates)])
+        self._total = len(self.messages.todo) + points.rounds * (len(self.kernels.todo) + len(self.grid))
+        self._done = 0
+
+    def note(self, kind: Kind | Literal["steps"]) -> None:
+        """Report that one more measurement is done."""
+        self._done = min(self._done + 1, self._total)
+        say(CalibrationProgress(kind=kind, done=self._done, total=self._total), self.context.rank)
+
+    def list_runs(self) -> list[tuple[int, GridRun, float]]:
+        """Return number, run and predicted seconds of a step of the runs that fit the memory, by the curves so far."""
+        values: dict[str, list[Point]] = defaultdict(list)
+        for point, _ in self.list_points():
+            values[KINDS[type(point)]].append(point)
+        fields = {"date": "", "torch": self.facts.torch, "cores": 1, **values}
+        machine = fit_machine(Calibration.model_validate(fields), facts=self.facts, ranks=self.context.ranks)
+        runs = [(number, run, plan.step_time.seconds) for number, run, plan in select_fitting_runs(self.grid, machine)]
+        emulated = [run for run in runs if self.rates[run[1].job.precision.compute].is_emulated]
+        return [run for run in runs if run not in emulated] + emulated[:1]  # one tells enough of a dtype that few use
+
+    def list_points(self) -> list[tuple[Point, float | None]]:
+        """Return the points, and how far their rounds differ."""
+        return [*self.messages.list_medians(), *self.kernels.list_medians()]
+
+    def measure_in_turns(self) -> None:
+        """Measure messages once, and kernels and steps in turns, while the budget lasts."""
+        context, steps = self.context, dict[int, Step]()
+        timed: dict[int, list[MeasuredUnitSeconds]] = defaultdict(list)
+        self.messages.measure_round(self.note)
+        self.kernels.measure_round(self.note)
+        if self.grid and context.device.type == "cpu":
+            cases = [(number, case, 1.0) for number, case in enumerate(self.cases, start=len(self.grid))]
+            for number, step in chain(
+                build_runs(context, self.list_runs(), Budget(self.points.step_seconds, now=self.now)),
+                build_runs(context, cases, Budget(math.inf, now=self.now)),
+            ):
+                steps[number] = step
+                self.note("steps")
+        for measured in range(1, max(self.points.rounds, MIN_STEPS + 1 if steps else 0)):
+            if measured > MIN_STEPS and context.max_over_ranks(self.now() - self.end) > 0:
+                break
+            for number, step in steps.items():
+                context.max_over_ranks(0.0)  # a barrier
+                timed[number].append(step())
+                self.note("steps")
+            if not steps or measured % KERNEL_ROUNDS == 0:
+                self.kernels.measure_round(self.note)
+        for point, spread in self.list_points():
+            say(MeasuredPoint(kind=KINDS[type(point)], point=point.model_dump(), spread=spread), context.rank)
+        for number, samples in timed.items():
+            own_profile = profile_of(context, number, samples, rank=context.rank)
+            profiles: list[RankProfile] = [own_profile] * context.ranks
+            dist.all_gather_object(profiles, own_profile)
+            for profile in profiles:
+                say(profile, context.rank)
+
+    def measure_alone(self) -> None:
+        """Measure the runs one after another on one GPU, whose memory holds one of them at a time."""
+        budget = Budget(self.points.step_seconds, now=self.now)
+        for number, step in build_runs(self.context, self.list_runs(), budget):
+            samples = [step() for _ in range(GPU_STEPS)]
+            self.note("steps")
+            say(profile_of(self.context, number, samples, rank=0), self.context.rank)
+
+
+def profile_of(context: WorkerContext, number: int, samples: list[MeasuredUnitSeconds], *, rank: int) -> RankProfile:
+    """Return the profile of a rank in run ``number`` of the grid."""
+    return RankProfile(
+        run=number,
+        workers=context.ranks,
+        place=context.rank,
+        rank=rank,
+        torch=torch.__version__,
+        device=str(context.device),
+        timed=summarize_steps(samples),
+    )
+
+
+def measure(order: WorkerOrder, part: RoundOrder) -> None:
+    """Measure all points and runs of ``part``; rank 0 prints the results."""
+    torch.set_num_threads(part.threads)
+    device, facts = find_device(order.rank, part.ranks)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if facts.backend == "nccl" else "gloo",
-        init_method=f"file://{order.meeting}",
+        init_method=f"file://{part.meeting}",
         rank=order.rank,
-        world_size=order.ranks,
-        timeout=timedelta(seconds=order.silence_seconds),
+        world_size=part.ranks,
+        timeout=timedelta(seconds=PATIENCE_SECONDS),
     )
-    points = order.points or default_points(facts.backend, quick=order.quick)
-    context = WorkerContext(order.rank, order.ranks, device, points.seconds_per_point)
     say(facts, order.rank)
-    best = best_of(list(jobs(context, points)), context=context, points=points)
-    for point, spread in best:
-        say(MeasuredPoint(kind=KINDS[type(point)], point=point.model_dump(), spread=spread), order.rank)
+    measurement = Measurement(order, part, device=device, facts=facts)
+    measurement.measure_in_turns()
     dist.destroy_process_group()
+    if measurement.grid and device.type == "cuda" and order.rank == 0:
+        measurement.context = measurement.context._replace(ranks=1)
+        with silent_world(rank=0, world=1):
+            measurement.measure_alone()
+
+
+def main(order: WorkerOrder) -> None:
+    """Measure with every number of processes in turn; a worker that is not among them waits for those that are."""
+    for part in order.rounds:
+        if order.rank < part.ranks:
+            measure(order, part)
 
 
 if __name__ == "__main__":
-    carry_out(lambda: main(WorkerOrder.model_validate_json(sys.argv[1])))
+    carry_out(lambda: main(WorkerOrder.model_validate_json(Path(sys.argv[1]).read_text())))

@@ -1,17 +1,15 @@
 import math
 import subprocess
 import sys
-from contextlib import contextmanager
 from itertools import product
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from fivefold.calibration import calibrate, fit_line, fit_machine, worker
 from fivefold.calibration.kernels import KERNELS
 from fivefold.calibration.points import AttentionPointShape, Facts, Points, default_points, matmul_shapes
-from fivefold.calibration.worker import PROBE, WorkerContext, best_of
+from fivefold.calibration.worker import PROBE, Curves, WorkerContext
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Calibration, KernelPoint, MatmulPoint
@@ -29,6 +27,7 @@ TINY = Points(
     collective_bytes=(KIB, 4 * MIB),
     rounds=2,
     budget_seconds=1,
+    step_seconds=1.0,
     seconds_per_point=0.005,
 )
 
@@ -37,7 +36,7 @@ TINY = Points(
 def measured():
     heard = []
     machine = calibrate(
-        ranks=(2, 1), quick=True, points=TINY, in_steps=False, progress=lambda *told: heard.append(told)
+        ranks=(2, 1), quick=True, points=TINY, in_steps=False, progress=lambda *progress: heard.append(progress)
     )
     return machine, heard
 
@@ -53,7 +52,7 @@ def test_every_point_is_measured_once_for_each_number_of_ranks(measured):
     assert {point.bytes for point in calibration.collectives} == {KIB, 4 * MIB}
 
 
-def test_measured_time_grows_with_work(measured):
+def test_more_work_takes_longer(measured):
     calibration = measured[0].calibration
     for small, large in zip(calibration.collectives[::2], calibration.collectives[1::2], strict=True):
         assert small.collective == large.collective
@@ -85,7 +84,7 @@ def test_written_calibration_reads_back_as_local(measured, tmp_path):
     assert resolve("local:1", local=path).chip.memory_bytes == 2 * measured[0].chip.memory_bytes
 
 
-def test_progress_increases_up_to_the_total(measured):
+def test_progress_grows_to_its_total(measured):
     heard = measured[1]
     done = [step for _, step, _ in heard]
     assert done == sorted(done)
@@ -118,12 +117,32 @@ def test_products_that_would_take_long_are_left_out(monkeypatch, probe_seconds, 
     monkeypatch.setattr(worker, "matmul", multiply)
     context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
     points = TINY.replace(dtypes=("bf16",), matmuls=(PROBE, (256, 256, 512), (1024, 1024, 1024)), attentions=())
-    products = [point for job in list(worker.jobs(context, points))[: -len(KERNELS)] if (point := job())]
+
+    def list_jobs(context):
+        return list(worker.kernel_jobs(context, points, worker.probe_products(context, points.dtypes)))
+
+    products = [point for job in list_jobs(context)[: -len(KERNELS)] if (point := job())]
     assert len(products) == kept
-    assert len(list(worker.jobs(context._replace(device=torch.device("meta")), points))) == 3 + len(KERNELS)
+    assert len(list_jobs(context._replace(device=torch.device("meta")))) == 3 + len(KERNELS)
 
 
-def test_a_latency_and_bandwidth_line_is_fitted_to_messages():
+@pytest.mark.parametrize(("slower", "shapes"), [(5.0, {(64, 256, 64), (128, 128, 128)}), (10.0, {(64, 256, 64)})])
+def test_a_dtype_without_instructions_is_measured_at_few_shapes(monkeypatch, slower, shapes):
+    def multiply(_context, shape, dtype):
+        return MatmulPoint(
+            dtype=dtype, ranks=1, m=shape[0], n=shape[1], k=shape[2], seconds=1e-4 * (slower if dtype == "bf16" else 1)
+        )
+
+    monkeypatch.setattr(worker, "matmul", multiply)
+    context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
+    points = TINY.replace(matmuls=((64, 256, 64), (128, 128, 128)), attentions=(), kernel_bytes=())
+    rates = worker.probe_products(context, points.dtypes)
+    products = [job() for job in worker.kernel_jobs(context, points, rates)]
+    assert {(p.m, p.n, p.k) for p in products if p.dtype == "fp32"} == {(64, 256, 64), (128, 128, 128)}
+    assert {(p.m, p.n, p.k) for p in products if p.dtype == "bf16"} == shapes
+
+
+def test_a_line_is_found_through_messages():
     sizes = [2**power for power in range(10, 26, 3)]
     latency, bandwidth = fit_line(sizes, [2e-5 + size / 3e9 for size in sizes])
     assert latency == pytest.approx(2e-5)
@@ -132,7 +151,7 @@ def test_a_latency_and_bandwidth_line_is_fitted_to_messages():
 
 
 @pytest.mark.parametrize(("backend", "each"), [("gloo", 8), ("nccl", 16)])
-def test_cpu_processes_share_memory_and_gpus_do_not(backend, each):
+def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
     calibration = Calibration.model_validate(
         {
             "date": "2026-01-01",
@@ -154,7 +173,7 @@ def test_cpu_processes_share_memory_and_gpus_do_not(backend, each):
     assert machine.backend == backend
 
 
-def test_calibration_grids_cover_the_queries_of_the_planner():
+def test_the_grids_hold_what_a_planner_asks_for():
     assert matmul_shapes((1, 2), most_flops=8) == (
         (1, 1, 1),
         (1, 1, 2),
@@ -176,24 +195,19 @@ def test_the_parent_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_points_with_unequal_rounds_are_measured_again():
-    """Played points: the second is noisy in its first two rounds; the spread is that of the best two."""
-    context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
-    played = [iter((1.0, 1.05)), iter((2.0, 1.0, 1.1))]
+def test_a_point_is_the_median_of_its_rounds():
+    """The spread is that of the two fastest rounds; a point that takes long is measured once."""
+    values = [iter((1e-3, 9e-3, 1.05e-3)), iter((2e-3, 1e-3, 1.1e-3)), iter((0.5,))]
 
     def measure(place):
-        return lambda: KernelPoint(kernel="copy", dtype="fp32", ranks=1, moved_bytes=8, seconds=next(played[place]))
+        return lambda: KernelPoint(kernel="copy", dtype="fp32", ranks=1, moved_bytes=8, seconds=next(values[place]))
 
-    with worker_alone():
-        best = best_of([measure(0), measure(1)], context=context, points=TINY)
-    assert [(point.seconds, round(spread, 3)) for point, spread in best] == [(1.0, 0.05), (1.0, 0.1)]
-
-
-@contextmanager
-def worker_alone():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    curves, kinds = Curves([measure(place) for place in range(3)]), []
+    for _ in range(3):
+        curves.measure_round(kinds.append)
+    medians = [(point.seconds, spread and round(spread, 3)) for point, spread in curves.list_medians()]
+    assert medians == [(1.05e-3, 0.05), (1.1e-3, 0.1), (0.5, None)]
+    assert kinds == ["kernels"] * 9
 
 
 def test_a_calibration_says_how_well_its_rounds_agree(measured):

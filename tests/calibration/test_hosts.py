@@ -28,6 +28,7 @@ SMALL = Points(
     collective_bytes=(KIB, MIB),
     rounds=1,
     budget_seconds=1,
+    step_seconds=1.0,
     seconds_per_point=0.005,
 )
 

@@ -13,18 +13,12 @@ import torch
 import torch.distributed as dist
 
 from fivefold.calibration import make_monotonic
-from fivefold.calibration.messages import (
-    MessageOrder,
-    Timed,
-    all_gather,
-    distinct_messages,
-    heard,
-    reduce_scatter,
-)
+from fivefold.calibration.message_orders import MessageOrder, Timed, distinct_messages, heard
+from fivefold.calibration.messages import all_gather, reduce_scatter
 from fivefold.calibration.null_process_group import NullProcessGroup, silent_world
+from fivefold.calibration.orders import RankProfile
 from fivefold.calibration.profile import add, is_profiled, profile, shorten_model
 from fivefold.calibration.unit_clock import UnitClock
-from fivefold.calibration.unit_worker import RankProfile
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
@@ -74,18 +68,18 @@ def clocked_step(layout, model=NANO, rank=0, aside=None):
         @contextmanager
         def time_excluded():
             with clock.exclude():
-                begin = time.perf_counter()
+                begin = time.thread_time()
                 yield
-                filled[0] += time.perf_counter() - begin
+                filled[0] += time.thread_time() - begin
 
         NullProcessGroup.aside[0] = time_excluded
         tokens = torch.randint(0, model.vocab, (layout.micro_batches(JOB), layout.mbs, JOB.sequence + 1))
         for _ in range(2):
             filled[0] = 0.0
             clock.start()
-            begin = time.perf_counter()
+            begin = time.thread_time()
             engine.step(tokens)
-            seconds = time.perf_counter() - begin
+            seconds = time.thread_time() - begin
             result = clock.stop()
             if aside is not None:
                 aside.append(filled[0])

@@ -2,25 +2,23 @@
 
 import random
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 from fivefold import calibration
-from fivefold.calibration.messages import Timed
+from fivefold.calibration import worker
+from fivefold.calibration.message_orders import Timed
 from fivefold.calibration.null_process_group import silent_world
+from fivefold.calibration.orders import CaseOrder, RankProfile
 from fivefold.calibration.profile import find_unit
-from fivefold.calibration.step_factors import (
-    collect_units,
-    fit_step_factors,
-    fit_update,
-    measure_steps,
-    select_fitting_runs,
-)
-from fivefold.calibration.step_grid import GridRun, list_grid_runs
-from fivefold.calibration.unit_clock import UnitClock
-from fivefold.calibration.unit_worker import Budget, RankProfile, RunOrder
+from fivefold.calibration.step_clock import summarize_steps
+from fivefold.calibration.step_factors import fit_step_factors, fit_update
+from fivefold.calibration.step_grid import GridRun, list_grid_runs, select_fitting_runs
+from fivefold.calibration.unit_clock import MESSAGE, MeasuredUnitSeconds, UnitClock
+from fivefold.calibration.worker import Budget, Measurement
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import KernelPoint, MatmulPoint, StepFactor
@@ -34,6 +32,7 @@ from fivefold.planner.time.update_time import elementwise_seconds
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from tests.agree.time import cases
+from tests.calibration.test_calibrate import TINY
 from tests.calibration.test_profile import EXPERTS, JOB, NANO, machine
 
 KINDS = {"matmul", "experts", "attention", "embedding", "loss", "memory", "routing"}
@@ -159,17 +158,45 @@ def test_more_processes_than_measured_take_the_factors_of_the_most():
     assert find_factors(None, ranks=2, dtype="bf16") == {}
 
 
-def test_runs_that_do_not_fit_the_budget_are_left_out(monkeypatch):
+def test_runs_that_do_not_fit_the_budget_are_left_out():
     now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    budget = Budget(9.0)
-    run = RunOrder(rank=0, step_seconds=0.1, model=NANO, layout="dp1", job=JOB, seconds=1, steps=3)
-    assert budget.overrun(run.replace(step_seconds=100.0)) < 0  # the first of its dtype: the curves may be far off
-    budget.note(run, 0.5)  # five times as long as predicted: 2.5 s for the next
-    assert budget.overrun(run) < 0
-    assert budget.overrun(run.replace(step_seconds=0.2)) > 0  # 5 s: more than a third of the budget
-    now[0] = 7.0
-    assert budget.overrun(run) > 0  # until 9.5 s
+    budget = Budget(24.0, now=lambda: now[0])
+    assert budget.overrun("fp32", 100.0) < 0  # the first of its dtype: the curves may be far off
+    now[0] = 1.0
+    budget.note("fp32", 0.1, measured_seconds=0.5)  # five times as long as predicted, and 1.5 s are still to come
+    assert budget.overrun("fp32", 0.1) < 0
+    assert budget.overrun("fp32", 0.4) > 0  # 10 s: more than a third of the budget
+    now[0] = 20.2
+    assert budget.overrun("fp32", 0.1) > 0  # until 22.7 s, and then 1.5 s of the first run
+    assert budget.overrun("bf16", 100.0) < 0
+
+
+def test_a_message_counts_when_it_is_least_disturbed_and_compute_in_the_median():
+    steps = [
+        MeasuredUnitSeconds(
+            Counter({("F", "head"): 2 * value, (MESSAGE, "p2p 2 8"): value}), Counter({("F", "head"): 2})
+        )
+        for value in (3.0, 1.0, 2.0, 9.0)
+    ]
+    timed = summarize_steps(steps)
+    assert timed["F head"] == Timed(seconds=2.5, spread=3.2)
+    assert timed["message p2p 2 8"].seconds == 1.0
+
+
+def test_compute_is_processor_time_and_a_message_is_waited_for():
+    """A pause counts for a message; for a unit only what the thread computes does."""
+    layout = Layout.parse("dp1 mbs2")
+    with silent_world(rank=0, world=1):
+        built = build(model=NANO, layout=layout, job=JOB, device=torch.device("cpu"), streams=False)
+        clock = UnitClock(Engine(built, model=NANO, layout=layout, job=JOB))
+        clock.start()
+        clock.switch(("F", "head"))
+        time.sleep(0.1)
+        clock.switch((MESSAGE, "p2p 2 8"))
+        time.sleep(0.1)
+        seconds = clock.stop().seconds
+    assert seconds["F", "head"] < 0.02
+    assert seconds[MESSAGE, "p2p 2 8"] >= 0.1
 
 
 def test_an_update_has_seconds_of_its_own():
@@ -182,19 +209,38 @@ def test_an_update_has_seconds_of_its_own():
 
 @pytest.mark.processes
 def test_steps_of_the_grid_are_measured_in_processes():
-    small = GridRun(NANO, Layout.parse("dp2 zero1 mbs2"), JOB)
-    experts = GridRun(EXPERTS, Layout.parse("dp2 zero1 ep2 mbs2"), JOB)
-    heard = []
-    measured = measure_steps(
-        with_curves(), 2, cores=2, quick=True, budget_seconds=60.0, note=lambda *done: heard.append(done),
-        runs=[small, experts],
+    """Kernels, steps and further cases in turns: factors of both dtypes, and the profiles of the cases."""
+    experts = CaseOrder(model=EXPERTS, layout="dp2 zero1 ep2 mbs2", job=JOB)
+    heard, profiles = [], []
+    machine = calibration.calibrate(
+        ranks=(2,), quick=True, points=TINY, cases={2: (experts,)}, on_case=profiles.append,
+        progress=lambda *done: heard.append(done),
     )  # fmt: skip
-    assert [run for run, _ in measured] == [small, experts]
-    assert all(len(profiles) == 2 for _, profiles in measured)
-    assert heard[-1] == (2, 2)
-    factors = fit_step_factors(with_curves(), measured, ranks=2)
-    assert {factor.kind for factor in factors} == {*KINDS, "message", "update"}
-    assert len(collect_units(with_curves(), measured)["fp32"]) == 6
+    assert {factor.dtype for factor in machine.calibration.steps} == {"fp32", "bf16"}
+    assert {factor.kind for factor in machine.calibration.steps} >= {"matmul", "attention", "memory", "update"}
+    assert {factor.ranks for factor in machine.calibration.steps} == {2}
+    assert [(profile.run, profile.rank) for profile in profiles] == [(0, 0), (0, 1)]
+    assert {"F block 0", "BW block 0", "update"} <= set(profiles[0].timed)
+    assert any(name.startswith("message all_to_all 2") for name in profiles[0].timed)
+    assert any(what == "steps on 2 ranks" for what, *_ in heard)
+
+
+def test_a_gpu_measures_its_runs_one_after_another(monkeypatch, capsys):
+    """The path of a GPU on a CPU: alone in a world that sends nothing, each run with its own steps."""
+    small = GridRun(NANO, Layout.parse("dp1 mbs2"), JOB)
+    experts = GridRun(EXPERTS, Layout.parse("dp1 mbs2"), JOB)
+    measurement = object.__new__(Measurement)
+    measurement.context = worker.WorkerContext(0, 1, torch.device("cpu"), 0.01)
+    measurement.now, measurement._done, measurement._total = time.perf_counter, 0, 10
+    monkeypatch.setattr(measurement, "list_runs", lambda: [(0, small, 0.01), (3, experts, 0.01)], raising=False)
+    measurement.points = TINY.replace(step_seconds=1000.0)
+    monkeypatch.setattr(worker.WorkerContext, "max_over_ranks", lambda _self, seconds: seconds)
+    with silent_world(rank=0, world=1):
+        measurement.measure_alone()
+    lines = [line for line in capsys.readouterr().out.splitlines() if '"timed"' in line]
+    profiles = [RankProfile.model_validate_json(line) for line in lines]
+    assert [profile.run for profile in profiles] == [0, 3]
+    assert all({"F block 0", "BW block 0", "update"} <= set(profile.timed) for profile in profiles)
 
 
 def test_the_clock_of_a_gpu_counts_events(monkeypatch):
@@ -232,8 +278,8 @@ def test_a_gpus_grid_is_planned_and_fits_its_memory():
     for name in ("h100:1", "l40s:1"):
         gpu = resolve(name, local=Path("/nowhere"))
         runs = select_fitting_runs(list_grid_runs(1, gpu=True, quick=False), gpu)
-        assert len({run.model.width for run, _ in runs}) >= 2
-        assert all(estimate.peak_bytes < gpu.chip.memory_bytes for _, estimate in runs)
+        assert len({run.model.width for _, run, _ in runs}) >= 2
+        assert all(estimate.peak_bytes < gpu.chip.memory_bytes for *_, estimate in runs)
 
 
 def test_no_product_is_faster_than_the_peak() -> None:
