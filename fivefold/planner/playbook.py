@@ -57,7 +57,7 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         if why is not None:
             tried.append(Attempt(layout=str(layout), why=why, fits=False))
             continue
-        candidate = _describe_attempt(planner, layout, fits=f"{words}: fits", else_=f"{words}: ")
+        candidate = _describe_attempt(planner, layout, fits=f"{words} fits", else_=f"{words} ")
         assert candidate.peak_bytes is not None
         least = min(least or (candidate.peak_bytes, layout), (candidate.peak_bytes, layout), key=lambda pair: pair[0])
         tried.append(candidate.replace(chosen=candidate.fits and chosen is None))
@@ -208,13 +208,13 @@ def _count_micro_batches(count: int) -> str:
 
 
 def _describe_attempt(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Attempt:
-    """Return an estimated layout with the text ``fits``, or with ``else_`` and the bytes by which it is too large."""
+    """Return an estimated layout with the text ``fits``, or with ``else_`` and why it does not fit."""
     estimate = planner.estimate(layout)
-    over = planner.excess_bytes(layout, estimate.ranks)
+    miss = planner.describe_miss(layout, estimate.ranks)
     return Attempt(
         layout=str(layout),
-        why=f"{else_}exceeds the memory by {show_bytes(over)}" if over else fits,
-        fits=not over,
+        why=f"{else_}{miss}" if miss else fits,
+        fits=not miss,
         peak_bytes=estimate.peak_bytes,
         step_seconds=estimate.step_time.seconds,
     )

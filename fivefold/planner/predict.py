@@ -32,7 +32,8 @@ from fivefold.planner.time.ratio_errors import RunFacts, describe_run
 from fivefold.planner.time.timeline import StepTime, step_seconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time_breakdown import parts
-from fivefold.step import FITS_RISK, Memory, Operation, StageMemory, Step, Time, build_step
+from fivefold.step import FITS_RISK, TIGHT_RISK, Memory, Operation, StageMemory, Step, Time, build_step
+from fivefold.units import show_bytes, show_risk
 
 
 class Estimate(NamedTuple):
@@ -123,6 +124,22 @@ class Planner:
             return 0
         peak, totals = max_peak_bytes(ranks), self.allocator_totals(layout, ranks)
         return max(1, peak - self.memory_risk.peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
+
+    def describe_miss(self, layout: Layout, ranks: list[RankMemory] | None = None) -> str:
+        """Return why the layout does not fit, as a predicate; "" if it fits.
+
+        It names the risk of a tight layout, and the bytes by which the predicted memory of others exceeds the capacity.
+        """
+        ranks = self.memory(layout) if ranks is None else ranks
+        risk = self.out_of_memory_risk(layout, ranks)
+        if risk <= self.risk:
+            return ""
+        peak, totals = max_peak_bytes(ranks), self.allocator_totals(layout, ranks)
+        excess = self.memory_risk.excess_bytes(layout, peak_bytes=peak, totals=totals)
+        if risk > TIGHT_RISK and excess:
+            return f"exceeds the memory by {show_bytes(excess)}"
+        verdict = "is tight" if risk <= TIGHT_RISK else "does not fit"
+        return f"{verdict}: {show_risk(risk)} risk of running out of memory (limit {show_risk(self.risk)})"
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
         """Estimate memory and step time.

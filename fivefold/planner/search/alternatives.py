@@ -19,7 +19,6 @@ from fivefold.planner.search.simplest import Evaluated
 from fivefold.planner.time.ratio_errors import expected_ratio
 from fivefold.results.difference import name_largest_part
 from fivefold.results.search_result import Why
-from fivefold.units import show_bytes
 
 Ways = list[Layout | None]  # of one alternative
 Fields = dict[str, Any]
@@ -56,8 +55,8 @@ def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, pl
     fitting = [(by.estimate(candidate), by) for (candidate, by), excess in over.items() if not excess]
     out = "" if admitted else " (excluded)"
     if not fitting:
-        (least, _), excess = min(over.items(), key=lambda item: item[1])
-        return f"{_describe_alternative(name, least, chosen.layout)}{out} exceeds the memory by {show_bytes(excess)}"
+        least, by = min(over, key=lambda pair: over[pair])
+        return f"{_describe_alternative(name, least, chosen.layout)}{out} {by.describe_miss(least)}"
     best, by = min(fitting, key=lambda item: item[0].step_time.seconds)
     out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1

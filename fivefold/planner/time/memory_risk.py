@@ -51,6 +51,10 @@ class MemoryRisk:
             max(0.0, self._room(totals, peak_bytes, layout, PUBLISHED.unreclaimable)) / self._ratio(layout, risk)
         )
 
+    def excess_bytes(self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None) -> int:
+        """Return by how much the predicted peak, with fragmentation and driver, exceeds the capacity; 0: it fits."""
+        return max(0, int(peak_bytes - self._room(totals, peak_bytes, layout, PUBLISHED.unreclaimable)))
+
     def largest_peak(self, world: int, *, risk: float) -> int:
         """Return an upper bound of the predicted peak of layouts over ``world`` ranks whose risk is at most ``risk``.
 

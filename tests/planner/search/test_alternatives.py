@@ -19,7 +19,7 @@ from fivefold.results.difference import break_down, differences, name_largest_pa
 from fivefold.results.search_result import Why
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import TIGHT_RISK
-from fivefold.units import show_bytes
+from fivefold.units import show_risk
 from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL
 
 A100 = resolve("a100:64", local=Path("none"))
@@ -68,21 +68,32 @@ def test_stated_cost_of_alternatives_equals_their_estimate(planner: Planner, tex
     phrases = [phrase for line in lines.values() for phrase in line.split("; ")]
     held = 0
     for phrase in phrases:
-        name, fits, cost = re.fullmatch(
-            r"(.+?)( exceeds the memory by | (?:leaves the node: )?takes )(.+)", phrase
+        name, verdict, cost = re.fullmatch(
+            r"(.+?) (exceeds the memory by|is tight:|does not fit:|(?:leaves the node: )?takes) (.+)", phrase
         ).groups()  # type: ignore[union-attr]
         name = name.removesuffix(" leaves the node:")
         result = planner.estimate(change_layout(chosen, name))
-        over = planner.excess_bytes(result.layout, result.ranks)
-        if "exceeds" in fits:
-            assert cost == show_bytes(over), phrase
+        miss = planner.describe_miss(result.layout, result.ranks)
+        if "takes" not in verdict:
+            assert f"{verdict} {cost}" == miss, phrase
         else:
             by = result.step_time.seconds / seconds - 1
             word = f"{abs(by):.1%} {'longer' if by > 0 else 'less'}" if abs(by) > 5e-4 else "as long"
             assert cost.startswith(word), phrase
-            assert not over, phrase
+            assert not miss, phrase
         held += 1
     assert held >= 5
+
+
+def test_an_alternative_with_a_peak_below_the_capacity_has_its_risk() -> None:
+    """A size "exceeding the memory" next to a peak of 69 of 79 GiB would puzzle."""
+    machine = resolve("h100:8", local=Path("none"))
+    planner = Planner(model=build_model("llama3-8b"), machine=machine, job=Job(sequence=8192, global_batch=64))
+    tight = Layout.parse("dp8 zero2 mbs1")
+    assert planner.peak_bytes(tight) < machine.chip.memory_bytes
+    risk = show_risk(planner.out_of_memory_risk(tight))
+    line = list_reasons(planner, "dp8 zero3 mbs1")["zero3"]
+    assert line == f"zero2 is tight: {risk} risk of running out of memory (limit 5 %)"
 
 
 def test_fastest_way_to_an_alternative_is_reported() -> None:
