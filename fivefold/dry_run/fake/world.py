@@ -117,7 +117,7 @@ def gpu_attention(module: nn.Module) -> None:
     """
     for layer in (part for part in module.modules() if isinstance(part, GroupedAttention | LatentAttention)):
         differs = isinstance(layer, LatentAttention) or layer.shape.head_dim != layer.shape.value_dim
-        if differs and isinstance(layer.core, Flash) and layer.rule.is_plain and layer.sinks is None:
+        if differs and isinstance(layer.core, Flash) and layer.sinks is None:
             layer.core = GpuFlash(layer.rule)
 
 
@@ -134,7 +134,9 @@ class GpuFlash(Flash):
         keys_B: Tensor | None = None,
     ) -> Tensor:
         """Return the attention output [B, T, N, H of v]."""
-        if q_BTNH.shape[2] != k_BTKH.shape[2]:  # that kernel has no groups of query heads
+        # that kernel has no groups of query heads, and no window that is shorter than the sequence
+        rule = self.rule.apply_dropout(q_BTNH.shape[1], training=keys_B is not None)
+        if q_BTNH.shape[2] != k_BTKH.shape[2] or not rule.is_plain:
             return super().__call__(q_BTNH, k_BTKH, v_BTKH, documents_BT, sinks_N, keys_B)
         heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
         outputs = torch.ops.aten._scaled_dot_product_efficient_attention(

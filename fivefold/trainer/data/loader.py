@@ -24,6 +24,8 @@ ROUNDS = 6
 
 def permute(numbers: NDArray[np.int64], *, size: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Apply to ``numbers`` [any shape] the permutation of 0 … size - 1 that ``seed`` and ``epoch`` determine."""
+    if (wrong := numbers[(numbers < 0) | (numbers >= size)]).size:  # else the walk below might not end
+        raise ValueError(f"{wrong[0]} is not one of the {size} numbers of the permutation")
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest()

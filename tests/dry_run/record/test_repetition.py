@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from fivefold.dry_run.fake.world import representatives
 from fivefold.dry_run.rank_tapes import run_rank
@@ -17,6 +18,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.p2p import P2PStep, p2p_steps
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.trainer.engine import Engine
 from tests.dry_run.record.tape_events import list_events
 from tests.dry_run.record.test_replay import MODELS
 from tests.selection import mark_share
@@ -126,6 +128,27 @@ def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> N
     )
     fallen_back = run_rank(model=model, layout=layout, job=job, rank=0, streams=True)
     assert list_events(fallen_back.steady) == list_events(full.steady)
+
+
+@pytest.mark.slow
+def test_a_micro_batch_with_another_operation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third micro-batch multiplies once more than the second, so that no period may be copied."""
+    layout, model = Layout.parse("dp2 zero3"), MODELS["dense"]
+    job = Job(sequence=64, global_batch=16, precision=recipe("bf16"))
+    run_stage = Engine._stage
+
+    def multiply_once_more(engine: Engine, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
+        if micro_batch == 2:
+            _ = engine.built.shards[0].weight * 2
+        return run_stage(engine, stage, entry, micro_batch)
+
+    monkeypatch.setattr(Engine, "_stage", multiply_once_more)
+    short, full = (
+        run_rank(model=model, layout=layout, job=job, rank=0, streams=True, repeats=repeats)
+        for repeats in (True, False)
+    )
+    assert list_events(short.steady) == list_events(full.steady)
+    assert list_events(short.first) == list_events(full.first)
 
 
 def test_a_copy_that_frees_twice_or_leaks_is_rejected() -> None:

@@ -100,6 +100,24 @@ def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() ->
     assert len(set(bounds.seconds_of_any_order(candidates)[0])) > 3
 
 
+@pytest.mark.parametrize("schedule", ["dualpipe", "dualpipev"])
+def test_messages_at_the_ends_may_overlap_with_units_that_take_longer(schedule: str) -> None:
+    """Paired passes may take longer than the least of a unit without a longer step, and then hide more messages."""
+    model, job = build_model("llama3-8b"), Job(sequence=4096, global_batch=128)
+    only = Where.parse(f"pp>1 schedule={schedule} zero<3 order=default mbs=1")
+    planner = Planner(model=model, machine=resolve("h100-pcie:64", local=NOWHERE), job=job)
+    space = Space(model, job, world=64, where=only)
+    candidates = space.shard(space.partials, space.expand(space.partials, np.arange(len(space.partials.dp))))
+    candidates = candidates.take(np.random.default_rng(0).permutation(len(candidates.partial))[:50])
+    bounds = Bounds(planner, space, space.partials)
+    pipe, parallel = bounds.pipelines(candidates), bounds.estimates.parallel(candidates)
+    unit = bounds.estimates.adjacent_units(candidates)
+    least = bounds._end_seconds(pipe, candidates, unit, parallel, placed=False)
+    for times in (1, 2, 100):
+        ends = bounds._end_seconds(pipe, candidates, times * unit, parallel, placed=True)
+        assert (least <= ends * (1 + 1e-9)).all()
+
+
 def test_bound_includes_slowdown_by_overlapped_messages() -> None:
     """ZeRO-3 gathers concurrently with all compute, which loses a share of that time."""
     model, machine, job = (

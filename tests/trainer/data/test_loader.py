@@ -1,6 +1,7 @@
 """The loader: every window once per epoch, in an order that ranks, micro-batches and restarts do not change."""
 
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -150,23 +151,25 @@ def test_heldout_batches_are_always_the_same(shards: Shards) -> None:
 
 
 def test_heldout_batches_are_as_many_on_every_rank(shards: Shards) -> None:
+    loader = Loader(shards, split="heldout", sequence=SEQUENCE, seed=0)
+    windows = (shards.index.heldout.tokens - 1) // SEQUENCE
+
     def count(*, rows: int, mbs: int) -> list[int]:
-        return [
-            len(
-                list(
-                    heldout_batches(
-                        Loader(shards, split="heldout", sequence=SEQUENCE, seed=0), rows=rows, mbs=mbs, rank=r, ranks=2
-                    )
-                )
-            )
-            for r in (0, 1)
-        ]
+        """Count the batches of each rank, at most one more than there are windows: a wrong bound is no long loop."""
+        batches = (heldout_batches(loader, rows=rows, mbs=mbs, rank=rank, ranks=2) for rank in (0, 1))
+        return [len(list(islice(some, windows + 1))) for some in batches]
 
     assert count(rows=25, mbs=4) == [3, 3]
     assert count(rows=1, mbs=4) == [1, 1]
-    windows = (shards.index.heldout.tokens - 1) // SEQUENCE
     assert count(rows=10**9, mbs=4) == [windows // 8] * 2
     assert count(rows=10**9, mbs=windows) == [1, 1]
+
+
+@pytest.mark.parametrize("number", [-1, 5, 6, 7, 8, 10**6])
+def test_a_number_outside_the_permutation_is_an_error(number: int) -> None:
+    """Walking its cycle could go on for ever: no number of it may lie inside."""
+    with pytest.raises(ValueError, match="is not one of the 5 numbers"):
+        permute(np.array([0, number]), size=5, seed=1, epoch=0)
 
 
 def test_samples_may_reach_further(loader: Loader, shards: Shards) -> None:

@@ -125,6 +125,30 @@ def test_a_template_cannot_reach_python() -> None:
 
 
 # Qwen 3 drops what was thought in earlier turns, so a conversation does not begin with its own beginning.
+class Chunks(ByteTokenizer):
+    """A tokenizer with a token for every four characters, some of which begin before a reply or end after it."""
+
+    def encode_with_offsets(self, text: str, *, special: bool = False) -> tuple[Any, Any]:
+        begins = np.arange(0, len(text), 4)
+        return begins.astype(np.uint16), np.stack((begins, np.minimum(begins + 4, len(text))), axis=1)
+
+
+def test_a_token_that_overlaps_a_reply_is_trained(tmp_path: Path) -> None:
+    """transformers marks the tokens of the first and of the last character of a reply, and all between them."""
+    form = sample_format("messages", tokenizer=str(write_tokenizer(tmp_path, template=MARKED)))
+    assert form is not None
+    assert form.template is not None
+    straddling = 0
+    for record in conversations(12):
+        sample = form.encode(record, Chunks())
+        text, spans = form.template.render(record["messages"])  # type: ignore[arg-type]
+        replies = {place for start, stop in spans for place in range(start, stop)}
+        tokens = [set(range(begin, min(begin + 4, len(text)))) for begin in range(0, len(text), 4)]
+        assert sample.trained.tolist() == [bool(token & replies) for token in tokens]
+        straddling += sum(bool(token & replies) and not token <= replies for token in tokens)
+    assert straddling > 12
+
+
 FORGETS = (
     "{% for m in messages %}{{ m.role }}:{% if loop.last and m.role == 'assistant' %}<think>{% endif %}{{ m.content }};"
     "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
