@@ -52,7 +52,7 @@ def test_printed_proposal_equals_its_prediction(number: int) -> None:
     assert every[0].fits(result.layout, result.ranks)
     chosen = Evaluated(result.layout, result.step_time, result.peak_bytes, every[0])
     others = every[1:] if asked.options.find("--stack") < 0 else []
-    printed = list_figures(text.partition("why")[2])
+    printed = list_figures(" ".join(text.partition("why")[2].split()))  # a line may end within a figure
     made = explain_choices(
         chosen, where=Where.parse(asked.where), planners=[entry for entry in others if entry.job != every[0].job]
     )
