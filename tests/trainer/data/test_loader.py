@@ -110,7 +110,7 @@ def test_resuming_is_going_on(loader: Loader, shards: Shards) -> None:
 
 
 def test_a_batch_that_does_not_add_up(loader: Loader) -> None:
-    with pytest.raises(ValueError, match="2 ranks x 3 micro-batches x mbs 4 is not 25"):
+    with pytest.raises(ValueError, match="2 ranks x 3 micro-batches x mbs 4 is not the global batch of 25"):
         loader.batch(0, global_batch=25, rank=0, ranks=2, micro_batches=3, mbs=4)
 
 
