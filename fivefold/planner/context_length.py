@@ -135,6 +135,8 @@ def _changes(
     figures = f"{show_bytes(step.memory.peak_bytes)}, {show_seconds(step.time.step_seconds)} a step"
     figures += f", MFU {step.mfu.causal:.1%}"
     yield f"the layout: {words or 'nothing'}, so {result.proposal.layout} with gbs {batch} ({figures})"
+    if remark := result.gap_remark():
+        yield f"perhaps another layout: {remark}"
 
 
 def _describe_miss(miss: NearMiss) -> str:

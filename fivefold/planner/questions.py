@@ -27,6 +27,7 @@ from fivefold.planner.run_estimate import validate_tokens
 from fivefold.planner.search import find_fitting_layout, has_fitting_layout, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.search.neighbours import climb
+from fivefold.planner.search.work import EXACT_UNITS, SearchWork
 from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.record import UserError
 from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnswer
@@ -34,6 +35,7 @@ from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_risk
 
 NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
+MODEL_UNITS = EXACT_UNITS // 3  # of work to find a layout of one size of a model
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
@@ -125,14 +127,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
 
     Tried are powers of two and all ranks, then multiples of a node below the first of them that fits.
     """
-    most, precision = machine.ranks, job.precision
-    held: float = precision.weights_bytes  # of a parameter, over all ranks at least
-    if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
-        held += precision.master_bytes + sum(precision.moments_bytes)
-    if job.adapter is not None:  # frozen weights have no states, and in nf4 half a byte
-        held = {"nf4": 0.5, "int8": 1.0}.get(job.adapter.base or "", job.activation_bytes)
-    least = model.parameters * held / machine.chip.memory_bytes
-
+    most, least = machine.ranks, _min_ranks(model, machine, job)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
 
     def fits(ranks: int) -> bool:
@@ -160,7 +155,19 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
         layout=step.layout,
         memory_bytes=step.memory.peak_bytes,
         step_seconds=step.time.step_seconds,
+        remarks=tuple(filter(None, [result.gap_remark()])),
     )
+
+
+def _min_ranks(model: Model, machine: Machine, job: Job) -> float:
+    """Return a lower bound of the ranks whose memory holds the model's states."""
+    precision = job.precision
+    held: float = precision.weights_bytes  # of a parameter, over all ranks at least
+    if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
+        held += precision.master_bytes + sum(precision.moments_bytes)
+    if job.adapter is not None:  # frozen weights have no states, and in nf4 half a byte
+        held = {"nf4": 0.5, "int8": 1.0}.get(job.adapter.base or "", job.activation_bytes)
+    return model.parameters * held / machine.chip.memory_bytes
 
 
 def _node_multiples(low: int, high: int, node: int) -> list[int]:
@@ -172,20 +179,25 @@ def _node_multiples(low: int, high: int, node: int) -> list[int]:
 def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[QuestionAnswer, Model]:
     """Return the largest model that fits the machine.
 
-    Layers and heads of ``model`` are scaled in eighths, up to 32 times. Its layout is the first that was found to fit,
-    sped up by single changes: a search for the fastest at the edge of the memory takes many times as long.
+    Layers and heads of ``model`` are scaled in eighths, up to 32 times. A size is taken not to fit, and named, if no
+    layout is found to fit within a work limit. The layout is the first that was found to fit, sped up by single
+    changes: a search for the fastest at the edge of the memory takes many times as long.
     """
-    fits = dict[int, tuple[Planner, Layout]]()
+    fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
 
     def fits_at(eighths: int) -> bool:
-        tried = scale_model(model, eighths / 8)
+        tried, work = scale_model(model, eighths / 8), SearchWork(exact_units=MODEL_UNITS)
+        if _min_ranks(tried, machine, job) > machine.ranks:
+            return False
         planner = Planner(model=tried, machine=machine, job=job, risk=risk)
-        layout = find_fitting_layout(ANY, model=tried, machine=machine, job=job, risk=risk, using=planner)
+        layout = find_fitting_layout(ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work)
         if layout is not None:
             fits[eighths] = planner, layout
+        elif work.is_spent:
+            undecided.append(eighths)
         return layout is not None
 
-    most = _find_largest(fits_at, limit=256)
+    most = _find_largest(fits_at, limit=256, start=8)
     if most == 0:
         raise UserError(
             f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}; take a chip with more "
@@ -195,6 +207,10 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     largest, estimate = planner.model, climb(planner, layout)
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
+    remarks = ["the layout is the first that fits, sped up by single changes; a search may find a faster one"]
+    if undecided:
+        sizes = " and ".join(f"{model.name} x{eighths / 8:g}" for eighths in sorted(undecided))
+        remarks.append(f"whether {sizes} would fit was not decided within the work limit")
     answer = QuestionAnswer(
         question="largest model",
         line=line,
@@ -202,7 +218,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
         layout=str(estimate.layout),
         memory_bytes=estimate.peak_bytes,
         step_seconds=estimate.step_time.seconds,
-        remarks=("the layout is the first that fits, sped up by single changes; a search may find a faster one",),
+        remarks=tuple(remarks),
     )
     return answer, largest
 
@@ -378,11 +394,12 @@ def _fits(planner: Planner, layout: Layout) -> bool:
     return planner.fits(layout)
 
 
-def _find_largest(fits: Callable[[int], bool], *, limit: int) -> int:
-    """Return the largest number up to ``limit`` that fits, or 0, by bisection. Every smaller number must fit too."""
-    if not fits(1):
-        return 0
-    low, high = 1, 2
+def _find_largest(fits: Callable[[int], bool], *, limit: int, start: int = 1) -> int:
+    """Return the largest number up to ``limit`` that fits, or 0, by bisection from ``start``.
+
+    Every smaller number must fit too.
+    """
+    low, high = 0, start
     while high <= limit and fits(high):
         low, high = high, 2 * high
     high = min(high, limit + 1)

@@ -70,6 +70,8 @@ def offers(offer_list: Offers) -> RenderableType:
     for offer in (offer for offer in offer_list.offers if offer.run is None):
         line = f"{offer.machine_argument}  {offer.layout}  {offer.error}"
         parts.append(Text(line, style="red", overflow="fold"))
+    remarks = [f"{offer.machine_argument}  {offer.remark}" for offer in offer_list.offers if offer.remark]
+    parts += [Text(remark, style="yellow", overflow="fold") for remark in remarks]
     if best is not None:
         parts.append(Text.assemble("\n", (assumption(best.site), "dim"), overflow="fold"))
     return Group(*parts)

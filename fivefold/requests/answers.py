@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.record import UserError
+from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, AskRequest, Question
 from fivefold.requests.words import parse_tokens
 from fivefold.step import FITS_RISK
@@ -75,7 +76,7 @@ def answers(
         return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":
         return questions.fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
-    chosen_layout = layout or find_fastest(model, machine, job, risk=risk)
+    chosen_layout, remark = (layout, "") if layout else _search_fastest(model, machine, job, risk=risk)
     run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [
@@ -103,7 +104,7 @@ def answers(
         raise UserError(
             f"unknown question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
         )
-    remarks = describe_idle(chosen_layout, machine)
+    remarks = (*describe_idle(chosen_layout, machine), *([remark] if remark else []))
     return (
         [answer.replace(remarks=remarks) for answer in answer_by_question[question]()]
         if remarks
@@ -124,7 +125,15 @@ def refuse_unused(question: Question, **options: object) -> None:
 
 
 def find_fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK) -> Layout:
-    """Return the layout that ``search`` ranks first."""
+    """Return the layout that ``search`` ranks first; warn if a better one may exist."""
+    layout, remark = _search_fastest(model, machine, job, risk=risk)
+    if remark:
+        warnings.warn(UsageWarning(remark), stacklevel=2)
+    return layout
+
+
+def _search_fastest(model: Model, machine: Machine, job: Job, *, risk: float) -> tuple[Layout, str]:
+    """Return the layout that ``search`` ranks first, and how near it is to the best possible if that is not proven."""
     from fivefold.layout.spec import Layout
     from fivefold.planner.search import search as run
 
@@ -138,7 +147,7 @@ def find_fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS
             f"no layout of {model.name} fits: the closest, {miss.layout}, needs {need} of {have}; take more GPUs, or "
             "see `fivefold search`, which lists the changes that would fit"
         )
-    return Layout.parse(result.best[0].step.layout)
+    return Layout.parse(result.best[0].step.layout), result.gap_remark()
 
 
 def read_noise_scale(text: str | None, *, find: Callable[[str], Path] = Path) -> float | None:

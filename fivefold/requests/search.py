@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.planner.search.work import SearchWork
     from fivefold.results.objectives import By
     from fivefold.results.search_result import Finalist, SearchResult, Walk
     from fivefold.stack.spec import Reduce
@@ -32,13 +31,6 @@ def parse_where(where: str) -> Where:
 def resolve_tolerance(request: SearchRequest) -> float | None:
     """Return the share of the best time within which layouts count as equal; None for a ranking only."""
     return None if request.exact else UNRANKABLE_DIFFERENCE if request.within is None else request.within
-
-
-def choose_work(by: str, *, exact: bool) -> SearchWork | None:
-    """Return the work after which a search may leave a gap to the best possible; None: it is exact."""
-    from fivefold.planner.search.work import SearchWork
-
-    return None if exact or by == "robust" else SearchWork()
 
 
 def limit_memory(machine: Machine, memory: str | None) -> Machine:
@@ -106,7 +98,7 @@ def search_layouts(
             reduces=list_other_reduces(job),
             report=lambda done, total: progress(f"layouts{best_text}", done, total),
             improved=on_improved,
-            work=choose_work(options.get("by", "time"), exact=exact),
+            exact=exact,
             **options,
         )
     if measure and result.best:

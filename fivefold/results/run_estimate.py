@@ -76,6 +76,7 @@ class Offer(Record):
     mfu: NonNegativeFloat = 0.0
     run: RunEstimate | None = None
     error: str = ""
+    remark: str = ""  # if a better layout may exist
 
     @property
     def machine_argument(self) -> str:

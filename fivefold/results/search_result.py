@@ -216,6 +216,15 @@ class SearchResult(Shown):
             return "not proven to be near the best possible within the work limit; --exact searches without one"
         return f"within {ceil(self.gap * 1000) / 10:.1f} % of the best possible; --exact searches without a work limit"
 
+    def gap_remark(self) -> str:
+        """Return ``gap_line`` as a sentence for answers that use the best layout; empty if no layout is better."""
+        if self.gap is None:
+            return ""
+        limit = "the search ended at its work limit: its layout is"
+        if self.gap > MAX_MEANT_GAP:
+            return f"{limit} not proven to be near the best possible"
+        return f"{limit} within {ceil(self.gap * 1000) / 10:.1f} % of the best possible"
+
     def table(self) -> list[dict[str, Any]]:
         """Return one row per layout of the ranking."""
         return [flatten(ranked.model_dump(mode="json")) for ranked in self.best]

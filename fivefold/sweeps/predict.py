@@ -54,7 +54,8 @@ class Predictor:
             need = _describe_shortage(nearest.needs_bytes, nearest.has_bytes, nearest.risk or 0.0) if nearest else ""
             why = f"no layout fits; the nearest, {nearest.layout}, {need}" if nearest else ""
             return [_make_invalid_row(setting, request, why or "no layout fits or comes close", status="memory")]
-        return [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
+        rows = [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
+        return [row.replace(why=row.why or result.gap_remark()) for row in rows]
 
     def _planner_of(self, setting: SweepSetting) -> Planner:
         if self._planner is None or setting is not self._setting:

@@ -18,7 +18,7 @@ from fivefold.rendering.pipeline import remark
 from fivefold.requests.answers import answers, read_noise_scale
 from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.offers import apply_prices, list_offers, refuse_of_one
-from fivefold.requests.search import choose_work, limit_memory, list_other_reduces, resolve_tolerance, walk
+from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
 from fivefold.results.run_estimate import Offers, RunEstimate
 from fivefold.results.search_result import Batch, Change, FineTune, Lengths, QuestionAnswer, SearchResult, Walk
 from fivefold.results.spans import Level
@@ -157,7 +157,7 @@ def layouts(
         report=report,
         fitted=fitted,
         risk=question.risk,
-        work=choose_work(by, exact=question.exact if exact is None else exact),
+        exact=question.exact if exact is None else exact,
     )
 
 

@@ -155,7 +155,6 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
         parts = page.report_step(step, drawing(planner(model, machine, job), layout, step))
         return _title(model.name, machine.name, machine.ranks), parts, [command("predict", what, job)]
     from fivefold.planner.search import search
-    from fivefold.planner.search.work import SearchWork
     from fivefold.rendering.elements import paragraph
     from fivefold.rendering.progress import bar
     from fivefold.rendering.question import describe_question
@@ -171,7 +170,6 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
             reduces=list_other_reduces(job),
             levels=LEVELS,
             risk=risk,
-            work=SearchWork(),
             report=lambda done, total: progress("layouts", done, total),
         )
     choice = result.proposal.choice if result.proposal else None

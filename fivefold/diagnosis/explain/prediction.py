@@ -58,8 +58,8 @@ def compare_with_prediction(
     ]
     fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.requested_bytes is None
     least_change = None if fits else min(fitting_changes, key=get_change_cost, default=None)
-    other_layout = (
-        "" if fits or least_change else _find_fitting_layout(model, machine, job, capacity=room - excess + driver)
+    other_layout, remark = (
+        ("", "") if fits or least_change else _find_fitting_layout(model, machine, job, capacity=room - excess + driver)
     )
     seconds = predicted.time.step_seconds
     return AgainstPrediction(
@@ -70,7 +70,7 @@ def compare_with_prediction(
         change=least_change,
         layout=other_layout,
         slower=max(0.0, least_change.step_seconds / seconds - 1) if least_change and seconds else None,
-        findings=tuple(_findings(memory, predicted, machine=machine, room=room)),
+        findings=(*_findings(memory, predicted, machine=machine, room=room), *([remark] if remark else [])),
     )
 
 
@@ -119,13 +119,16 @@ def _findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: in
         )
 
 
-def _find_fitting_layout(model: Model, machine: Machine, job: Job, *, capacity: int) -> str:
-    """Return the fastest layout that fits in ``capacity`` bytes of a device, "" if there is none."""
+def _find_fitting_layout(model: Model, machine: Machine, job: Job, *, capacity: int) -> tuple[str, str]:
+    """Return the fastest layout that fits in ``capacity`` bytes of a device, and a remark if it may not be the fastest.
+
+    Both are empty if there is none.
+    """
     if capacity <= 0:
-        return ""
+        return "", ""
     smaller = machine.replace(chip=machine.chip.replace(memory_bytes=capacity))
     try:
         result = search(model=model, machine=smaller, job=job, top=1)
     except UserError:
-        return ""
-    return result.best[0].step.layout if result.best else ""
+        return "", ""
+    return (result.best[0].step.layout, result.gap_remark()) if result.best else ("", "")

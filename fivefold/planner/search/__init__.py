@@ -2,6 +2,7 @@
 
 space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
 bounds · memory_bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
+garbage   fewer garbage collections during a search
 work   how much has been computed, and the gap to the optimum that it then allows
 branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
 simplest · alternatives · robust · scenarios   the simplest of the best; its alternatives; what loses least
@@ -29,6 +30,7 @@ from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
 from fivefold.planner.search.columns import concatenate
 from fivefold.planner.search.constraints import describe_uneven_batch, find_binding_constraint
+from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.planner.search.rejections import make_near_miss
 from fivefold.planner.search.robust import RegretEvaluator
@@ -48,6 +50,7 @@ MISSES = 3  # near misses to show if nothing fits
 ENDLESS = 2**60  # bytes that no layout needs
 
 
+@collect_garbage_rarely()
 def search(
     *,
     model: Model,
@@ -66,6 +69,7 @@ def search(
     risk: float = FITS_RISK,
     tight: bool = True,
     using: Planner | None = None,
+    exact: bool = False,
     work: SearchWork | None = None,
     **narrowed: Any,
 ) -> SearchResult:
@@ -78,11 +82,12 @@ def search(
     default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``. ``improved``:
     called with each better layout and its score; ``fitted``: with every evaluated layout that fits. ``risk``: the
     probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight layouts beyond
-    it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. ``work``: beyond its limit
-    the search may leave a ``gap`` to the best possible; without it, the best is exact. If the search is interrupted
-    once it has a layout, it returns the best so far. Raises ``UserError`` if no layout is legal.
+    it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. ``work``: has another
+    limit than the default, beyond which the search may leave a ``gap`` to the best possible; ``exact``: no limit. If
+    the search is interrupted once it has a layout, it returns the best so far. Raises ``UserError`` if no layout is
+    legal.
     """
-    begin = time.perf_counter()
+    begin, work = time.perf_counter(), None if exact else work or SearchWork()
     spaces = _list_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
     total = sum(space.layouts for _, space in spaces)
     proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
@@ -126,7 +131,7 @@ def search(
         seconds=time.perf_counter() - begin,
     )
     if by == "robust" and known.best and planners:
-        result = _rank_until_stopped(result, known, narrowed=narrowed, report=report)
+        result = _rank_until_stopped(result, known, narrowed=narrowed, report=report, exact=exact)
     return result.replace(seconds=time.perf_counter() - begin)
 
 
@@ -206,22 +211,22 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
 
 
 def _rank_until_stopped(
-    result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
+    result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None, exact: bool
 ) -> SearchResult:
     """Return ``result`` ranked by regret, or ranked by time if the ranking is interrupted."""
     try:
-        return _rank_by_regret(result, known, narrowed=narrowed, report=report)
+        return _rank_by_regret(result, known, narrowed=narrowed, report=report, exact=exact)
     except (KeyboardInterrupt, StopSignal):
         return result.replace(by="time", stopped=True)
 
 
 def _rank_by_regret(
-    result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
+    result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None, exact: bool
 ) -> SearchResult:
     """Return ``result`` with the most robust layouts as its best, and with a proposal compared with them."""
     planner, fastest = known.best[0].planner, known.best[0].estimate.layout
     simplest = Layout.parse(result.proposal.layout) if result.proposal else fastest
-    judge = RegretEvaluator(planner, world=fastest.world, narrowed=narrowed, report=report)
+    judge = RegretEvaluator(planner, world=fastest.world, narrowed=narrowed, report=report, exact=exact)
     fitting = (candidate.estimate.layout for candidate in known.fitting if candidate.planner is planner)
     judged = judge.find(fitting, included=(fastest, simplest), top=known.top)
     within = f"the simplest within {result.proposal.within:.1%}" if result.proposal else "the fastest"
@@ -229,6 +234,7 @@ def _rank_by_regret(
     return result.replace(
         best=tuple(_rank(planner, layout, planner.machine) for layout in best),
         proposal=None,
+        gap=max(filter(None, (result.gap, judge.gap)), default=result.gap),
         robust=judge.to_record(judged, notes={simplest: within, fastest: "the fastest"}, top=known.top),
     )
 
@@ -263,21 +269,35 @@ def has_fitting_layout(
     return find_fitting_layout(ANY, model=model, machine=machine, job=job, risk=risk, using=using) is not None
 
 
+@collect_garbage_rarely()
 def find_fitting_layout(
-    where: Where, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, using: Planner | None = None
+    where: Where,
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    risk: float = FITS_RISK,
+    using: Planner | None = None,
+    work: SearchWork | None = None,
 ) -> Layout | None:
     """Return a layout over all ranks that fits and that ``where`` admits.
 
     It is a ``search`` that stops at the first one.
 
-    ``using``: a planner of the same model and job on other ranks of the machine, whose counts are reused.
+    ``using``: a planner of the same model and job on other ranks of the machine, whose counts are reused. ``work``: if
+    its limit is exceeded, no layout was found, but one may fit.
     """
-    spaces = [(job, Space(model, job, world=machine.ranks, where=where))]
-    largest = _max_peak(spaces, risk, model=model, machine=machine)
-    known = Incumbents(largest, by="memory", top=1, levels=0, any_will_do=True)
-    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
-    _search_spaces(solver, spaces, {job: using} if using else None, model=model, machine=machine, risk=risk)
-    return known.best[0].estimate.layout if known.best else None
+    smallest = Where.parse(f"mbs<={job.min_micro_batch} ac=full")  # of which most likely one fits
+    planners = {job: using} if using else {}
+    for admitted in (Where((*where.terms, *smallest.terms)), where):
+        spaces = [(job, Space(model, job, world=machine.ranks, where=admitted))]
+        largest = _max_peak(spaces, risk, model=model, machine=machine)
+        known = Incumbents(largest, by="memory", top=1, levels=0, any_will_do=True, work=work)
+        solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
+        planners |= _search_spaces(solver, spaces, planners, model=model, machine=machine, risk=risk)
+        if known.best:
+            return known.best[0].estimate.layout
+    return None
 
 
 def _find_binding_constraint(model: Model, machine: Machine, job: Job, *, where: Where, risk: float) -> str:

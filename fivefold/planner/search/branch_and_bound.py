@@ -6,7 +6,7 @@ the planner, best bound first, until the next bound exceeds the threshold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -52,9 +52,9 @@ class BranchAndBound:
         self.waiting: list[tuple[CandidateLayouts, Floats, Floats, Ints]] = []
         self.total, self.done, self.few_fit = total, 0, False
 
-    def floors(self, bounds: Bounds) -> list[BoundedSpace]:
-        """Return partial layouts of one space that may fit and of which ``bounds`` has no row yet."""
-        return [floor for block in bounds.space.blocks if len((floor := self._floor(bounds, block)).size)]
+    def floors(self, bounds: Bounds, blocks: Sequence[PartialLayouts]) -> list[BoundedSpace]:
+        """Return partial layouts of ``blocks`` of one space that may fit and of which ``bounds`` has no row yet."""
+        return [floor for block in blocks if len((floor := self._floor(bounds, block)).size)]
 
     def sweep(self, bounds: Bounds, floors: list[BoundedSpace]) -> None:
         """Search all layouts of what ``floors`` returned of a space."""

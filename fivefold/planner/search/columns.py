@@ -8,6 +8,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fivefold.layout.spec import Layout
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 LOOKED_UP = 1 << 16  # numbers so small are looked up rather than sorted, however few there are
@@ -44,6 +46,14 @@ def concatenate(parts: Sequence[PartialLayouts]) -> PartialLayouts:
         if parts
         else (PartialLayouts(*[none] * len(PartialLayouts._fields)))
     )
+
+
+def select_degrees(stems: PartialLayouts, layout: Layout) -> NDArray[np.bool_]:
+    """Return a mask of the partial layouts with the degrees of ``layout``, whatever their micro-batch."""
+    matches = np.ones(len(stems.dp), bool)
+    for name in ("dp", "tp", "cp", "pp", "ep", "etp"):
+        matches &= getattr(stems, name) == getattr(layout, name)
+    return matches
 
 
 class CandidateLayouts(NamedTuple):

@@ -13,17 +13,18 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.layout.sharding import gathers_for_backward, policy
+from fivefold.layout.sharding import Policy, gathers_for_backward, policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, get_group_degrees
 from fivefold.planner.counts.memory.liveness import GradientSums
+from fivefold.planner.counts.memory.states import UnitStates
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
 from fivefold.planner.search.optimistic_times import adjacent_figures, figures, kernels
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, encode_rows
-from fivefold.planner.search.work import SearchWork
+from fivefold.planner.search.work import UNITS_PER_PASS, UNITS_PER_PLACE, UNITS_PER_STATE, SearchWork
 from fivefold.planner.time.stage_time import stage_message_seconds
 from fivefold.planner.time.unit_time import AXES
 
@@ -64,6 +65,7 @@ class Estimates(Tables):
         kinds = list(self.counts.kinds)
         number = [kinds.count(kind) * (not again) for kind in example for again in (False, True)]
         self.tally = np.array([1.0, 1.0, *number])  # of each unit in the model, without recomputation
+        self._pass_cost, self._state_cost = UNITS_PER_PASS * len(self.runs), UNITS_PER_STATE * len(self.runs)
         shapes = [Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule) for shape in space.shapes]
         self._ends_apart = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
         self._overlaps_p2p = np.array(
@@ -132,7 +134,8 @@ class Estimates(Tables):
                 columns.append(self.counts.profile(get_group_degrees(part, run), name, sums).backward_peak_bytes)
             return np.array([columns], float)
 
-        return self._table(f"births {allocation}", candidates, [s.mbs, *self._part(candidates)[1:]], make)[:, 0]
+        columns = [s.mbs, *self._part(candidates)[1:]]
+        return self._table(f"births {allocation}", candidates, columns, make, cost=self._pass_cost)[:, 0]
 
     def _bytes(
         self,
@@ -177,7 +180,8 @@ class Estimates(Tables):
 
         columns = [many, piped, cp, kind, tp, inner, sp, ep, etp]
         name, columns = (f"bare {name}", columns) if bare else (name, [*columns, recomputed])
-        totals = self._table(name, candidates, columns, make)
+        cost = self._pass_cost * (len(self._groups) if bare else 1)
+        totals = self._table(name, candidates, columns, make, cost=cost)
         scale = s.mbs / many * cp / s.cp
         return np.asarray(totals * np.where((many == s.mbs) & (cp == s.cp), 1.0, scale * ROUNDED)[:, None, None])
 
@@ -209,13 +213,12 @@ class Estimates(Tables):
         ]
 
         def make(layout: Layout, _: int) -> Floats:
-            stages = {0, 3 if layout.dp * layout.cp > 1 else 0}
-            least = np.min([self._states(layout.replace(zero=zero)) for zero in stages], axis=0)
-            rest, ends = least[:, 0], least[:, 2]
+            sharded = [layout.replace(zero=3)] if layout.dp * layout.cp > 1 else []
+            rest, ends = np.min([self._resting_states(some) for some in (layout, *sharded)], axis=0).T
             freed = ends[0] + ends[2:].max() if layout.pp == 1 else 0.0
             return np.array([[(rest + ends) @ self.tally - freed]])
 
-        return self._table("resting", candidates, columns, make)[:, 0, 0]
+        return self._table("resting", candidates, columns, make, cost=2 * self._state_cost)[:, 0, 0]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes of states and the elements updated, [n, figures, units].
@@ -237,7 +240,18 @@ class Estimates(Tables):
         ]
         columns += [self.reduces_often(candidates).astype(np.int64), (s.pp == 1).astype(np.int64)]
 
-        return self._table("states", candidates, columns, lambda layout, _: self._states(layout).T)
+        def make(layout: Layout, _: int) -> Floats:
+            return self._states(layout).T
+
+        return self._table("states", candidates, columns, make, cost=self._state_cost)
+
+    def _resting_states(self, layout: Layout) -> Floats:
+        """Return the bytes [units, 2] at rest and of gradients at the update, as in ``states``."""
+        keeps, names = policy(layout, self.counts.job), [self._representative_unit(run.name) for run in self.runs]
+        rows = {}
+        for name in dict.fromkeys(names):
+            rows[name] = _rest_and_ends(self.counts.states(layout, name), keeps)
+        return np.array([rows[name] for name in names], float)
 
     def _states(self, layout: Layout) -> Floats:
         """Compute the figures of ``states``, [units, figures]."""
@@ -248,8 +262,7 @@ class Estimates(Tables):
         names = [self._representative_unit(run.name) for run in self.runs]
         for name in dict.fromkeys(names):
             state = self.counts.states(layout, name)
-            ends = state.sums if keeps.gradients_stay else state.reduced
-            rest = (state.gathered if keeps.weights_stay else 0) + state.separate + state.moments
+            rest, ends = _rest_and_ends(state, keeps)
             during = ends if often or keeps.gradients_stay else state.sums
             by_weights = self.counts.job.stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
             gathered = 0 if keeps.weights_stay or by_weights else state.gathered
@@ -321,23 +334,22 @@ class Estimates(Tables):
                     get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset()), layout
                 )
 
-            return self._scale_table(
-                "bare", candidates, self._part(candidates)[1:-1], make_bare, many=self._multiples(candidates, most=most)
-            )
+            columns, many = self._part(candidates)[1:-1], self._multiples(candidates, most=most)
+            return self._scale_table("bare", candidates, columns, make_bare, many=many, cost=self._pass_cost // 2)
         if self.measured:
 
             def make_measured(layout: Layout, _: int) -> Floats:
                 part = get_local_degrees(layout)
                 return self._adjacent_units(part._replace(recomputed=frozenset()) if bare else part, layout)
 
-            return self._table("bare" if bare else "nearest", candidates, self._part(candidates), make_measured)
+            name, columns = "bare" if bare else "nearest", self._part(candidates)
+            return self._table(name, candidates, columns, make_measured, cost=self._pass_cost)
 
         def make(layout: Layout, many: int) -> Floats:
             return self._adjacent_units(get_local_degrees(layout)._replace(sequences=many), layout)
 
-        return self._scale_table(
-            "nearest", candidates, self._part(candidates)[1:], make, many=self._multiples(candidates, most=most)
-        )
+        columns, many = self._part(candidates)[1:], self._multiples(candidates, most=most)
+        return self._scale_table("nearest", candidates, columns, make, many=many, cost=self._pass_cost)
 
     def model_seconds(self, candidates: CandidateLayouts, *, most: int, complete: bool = True) -> Floats:
         """Return seconds [n, (passes one after another, passes in pairs), 1] of all units of the model on one rank.
@@ -357,10 +369,9 @@ class Estimates(Tables):
             paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
             return np.array([[alone], [paired]])
 
-        name, columns = ("whole", 9) if complete else ("any etp", 8)
-        return self._scale_table(
-            name, candidates, self._part(candidates)[1:columns], make, many=self._multiples(candidates, most=most)
-        )
+        name, number = ("whole", 9) if complete else ("any etp", 8)
+        columns, many = self._part(candidates)[1:number], self._multiples(candidates, most=most)
+        return self._scale_table(name, candidates, columns, make, many=many, cost=self._pass_cost)
 
     def _adjacent_units(self, part: LocalDegrees, layout: Layout, *, complete: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
@@ -376,7 +387,8 @@ class Estimates(Tables):
         def make(layout: Layout, _: int) -> Floats:
             return np.array([figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
 
-        return self._table("units", candidates, self._part(candidates) + self._places(candidates, AXES), make)
+        columns = self._part(candidates) + self._places(candidates, AXES)
+        return self._table("units", candidates, columns, make, cost=self._pass_cost)
 
     def pairs(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds of messages [n, figures, units], counted as halves of an FB.
@@ -403,7 +415,8 @@ class Estimates(Tables):
                 rows.append(row)
             return np.array(rows).T
 
-        return self._table("pairs", candidates, self._part(candidates) + self._places(candidates, AXES), make)
+        columns = self._part(candidates) + self._places(candidates, AXES)
+        return self._table("pairs", candidates, columns, make, cost=self._state_cost)
 
     def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
@@ -414,7 +427,7 @@ class Estimates(Tables):
         def make(layout: Layout, _: int) -> Floats:
             return np.array(stage_message_seconds(self.planner.units, layout))
 
-        return self._table("between stages", candidates, columns, make)
+        return self._table("between stages", candidates, columns, make, cost=UNITS_PER_PLACE)
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (gather, reduce, copies), units] of a unit's messages, as in ``GatherReduceTime``."""
@@ -433,7 +446,7 @@ class Estimates(Tables):
             times = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
             return np.array([(time.gather, time.reduce, time.copies) for time in times], float).T
 
-        return self._table("parallel", candidates, columns, make)
+        return self._table("parallel", candidates, columns, make, cost=self._state_cost)
 
     def _representative_unit(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]
@@ -448,3 +461,9 @@ class Estimates(Tables):
         for some in axes:
             columns += self._places(candidates, some)
         return np.sort(np.unique(encode_rows(columns), return_index=True)[1])
+
+
+def _rest_and_ends(state: UnitStates, keeps: Policy) -> tuple[int, int]:
+    """Return the bytes of a unit's states at rest, and of its gradients at the update."""
+    rest = (state.gathered if keeps.weights_stay else 0) + state.separate + state.moments
+    return rest, state.sums if keeps.gradients_stay else state.reduced

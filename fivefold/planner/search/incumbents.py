@@ -18,7 +18,7 @@ from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import SearchWork
+from fivefold.planner.search.work import UNITS_PER_ESTIMATE, SearchWork
 from fivefold.results.objectives import By
 from fivefold.step import TIGHT_RISK
 
@@ -43,7 +43,8 @@ class Incumbents:
     be found, and what is within ``slack`` of it. ``improved``: told each better layout and its score; ``fitted``: told
     every evaluated layout that fits.
 
-    ``work``: that of the search, which allows a gap to the optimum once it is large; without it, the best is exact.
+    ``work``: that of the search, which allows a gap to the optimum once it is large; without it, the best is exact. If
+    ``any_will_do``, the search ends there without a layout.
 
     ``largest_peak``: which the predicted peak of no layout exceeds that fits. ``largest_tight``: the same of those that
     are tight, of which the best is found too, if it beats all that fit; 0: they are not looked at.
@@ -81,7 +82,7 @@ class Incumbents:
     @property
     def threshold(self) -> float:
         """Return the score that a layout must not exceed to be among the ``top``, or the best."""
-        if self.any_will_do and self.best:
+        if self.any_will_do and (self.best or (self.work and self.work.is_spent)):
             return -np.inf
         full = len(self.best) == self.top
         if self.best_only and self.best and (full or self.evaluated >= MIN_EVALUATED_LAYOUTS):
@@ -101,6 +102,8 @@ class Incumbents:
         self.seen.add((layout, planner.job))
         ranks = planner.memory(layout)
         self.evaluated += 1
+        if self.work:
+            self.work.add(UNITS_PER_ESTIMATE)
         peak, risk = self._peak_and_risk(planner, layout, ranks)
         fits = risk <= planner.risk
         if not fits:

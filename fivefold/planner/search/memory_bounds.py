@@ -54,37 +54,53 @@ class LiveUnits(NamedTuple):
     blocks_before: Ints  # [4, 2] index of the block before each of these; HEAD if there is none
 
 
-def live_units(
-    counts: Counts, shape: PipelineShape, *, micro_batches: int, every: int, runs: list[UnitGroup]
-) -> LiveUnits:
-    """Return the live units of a pipeline of n micro-batches in which one of ``every`` layers is recomputed."""
+class StageUnits(NamedTuple):
+    """The units of the stages of a pipeline, whatever its number of micro-batches."""
+
+    table: Floats  # [stages, units]
+    stages: list[tuple[int, ...]]  # of each rank
+    unit_counts: Floats  # [ranks, units]
+    last: list[int]  # index of the last block of each stage
+    following: list[int]  # index of the block before it; HEAD if there is none
+    ranks: list[int]  # whose memory is bounded
+    closing: list[list[tuple[int, Floats, int]]]  # ``_closing_blocks`` of the first stage of each of them
+
+
+def stage_facts(counts: Counts, shape: PipelineShape, *, every: int, runs: list[UnitGroup]) -> StageUnits:
+    """Return the units of a pipeline's stages in which one of ``every`` layers is recomputed."""
     table, _ = stage_units(counts, shape, every=every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
     unit_counts = np.array([table[list(rank_stages)].sum(axis=0) for rank_stages in stages])
     blocks, following = _last_blocks(counts, shape, every=every, runs=runs)
     ends = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # of the last stage
     ranks = [0, int(unit_counts[:, BLOCKS:].sum(axis=1).argmax()), int(unit_counts[:, blocks[-1]].argmax()), ends]
+    closing = [[*_closing_blocks(counts, shape, stages[rank][0], every=every, runs=runs)] for rank in ranks]
+    return StageUnits(table, stages, unit_counts, blocks, following, ranks, closing)
+
+
+def live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: int) -> LiveUnits:
+    """Return the live units of a pipeline of n micro-batches."""
+    table, stages, ranks, blocks = units.table, units.stages, units.ranks, units.last
     rows = [_rank_units(shape, rank, table[list(stages[rank])], m=micro_batches) for rank in ranks]
     live, live_later, is_exact, is_full, is_reached = zip(*rows, strict=True)
-    closing_blocks = [[*_closing_blocks(counts, shape, stages[rank][0], every=every, runs=runs)] for rank in ranks]
     return LiveUnits(
-        unit_counts=unit_counts[ranks],
+        unit_counts=units.unit_counts[ranks],
         live=np.array(live),
         live_later=np.array(live_later),
         last_block=np.array([blocks[stages[rank][-1]] for rank in ranks]),
         is_reached=np.array(is_reached),
-        next_block=np.array([following[stages[rank][-1]] for rank in ranks]),
+        next_block=np.array([units.following[stages[rank][-1]] for rank in ranks]),
         is_first_stage=np.array([stages[rank][-1] == 0 for rank in ranks]),
         is_exact=np.array(is_exact),
         is_full=np.array(is_full),
         has_one_stage=np.full(4, len(stages[0]) == 1),
         schedule=np.full(4, SCHEDULES.index(shape.schedule)),
         pp=np.full(4, shape.pp),
-        closing_blocks=np.array([[at for at, _, _ in rank] for rank in closing_blocks]),
+        closing_blocks=np.array([[at for at, _, _ in rank] for rank in units.closing]),
         backwards_before=np.array([1 + shape.pipeline.weight_lag * rank for rank in ranks]),
         closing_units=table[[stages[rank][0] for rank in ranks]],
-        units_before=np.array([[units for _, units, _ in rank] for rank in closing_blocks]),
-        blocks_before=np.array([[block for _, _, block in rank] for rank in closing_blocks]),
+        units_before=np.array([[before for _, before, _ in rank] for rank in units.closing]),
+        blocks_before=np.array([[block for _, _, block in rank] for rank in units.closing]),
     )
 
 
@@ -162,6 +178,7 @@ class MemoryBounds:
             recipe.gradients_bytes == recipe.summed_bytes and are_separate and not stack.kernel_facts.allocates_sums
         )
         self._known: dict[tuple[int, int, int], LiveUnits] = {}
+        self._stages: dict[tuple[int, int], StageUnits] = {}
 
     def peak(
         self,
@@ -339,8 +356,10 @@ class MemoryBounds:
         for at in index:
             key = int(candidates.shape[at]), int(every[at]), int(m[at])
             if key not in self._known:
-                shape = self.shapes[key[0]]
-                self._known[key] = live_units(self.counts, shape, micro_batches=key[2], every=key[1], runs=runs)
+                shape, stages = self.shapes[key[0]], self._stages.get(key[:2])
+                if stages is None:
+                    stages = self._stages[key[:2]] = stage_facts(self.counts, shape, every=key[1], runs=runs)
+                self._known[key] = live_units(shape, stages, micro_batches=key[2])
             rows.append(self._known[key])
         return LiveUnits(*(np.stack(column)[inverse] for column in zip(*rows, strict=True)))
 

@@ -117,7 +117,14 @@ def _offer(
         return Offer(machine=machine.name, ranks=machine.ranks, error=f"{NOTHING_FITS}{need}")
     step = result.proposal.choice.step
     run = predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
-    return Offer(machine=machine.name, ranks=machine.ranks, layout=step.layout, mfu=step.mfu.causal, run=run)
+    return Offer(
+        machine=machine.name,
+        ranks=machine.ranks,
+        layout=step.layout,
+        mfu=step.mfu.causal,
+        run=run,
+        remark=result.gap_remark(),
+    )
 
 
 def _find_fewest_ranks(

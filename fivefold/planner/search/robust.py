@@ -2,9 +2,10 @@
 
     regret of a layout in a scenario = its step time / that of the best layout in that scenario - 1
 
-Each scenario is searched for its best. A layout whose largest regret is r is no further than r from the best as
-predicted either, so that all layouts within the least r known are judged, and the answer is that of judging all. Only
-a straggler's best is that of the layouts known to the searches, of which none is faster with it than without.
+Each scenario is searched for its best, within its share of a search's work limit. A layout whose largest regret is r is
+no further than r from the best as predicted either, so that all layouts within the least r known are judged, and the
+answer is that of judging all. Only a straggler's best is that of the layouts known to the searches, of which none is
+faster with it than without.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.scenarios import Scenario, scenarios
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.warm_start import sweep_from_likely
+from fivefold.planner.search.work import EXACT_UNITS, SearchWork
 from fivefold.results.search_result import Regret, Robustness, ScenarioResult
 
 SEEDS = 20  # layouts with which the search of a scenario begins
@@ -41,13 +43,23 @@ class EvaluatedRegret(NamedTuple):
 
 
 class RegretEvaluator:
-    """Judges layouts on ``world`` ranks of ``planner``'s machine; ``narrowed``: arguments of ``Space``."""
+    """Judges layouts on ``world`` ranks of ``planner``'s machine; ``narrowed``: arguments of ``Space``.
+
+    ``exact``: the searches of the scenarios have no work limit. ``gap``: the largest that they left.
+    """
 
     def __init__(
-        self, planner: Planner, *, world: int, narrowed: Mapping[str, Any], report: Report | None = None
+        self,
+        planner: Planner,
+        *,
+        world: int,
+        narrowed: Mapping[str, Any],
+        report: Report | None = None,
+        exact: bool = True,
     ) -> None:
         model, machine, job = planner.model, planner.machine, planner.job
-        self.world, self.narrowed, self.report = world, narrowed, report
+        self.world, self.narrowed, self.report, self.exact = world, narrowed, report, exact
+        self.gap: float | None = None
         self.scenarios = scenarios(model=model, machine=machine, job=job)
         self.planners = [planner, *(_planner(scenario, planner) for scenario in self.scenarios[1:])]
         self.known: list[dict[Layout, float]] = [{} for _ in self.scenarios]
@@ -62,13 +74,16 @@ class RegretEvaluator:
         planner = self.planners[at]
         space = Space(planner.model, planner.job, world=self.world, **self.narrowed)
         largest = planner.memory_risk.largest_peak(self.world, risk=planner.risk)
-        incumbents = Incumbents(largest, by="time", top=1, levels=0, best_only=True, slack=slack)
+        work = None if self.exact else SearchWork(exact_units=EXACT_UNITS // len(self.scenarios))
+        incumbents = Incumbents(largest, by="time", top=1, levels=0, best_only=True, slack=slack, work=work)
         for layout in begin:
             incumbents.evaluate(planner, layout)
         solver = BranchAndBound(
             incumbents, ranks_per_node=planner.machine.ranks_per_node, report=self.report, total=space.layouts
         )
-        sweep_from_likely(solver, Bounds(planner, space, concatenate(())))
+        sweep_from_likely(solver, Bounds(planner, space, concatenate(()), work=work))
+        if incumbents.gap is not None:
+            self.gap = max(self.gap or 0.0, incumbents.gap)
         for candidate in incumbents.fitting:
             self.known[at][candidate.estimate.layout] = candidate.seconds
         return [fitting.estimate.layout for fitting in incumbents.fitting]

@@ -32,6 +32,7 @@ from fivefold.planner.search.columns import (
     concatenate,
     cross,
     map_distinct,
+    select_degrees,
     split,
 )
 from fivefold.planner.search.recomputations import RECOMPUTATIONS, list_recomputations
@@ -83,6 +84,7 @@ class Space:
         unsharded = {
             *(("tp", "cp") if model.non_attention_mixers else ())
         }  # of token mixers, only attention is sharded
+        unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
         unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words and axis not in unsharded)
         self.where = where
@@ -335,15 +337,14 @@ class Space:
     def rows_of(self, partials: PartialLayouts, layout: Layout) -> Ints:
         """Return indices of the partial layouts with the degrees, micro-batch and recomputation of ``layout``."""
         matches = np.array([layout.ac == ac for ac in self.recomputations])[partials.ac]
-        for name in ("dp", "tp", "cp", "pp", "ep", "etp", "mbs"):
-            matches &= getattr(partials, name) == getattr(layout, name)
-        return np.flatnonzero(matches)
+        return np.flatnonzero(matches & select_degrees(partials, layout) & (partials.mbs == layout.mbs))
 
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
         """Return the candidate in row ``at`` as a ``Layout``."""
-        dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = (int(column[candidates.partial[at]]) for column in partials)
+        partial = candidates.partial[at]
+        dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = [int(column[partial]) for column in partials]
         shape, zero, shards = self.shapes[candidates.shape[at]], int(candidates.zero[at]), int(candidates.shards[at])
-        return Layout(
+        return Layout.model_construct(  # legal, so that it is not validated, which takes twice as long
             dp=dp,
             tp=tp,
             tp_inner=inner,

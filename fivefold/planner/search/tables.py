@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, factorize, map_distinct
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import SearchWork
+from fivefold.planner.search.work import UNITS_PER_PLACE, SearchWork
 
 LARGE_MICRO_BATCH = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
 SMALL_MICRO_BATCH = 6
@@ -65,10 +65,11 @@ class Tables:
         make: Callable[[Layout, int], Floats],
         *,
         many: Ints,
+        cost: int,
     ) -> Floats:
         """Return ``_table`` of figures of ``many`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
-        scaled = self._table(name, candidates, [many, *columns], make)
+        scaled = self._table(name, candidates, [many, *columns], make, cost=cost)
         scale = np.where(many == mbs, 1.0, mbs / many * np.where(many == LARGE_MICRO_BATCH, ROUNDED, 1.0))
         return np.asarray(scaled * scale[:, None, None])
 
@@ -113,7 +114,8 @@ class Tables:
                 rows += [ranks, *((min(stride, links[0].span), tier) if ranks > 1 else (0, 0))]
             return np.array(rows, float)
 
-        return list(self._table(" ".join(("places of", *axes)), candidates, columns, make).astype(np.int64).T)
+        name = " ".join(("places of", *axes))
+        return list(self._table(name, candidates, columns, make, cost=UNITS_PER_PLACE).astype(np.int64).T)
 
     def _table(
         self,
@@ -121,21 +123,24 @@ class Tables:
         candidates: CandidateLayouts,
         columns: list[Ints],
         make: Callable[[Layout, int], Floats],
+        *,
+        cost: int,
     ) -> Floats:
         """Return ``make(layout, first column)`` for each row.
 
-        It is called once per search for equal values of ``columns``.
+        It is called once per search for equal values of ``columns``, at ``cost`` units of work.
         """
         known = self._tables.setdefault(name, {})
         before = len(known)
         _, first, inverse = factorize(encode_rows(columns))
         rows = []
-        for at in first:
-            key = tuple(int(column[at]) for column in columns)
-            if key not in known:
-                known[key] = make(self.space.layout(self.partials, candidates, int(at)), key[0])
-            rows.append(known[key])
-        self.work.add(figures=len(known) - before, rows=len(inverse))
+        keys = zip(*(column[first].tolist() for column in columns), strict=True)
+        for at, key in zip(first.tolist(), keys, strict=True):
+            row = known.get(key)
+            if row is None:
+                row = known[key] = make(self.space.layout(self.partials, candidates, at), key[0])
+            rows.append(row)
+        self.work.add((len(known) - before) * cost + len(inverse))
         return np.stack(rows)[inverse]
 
 

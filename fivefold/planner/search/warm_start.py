@@ -1,23 +1,34 @@
 """A good layout to begin with: the lower the threshold is, the less has to be made of the tables of the bounds.
 
 likely partial layouts by the bound of their work and a guess of their bubble → each with its best schedule and full
-shard groups → all schedules and groups of the best of those
+shard groups → all schedules and groups of the best of those · at the work limit: layouts with the degrees of the best
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 
 import numpy as np
 
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound
-from fivefold.planner.search.columns import BoundedSpace, CandidateLayouts, ExpandedCandidates, Ints, concatenate
+from fivefold.planner.search.columns import (
+    BoundedSpace,
+    CandidateLayouts,
+    ExpandedCandidates,
+    Ints,
+    concatenate,
+    select_degrees,
+)
 from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import SMALL_MICRO_BATCH
+from fivefold.planner.search.work import REFINING_UNITS
 
 SCOUTS, LIKELY = 400, 8  # partial layouts that are explored before all others, of at most n sequences
+LIKELIEST = 2000  # partial layouts whose work is bounded with their messages, of which those are chosen
 FIRST, TIMES = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
 SCHEDULES = 4000  # of them, the most promising of all
 FEW_FIT = 40  # layouts whose memory is counted before one is found that fits: then few fit
@@ -33,7 +44,7 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     """
     incumbents = solver.incumbents
     before, done = deepcopy(incumbents.rejections), solver.done
-    floors = solver.floors(bounds)
+    floors = solver.floors(bounds, bounds.space.blocks)
     likely = _select_likely(solver, bounds, floors)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
     number, start = FIRST if incumbents.any_will_do else SCOUTS, 0
@@ -49,6 +60,8 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
         best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
         _evaluate_likely(solver, bounds, likely, best[:SCOUTS])
     solver.sweep(bounds, floors)
+    if incumbents.allowed_gap and incumbents.best:
+        _search_degrees_of_best(solver, bounds)
 
 
 def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections, done: int) -> bool:
@@ -74,16 +87,32 @@ def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections
     return True
 
 
-def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpace, rows: Ints) -> None:
-    """Evaluate the likely good layouts at ``rows`` to lower the threshold; count no losers."""
+def _search_degrees_of_best(solver: BranchAndBound, bounds: Bounds) -> None:
+    """Search the layouts with the degrees of the best, after a search that ended at its work limit."""
+    work, layout = solver.incumbents.work, solver.incumbents.best[0].estimate.layout
+    assert work is not None
+    blocks = [block.take(select_degrees(block, layout)) for block in bounds.space.blocks]
+    with _counting_no_losers(solver), work.extend(REFINING_UNITS):
+        solver.sweep(bounds, solver.floors(bounds, blocks))
+
+
+@contextmanager
+def _counting_no_losers(solver: BranchAndBound) -> Iterator[None]:
+    """Leave the losers of a search, and what is reported of it, as they were before."""
     incumbents, done, report = solver.incumbents, solver.done, solver.report
     rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
     try:
-        floor = BoundedSpace(likely.stems.take(rows), likely.size[rows], likely.seconds[rows])
-        for opened in solver.expand_best_first(bounds, floor):
-            _try_best(solver, bounds.restrict_to(opened.partials), opened)
+        yield
     finally:
         incumbents.rejections, solver.done, solver.report = rejections, done, report
+
+
+def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpace, rows: Ints) -> None:
+    """Evaluate the likely good layouts at ``rows`` to lower the threshold; count no losers."""
+    floor = BoundedSpace(likely.stems.take(rows), likely.size[rows], likely.seconds[rows])
+    with _counting_no_losers(solver):
+        for opened in solver.expand_best_first(bounds, floor):
+            _try_best(solver, bounds.restrict_to(opened.partials), opened)
 
 
 def _select_likely(
@@ -99,15 +128,16 @@ def _select_likely(
         likely = (stems.etp == 1) & (stems.mbs <= LIKELY)
         if usual:
             likely &= (stems.tp * stems.cp <= solver.ranks_per_node) & ((stems.pp == 1) | (m >= stems.pp))
-        stems, size, seconds, m = stems.take(likely), size[likely], seconds[likely], m[likely]
-        if len(size):
-            if solver.timed:
-                bubble = (stems.pp - 1) / (m * np.maximum(1, space.model.layers // stems.pp))
-                seconds = bounds.restrict_to(stems).floor(most=SMALL_MICRO_BATCH) * (1 + bubble)
-            selected.append(BoundedSpace(stems, size, seconds))
+        selected.append(BoundedSpace(stems.take(likely), size[likely], seconds[likely]))
     none = np.zeros(0)
     size, seconds = (np.concatenate([none, *(seed[at] for seed in selected)]) for at in (1, 2))
-    return BoundedSpace(concatenate([seed.stems for seed in selected]), size, seconds)
+    stems = concatenate([seed.stems for seed in selected])
+    if not (solver.timed and len(size)):
+        return BoundedSpace(stems, size, seconds)
+    bubble = 1 + (stems.pp - 1) / (space.micro_batches(stems) * np.maximum(1, space.model.layers // stems.pp))
+    least = np.argsort(seconds * bubble, kind="stable")[:LIKELIEST]
+    stems, size, bubble = stems.take(least), size[least], bubble[least]
+    return BoundedSpace(stems, size, bounds.restrict_to(stems).floor(most=SMALL_MICRO_BATCH) * bubble)
 
 
 def _try_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:

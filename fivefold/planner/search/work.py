@@ -2,15 +2,24 @@
 
     exact until ``EXACT_UNITS`` are spent, then the allowed gap doubles every ``DOUBLING_UNITS``
 
-As the work limit and the gap of a mixed-integer solver: wall time would make results depend on the machine.
+As the work limit and the gap of a mixed-integer solver: wall time would make results depend on the machine. A unit is
+a row of a table that is read; figures that are computed are weighed by the rows that take as long.
 """
 
 from __future__ import annotations
 
-UNITS_PER_FIGURE = 500  # of a figure that is computed, compared with a row of a table that is read
-EXACT_UNITS = 18_000_000  # Llama 3 405B on 16,384 GPUs takes 16 million
-DOUBLING_UNITS = 300_000
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+UNITS_PER_PASS = 100  # to list the operations of a model's unit and to time them, or to simulate their memory
+UNITS_PER_STATE = 40  # to count the states of a model's unit, or to time its data-parallel messages
+UNITS_PER_PLACE = 30  # to find the groups of a layout
+UNITS_PER_ESTIMATE = 3000  # to estimate a layout
+EXACT_UNITS = 5_000_000
+REFINING_UNITS = 500_000  # spent on layouts with the degrees of the best after the limit
+DOUBLING_UNITS = 100_000
 FIRST_GAP = 0.01  # allowed first, as a share of the optimum: less than the error of a prediction
+MAX_DOUBLINGS = 20  # beyond which nothing is left to examine
 
 
 class SearchWork:
@@ -20,12 +29,26 @@ class SearchWork:
         self.exact_units, self.doubling_units = exact_units, doubling_units
         self.units = 0
 
-    def add(self, *, figures: int, rows: int) -> None:
-        """Count figures that were computed and rows of tables that were read."""
-        self.units += figures * UNITS_PER_FIGURE + rows
+    def add(self, units: int) -> None:
+        """Count units of work that were spent."""
+        self.units += units
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether the limit is exceeded."""
+        return self.units > self.exact_units
+
+    @contextmanager
+    def extend(self, units: int) -> Iterator[None]:
+        """Allow no gap within until ``units`` more are spent."""
+        limit, self.exact_units = self.exact_units, self.units + units
+        try:
+            yield
+        finally:
+            self.exact_units = limit
 
     @property
     def allowed_gap(self) -> float:
         """Return the share of the optimum by which the result may exceed it; layouts within it are not examined."""
         over = self.units - self.exact_units
-        return FIRST_GAP * 2.0 ** (over // self.doubling_units) if over > 0 else 0.0
+        return FIRST_GAP * 2.0 ** min(over // self.doubling_units, MAX_DOUBLINGS) if over > 0 else 0.0

@@ -14,16 +14,16 @@ import fivefold
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import can_express, reasons
-from fivefold.layout.where import Where
+from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
-from fivefold.planner.search import has_fitting_layout, search
+from fivefold.planner.search import find_fitting_layout, has_fitting_layout, search
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import SearchWork
+from fivefold.planner.search.work import FIRST_GAP, MAX_DOUBLINGS, SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
 from fivefold.rendering.html import search as html
@@ -327,9 +327,31 @@ def test_a_search_at_its_work_limit_says_how_near_the_best_possible_it_is(by: By
 
 def test_a_search_within_its_work_limit_is_exact() -> None:
     machine, job = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4)
-    limited = search(model=EXPERTS, machine=machine, job=job, top=5, work=SearchWork())
+    limited = search(model=EXPERTS, machine=machine, job=job, top=5)
+    exact = search(model=EXPERTS, machine=machine, job=job, top=5, exact=True)
     assert limited.gap is None
-    assert limited.replace(seconds=0) == search(model=EXPERTS, machine=machine, job=job, top=5).replace(seconds=0)
+    assert limited.replace(seconds=0) == exact.replace(seconds=0)
+
+
+def test_a_search_for_any_layout_that_fits_ends_at_its_work_limit() -> None:
+    machine, job, work = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4), SearchWork(exact_units=0)
+    assert find_fitting_layout(ANY, model=EXPERTS, machine=machine, job=job) is not None
+    assert find_fitting_layout(ANY, model=EXPERTS, machine=machine, job=job, work=work) is None
+    assert work.is_spent
+
+
+def test_the_gap_grows_with_the_work_beyond_the_limit() -> None:
+    work = SearchWork(exact_units=1000, doubling_units=100)
+    gaps = []
+    for units in (1000, 1, 100, 100, 10**9):
+        work.add(units)
+        gaps.append(work.allowed_gap)
+    assert gaps == [0.0, FIRST_GAP, 2 * FIRST_GAP, 4 * FIRST_GAP, FIRST_GAP * 2.0**MAX_DOUBLINGS]
+    with work.extend(10):
+        assert work.allowed_gap == 0
+        work.add(11)
+        assert work.allowed_gap == FIRST_GAP
+    assert work.allowed_gap == gaps[-1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import can_express, reasons, refuse
 from fivefold.layout.where import ANY, Where
+from fivefold.model.catalog import build_model
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -191,3 +192,8 @@ def test_latent_attention_recomputes_what_it_expands() -> None:
 def test_a_model_with_experts_recomputes_them_and_not_an_mlp() -> None:
     assert "moe" in Space(MOE, JOB, world=2).recomputations
     assert "mlp" in Space(DENSE, JOB, world=2).recomputations
+
+
+def test_keys_that_an_indexer_chooses_are_not_sharded() -> None:
+    space = Space(build_model("deepseek-v3.2"), Job(sequence=4096, global_batch=64), world=16)
+    assert all((block.cp == 1).all() for block in space.blocks)

@@ -8,7 +8,7 @@ is dropped and recomputed. Sources: arXiv:1604.06174; selective: Korthikanti 202
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from fivefold.layout.spec import CHEAP
@@ -16,6 +16,7 @@ from fivefold.planner.counts.operations.op import Op
 
 RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale")
 MIXERS = ("attention", "mixer")  # the first part of the names of operations of a token mixer
+STRUCTURES = 4096  # cached choices of what is recomputed
 
 
 class UnitOperations(NamedTuple):
@@ -61,9 +62,53 @@ def recompute(
     ``early_stop``: operations whose results the backward does not need are not recomputed. ``fused``: linear layers on
     one input are one operation, which is recomputed as one or not at all.
     """
-    is_recomputed = [bool(groups(op) & recomputed_groups) for op in ops] if recomputed_groups else []
-    if not any(is_recomputed):
+    marks = (
+        _choose(_Structure(ops), recomputed_groups, early_stop=early_stop, fused=fused) if recomputed_groups else None
+    )
+    if marks is None:
         return UnitOperations(tuple(ops))
+    marked = [
+        op if keeps is None else op._replace(recomputed=recomputed, keeps=keeps)
+        for op, (recomputed, keeps) in zip(ops, marks.ops, strict=True)
+    ]
+    return UnitOperations(tuple(marked), marks.dropped)
+
+
+class _Marks(NamedTuple):
+    """The mark of each operation and what it keeps (None: nothing changes), and the tensors that are dropped."""
+
+    ops: tuple[tuple[bool, tuple[str, ...] | None], ...]
+    dropped: frozenset[str]
+
+
+class _Structure:
+    """The names and tensors of operations without their sizes, on which alone depends what is recomputed."""
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.ops = ops
+        self._key = tuple(
+            [
+                (op.name, op.kind, op.reads, *op.writes, op.keeps, op.always_kept, op.message and op.message.regather)
+                for op in ops
+            ]
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Structure) and self._key == other._key
+
+
+@lru_cache(maxsize=STRUCTURES)
+def _choose(
+    structure: _Structure, recomputed_groups: frozenset[str], *, early_stop: bool, fused: bool
+) -> _Marks | None:
+    """Return the marks of ``recompute``; None if no operation is recomputed."""
+    ops = structure.ops
+    is_recomputed = [bool(groups(op) & recomputed_groups) for op in ops]
+    if not any(is_recomputed):
+        return None
     _mark_messages(ops, is_recomputed)
     cheap = {
         name
@@ -87,7 +132,8 @@ def recompute(
     ]
     if early_stop:
         marked = _stop_early(marked, frozenset(dropped), full_layer="layer" in recomputed_groups, fused=fused)
-    return UnitOperations(tuple(marked), frozenset(dropped))
+    changes = [(new.recomputed, None if new is op else new.keeps) for op, new in zip(ops, marked, strict=True)]
+    return _Marks(tuple(changes), frozenset(dropped))
 
 
 def is_linear(op: Op) -> bool:
