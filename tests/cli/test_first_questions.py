@@ -72,7 +72,7 @@ def test_answers_in_python_print_as_the_table_of_the_terminal(
     replies = ff.ask(*words, gbs=64)
     table = str(replies).splitlines()
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()][-len(table) :] == table
-    assert repr(replies) == "<1 row of Answer>"
+    assert repr(replies) == "<1 row of QuestionAnswer>"
 
 
 def test_ask_in_python_refuses_an_option_that_the_question_does_not_use() -> None:

@@ -134,10 +134,10 @@ def test_write_lists_the_defaults_that_it_used(
 ) -> None:
     words = ["write", "dp8 zero3 mbs1", "--model", "llama3-8b", "--to", "torchtitan", "-o", tmp_path / "config.py"]
     assert run(monkeypatch, *words) == 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "defaults" in line]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "Fivefold's defaults" in line]
     assert "sequence 4096 (--seq), global batch 8 (--gbs), precision bf16 (--precision), 1000 steps" in line
     assert run(monkeypatch, *words, "--seq", "2048", "--gbs", "16") == 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "defaults" in line]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "Fivefold's defaults" in line]
     assert line.startswith("fivefold: left at Fivefold's defaults: precision bf16")
 
 

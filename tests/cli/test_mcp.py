@@ -55,7 +55,7 @@ def test_tools_have_the_schemas_of_the_requests(tmp_path: Path) -> None:
         assert not {"output", "charts", "chart", "trace", "measure", "out"} & set(fields)
     predict = tools["predict"].input_schema
     assert predict["required"] == ["model", "machine", "layout"]
-    assert predict["properties"]["seq"]["description"] == "Tokens per sequence, such as 8192 or 8k."
+    assert predict["properties"]["seq"]["description"] == "Tokens per sequence, such as 8192 or 8k. Default: 4096."
     assert sum(len(json.dumps(tool.input_schema)) for tool in tools.values()) < 30_000  # an assistant reads all of it
 
 
