@@ -217,7 +217,7 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     adapter = Adapter(rank=chance.randint(1, 5), targets=targets, rank_stabilized=chance.random() < 0.3)
     if chance.random() > 0.5 or not _is_supported(case.layout, case.job.replace(adapter=adapter), model=case.model):
         return case
-    adapter = adapter.replace(dropout=random.Random(f"{case.number} adapter dropout").choice((0.0, 0.25)))
+    adapter = adapter.replace(dropout=random.Random(f"{case.number} adapter dropout").choice((0.0, 0.25, 0.25)))
     quantized = case.job.replace(adapter=adapter.replace(base="nf4"))
     if chance.random() < 0.5 and _is_supported(case.layout, quantized, model=case.model):
         return case._replace(job=quantized)
