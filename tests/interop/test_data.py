@@ -139,6 +139,9 @@ def test_what_a_run_file_cannot_express_is_a_remark(values: dict[str, Any], word
         (LLAMAFACTORY | {"stage": "dpo", "pref_ftx": 0.5}, "pref_ftx"),
         (AXOLOTL | {"rl": "orpo", "datasets": [CHAT]}, "rl"),
         (AXOLOTL | {"rl": "dpo", "datasets": [CHAT], "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),
+        (AXOLOTL | {"rl": "dpo", "datasets": [CHAT], "rpo_alpha": 1.0}, "rpo_alpha"),
+        (AXOLOTL | {"rl": "dpo", "datasets": [CHAT], "dpo_label_smoothing": 0.1}, "dpo_label_smoothing"),
+        (LLAMAFACTORY | {"stage": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing"),
         (AXOLOTL | {"datasets": [CHAT], "beta": 0.1}, "beta"),
         (TRL | {"loss_type": "ipo"}, "loss_type"),
         (TRL | {"beta": 0.04}, "beta"),
@@ -147,6 +150,26 @@ def test_what_a_run_file_cannot_express_is_a_remark(values: dict[str, Any], word
 def test_another_objective_is_not_understood(values: dict[str, Any], key: str, tmp_path: Path) -> None:
     _, _, reading = run_of(values, tmp_path)
     assert [item.key for item in reading.not_understood] == [key]
+
+
+@pytest.mark.parametrize(
+    ("values", "dropout"),
+    [
+        (LLAMAFACTORY | {"stage": "dpo"}, 0.0),
+        (LLAMAFACTORY, 0.05),
+        (AXOLOTL | {"rl": "dpo", "datasets": [CHAT]}, 0.0),
+        (TRL | {"loss_type": "sigmoid"}, 0.0),
+        (TRL | {"loss_type": "sigmoid", "disable_dropout": False}, 0.05),
+    ],
+)
+def test_preferences_are_trained_without_dropout(values: dict[str, Any], dropout: float, tmp_path: Path) -> None:
+    switch = {"finetuning_type": "lora"} if "stage" in values else {"use_peft": True}
+    run, _, reading = run_of(
+        values | ({"adapter": "lora"} if "datasets" in values else switch) | {"lora_dropout": 0.05}, tmp_path
+    )
+    assert reading.not_understood == ()
+    assert run.job.adapter is not None
+    assert run.job.adapter.dropout == dropout
 
 
 def test_a_config_without_data_has_none(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ TABLES: dict[str, Table] = {
         "truncation_mode": part(EXCESS, "keep_start"),
         "loss_type": part(OBJECTIVE, "nll"),
         "beta": part(BETA, None),
+        "disable_dropout": part("the adapter's dropout", True),
     },
     "axolotl": {
         "datasets": part(f"{FORMAT}, data.corpus and data.key", None),
@@ -55,7 +56,11 @@ CHAT, TEXT = "chat_template", "completion"  # Axolotl's types of conversations, 
 SIGNS = {"trl": tuple(TABLES["trl"]), "axolotl": ("datasets",), "llamafactory": ("dataset", "template")}
 SIGMOID = ("sigmoid", ["sigmoid"])  # the loss of DPO
 ANOTHER = "another objective than the next token"
-
+LOSS_TERMS = {
+    "rpo_alpha": "a loss on the chosen completion is added",
+    "label_smoothing": "the loss of pairs smooths its labels",
+    "dpo_label_smoothing": "the loss of pairs smooths its labels",
+}
 
 SWITCHES = {"trl": ("loss_type", "beta"), "axolotl": ("rl", "rl_beta"), "llamafactory": ("stage", "pref_beta")}
 
@@ -79,6 +84,9 @@ def read_preferences(values: Values) -> dict[str, Any]:
             values.doubt("pref_loss", "another loss of pairs; counted as DPO's, with a reference")
         if values["pref_ftx"]:
             values.doubt("pref_ftx", "a loss on the chosen completion is added")
+    for key, reason in LOSS_TERMS.items():
+        if values.given.get(key):
+            values.doubt(key, reason)
     if values.given.get("precompute_ref_log_probs"):
         values.doubt("precompute_ref_log_probs", "the reference runs before the training; counted in every step")
     strength = values.number(beta)
