@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
+from fivefold.model.huggingface.keys import flatten_tables, nest_tables
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import DropoutRates
 from tests.model.judged import build_reference, silence_transformers
@@ -18,6 +19,7 @@ from tests.model.mutations import FAMILIES
 
 DRAWN = {"attention_dropout": 0.125, "hidden_dropout": 0.25, "embedding_dropout": 0.375}
 TOKENS = 5
+TAKES_INTEGERS = {"mpt"}  # transformers refuses a rate that is no integer
 CHOOSES_KEYS = {"deepseek_v32", "glm_moe_dsa"}  # whose attention takes no dropout
 
 
@@ -36,13 +38,14 @@ def record_dropouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[floa
         yield calls
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"falcon"} - CHOOSES_KEYS))
+@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"falcon"} - CHOOSES_KEYS - TAKES_INTEGERS))
 @pytest.mark.parametrize("given", ["attention_dropout", "all"])
 def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = DRAWN if given == "all" else {given: DRAWN[given]}
     still = {key: 0.0 for key, field in REGISTRY[kind].keys.items() if field in DRAWN}
-    config: dict[str, Any] = FAMILIES[kind] | still
-    config |= {key: fields[field] for key, field in REGISTRY[kind].keys.items() if field in fields}
+    flat: dict[str, Any] = flatten_tables(FAMILIES[kind], family=REGISTRY[kind], name=kind) | still
+    flat |= {key: fields[field] for key, field in REGISTRY[kind].keys.items() if field in fields}
+    config = nest_tables(flat)
     model = from_config({"model_type": kind, **config}, name="x")
     with silence_transformers(), torch.no_grad(), record_dropouts(monkeypatch) as calls:
         theirs = build_reference(kind, config).train()
@@ -65,3 +68,10 @@ def test_a_place_without_a_rate_has_that_of_the_branches() -> None:
     assert model.dropout_rates == DropoutRates(embedding=0.0, attention=0.2, residual=0.0)
     assert (model.attention_dropout, model.embedding_dropout) == (0.2, None)
     assert model.replace(dropout=0.1).dropout_rates == DropoutRates(embedding=0.1, attention=0.2, residual=0.1)
+
+
+def test_mpt_has_one_rate_for_attention_and_branches() -> None:
+    """As MptAttention, MptMLP and MptBlock of transformers read it; the embedding has none."""
+    values = FAMILIES["mpt"] | {"attn_config": FAMILIES["mpt"].get("attn_config", {}) | {"attn_pdrop": 0.125}}
+    model = from_config({"model_type": "mpt", **values}, name="x")
+    assert model.dropout_rates == DropoutRates(embedding=0.0, attention=0.125, residual=0.125)

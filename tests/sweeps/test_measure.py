@@ -196,5 +196,5 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
         ("failed", f"the Slurm job 73 is gone and left neither a result nor {runs[2] / 'slurm-73.txt'}"),
     ]
     commands(folder, sbatch="echo hello")
-    with pytest.raises(RunFailure, match="sbatch printed no job id: 'hello'"):
+    with pytest.raises(RunFailure, match="sbatch printed no job id but 'hello'"):
         run_sweep(local, submit=_submit, sequences=[64])

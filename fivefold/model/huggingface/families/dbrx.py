@@ -41,7 +41,6 @@ DBRX = Family(
         "n_heads": "num_attention_heads",
         "max_seq_len": "max_position_embeddings",
         "resid_pdrop": "hidden_dropout",
-        "emb_pdrop": "embedding_dropout",
         "attn_config.attn_pdrop": "attention_dropout",
         "attn_config.clip_qkv": "qkv_clip",
         "attn_config.kv_n_heads": "num_key_value_heads",
@@ -70,6 +69,7 @@ DBRX = Family(
     supported={
         "ffn_config.ffn_act_fn": Supported((None, {"name": "silu"}), "experts of another activation"),
         "ffn_config.moe_jitter_eps": Supported((None, 0), "noise on the router's input"),
+        "emb_pdrop": Supported((0,), "dropout of the embedding, which transformers leaves out"),
         "tie_word_embeddings": Supported((False,), "a tied head, which transformers refuses"),
     },
     overwritten=("num_key_value_heads", "ffn_config.hidden_size"),
