@@ -7,6 +7,7 @@ They apply to commands that predict; dry runs and trainings take theirs from arg
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -50,6 +51,8 @@ def apply_prices(
     if given is None or any("=" not in word for word in given):  # a price without a name is for every machine
         return request, applied
     settings, priced = load_settings(), {word.partition("=")[0] for word in given}
+    if not settings.prices:
+        return request, applied
     asked = [*machines, *map(load_machine, _list_machine_names(request))]
     priced |= {machine.name.split()[0] for machine in asked if machine.dollars_per_rank_hour is not None}
     names = [machine.name.split()[0] for machine in asked]
@@ -67,7 +70,10 @@ def _list_machine_names(request: Request) -> list[str]:
     if not isinstance(request, CompareOptions):
         return list(getattr(request, "machines", ()))
     if _are_run_files(request.words):
-        return [str(read_file(Path(word)).get("machine", "")) for word in request.words]
+        with suppress(UserError):  # the command tells it
+            tables = [read_file(Path(word)) for word in request.words]
+            return [str(table["machine"]) for table in tables if "machine" in table]
+        return []
     return [*filter(is_named, request.words[1:]), *([request.gpus] if request.gpus else [])]
 
 
