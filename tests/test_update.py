@@ -45,9 +45,12 @@ def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"ramp": {"first": 2, "step": 2}}, r"run: ramp: say either every .* or samples"),
-        ({"ramp": {"first": 2, "step": 2, "every": 1, "samples": 9}}, "say either every"),
-        ({"optimizer": {"groups": [{"of": "head"}, {"of": "head", "rate": 2}]}}, "2 groups are of head; say all"),
+        ({"ramp": {"first": 2, "step": 2}}, r"run: ramp: give either every .* or samples"),
+        ({"ramp": {"first": 2, "step": 2, "every": 1, "samples": 9}}, "give either every"),
+        (
+            {"optimizer": {"groups": [{"of": "head"}, {"of": "head", "rate": 2}]}},
+            "2 groups are of head; put their settings into one",
+        ),
         ({"optimizer": {"groups": [{"of": "heads"}]}}, r"optimizer.groups.0.of: must be 'embeddings', 'head'"),
         ({"optimizer": {"undecayed": ["head"]}}, r"unknown key 'optimizer.undecayed'"),
     ],

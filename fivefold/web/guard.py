@@ -45,7 +45,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        limit = MAX_FILE_BYTES + 1 if scope["path"] == DROPPED_PATH else BODY_BYTES
+        limit = MAX_FILE_BYTES + 1 if scope.get("path") == DROPPED_PATH else BODY_BYTES
         refusal = next(iter(self._refusals(headers, limit)), None)
         if refusal is not None:
             code, line = refusal

@@ -93,7 +93,7 @@ def test_a_job_that_does_not_fit_ends_with_three() -> None:
 
 @pytest.mark.parametrize("json_too", [False, True])
 def test_a_step_that_breaks_ends_with_three(monkeypatch: pytest.MonkeyPatch, json_too: bool) -> None:
-    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x @ torch.zeros(3, 3))
+    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x, _keys: x @ torch.zeros(3, 3))
     result = run(*TINY, *(["--json"] if json_too else []))
     assert result.exit_code == WOULD_FAIL
     words = "rank 0, forward of micro-batch 0, blocks.0.mlp: aten::mm"

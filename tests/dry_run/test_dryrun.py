@@ -127,7 +127,7 @@ def test_out_of_memory_is_a_finding_with_a_fix_that_fits() -> None:
 
 
 def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x @ torch.zeros(3, 3))
+    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x, _keys: x @ torch.zeros(3, 3))
     result = run_dry("tp2 pp2")
     (line,) = result.findings
     assert result.step is None
@@ -136,7 +136,7 @@ def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_operation_without_a_fake_is_a_run_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x[x > 0])
+    monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x, _keys: x[x > 0])
     with pytest.raises(RunFailure, match=r"rank 0 cannot be dry-run at .*test_dryrun.py:\d+ .*aten.nonzero"):
         run_dry("dp1")
 

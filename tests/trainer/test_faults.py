@@ -306,7 +306,7 @@ CORPORA: dict[str, tuple[Callable[[Path], object], str]] = {
     "no files": (empty, r"corpus: no file ends in .txt .*; it holds no files"),
     "of 0 bytes": (
         lambda corpus: (empty(corpus), (corpus / "a.txt").touch()),
-        r"corpus: the corpus is empty: 1 files of 0 bytes",
+        r"corpus: the corpus is empty: 1 files of 0 bytes; add text",
     ),
     "dangling link": (link_to_nowhere, r"corpus/x.txt: cannot be read: No such file or directory"),
     "not UTF-8": (

@@ -56,7 +56,7 @@ def test_positions_of_the_sequence_are_not_those_of_a_packed_sample(model: Model
 def test_what_sft_does_not_train_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="objective=sft does not train multi-token prediction"):
         validate_job(MODEL.replace(mtp=MTP()), SFT)
-    with pytest.raises(UserError, match="noise_scale: is measured of a mean over all tokens"):
+    with pytest.raises(UserError, match="noise_scale: needs a loss that is the mean over all tokens"):
         Run(data=Data(format="messages"), job=SFT, noise_scale=True).check_noise(Layout(dp=2))
 
 

@@ -23,10 +23,11 @@ CURVES = {
     "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "_turn": "rope",
     "_LayerNorm.forward": "rms_norm", "_LayerNorm.backward": "rms_norm_backward",
     "_Gated.forward": "swiglu", "_Gated.backward": "swiglu_backward",
-    "_Plain.forward": "swiglu", "_Plain.backward": "swiglu_backward",
+    "_FusedGated.forward": "swiglu", "_FusedGated.backward": "swiglu_backward",
+    "_FusedPlain.forward": "swiglu", "_FusedPlain.backward": "swiglu_backward",
     "nats": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",
     "_Norm.forward": "rms_norm", "_Norm.backward": "rms_norm_backward",
-    "_Rotate.forward": "rope", "_Rotate.backward": "rope_backward",
+    "_FusedRotate.forward": "rope", "_FusedRotate.backward": "rope_backward", "_Rotate.backward": "rope_backward",
     "residual": "add", "Engine.update": "adamw",
 }  # fmt: skip
 DTYPES: dict[str, Dtype] = {

@@ -63,7 +63,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields |= _units(values, model) if kind == "fsdp" else {}
     fields |= sizes(values) if kind == "deepspeed" else {}
     fields |= (adapter := read_adapter(values))
-    # TRL's DPOTrainer, which Axolotl extends, and LLaMA-Factory's switch all dropout off, unless TRL is told otherwise
+    # TRL's DPOTrainer, which Axolotl extends, and LLaMA-Factory's switch all dropout off; in TRL a key keeps it on
     if preferences and adapter and values["disable_dropout"] is not False:
         fields["job.adapter"] = adapter["job.adapter"] | {"dropout": 0.0}
     if kind == "ddp" and not adapter:

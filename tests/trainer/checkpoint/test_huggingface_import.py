@@ -364,8 +364,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         "b: is missing, and model.safetensors.index.json names it",
     ),
     "family": (
-        lambda p: change(p, architectures=["RecurrentGemmaForCausalLM"]),
-        "architecture 'RecurrentGemmaForCausalLM' is not read: its layers, or some of them, are recurrent",
+        lambda p: change(p, architectures=["RwkvForCausalLM"]),
+        "architecture 'RwkvForCausalLM' is not read: its layers, or some of them, are recurrent",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }

@@ -54,7 +54,7 @@ def shift(tokens: Tensor) -> list[Tensor]:
 
 def losses(ours: Transformer, tokens: Tensor) -> Tensor:
     inputs, targets, *further = shift(tokens)
-    return ours(inputs, targets, scale=1 / (B * T), further=MTPTargets((targets, *further[:-1]), tuple(further)))
+    return ours(inputs, targets, scale=1 / (B * T), mtp_targets=MTPTargets((targets, *further[:-1]), tuple(further)))
 
 
 def build_model_with_weights(model: Model) -> Transformer:
