@@ -183,19 +183,21 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     layout is found to fit within a work limit. The layout is the first that was found to fit, sped up by single
     changes: a search for the fastest at the edge of the memory takes many times as long.
     """
-    fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
+    fits, too_large, undecided = dict[int, tuple[Planner, Layout]](), list[int](), list[int]()
 
     def fits_at(eighths: int) -> bool:
-        tried, work = scale_model(model, eighths / 8), SearchWork(exact_units=MODEL_UNITS)
-        if _min_ranks(tried, machine, job) > machine.ranks:
-            return False
-        planner = Planner(model=tried, machine=machine, job=job, risk=risk)
-        layout = find_fitting_layout(ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work)
-        if layout is not None:
-            fits[eighths] = planner, layout
-        elif work.is_spent:
-            undecided.append(eighths)
-        return layout is not None
+        tried, layout = scale_model(model, eighths / 8), None
+        work = SearchWork(exact_units=MODEL_UNITS) if fits and too_large else None  # only between sizes that are known
+        if _min_ranks(tried, machine, job) <= machine.ranks:
+            planner = Planner(model=tried, machine=machine, job=job, risk=risk)
+            layout = find_fitting_layout(
+                ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work
+            )
+            if layout is not None:
+                fits[eighths] = planner, layout
+                return True
+        (undecided if work is not None and work.is_spent else too_large).append(eighths)
+        return False
 
     most = _find_largest(fits_at, limit=256, start=8)
     if most == 0:

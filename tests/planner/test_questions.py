@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from fivefold.planner.predict import Planner, predict
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
 from fivefold.planner.search.neighbours import MIN_GAIN, neighbours, walk
+from fivefold.planner.search.work import SearchWork
 from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
 from fivefold.step import TIGHT_RISK
@@ -164,6 +166,15 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
     assert answer.step_seconds is not None
     assert min(fitting) >= answer.step_seconds * (1 - MIN_GAIN)  # no single change of its layout is faster
     assert "a search may find a faster one" in answer.remarks[0]
+
+
+def test_a_work_limit_leaves_only_sizes_between_known_ones_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that fits and twice that size are decided whatever it takes; else the answer was far too small."""
+    answer, _ = questions.largest_model(model=LLAMA, machine=NODE, job=Job())
+    monkeypatch.setattr(questions, "SearchWork", partial(SearchWork, doubling_units=1))
+    monkeypatch.setattr(questions, "MODEL_UNITS", 0)
+    limited, _ = questions.largest_model(model=LLAMA, machine=NODE, job=Job())
+    assert answer.value / 8 < limited.value <= answer.value  # twice the layers and heads are eight times the weights
 
 
 def test_sound_batches_are_of_4_to_60_million_tokens() -> None:

@@ -48,10 +48,12 @@ def concatenate(parts: Sequence[PartialLayouts]) -> PartialLayouts:
     )
 
 
-def select_degrees(stems: PartialLayouts, layout: Layout) -> NDArray[np.bool_]:
-    """Return a mask of the partial layouts with the degrees of ``layout``, whatever their micro-batch."""
+def select_degrees(
+    stems: PartialLayouts, layout: Layout, *, axes: Sequence[str] = ("dp", "tp", "cp", "pp", "ep", "etp")
+) -> NDArray[np.bool_]:
+    """Return a mask of the partial layouts with the degrees of ``layout`` along ``axes``, of any micro-batch."""
     matches = np.ones(len(stems.dp), bool)
-    for name in ("dp", "tp", "cp", "pp", "ep", "etp"):
+    for name in axes:
         matches &= getattr(stems, name) == getattr(layout, name)
     return matches
 

@@ -218,7 +218,7 @@ class Estimates(Tables):
             freed = ends[0] + ends[2:].max() if layout.pp == 1 else 0.0
             return np.array([[(rest + ends) @ self.tally - freed]])
 
-        return self._table("resting", candidates, columns, make, cost=2 * self._state_cost)[:, 0, 0]
+        return self._table("resting", candidates, columns, make, cost=self._state_cost // 2)[:, 0, 0]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes of states and the elements updated, [n, figures, units].

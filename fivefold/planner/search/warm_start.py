@@ -1,7 +1,7 @@
 """A good layout to begin with: the lower the threshold is, the less has to be made of the tables of the bounds.
 
 likely partial layouts by the bound of their work and a guess of their bubble → each with its best schedule and full
-shard groups → all schedules and groups of the best of those · at the work limit: layouts with the degrees of the best
+shard groups → all schedules and groups of the best of those · at the work limit: layouts with the mesh of the best
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from copy import deepcopy
 
 import numpy as np
 
+from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound
 from fivefold.planner.search.columns import (
@@ -88,10 +89,10 @@ def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections
 
 
 def _search_degrees_of_best(solver: BranchAndBound, bounds: Bounds) -> None:
-    """Search the layouts with the degrees of the best, after a search that ended at its work limit."""
+    """Search the layouts with the mesh of the best, of any ep and etp, after a search that ended at its work limit."""
     work, layout = solver.incumbents.work, solver.incumbents.best[0].estimate.layout
     assert work is not None
-    blocks = [block.take(select_degrees(block, layout)) for block in bounds.space.blocks]
+    blocks = [block.take(select_degrees(block, layout, axes=DEFAULT_ORDER)) for block in bounds.space.blocks]
     with _counting_no_losers(solver), work.extend(REFINING_UNITS):
         solver.sweep(bounds, solver.floors(bounds, blocks))
 
