@@ -343,7 +343,7 @@ class Engine:
             documents_BT=documents,
             keys_B=keys,
             scale=self.scale,
-            further=MTPTargets((targets, *further[:-1]), tuple(further)) if further else None,
+            mtp_targets=MTPTargets((targets, *further[:-1]), tuple(further)) if further else None,
             reference=self._reference(micro_batch),
         )
         if self._runs_reference:

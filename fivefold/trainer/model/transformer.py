@@ -54,7 +54,7 @@ class Head(nn.Module):
         x_RD: Tensor,
         targets_BT: Tensor | None,
         scale: float,
-        further: MTPTargets | None = None,
+        mtp_targets: MTPTargets | None = None,
         rows: RowInputs | None = None,
         reference: Reference | None = None,
     ) -> Tensor:
@@ -63,8 +63,8 @@ class Head(nn.Module):
         With ``ranks_pairs`` it returns the sums of ``preference_loss``, or without a ``reference`` Σ log p(target) of
         each sequence, [B].
 
-        With ``further`` the result is a vector, followed by the losses of the modules of multi-token prediction, times
-        their weight; they get ``rows`` as any block. ``chunked``: if gradients are required it is NaN until its
+        With ``mtp_targets`` the result is a vector, followed by the losses of the modules of multi-token prediction,
+        times their weight; they get ``rows`` as any block. ``chunked``: if gradients are required it is NaN until its
         backward has run.
         """
         normed = [self.run("head.norm", self.norm, x_RD)]  # handed over, so that a frozen output layer frees it
@@ -73,17 +73,17 @@ class Head(nn.Module):
             return self.shape.apply(logits_RV)
         if self.ranks_pairs:
             return self._rank_pairs(normed.pop(), targets_BT, scale, reference)
-        if further is None:
+        if mtp_targets is None:
             return self._compute_loss(normed.pop(), targets_BT, scale)
         losses = torch.empty(1 + len(self.mtp), dtype=torch.float32, device=x_RD.device)
         hidden = normed
-        for module, tokens_BT in zip(self.mtp, further.tokens, strict=True):
+        for module, tokens_BT in zip(self.mtp, mtp_targets.tokens, strict=True):
             e_RD = self.run("mtp.embed", look_up, self._embed[0], tokens_BT)
             hidden.append(module(hidden[-1], e_RD, rows))
             del e_RD
         del x_RD
         scales = [scale, *(scale * self.weight for _ in self.mtp)]
-        all_targets = (targets_BT, *further.targets)
+        all_targets = (targets_BT, *mtp_targets.targets)
         parts = [
             self._compute_loss(hidden.pop(0), targets_BT, loss_scale, into=into)
             for targets_BT, loss_scale, into in zip(all_targets, scales, losses, strict=True)
@@ -146,7 +146,7 @@ class Transformer(nn.Module):
 
         ``mtp_targets``: as in ``Head``.
         """
-        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale, further=mtp_targets)
+        out = self.stage(tokens_BT, targets_BT, layers=range(self.model.layers), scale=scale, mtp_targets=mtp_targets)
         return out if targets_BT is not None else out.view(*tokens_BT.shape, -1)
 
     def stage(
@@ -159,7 +159,7 @@ class Transformer(nn.Module):
         documents_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
         scale: float = 1.0,
-        further: MTPTargets | None = None,
+        mtp_targets: MTPTargets | None = None,
         reference: Reference | None = None,
     ) -> Tensor:
         """Run a pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last stage also the head.
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
             x_RD = self.blocks[layer](x_RD, rows)
         if layers.stop < self.model.layers:
             return x_RD
-        out: Tensor = self.head(x_RD, targets_BT, scale, further, rows, reference)
+        out: Tensor = self.head(x_RD, targets_BT, scale, mtp_targets, rows, reference)
         return out
 
     def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, ...]:
