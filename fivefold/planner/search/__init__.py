@@ -339,7 +339,7 @@ def _search_spaces(
     machine: Machine,
     risk: float,
 ) -> dict[Job, Planner]:
-    """Search each space; return the planners by job, which reuse the counts of those ``is_exact``."""
+    """Search each space; return the planners by job, which reuse the counts of those ``known``."""
     planners: dict[Job, Planner] = {}
     bounds: Bounds | None = None
     for job, space in spaces:

@@ -3,9 +3,10 @@
     x, y = h W        x ← conv(x)        i, r = x W_i, x W_r        S = scan(x, i, r)        out(S · act(y))
 
 The core, from the convolution to the gate, saves its inputs and the states, and computes the convolution and the gates
-again. flash-linear-attention's ``ChunkHGRNFunction`` (fla/ops/hgrn/chunk.py), a scan of the same form, saves the
-logarithms of the decays and the states too. The scan (``chunks.py``) is in fp32; a chunk's states are combined in
-pairs, then pairs of pairs. Same formulas as transformers 5.23, ``RecurrentGemmaRglru``.
+again. ``ChunkHGRNFunction`` of flash-linear-attention, a scan of the same form
+(fla-org/flash-linear-attention@03ab3ad:fla/ops/hgrn/chunk.py), saves the logarithms of the decays and the states too.
+The scan (``chunks.py``) is in fp32; a chunk's states are combined in pairs, then pairs of pairs. Same formulas as
+transformers 5.23, ``RecurrentGemmaRglru``.
 """
 
 from __future__ import annotations
