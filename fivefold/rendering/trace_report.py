@@ -18,7 +18,7 @@ from fivefold.record import UserError
 from fivefold.rendering import charts
 from fivefold.rendering.compare import table as compared
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED
+from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED, colour
 from fivefold.rendering.sections import AnswerSection, render_sections
 from fivefold.rendering.step_view import BarPart
 from fivefold.rendering.trace_advice import advise
@@ -30,17 +30,12 @@ from fivefold.units import show_bytes, show_seconds
 MAX_RANKS = 64  # maximum number of ranks listed or drawn one by one
 SLOTS = 1280  # time slots of the critical path's picture: two for each of its pixels
 MAX_NAME_CHARACTERS = 72  # maximum characters of a kernel's name
-TIME_PARTS = {
-    "compute_seconds": ("compute", BLUE), "exposed_seconds": ("exposed communication", RED),
-    "memcpy_alone_seconds": ("copies", GREEN), "idle_waiting_seconds": ("queued idle", ORANGE),
-    "idle_host_seconds": ("host-bound idle", GREY),
-}  # fmt: skip
-LOOKS = {
-    "compute": "F",
-    "exposed communication": "messages",
-    "copies": "W",
-    "queued idle": "BW",
-    "host-bound idle": "update",
+TIME_PARTS = {  # field → name, and kind whose colour it has
+    "compute_seconds": ("compute", "F"),
+    "exposed_seconds": ("exposed communication", "messages"),
+    "memcpy_alone_seconds": ("copies", "W"),
+    "idle_waiting_seconds": ("queued idle", "BW"),
+    "idle_host_seconds": ("host-bound idle", "update"),
 }
 ACTIVITY_COLOURS = {"compute": BLUE, "communication": RED, "memcpy": GREEN, "waiting": ORANGE, "host": GREY}
 
@@ -109,8 +104,8 @@ def average_steps(report: TraceReport) -> list[Breakdown]:
 
 def split_step(breakdown: Breakdown) -> list[BarPart]:
     """Return the parts of a step for a stacked bar."""
-    parts = ((name, getattr(breakdown, field)) for field, (name, _) in TIME_PARTS.items())
-    return [BarPart(name, LOOKS[name], seconds, show_seconds(seconds)) for name, seconds in parts]
+    parts = ((name, look, getattr(breakdown, field)) for field, (name, look) in TIME_PARTS.items())
+    return [BarPart(name, look, seconds, show_seconds(seconds)) for name, look, seconds in parts]
 
 
 def finding(ranks: Sequence[Breakdown]) -> str:
@@ -286,7 +281,7 @@ def breakdown_chart(report: TraceReport) -> charts.Chart:
             y=alt.Y(
                 "rank:N", sort=[f"rank {breakdown.rank}" for breakdown in ranks], title=None, axis=charts._labels(alt)
             ),
-            color=charts._colour("part", dict(TIME_PARTS.values())),
+            color=charts._colour("part", {name: colour(look) for name, look in TIME_PARTS.values()}),
             order="order:Q",
         )
     )

@@ -13,7 +13,7 @@ from fivefold.rendering.elements import Raw
 from fivefold.rendering.sections import AnswerSection
 from fivefold.results.trace_report import TraceReport
 from fivefold.web.answers import Report
-from fivefold.web.dropped import PREFIX, DroppedFiles
+from fivefold.web.dropped import MAX_FILE_BYTES, PREFIX, DroppedFiles
 from fivefold.web.folder import ServedFolder
 from fivefold.web.pages.render import fragment
 from fivefold.web.question import FilesQuestion, ResolvedRequest, TraceQuestion
@@ -27,10 +27,9 @@ def list_files(question: FilesQuestion, *, folder: ServedFolder, dropped: Droppe
         raise UserError("there is no file; drop one on the page, or name one below the folder that it was started for")
     paths: list[Path] = []
     for text in question.files:
-        path = dropped.path(text) if text.startswith(PREFIX) else folder.path(text, limit=question.max_file_bytes)
-        inside = sorted(path.iterdir()) if path.is_dir() else []
-        names = [folder.name(file) for file in inside if file.is_file()]
-        paths += [folder.path(name, limit=question.max_file_bytes) for name in names] if path.is_dir() else [path]
+        path = dropped.path(text) if text.startswith(PREFIX) else folder.path(text, limit=MAX_FILE_BYTES)
+        files = [file for file in sorted(path.iterdir()) if file.is_file()] if path.is_dir() else [path]
+        paths += [folder.path(folder.name(file), limit=MAX_FILE_BYTES) for file in files] if path.is_dir() else files
     return paths
 
 
@@ -78,7 +77,7 @@ def draw_ranks(report: TraceReport) -> Raw:
         )
         for rank in ranks
     }
-    looks = [(look, name) for name, look in trace_report.LOOKS.items()]
+    looks = [(look, name) for name, look in trace_report.TIME_PARTS.values()]
     return Raw(fragment("rank_bars.html", bars=bars, looks=looks))
 
 

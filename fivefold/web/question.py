@@ -38,7 +38,6 @@ from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, Machi
 from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.offers import apply_prices
 from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
-from fivefold.web.dropped import MAX_FILE_BYTES
 from fivefold.web.folder import ServedFolder
 
 CONFIG = 60_000  # largest pasted config.json, in characters
@@ -238,8 +237,6 @@ class PlaybookQuestion(JobQuestion, PlanRequest, defer_build=False):
 
 class FilesQuestion(PredictQuestion, defer_build=False):
     """A question about files of a run, dropped on the page or below the served folder."""
-
-    max_file_bytes: ClassVar[int] = MAX_FILE_BYTES
 
     files: Lines = Field((), description="Files or folders of the run.")
     against: bool = Field(False, description="Compare with the prediction of the layout.")
