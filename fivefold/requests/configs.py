@@ -7,7 +7,7 @@ Keys without effect, and keys read as the nearest setting that is modelled, are 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.record import UserError
@@ -142,18 +142,24 @@ def list_fields(notes: Sequence[ConfigNotes] | ConfigNotes | None) -> dict[str, 
     return {"config": notes.model_dump(mode="json")}
 
 
-def describe_defaults(job: Job) -> str:
-    """Return one line listing the values of a written config that are only Fivefold's defaults."""
+def describe_defaults(job: Job, *, stated: Collection[str] = ()) -> str:
+    """Return one line listing the values of a written config that are only Fivefold's defaults.
+
+    ``stated``: fields of the job that a run file states.
+    """
     from fivefold.job import Job
 
-    default_job, rate, optimizer = Job(), job.learning_rate, job.optimizer
+    rate, optimizer = job.learning_rate, job.optimizer
     values = {
-        "sequence": (f"sequence {job.sequence} (--seq)", job.sequence == default_job.sequence),
-        "batch": (f"global batch {job.global_batch} (--gbs)", job.global_batch == default_job.global_batch),
-        "precision": (f"precision {job.precision.name} (--precision)", job.precision == default_job.precision),
-        "steps": (f"{job.steps} steps (--set steps=N)", job.steps == default_job.steps),
-        "optimizer": (f"{optimizer.kind} (--set optimizer.kind=…)", optimizer == default_job.optimizer),
-        "rate": (f"learning rate {rate.peak:g} (--set learning_rate.peak=…)", rate == default_job.learning_rate),
+        "sequence": f"sequence {job.sequence} (--seq)",
+        "global_batch": f"global batch {job.global_batch} (--gbs)",
+        "precision": f"precision {job.precision.name} (--precision)",
+        "steps": f"{job.steps} steps (--set steps=N)",
+        "optimizer": f"{optimizer.kind} (--set optimizer.kind=…)",
+        "learning_rate": f"learning rate {rate.peak:g} (--set learning_rate.peak=…)",
     }
-    defaulted = [text for text, is_default in values.values() if is_default]
+    default_job = Job()
+    defaulted = [
+        text for name, text in values.items() if name not in stated and getattr(job, name) == getattr(default_job, name)
+    ]
     return f"left at Fivefold's defaults: {', '.join(defaulted)}" if defaulted else ""

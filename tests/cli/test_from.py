@@ -141,6 +141,16 @@ def test_write_lists_the_defaults_that_it_used(
     assert line.startswith("fivefold: left at Fivefold's defaults: precision bf16")
 
 
+def test_write_lists_the_defaults_of_a_run_file_that_does_not_state_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('model = "llama3-8b"\nmachine = "h100:8"\nlayout = "dp8 zero3 mbs1"\n[job]\nglobal_batch = 8\n')
+    assert run(monkeypatch, "write", path, "--to", "torchtitan", "-o", tmp_path / "config.py") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "Fivefold's defaults" in line]
+    assert line.startswith("fivefold: left at Fivefold's defaults: sequence 4096 (--seq), precision bf16")
+
+
 def test_write_says_what_a_config_leaves_to_its_software(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

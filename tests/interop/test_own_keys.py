@@ -155,6 +155,13 @@ def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path
             "must be two numbers",
         ),
         ("bridge", {"model.mtp_num_layers": 10**30}, "depth: must be 4096 or less"),
+        ("trainer", {"dataset_text_field": ["x"]}, "dataset_text_field must be the name of a column"),
+        (
+            "axolotl",
+            {"datasets": [{"path": "d", "type": "completion", "field": 2}]},
+            "field of datasets must be the name of a column",
+        ),
+        ("axolotl", {"datasets": [{"path": "d", "field_messages": ["m"]}]}, "field_messages of datasets must be"),
     ],
 )
 def test_a_value_that_cannot_be_is_one_line(name: str, keys: dict[str, Any], reason: str, tmp_path: Path) -> None:

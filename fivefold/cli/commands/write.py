@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say
 from fivefold.cli.request_options import accept_request
@@ -30,8 +30,12 @@ def write(request: WriteOptions, job: Job) -> None:
 
 
 def say_defaults(what: str, plan: ConfigPlan) -> None:
-    """Print which values of a written config are defaults of Fivefold; nothing for a translated config."""
-    if not Path(what).exists() and (line := describe_defaults(plan.job)):
+    """Print which values of a written config are defaults of Fivefold; nothing for another software's config."""
+    run_file = _read_run_file(Path(what))
+    if run_file is None and Path(what).exists():
+        return
+    job = (run_file or {}).get("job")
+    if line := describe_defaults(plan.job, stated=job if isinstance(job, dict) else ()):
         say(f"fivefold: {line}")
 
 
@@ -57,7 +61,13 @@ def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
 
 def _read_machine(path: Path) -> str:
     """Return the machine of a run file; empty for other configs."""
+    machine_name = (_read_run_file(path) or {}).get("machine")
+    return machine_name if isinstance(machine_name, str) else ""
+
+
+def _read_run_file(path: Path) -> dict[str, Any] | None:
+    """Return the fields of a run file of ours; None for other configs, and for the text of a layout."""
     from fivefold.record import read_file
 
-    machine_name = read_file(path).get("machine") if path.suffix == ".toml" and path.is_file() else None
-    return machine_name if isinstance(machine_name, str) else ""
+    fields = read_file(path) if path.suffix == ".toml" and path.is_file() else {}
+    return fields if isinstance(fields.get("model"), str) else None

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fivefold.interop.keys import Table, Values, is_number, part
+from fivefold.interop.keys import Table, Values, is_number, part, shorten_value
+from fivefold.record import UserError
 from fivefold.results.reading import DataReading
 
 OBJECTIVE, BETA = "job.objective", "job.dpo_beta"
@@ -135,7 +136,7 @@ Fields = Iterator[tuple[str, Any]]
 def _read_trl(values: Values, remarks: list[str]) -> Fields:
     completion = values["completion_only_loss"]
     if values.is_set("dataset_text_field") and not values["assistant_only_loss"] and completion is None:
-        yield "key", values["dataset_text_field"]
+        yield "key", _column(values["dataset_text_field"], "dataset_text_field", values)
         return
     yield "format", "messages" if completion is None else "completions"
     if not values["assistant_only_loss"] and not completion:
@@ -158,11 +159,11 @@ def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
     path, kind = first.get("path"), first.get("type")
     yield "corpus", _corpus(first.get("data_files") or path, remarks)
     if kind == TEXT:
-        yield "key", first.get("field", "text")
+        yield "key", _column(first.get("field", "text"), "field of datasets", values)
         return
     if kind in (CHAT, "sharegpt", None):
         yield "format", "messages"
-        yield "key", first.get("field_messages")
+        yield "key", _column(first.get("field_messages"), "field_messages of datasets", values)
         yield "chat_template", _template(first.get("chat_template") or values["chat_template"], remarks)
     else:
         name = "its own" if isinstance(kind, dict) else kind
@@ -194,6 +195,13 @@ def _read_llamafactory(values: Values, remarks: list[str]) -> Fields:
     yield "loss_on", "all" if values["train_on_prompt"] else None
     yield "packing", None if values["padding_free"] or values["packing"] else "none"
     yield "heldout", _share(values["val_size"], remarks)
+
+
+def _column(name: object, key: str, values: Values) -> str | None:
+    """Return the name of a column, or None if it is unset; raise ``UserError`` for anything but text."""
+    if name is None or isinstance(name, str):
+        return name
+    raise UserError(f"{values.origin}: {key} must be the name of a column, not {shorten_value(name)!r}")
 
 
 def _corpus(name: object, remarks: list[str]) -> str | None:

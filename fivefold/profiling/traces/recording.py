@@ -11,7 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +82,7 @@ class TraceEvents:
     messages: list[RecordedMessage]
     remarks: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def has_gpu_kernels(self) -> bool:
         """Return whether kernels of a GPU were recorded."""
         return bool((self.kind == KERNEL).any())

@@ -8,12 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.machine.catalog import resolve
 from fivefold.profiling.traces import read
+from fivefold.profiling.traces.recording import TraceEvents
 from fivefold.record import UserError
 from fivefold.results.trace_report import TraceReport
 from tests.profiling.traces import kineto
@@ -72,6 +74,35 @@ def test_the_critical_path_is_the_longest_chain_of_what_waits(tmp_path_factory: 
         assert compute == {rank: total for (rank, activity), total in wanted.items() if activity == "compute"}, seed
         assert round(report.path_seconds * 1e9) == sum(wanted.values())
     assert judged > 20
+
+
+class ComparedKinds(np.ndarray[tuple[int], np.dtype[np.int8]]):
+    """A column of kinds of events that counts how often all of them are compared."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> Any:
+        ComparedKinds.count += 1
+        return super().__eq__(other)
+
+
+def test_the_gaps_of_a_long_path_do_not_each_look_through_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = TraceEvents.__init__
+
+    def count(self: TraceEvents, **columns: Any) -> None:
+        original(self, **columns | {"kind": columns["kind"].view(ComparedKinds)})
+
+    monkeypatch.setattr(TraceEvents, "__init__", count)
+    counts = []
+    for operations in (12, 96):
+        ComparedKinds.count = 0
+        shape = kineto.Shape(ranks=1, steps=1, operations=operations)
+        report = read(kineto.write(kineto.draw(0, shape), tmp_path / str(operations))).report
+        assert report.path
+        counts.append(ComparedKinds.count)
+    assert counts[0] == counts[1]
 
 
 @settings(max_examples=15)
