@@ -158,7 +158,7 @@ Mixer = (
 )  # the geometry of a token mixer other than attention
 
 
-Block = Literal["pre", "post", "sandwich", "parallel", "parallel_shared"]  # ``trainer/model/block.py``
+Block = Literal["pre", "post", "sandwich", "parallel", "parallel_shared", "post_sum"]  # ``trainer/model/block.py``
 
 
 class DropoutRates(NamedTuple):
@@ -188,9 +188,12 @@ class ModelShape(Record):
     norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
     norm_bias: bool = True  # a LayerNorm has a bias; an RMSNorm never has one
     norm_weight: bool = True  # norms have a weight, and if it is a LayerNorm the bias; False: neither (OLMo)
+    final_norm: bool = True  # a norm before the head (False: GPT)
+    first_norm: bool = True  # the first layer norms its input; False: an embedding_norm did (ModernBERT)
     # on the embedding; unit: an RMSNorm without weight (nanochat); weighted: a norm like all others (BLOOM)
     embedding_norm: Literal["none", "unit", "weighted"] = "none"
-    block: Block = "pre"  # where norms are; parallel_shared: one norm for attention and feed-forward
+    # where norms are; parallel_shared: one norm for attention and feed-forward; post_sum: norms of both sums (GPT)
+    block: Block = "pre"
     pre_norm_mixers: bool = False  # layers with another mixer than attention have block "pre" (OLMo Hybrid)
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
     # the k-th sum of the stream is √((k − 1) / k) · stream + √(1 / k) · branch, with the embedding as the first (Beam)
@@ -200,8 +203,9 @@ class ModelShape(Record):
     mlp_bias: bool = False  # the feed-forward has biases
     sub_norm: bool = False  # norms before the last matrix of attention and of the MLP (sub-LayerNorm, BitNet)
 
-    # how positions are encoded; alibi: a bias on scores by distance (arXiv:2108.12409)
-    position: Literal["rope", "learned", "alibi", "none"] = "rope"
+    # how positions are encoded; alibi: a bias on scores by distance (arXiv:2108.12409); sinusoidal: a fixed table of
+    # sines and cosines that is added to the embedding (arXiv:1706.03762 §3.5)
+    position: Literal["rope", "learned", "sinusoidal", "alibi", "none"] = "rope"
     position_offset: int = Field(0, ge=0, le=2**10)  # first rows of the table of positions, which none has (OPT: 2)
     rope_theta: Positive = 10_000.0  # base of the rotary frequencies
     rope_theta_sliding: Positive | None = None  # base of sliding-window layers, which then ignore rope_scaling
@@ -211,6 +215,10 @@ class ModelShape(Record):
 
     qkv_bias: bool = False  # the projections of q, k and v have biases
     out_bias: bool = False  # the output projection has a bias
+    last_out_bias: bool = False  # the output projection of the last layer has a bias (GPT-NeoX Japanese)
+    # queries in pairs of heads attend to the same values, of two heads; the difference of their outputs is normed
+    # (arXiv:2410.05258)
+    differential: bool = False
     # head: per head, with one shared weight; heads: per head, each with its own weight; full: over all heads at once;
     # unit: per head without a weight, in rotary layers only
     qk_norm: Literal["none", "head", "heads", "full", "unit"] = "none"
@@ -248,6 +256,9 @@ class ModelShape(Record):
     embedding_scale: Scalar = 1.0  # factor on the output of the embedding
     logit_scale: Scalar = 1.0  # factor on the output logits
     head_bias: bool = False  # the head has a bias
+    # between the final norm and the head: a matrix [D, D], this activation and a norm; None: nothing (ModernBERT)
+    head_transform: ActivationName | None = None
+    head_transform_bias: bool = False  # that matrix has a bias
     dropout: Rate = 0.0  # rate on what attention and feed-forward add to the residual stream
     attention_dropout: Rate | None = None  # rate on attention probabilities; None: as ``dropout``
     embedding_dropout: Rate | None = None  # rate on the embedding; None: as ``dropout``
@@ -265,6 +276,13 @@ class ModelShape(Record):
             raise ValueError("window_pattern is given without window: give both")
         if self.position_offset and self.position != "learned":
             raise ValueError(f"position_offset={self.position_offset} applies to learned positions only: leave it out")
+        if not self.first_norm and self.block not in ("pre", "sandwich"):
+            raise ValueError(f"block={self.block!r} norms no input of a first layer: leave first_norm=False out")
+        if self.last_out_bias and (self.out_bias or self.mla is not None):
+            raise ValueError("last_out_bias is of grouped attention without out_bias: leave one out")
+        if self.head_transform_bias and self.head_transform is None:
+            raise ValueError("head_transform_bias is of head_transform: give its activation, or leave it out")
+        self._check_differential()
         if self.residual_by_depth and (self.residual_scale != 1 or self.block.startswith("parallel")):
             raise ValueError("residual_by_depth scales each sum: leave residual_scale and parallel blocks out")
         if self.position == "alibi" and self.attention_softcap is not None:
@@ -278,7 +296,7 @@ class ModelShape(Record):
         self._check_norms()
         self._check_mixers()
         self._check_lru()
-        if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich"):
+        if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich", "post_sum"):
             raise ValueError(f"block={self.block!r} norms what experts add: leave moe.post_norm out")
         if self.moe is not None and ACTIVATIONS[self.activation].parameters:
             raise ValueError(
@@ -292,6 +310,16 @@ class ModelShape(Record):
             if lengths != {self.rope_dim // 2}:
                 raise ValueError(f"longrope needs {self.rope_dim // 2} short and long factors, not {sorted(lengths)}")
         return self
+
+    def _check_differential(self) -> None:
+        """Raise ``ValueError`` for heads without pairs, and for what is not supported with pairs of heads."""
+        if not self.differential:
+            return
+        if self.kv_heads % 2:
+            raise ValueError(f"differential attention takes values of two heads: kv_heads={self.kv_heads} is odd")
+        for field in ("mla", "value_dim", "output_gate", "attention_sinks", "sliding", "attention_dropout", "dropout"):
+            if getattr(self, field):
+                raise ValueError(f"{field} is not supported with differential attention: leave one out")
 
     def _check_latent(self) -> None:
         """Raise ``ValueError`` for a field that latent attention would ignore."""
@@ -315,8 +343,10 @@ class ModelShape(Record):
                 raise ValueError(f"{field} applies to grouped attention, not to mla: leave it out")
         if not self.norm_weight:
             raise ValueError("mla norms its latents with weights: leave norm_weight=False out")
-        if self.output_gate:
-            raise ValueError("output_gate applies to grouped attention, not to mla: leave it out")
+        if self.gate_bias:
+            raise ValueError("gate_bias applies to grouped attention, not to mla: leave it out")
+        if self.output_gate and self.mla.indexer is not None:
+            raise ValueError("output_gate is not supported with mla.indexer: leave one out")
         if self.qk_norm != "none":
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
 
@@ -518,6 +548,19 @@ class ModelShape(Record):
     def get_block(self, layer: int) -> Block:
         """Return where the norms of ``layer`` are."""
         return "pre" if self.pre_norm_mixers and not self.has_attention(layer) else self.block
+
+    def gate_columns(self, layer: int) -> int:
+        """Return the numbers of an output gate: one for each head of attention, or for each of their dims."""
+        shape = self.attention(layer)
+        return shape.heads if self.gate_per_head else shape.output_dims
+
+    def has_norm1(self, layer: int) -> bool:
+        """Tell whether ``layer`` has a norm with its token mixer."""
+        return self.mixer_name(layer) != "none" and (self.first_norm or layer > 0)
+
+    def has_out_bias(self, layer: int) -> bool:
+        """Tell whether the output projection of attention in ``layer`` has a bias."""
+        return self.out_bias or (self.last_out_bias and layer == self.layers - 1)
 
     def has_attention(self, layer: int) -> bool:
         """Tell whether the token mixer of ``layer`` is attention."""

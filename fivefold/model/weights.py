@@ -53,8 +53,14 @@ def embedding_weights(model: ModelShape) -> Iterator[Weight]:
 
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:
-    """Yield the final norm, the head unless it is tied to the embedding, and the modules of multi-token prediction."""
-    yield from _norm(model, "head.norm", model.width)
+    """Yield the final norm, the head's transform, the head unless it is tied, and multi-token prediction."""
+    if model.final_norm:
+        yield from _norm(model, "head.norm", model.width)
+    if model.head_transform is not None:
+        yield Weight("head.transform.weight", (model.width, model.width), "router")
+        if model.head_transform_bias:
+            yield Weight("head.transform.bias", (model.width,), "router")
+        yield from _norm(model, "head.transform_norm", model.width)
     if not model.tied_embeddings:
         yield Weight("head.out.weight", (model.vocab, model.width), "head")
     if model.head_bias:
@@ -87,12 +93,13 @@ def _mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
 def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     """Yield the weights of one block, with names relative to the block."""
     if model.mixer_name(layer) != "none":
-        yield from _norm(model, "norm1", model.width)
+        if model.has_norm1(layer):
+            yield from _norm(model, "norm1", model.width)
         mixer = model.mixer(layer)
         if mixer is not None:
             yield from mixer.weights(model.width)
         else:
-            yield from _mla(model, layer) if model.mla else _attention(model, model.attention(layer))
+            yield from _mla(model, layer) if model.mla else _attention(model, layer)
         if model.get_block(layer) == "sandwich":
             yield from _norm(model, "norm1_post", model.width)
     if not model.has_feed_forward(layer):
@@ -153,7 +160,8 @@ def _linear(
         yield Weight(f"{name}.bias", (out_features,), "bias")
 
 
-def _attention(model: ModelShape, shape: AttentionShape) -> Iterator[Weight]:
+def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
+    shape = model.attention(layer)
     dims = {"q": shape.query_dims, "k": shape.kv_heads * shape.head_dim}
     if not shape.tied_values:
         dims["v"] = shape.kv_heads * shape.value_dim
@@ -163,14 +171,16 @@ def _attention(model: ModelShape, shape: AttentionShape) -> Iterator[Weight]:
         if (of_norm := norm_shape(model, heads, shape.head_dim)) is not None:
             yield from _norm(model, f"attention.{name}_norm", *of_norm)
     if model.output_gate:
-        size = shape.heads if model.gate_per_head else shape.output_dims
-        yield from _linear("attention.gate", size, model.width, "column", bias=model.qkv_bias)
+        yield from _linear("attention.gate", model.gate_columns(layer), model.width, "column", bias=model.qkv_bias)
         if model.gate_bias:
             yield Weight("attention.gate_bias", (shape.heads,), "vector")
     yield from _sinks(shape)
+    if model.differential:
+        for name in ("q1", "k1", "q2", "k2"):
+            yield Weight(f"attention.lambda_{name}", (shape.head_dim,), "router")
     if model.sub_norm:
         yield from _norm(model, "attention.out_norm", shape.output_dims)
-    yield from _linear("attention.out", model.width, shape.output_dims, "row", bias=model.out_bias)
+    yield from _linear("attention.out", model.width, shape.output_dims, "row", bias=model.has_out_bias(layer))
 
 
 def _mla(model: ModelShape, layer: int) -> Iterator[Weight]:
@@ -189,6 +199,8 @@ def _mla(model: ModelShape, layer: int) -> Iterator[Weight]:
     yield from _norm(model, "attention.kv_norm", mla.kv_rank)
     yield from _linear("attention.kv_up", model.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
     yield from _sinks(model.attention(layer))
+    if model.output_gate:
+        yield from _linear("attention.gate", model.gate_columns(layer), model.width, "column", bias=False)
     yield from _linear("attention.out", model.width, model.heads * mla.v_dim, "row", bias=model.out_bias)
 
 

@@ -32,7 +32,7 @@ FREE_FIELDS = frozenset({
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
     "qk_norm_after_rope", "qkv_clip", "value_dim", "value_scale", "value_norm", "tied_values", "sliding",
-    "norm_weight", "embedding_norm", "sub_norm",
+    "norm_weight", "embedding_norm", "final_norm", "sub_norm",
     "mixers", "feed_forwards", "short_conv", "gated_delta_net", "kimi_delta", "mamba", "mamba2", "rg_lru",
     "output_gate", "gate_per_head", "gate_activation",
     "norm", "norm_plus_one", "norm_bias", "block", "pre_norm_mixers", "residual_scale", "mlp", "embedding_scale",
@@ -181,6 +181,10 @@ def _check_model(model: Model) -> None:
             raise UserError(
                 f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` plans it"
             )
+    if model.position == "sinusoidal":
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support position='sinusoidal' yet; `predict` plans it"
+        )
     if model.temperature is not None and model.temperature.form != "logarithm":
         raise UserError(
             f"model {model.name!r}: the trainer does not support temperature.form='power' yet; `predict` plans it"

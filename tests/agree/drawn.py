@@ -204,6 +204,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
         model = model.replace(**_draw_position_fields(random.Random(f"{number} positions"), model))
+        model = model.replace(**_draw_sum_fields(random.Random(f"{number} sums"), model))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -435,6 +436,17 @@ def _draw_gate_fields(chance: random.Random, model: Model) -> dict[str, Any]:
         fields |= {"moe": fields.get("moe", model.moe).replace(post_norm=chance.random() < 0.3)}
     if model.position == "learned":
         fields |= {"position_offset": chance.choice((0, 2))}
+    return fields
+
+
+def _draw_sum_fields(chance: random.Random, model: Model) -> dict[str, Any]:
+    """Return norms of the sums of the stream, no norm before the head, and gates on latent attention."""
+    fields: dict[str, Any] = {"final_norm": chance.random() < 0.9}
+    norms_experts = model.moe is not None and model.moe.post_norm
+    if model.block in ("pre", "post") and not model.pre_norm_mixers and not norms_experts and chance.random() < 0.2:
+        fields |= {"block": "post_sum"}
+    if model.mla is not None and chance.random() < 0.5:
+        fields |= {"output_gate": True, "gate_per_head": chance.random() < 0.5}
     return fields
 
 

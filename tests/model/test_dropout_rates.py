@@ -54,7 +54,8 @@ def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monke
         theirs(torch.ones(1, TOKENS, dtype=torch.long), use_cache=False)
     layers, attentions = model.layers, sum(model.has_attention(layer) for layer in range(model.layers))
     heads = {model.attention(layer).heads for layer in range(model.layers)}
-    scores = [rate for rate, shape in calls if len(shape) == 4 and shape[1] in heads and shape[2] == TOKENS]
+    # XGLM has batch and heads in one dim
+    scores = [rate for rate, shape in calls if len(shape) > 2 and shape[-2] == TOKENS and shape[-3] in heads]
     stream = [rate for rate, shape in calls if shape in ((1, TOKENS, model.width), (TOKENS, model.width))]
     assert len(scores) + len(stream) == len(calls)
     assert scores == [model.dropout_rates.attention] * attentions * (model.dropout_rates.attention > 0)

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 # What is missing → model_type of each family that needs it, with the class that transformers builds.
 _NEEDED = {
-    "some of its layers are linear attention (Kimi delta rule or lightning attention)": """
-        bailing_hybrid BailingHybridForCausalLM; minimax
-        MiniMaxForCausalLM
-    """,
+    "some of its layers are linear attention (lightning attention)": "minimax MiniMaxForCausalLM",
     "its state-space layers (Mamba 1 or 2) run next to attention, or share one attention block": """
         falcon_h1 FalconH1ForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
     """,
@@ -47,17 +44,11 @@ _NEEDED = {
     "passes over one stack of layers that are repeated, and gates on the output of attention": """
         hrm_text HrmTextForCausalLM
     """,
-    "attention as a difference of two softmaxes": "diffllama DiffLlamaForCausalLM",
     "attention masks that are computed from values, and experts found by keys": "doge DogeForCausalLM",
     "experts of attention next to those of the MLP": "jetmoe JetMoeForCausalLM",
     "convolutions over queries and keys, and a router of several layers": "zaya ZayaForCausalLM",
     "sinusoidal positions that are added to the embedding": """
-        ctrl CTRLLMHeadModel; xglm XGLMForCausalLM; xlm XLMWithLMHeadModel
-    """,
-    "norms after each sum of the residual stream": "openai-gpt OpenAIGPTLMHeadModel",
-    "a bias of attention in the last layer alone": "gpt_neox_japanese GPTNeoXJapaneseForCausalLM",
-    "a first layer without norm, and layers with rotary bases of their own in LayerNorm blocks (ModernBERT)": """
-        modernbert-decoder ModernBertDecoderForCausalLM
+        xlm XLMWithLMHeadModel
     """,
     "image patches or images within the text": """
         git GitForCausalLM

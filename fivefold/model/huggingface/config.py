@@ -59,6 +59,9 @@ class Config(Record):
     use_attention_gate: bool = False
     heads_of_layers: tuple[Heads, ...] | None = None
     head_bias: bool = False
+    head_transform_bias: bool = False
+    head_activation: str = "gelu"  # of a matrix before the head
+    norm_bias: bool = True
     use_post_norm: bool = False
     embedding_multiplier: Scalar = 1.0
     embedding_width: Width | None = None  # of the embedding's table, if a projection follows it
@@ -136,9 +139,12 @@ class Config(Record):
     delta_key_dim: HeadDim | None = None
     delta_value_dim: HeadDim | None = None
     negative_eigenvalues: bool = False
+    bounds_decay: bool = True  # of Kimi delta attention, by decay_lower_bound
+    decay_lower_bound: float = Field(-5.0, ge=-1e6, lt=0)
     full_attention_interval: Layers = 4
     full_attention_layers: tuple[Layer, ...] | None = None
     rounds_intermediate_size: bool = False
+    width_multiple: Ffn = 4  # intermediate_size over hidden_size, in a family that gives no intermediate_size
     intermediate_multiple: Ffn = 256
     intermediate_multiplier: Scalar | None = 1.0
 

@@ -121,7 +121,7 @@ class GroupedAttention(_Attention):
         self.k = Linear(model.width, shape.kv_heads * shape.head_dim, bias=model.qkv_bias)
         v_dims = shape.kv_heads * shape.value_dim
         self.v = None if shape.tied_values else Linear(model.width, v_dims, bias=model.qkv_bias)
-        gate_width = shape.heads if model.gate_per_head else shape.output_dims
+        gate_width = model.gate_columns(layer)
         self.gate = Linear(model.width, gate_width, bias=model.qkv_bias) if model.output_gate else None
         self.q_norm: nn.Module
         self.k_norm: nn.Module
@@ -191,17 +191,19 @@ class LatentAttention(_Attention):
         self.kv_down = Linear(model.width, mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
         self.kv_norm = norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
         self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
+        gate_width = model.gate_columns(layer)
+        self.gate = Linear(model.width, gate_width, bias=False) if model.output_gate else None
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 
     def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         mla, tokens = self.mla, rows.tokens
         tables = rows.rotary(own=self.own_tables) if self.rotates else None
-        q, kv = self._project_down(x_RD)
+        q, kv, gate = self._project_down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
         latent = self.run("attention.kv_norm", self.kv_norm, latent)
         if self.bare:
-            return self._absorbed_heads(q, latent, key, rows), None
+            return self._absorbed_heads(q, latent, key, rows), gate
         kv = self.run("attention.kv_up", self.kv_up, latent)
         # v is a view into the output of kv_up, so all of that output stays allocated
         k, v = _split_heads(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
@@ -213,7 +215,7 @@ class LatentAttention(_Attention):
             k = self.run("rope.k", self.kernels.append_rotated, k, key, *tables)
         if self.tempers:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
-        return (q, k, v), None
+        return (q, k, v), gate
 
     def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: RowInputs) -> Heads:
         """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
@@ -227,19 +229,24 @@ class LatentAttention(_Attention):
         k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), key), dim=-1)
         return q, k, k[..., : mla.kv_rank]
 
-    def _project_down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
-        """Project x [R, D] to q [R, N · (nope + rope)] of this rank's heads and to latent | rotary key.
+    def _project_down(self, x_RD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Project x [R, D] to q [R, N · (nope + rope)] of this rank's heads, to latent | rotary key, and to the gate.
 
-        The latter is [R, kv_rank + rope].
+        Latent and rotary key are [R, kv_rank + rope].
         """
+        gate: Tensor | None = None
         if self.mla.q_rank is None:
-            q = self.run("attention.q", self.q, x_RD)
+            gates = [self.gate] if self.gate is not None else []
+            q, *projected = self.run("attention.q", fused_linears, x_RD, self.q, *gates)
+            gate = projected[0] if projected else None
             (kv,) = self.run("attention.down", fused_linears, x_RD, self.kv_down)
         else:
+            if self.gate is not None:
+                gate = self.run("attention.gate", self.gate, x_RD)
             latent, kv = self.run("attention.down", fused_linears, x_RD, self.q_down, self.kv_down)
             latent = self.run("attention.q_norm", self.q_norm, latent)
             q = self.run("attention.q_up", self.q_up, latent)
-        return q, kv
+        return q, kv, gate
 
 
 def _append_key(k_BTNH: Tensor, key_BT1H: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 pre       y = x + A(n1(x))           z = y + F(n2(y))                 Llama
 post      y = x + n1(A(x))           z = y + n2(F(y))                 OLMo 2
 sandwich  y = x + n1'(A(n1(x)))      z = y + n2'(F(n2(y)))            Gemma 2
+post_sum  y = n1(x + A(x))           z = n2(y + F(y))                 GPT
 parallel  y = x + A(n1(x))           z = y + F(n2(x))                 GPT-NeoX     shared: F(n1(x)), Command-R
 
 A layer may lack either branch, with its norms: Mamba has no feed-forward, Nemotron-H one branch in each layer.
@@ -66,7 +67,7 @@ class Block(nn.Module):
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor:
         """Apply the layer: [R, D] → [R, D]."""
-        is_post, is_parallel = self.kind == "post", self.kind in ("parallel", "parallel_shared")
+        is_post, is_parallel = self.kind in ("post", "post_sum"), self.kind in ("parallel", "parallel_shared")
         y_RD, entry_RD = x_RD, None
         if self.token_mixer is not None:
             h_RD: Tensor = x_RD if is_post else self.run("norm1", self.norm1, x_RD)
@@ -86,12 +87,19 @@ class Block(nn.Module):
         return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
 
     def _add_branch(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: RowInputs, *, name: str) -> Tensor:
-        """Return ``onto_RD`` plus the output of ``branch``, through the norm ``name`` if the block has one there."""
-        if (post_norm := getattr(self, name)) is not None:
+        """Return ``onto_RD`` plus the output of ``branch``, through the norm ``name`` if the block has one there.
+
+        The norm is of the branch, or with ``post_sum`` of the sum.
+        """
+        post_norm, norms_sum = getattr(self, name), self.kind == "post_sum"
+        if post_norm is not None and not norms_sum:
             out_RD = self.run(name, post_norm, out_RD)
         if rows.keys is not None and branch in self.drops:
             out_RD = self.run(f"{branch}.dropout", self.drops[branch], out_RD, rows.keys, rows.tokens)
         sum_RD: Tensor = self.run(f"{branch}.add", self.add, onto_RD, out_RD)
+        if norms_sum:
+            del onto_RD, out_RD
+            sum_RD = self.run(name, post_norm, sum_RD)
         return sum_RD
 
 

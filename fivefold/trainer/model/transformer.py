@@ -37,7 +37,7 @@ class Head(nn.Module):
     def __init__(self, model: Model, *, embed: Embed) -> None:
         super().__init__()
         self.run: Run = call_directly
-        self.norm = norm(model, model.width)
+        self.norm = norm(model, model.width) if model.final_norm else None
         bias, tied = model.head_bias, model.tied_embeddings
         self.out = Linear.tie(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
@@ -67,7 +67,8 @@ class Head(nn.Module):
         times their weight; they get ``rows`` as any block. ``chunked``: if gradients are required it is NaN until its
         backward has run.
         """
-        normed = [self.run("head.norm", self.norm, x_RD)]  # handed over, so that a frozen output layer frees it
+        # handed over, so that a frozen output layer frees it
+        normed = [x_RD if self.norm is None else self.run("head.norm", self.norm, x_RD)]
         if targets_BT is None:
             logits_RV: Tensor = self.run("head.out", self.out, normed.pop())
             return self.shape.apply(logits_RV)

@@ -84,7 +84,7 @@ class ShardPlacement:
             for layer in layers[stage]:
                 block = self._zero_units(model_units[1 + layer], backwards[stage])
                 keeps_weights = self.job.stack.reshard == "backward"
-                has_post_norm = self.model.get_block(layer) == "post"
+                has_post_norm = self.model.get_block(layer) in ("post", "post_sum")
                 # a frozen norm has no gradient that ends the backward
                 by_entry = has_post_norm or adapter is not None
                 attach(self.module.blocks[layer], block, keep=keeps_weights, by_entry=by_entry)

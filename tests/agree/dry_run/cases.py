@@ -88,6 +88,9 @@ OWN: Mapping[str, Model] = {
         tied_embeddings=True,
         kv_heads=8,
     ),
+    "gpt, norms of sums": TINY.replace(
+        block="post_sum", final_norm=False, norm="layernorm", mlp="plain", activation="gelu_new", dropout=0.1
+    ),
     "olmo": TINY.replace(block="post", qk_norm="full"),
     "plus": TINY.replace(block="parallel_shared", norm="layernorm", norm_bias=False, qk_norm="heads"),
     "centred": TINY.replace(norm="layernorm", qk_norm="full", kv_heads=2),
@@ -173,6 +176,15 @@ OWN: Mapping[str, Model] = {
     ),
     "latent, no positions": TINY.replace(
         kv_heads=8, position="none", mla=MLA(q_rank=None, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8)
+    ),
+    "ling": TINY.replace(  # gates of heads on latent attention
+        kv_heads=8,
+        mla=MLA(q_rank=None, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=6),
+        output_gate=True,
+        gate_per_head=True,
+    ),
+    "gated latent": TINY.replace(
+        kv_heads=8, mla=MLA(q_rank=24, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6), output_gate=True
     ),
     "kimi delta": TINY.replace(mixers=("kimi_delta", "attention"), kimi_delta=KimiDelta(heads=4, dim=12, rank=10)),
     "bounded kimi delta": TINY.replace(mixers=("kimi_delta",), kimi_delta=KimiDelta(heads=4, dim=12, lower_bound=-5.0)),

@@ -70,6 +70,8 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo_v2_flash", {"pad_token_id": 0}),
     "olmo hybrid": ("olmo_hybrid", {}),
     "kimi linear": ("kimi_linear", {}),
+    "gpt": ("openai-gpt", {}),
+    "ling": ("bailing_hybrid", {}),
     "recurrent gemma": ("recurrent_gemma", {}),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
     "dbrx": ("dbrx", {}),
@@ -79,11 +81,17 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
 RENAMED = {
     "gpt_neox": {"lm_head.weight": "embed_out.weight"},
     "kimi_linear": {"forget_gate.": ""},
+    "bailing_hybrid": {"forget_gate.": ""},
     "lfm3": {"self_attn.g_proj": "self_attn.gate_proj"},
     "granitemoe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
                    "router.weight": "router.layer.weight"},
 }  # fmt: skip
-STACKED = ("kimi_linear", "laguna", "mimo_v2_flash")  # names in memory are those of a folder with stacked experts
+STACKED = (
+    "bailing_hybrid",
+    "kimi_linear",
+    "laguna",
+    "mimo_v2_flash",
+)  # names in memory are those of a folder with stacked experts
 # no zeros: where they are padding, transformers drops their gradient
 TOKENS = torch.randint(1, PLAIN["vocab_size"], (3, 25), generator=torch.Generator().manual_seed(3))
 

@@ -1,11 +1,13 @@
-"""GPT-2, and GPT-BigCode (SantaCoder, StarCoder)."""
+"""GPT, GPT-2, and GPT-BigCode (SantaCoder, StarCoder)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, map_same_names
+from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, FusedTensor, Supported
-from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.huggingface.mapping import NAMES, build_model
 from fivefold.model.spec import Model
 
 KEYS = GPT_KEYS | map_same_names("scale_attn_weights")
@@ -35,6 +37,9 @@ PLACES = {
 CROSS_ATTENTION = {"add_cross_attention": Supported((False,), "cross-attention")}
 
 
+ACTIVATIONS_OF_GPT = {"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
+
+
 def _build_gpt2(config: Config) -> Model:
     """Build GPT-2: learned positions, biases in all layers."""
     return build_model(
@@ -54,6 +59,19 @@ def _build_gpt2(config: Config) -> Model:
 def _build_gpt_bigcode(config: Config) -> Model:
     """Build GPT-BigCode: GPT-2 with one key head, unless ``multi_query`` is false."""
     return _build_gpt2(config).replace(kv_heads=1 if config.multi_query else config.num_attention_heads)
+
+
+def _build_gpt(config: Config) -> Model:
+    """Build GPT: GPT-2 with norms after each sum of the residual stream, and none before the head."""
+    if config.hidden_act not in ACTIVATIONS_OF_GPT:
+        raise config.mistake(f"afn {config.hidden_act!r} is not one of {', '.join(ACTIVATIONS_OF_GPT)}; take one")
+    model = _build_gpt2(config.replace(hidden_act=ACTIVATIONS_OF_GPT[config.hidden_act]))
+    return model.replace(block="post_sum", final_norm=False)
+
+
+def _write_gpt(model: Model) -> dict[str, Any]:
+    names = {NAMES[theirs]: ours for ours, theirs in ACTIVATIONS_OF_GPT.items() if ours != "swish"}
+    return {"afn": names.get(model.activation, "gelu")}
 
 
 def _transpose(name: str, *weights: str) -> dict[str, FusedTensor]:
@@ -81,6 +99,21 @@ GPT2 = Family(
     base_prefix="transformer.",
 )
 
+GPT = Family(
+    model_type="openai-gpt",
+    architecture="OpenAIGPTLMHeadModel",
+    keys=drop_keys(GPT_KEYS, "n_inner", "activation_function") | {"afn": "hidden_act"},
+    defaults={**DEFAULTS, "vocab_size": 40_478, "hidden_act": "gelu", "max_position_embeddings": 512},
+    to_model=_build_gpt,
+    write=_write_gpt,
+    tensors={
+        **GPT2.tensors,
+        "embed.tokens": "transformer.tokens_embed",
+        "embed.positions": "transformer.positions_embed",
+    },
+    base_prefix="transformer.",
+)
+
 GPT_BIGCODE = Family(
     model_type="gpt_bigcode",
     architecture="GPTBigCodeForCausalLM",
@@ -99,4 +132,4 @@ GPT_BIGCODE = Family(
     base_prefix="transformer.",
 )
 
-FAMILIES = (GPT2, GPT_BIGCODE)
+FAMILIES = (GPT2, GPT, GPT_BIGCODE)

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia."""
+"""GPT-NeoX and Pythia, and GPT-NeoX Japanese."""
 
 from __future__ import annotations
 
@@ -10,19 +10,42 @@ from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
-def _build_gpt_neox(config: Config) -> Model:
-    """Build GPT-NeoX or Pythia; attention and MLP may be parallel."""
+def _check_head_dim(config: Config) -> None:
+    """Raise ``UserError`` for a head dim that differs from that of attention."""
     head_dim = config.hidden_size // config.num_attention_heads
     if config.head_dim not in (None, head_dim):
         raise config.mistake(
             f"head_dim={config.head_dim} is not hidden_size / num_attention_heads = {head_dim}: the family's code "
             "would use one in the rotary embedding and the other in attention; remove it"
         )
+
+
+def _build_gpt_neox(config: Config) -> Model:
+    """Build GPT-NeoX or Pythia; attention and MLP may be parallel."""
+    _check_head_dim(config)
     fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": True, "kv_heads": config.num_attention_heads}
     block = "parallel" if config.use_parallel_residual else "pre"
     # one key for embedding and branches, so embedding_dropout follows that of the branches
     fields |= {"block": block, "embedding_dropout": None}
     return build_model(config, **read_rope(config, partly=True), **read_attention_bias(config), **fields)
+
+
+def _build_japanese(config: Config) -> Model:
+    """Build GPT-NeoX Japanese: no bias but that of attention's output in the last layer."""
+    _check_head_dim(config)
+    return build_model(
+        config,
+        **read_rope(config, partly=True),
+        norm="layernorm",
+        mlp="plain",
+        ffn=config.width_multiple * config.hidden_size,
+        kv_heads=config.num_attention_heads,
+        last_out_bias=True,
+    )
+
+
+def _rename(tensor: str | FusedTensor) -> str | FusedTensor:
+    return tensor.replace("gpt_neox.", "gpt_neox_japanese.") if isinstance(tensor, str) else tensor
 
 
 GPT_NEOX = Family(
@@ -60,4 +83,38 @@ GPT_NEOX = Family(
     },
 )
 
-FAMILIES = (GPT_NEOX,)
+GPT_NEOX_JAPANESE = Family(
+    model_type="gpt_neox_japanese",
+    architecture="GPTNeoXJapaneseForCausalLM",
+    keys=drop_keys(SIZES, "intermediate_size")
+    | drop_keys(ROTARY, "rope_theta")
+    | {
+        "rotary_emb_base": "rope_theta",
+        "rotary_pct": "partial_rotary_factor",
+        "layer_norm_eps": "norm_epsilon",
+        "intermediate_multiple_size": "width_multiple",
+    }
+    | map_same_names("hidden_act head_dim hidden_dropout"),
+    defaults={
+        "vocab_size": 32_000,
+        "hidden_size": 2560,
+        "intermediate_size": None,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 2048,
+        "norm_epsilon": 1e-5,
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": True,
+    },
+    to_model=_build_japanese,
+    write=lambda model: {"intermediate_multiple_size": model.ffn // model.width},
+    tensors={
+        **{name: _rename(tensor) for name, tensor in GPT_NEOX.tensors.items()},
+        "attention.out.bias": "attention.dense_bias",
+        "head.out": "embed_out",
+    },
+    is_trained=False,
+)
+
+FAMILIES = (GPT_NEOX, GPT_NEOX_JAPANESE)

@@ -56,16 +56,21 @@ def _list_mixers(config: Config, published: dict[str, Any]) -> tuple[MixerName, 
     return tuple(mixers[layer] for layer in range(1, layers + 1))
 
 
-def _write(model: Model) -> dict[str, Any]:
-    net, layers = model.kimi_delta, range(model.layers)
-    sizes = (
-        {"linear_num_heads": net.heads, "linear_head_dim": net.dim, "linear_conv_kernel_dim": net.taps} if net else {}
-    )
+def list_layer_kinds(model: Model) -> dict[str, list[str]]:
+    """Return the kinds of token mixers and of feed-forwards of all layers."""
+    layers = range(model.layers)
     return {
         "layer_types": [NAMES.get(model.mixer_name(layer), "full_attention") for layer in layers],
         "mlp_layer_types": ["sparse" if model.is_moe(layer) else "dense" for layer in layers],
-        **sizes,
     }
+
+
+def _write(model: Model) -> dict[str, Any]:
+    net = model.kimi_delta
+    sizes = (
+        {"linear_num_heads": net.heads, "linear_head_dim": net.dim, "linear_conv_kernel_dim": net.taps} if net else {}
+    )
+    return {**list_layer_kinds(model), **sizes}
 
 
 KIMI_LINEAR = Family(

@@ -126,32 +126,92 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     if model.has_temperature(layer):
         ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
         q = "qt"
-    ops += _list_core(local, q=q, k=k, v=v, layer=layer)
+    if model.differential:
+        ops += _attend_twice(local, q=q, k=k, v=v, layer=layer)
+    else:
+        ops += _list_core(local, q=q, k=k, v=v, layer=layer)
     out = "o"
     if model.output_gate:
-        size, out = rows * out_columns * width, "og"
-        gate_name = "gate"
-        if model.gate_bias:
-            gate_name, gate_bytes = "gateb", rows * gate_columns * width
-            biased = elementwise("attention.gate.bias", "activation", ("gate",), gate_name, size=gate_bytes)
-            ops.append(biased._replace(parameters=shape.heads, wgrad_numels=(shape.heads,), passes_gradient=True))
-        kept = ("o", gate_name)
-        gate = elementwise("attention.core.gate", "activation", kept, out, size=size, keeps=kept, backward_scratch=size)
-        if model.gate_per_head:  # its factors are small compared with the heads that they multiply
-            factors = rows * gate_columns * width
-            gate = gate._replace(
-                moved_bytes=2 * size + factors,
-                moved_backward_bytes=3 * size + 2 * factors,
-                forward_scratch=factors,
-                backward_scratch=factors,
-            )
-        ops.append(gate)
+        ops += _gate_output(local, columns=out_columns, gate_columns=gate_columns)
+        out = "og"
+    if model.differential:
+        ops += _subtract_heads(local, out, columns=out_columns, dim=shape.head_dim)
+        out = "on"
     if model.sub_norm:
         ops.append(list_sub_norm(local, "attention.out_norm", out, dim=out_columns))
         out = f"{out}n"
     return [
         *ops,
-        *row(local, "attention.out", out, "a", in_features=out_columns, out_features=model.width, bias=model.out_bias),
+        *row(
+            local,
+            "attention.out",
+            out,
+            "a",
+            in_features=out_columns,
+            out_features=model.width,
+            bias=model.has_out_bias(layer),
+        ),
+    ]
+
+
+def _gate_output(local: Local, *, columns: int, gate_columns: int) -> list[Op]:
+    """List the product of attention's output [rows, columns] and its gate [rows, gate_columns]: o → og."""
+    model, rows, width = local.model, local.rows, local.width
+    ops, size, gate_name = list[Op](), rows * columns * width, "gate"
+    if model.gate_bias:
+        gate_name, gate_bytes = "gateb", rows * gate_columns * width
+        biased = elementwise("attention.gate.bias", "activation", ("gate",), gate_name, size=gate_bytes)
+        ops.append(biased._replace(parameters=gate_columns, wgrad_numels=(gate_columns,), passes_gradient=True))
+    kept = ("o", gate_name)
+    gate = elementwise("attention.core.gate", "activation", kept, "og", size=size, keeps=kept, backward_scratch=size)
+    if model.gate_per_head:  # its factors are small compared with the heads that they multiply
+        factors = rows * gate_columns * width
+        gate = gate._replace(
+            moved_bytes=2 * size + factors,
+            moved_backward_bytes=3 * size + 2 * factors,
+            forward_scratch=factors,
+            backward_scratch=factors,
+        )
+    return [*ops, gate]
+
+
+def _attend_twice(local: Local, *, q: str, k: str, v: str, layer: int) -> list[Op]:
+    """List the cores of differential attention: all queries and keys, with each half of the values repeated.
+
+    The outputs are joined, [rows, heads, 2 H]. Source: transformers 5.23, ``DiffLlamaAttention.forward``.
+    """
+    size = local.rows * local.attention(layer).kv_heads * local.attention(layer).head_dim * local.width
+    half = local.rows * local.attention(layer).output_dims * local.width
+    ops = [split("attention.halves", v, {"v1": size, "v2": size})]  # a half, and its repetition
+    ops[0] = ops[0]._replace(moved_bytes=3 * size, moved_backward_bytes=3 * size)
+    for index in "12":
+        for op in _list_core(local, q=q, k=k, v=f"v{index}", layer=layer):
+            renamed = {"o": f"o{index}", "lse": f"lse{index}", "seeds": f"seeds{index}"}
+            ops.append(
+                op._replace(
+                    reads=tuple(renamed.get(name, name) for name in op.reads),
+                    writes={renamed.get(name, name): size for name, size in op.writes.items()},
+                    keeps=tuple(renamed.get(name, name) for name in op.keeps),
+                )
+            )
+    joined = elementwise("attention.join", "cast", ("o1", "o2"), "o", size=2 * half)
+    return [*ops, joined._replace(moved_bytes=4 * half, moved_backward_bytes=4 * half)]
+
+
+def _subtract_heads(local: Local, source: str, *, columns: int, dim: int) -> list[Op]:
+    """List the difference of the first and second half of the heads, and its norm over 2 H without a weight."""
+    size = local.rows * columns * local.width
+    product = elementwise("attention.lambda", "activation", (source,), "ol", size=size, keeps=(source,))
+    product = product._replace(parameters=4 * dim, wgrad_numels=(dim,) * 4, backward_scratch=size)
+    difference = elementwise("attention.subtract", "add", (source, "ol"), "od", size=size)
+    kind = local.norm._replace(norm=NORMS["rmsnorm"], weight=False)
+    rows = local.rows * columns // (2 * dim)
+    scale = elementwise("attention.core.scale", "activation", ("odn",), "on", size=size)
+    return [
+        product,
+        difference,
+        norm("attention.out_norm", "od", "odn", rows=rows, dim=2 * dim, width=local.width, kind=kind),
+        scale,
     ]
 
 
@@ -314,13 +374,20 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
     assert mla is not None
     N, q_dim, indexer = local.heads, mla.nope_dim + mla.rope_dim, mla.indexer
+    gate_columns = N if model.gate_per_head else N * mla.v_dim
     local_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows, needs_all_rows=False)
     ops, up_ops = [*local_input.ops], list[Op]()
     if mla.q_rank is None:
         gathered_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
         ops += [op for op in gathered_input.ops if op.kind != "cast"]
         ops.append(gathered_input.column("attention.q", "q", out_features=N * q_dim))
+        if model.output_gate:
+            ops.append(gathered_input.column("attention.gate", "gate", out_features=gate_columns))
     else:
+        if model.output_gate:
+            gathered_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
+            ops += [op for op in gathered_input.ops if op.kind != "cast"]
+            ops.append(gathered_input.column("attention.gate", "gate", out_features=gate_columns))
         ops.append(local_input.column("attention.q_down", "cq", out_features=mla.q_rank, bias=model.qkv_bias))
         q_ops, _ = _list_up_projection(local, "q", "cq", rank=mla.q_rank, out="q", out_features=N * q_dim)
         up_ops += q_ops
@@ -333,8 +400,16 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     kv_ops, kv_latent = _list_up_projection(
         local, "kv", "ckv", rank=mla.kv_rank, out="kv", out_features=N * (mla.nope_dim + mla.v_dim)
     )
+    gated = _gate_output(local, columns=N * mla.v_dim, gate_columns=gate_columns) if model.output_gate else []
+    out_source = "og" if gated else "o"
     out = row(
-        local, "attention.out", "o", "a", in_features=N * mla.v_dim, out_features=model.width, bias=model.out_bias
+        local,
+        "attention.out",
+        out_source,
+        "a",
+        in_features=N * mla.v_dim,
+        out_features=model.width,
+        bias=model.out_bias,
     )
     if indexer is not None:
         key, has_indexer = (*key_tensors, "ckv")[0], model.has_indexer(layer)
@@ -371,7 +446,7 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
         up_ops.append(rope("rope.temperature", q, "qt", numel=n_bytes // width * q_dim, width=width))
         q = "qt"
     ops += [*up_ops, *_list_core(local, q=q, k="kr", v="v", layer=layer, value_storage="kv")]
-    return [*ops, *out]
+    return [*ops, *gated, *out]
 
 
 def _gather_once(op: Op) -> Op:

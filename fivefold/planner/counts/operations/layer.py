@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
+from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
@@ -21,7 +22,7 @@ from fivefold.planner.counts.operations.linear import LinearInput, drop_wgrad, g
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers import OPERATIONS
 from fivefold.planner.counts.operations.narrow import apply_low_precision
-from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, norm
+from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, matmul, norm
 from fivefold.planner.counts.operations.recompute import UnitOperations, recompute
 
 
@@ -55,6 +56,9 @@ def embedding(local: Local) -> list[Op]:
                 backward_scratch=8 * local.stream_rows,
             )
         )
+    if model.position == "sinusoidal":  # rows of a fixed table, gathered and added
+        source = "x" if model.embedding_scale == 1 else "xs"
+        ops.append(elementwise("embed.positions", "add", (source,), "xp", size=local.stream_bytes))
     if model.embedding_norm != "none":
         source, kind = next(iter(ops[-1].writes)), local.norm
         if model.embedding_norm == "unit":
@@ -79,8 +83,9 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     A layer without a token mixer has none.
     """
     model, block_kind = local.model, local.model.get_block(layer)
-    pre, post = block_kind != "post", block_kind in ("post", "sandwich")
-    source, mixer = "norm1.out" if pre else "x", model.mixer_name(layer)
+    post, mixer = block_kind in ("post", "sandwich"), model.mixer_name(layer)
+    pre = block_kind not in ("post", "post_sum") and model.has_norm1(layer)
+    source = "norm1.out" if pre else "x"
     if mixer == "none":
         return []
     ops = [_list_norm(local, "norm1", "x")] if pre else []
@@ -89,6 +94,9 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     if post:
         name = "norm1_post" if block_kind == "sandwich" else "norm1"
         ops, branch = [*ops, _list_norm(local, name, "a")], f"{name}.out"
+    if block_kind == "post_sum":
+        ops += [*_residual(local, "attention", branch, "x", "y.sum"), _list_norm(local, "norm1", "y.sum", out="y")]
+        return _apply_stack(local, ops, layer=layer)
     return _apply_stack(local, [*ops, *_residual(local, "attention", branch, "x", "y")], layer=layer)
 
 
@@ -99,7 +107,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
         return []
     stream = "x" if model.mixer_name(layer) == "none" else "y"
     block_kind = model.get_block(layer)
-    pre, post = block_kind != "post", block_kind == "post" or model.norms_feed_forward(layer)
+    pre, post = block_kind not in ("post", "post_sum"), block_kind == "post" or model.norms_feed_forward(layer)
     ops, source = list[Op](), "norm1.out"
     if block_kind != "parallel_shared":  # else the MLP reads what attention reads
         source = "x" if block_kind == "parallel" else stream
@@ -110,13 +118,18 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if post:
         name = "norm2" if block_kind == "post" else "norm2_post"
         ops, branch = [*ops, _list_norm(local, name, "d")], f"{name}.out"
+    if block_kind == "post_sum":
+        ops += [*_residual(local, "mlp", branch, stream, "z.sum"), _list_norm(local, "norm2", "z.sum", out="z")]
+        return _apply_stack(local, ops, layer=layer)
     return _apply_stack(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
 
 
-def _list_norm(local: Local, name: str, source: str) -> Op:
-    """Return a norm of the residual stream: ``source`` → ``name``.out."""
+def _list_norm(local: Local, name: str, source: str, *, out: str = "") -> Op:
+    """Return a norm of the residual stream: ``source`` → ``out``, by default ``name``.out."""
     width = local.stream_width
-    made = norm(name, source, f"{name}.out", rows=local.stream_rows, dim=width, width=local.width, kind=local.norm)
+    made = norm(
+        name, source, out or f"{name}.out", rows=local.stream_rows, dim=width, width=local.width, kind=local.norm
+    )
     return list_norm(local, made)
 
 
@@ -156,7 +169,8 @@ class Kind(NamedTuple):
     ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: attention without rotary positions in a
     model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
     the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys; ``own``:
-    its attention has the geometry of sliding layers.
+    its attention has the geometry of sliding layers; ``end``: the first or last layer, which lacks a norm or has a bias
+    that others do not.
     """
 
     slides: bool
@@ -167,6 +181,7 @@ class Kind(NamedTuple):
     feeds: bool = True
     chooses: bool = False
     own: bool = False
+    end: bool = False
 
     @property
     def representative(self) -> Kind:
@@ -186,6 +201,7 @@ def get_kind(model: Model, layer: int) -> Kind:
         feeds=model.has_feed_forward(layer),
         chooses=model.has_indexer(layer),
         own=model.sliding is not None and model.has_window(layer),
+        end=(mixer != "none" and not model.has_norm1(layer)) or model.has_out_bias(layer) != model.out_bias,
     )
 
 
@@ -200,7 +216,8 @@ def head(local: Local) -> list[Op]:
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part, ranks_pairs = local.part, job.objective == "dpo"
     logits = rows * vocab * width
-    norm_output = LinearInput(_use_bf16(local), "h", in_features=local.stream_width, rows=local.stream_rows)
+    entry_ops, hidden = _list_head_entry(local)
+    norm_output = LinearInput(_use_bf16(local), hidden, in_features=local.stream_width, rows=local.stream_rows)
     project = norm_output.column("head.out", "logits", out_features=vocab, bias=model.head_bias)
     # DPO's loss reads one sequence after another, and keeps a factor of the gradient for each
     sequences, sums = (part.sequences, {"loss": 16, "loss.factors": 4 * part.sequences}) if ranks_pairs else (1, {})
@@ -259,11 +276,29 @@ def head(local: Local) -> list[Op]:
             moved_bytes=logits + 9 * fp32_logits,
             moved_backward_bytes=logits + 3 * fp32_logits,
         )
-    norm_op = norm("head.norm", "x", "h", rows=local.stream_rows, dim=local.stream_width, width=width, kind=local.norm)
-    norm_op = list_norm(local, norm_op)
     if job.stack.loss == "chunked":
-        return apply_autocast(local, [norm_op, *_chunked_loss(local)])
-    return apply_autocast(local, [norm_op, *norm_output.ops, project, *norm_output.sums, loss])
+        return apply_autocast(local, [*entry_ops, *_chunked_loss(local, hidden)])
+    return apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, loss])
+
+
+def _list_head_entry(local: Local) -> tuple[list[Op], str]:
+    """List the operations from the last block's output to the head's input, and return the name of that."""
+    model, rows, dim, width = local.model, local.stream_rows, local.stream_width, local.width
+    ops, hidden = list[Op](), "x"
+    if model.final_norm:
+        ops.append(list_norm(local, norm("head.norm", "x", "h", rows=rows, dim=dim, width=width, kind=local.norm)))
+        hidden = "h"
+    if model.head_transform is not None:  # every rank of tensor parallelism holds the matrix, for its rows
+        bias = model.head_transform_bias
+        sizes = {"in_features": model.width, "out_features": model.width}
+        ops.append(matmul("head.transform", hidden, "ht", rows=rows, **sizes, width=width, bias=bias))
+        scratch = ACTIVATIONS[model.head_transform].plain_scratch * local.stream_bytes
+        act = elementwise("head.act", "activation", ("ht",), "hm", size=local.stream_bytes, keeps=("ht",))
+        ops.append(act._replace(forward_scratch=scratch, backward_scratch=scratch))
+        made = norm("head.transform_norm", "hm", "hn", rows=rows, dim=dim, width=width, kind=local.norm)
+        ops.append(list_norm(local, made))
+        hidden = "hn"
+    return ops, hidden
 
 
 def _softmax_bytes(local: Local, rows: int) -> int:
@@ -277,8 +312,8 @@ def _softmax_bytes(local: Local, rows: int) -> int:
     return 2 * chunk if (local.width < 4 and local.part.tp == 1) or local.model.logit_softcap else chunk
 
 
-def _chunked_loss(local: Local) -> list[Op]:
-    """List the operations h → loss, all in the backward: per chunk of rows the logits, their gradient, dh and dW.
+def _chunked_loss(local: Local, hidden: str) -> list[Op]:
+    """List the operations ``hidden`` → loss, all in the backward: per chunk of rows logits, their gradient, dh and dW.
 
     Under tp the input is gathered only there, and each chunk sends the all-reduces that ``fused`` sends for all rows.
     """
@@ -295,9 +330,9 @@ def _chunked_loss(local: Local) -> list[Op]:
         Op(
             "loss",
             "loss",
-            ("h",),
+            (hidden,),
             {"loss.own": 4, "targets": targets},
-            keeps=("h", "targets"),
+            keeps=(hidden, "targets"),
             parameters=weight + bias,
             wgrad_numels=(weight, bias) if bias else (weight,),
             flops=flops,
@@ -310,7 +345,7 @@ def _chunked_loss(local: Local) -> list[Op]:
             + softmax
             + (bias * width if job.adapter is None else 0),
             regathered_bytes=gathered_bytes,
-            differentiates=("h",),
+            differentiates=(hidden,),
             accumulates_wgrads=True,
         )
     ]

@@ -1,0 +1,117 @@
+"""XGLM and CTRL: LayerNorms, biases everywhere, and a table of sines and cosines that is added to the embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import GPT_KEYS, drop_keys
+from fivefold.model.huggingface.families.gpt2 import PLACES
+from fivefold.model.huggingface.families.opt import TENSORS, WHOLE
+from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.spec import Model
+
+FIELDS: dict[str, Any] = {
+    "norm": "layernorm",
+    "mlp": "plain",
+    "position": "sinusoidal",
+    "qkv_bias": True,
+    "out_bias": True,
+    "mlp_bias": True,
+}
+
+
+def _build_xglm(config: Config) -> Model:
+    """Build XGLM: the embedding is multiplied by the root of its width."""
+    scale = config.hidden_size**0.5 if config.mup_enabled else 1.0
+    dropout = config.hidden_dropout
+    return build_model(config.replace(embedding_dropout=dropout), **FIELDS, norm_epsilon=1e-5, embedding_scale=scale)
+
+
+def _build_ctrl(config: Config) -> Model:
+    """Build CTRL: the embedding is multiplied by the root of its width, and the head has a bias."""
+    return build_model(config, **FIELDS, embedding_scale=config.hidden_size**0.5, head_bias=True)
+
+
+XGLM = Family(
+    model_type="xglm",
+    architecture="XGLMForCausalLM",
+    keys=drop_keys(decoder.SIZES, "intermediate_size")
+    | {
+        "d_model": "hidden_size",
+        "ffn_dim": "intermediate_size",
+        "num_layers": "num_hidden_layers",
+        "attention_heads": "num_attention_heads",
+        "activation_function": "hidden_act",
+        "dropout": "hidden_dropout",
+        "scale_embedding": "mup_enabled",
+    },
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 256_008,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "hidden_act": "gelu",
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": True,
+        "mup_enabled": True,
+    },
+    supported={
+        **WHOLE,
+        "activation_dropout": Supported((0,), "dropout within the MLP"),
+        "add_cross_attention": Supported((False,), "cross-attention"),
+        "pad_token_id": Supported((1, 0, None), "a table of positions with a row of zeros that texts reach"),
+    },
+    to_model=_build_xglm,
+    write=lambda model: {"scale_embedding": model.embedding_scale != 1},
+    tensors=TENSORS
+    | {
+        "blocks": "model.layers.{}",
+        "embed.tokens": "model.embed_tokens",
+        "head.norm": "model.layer_norm",
+    },
+    is_trained=False,
+)
+CTRL = Family(
+    model_type="ctrl",
+    architecture="CTRLLMHeadModel",
+    keys=drop_keys(GPT_KEYS, "n_inner", "activation_function", "attn_pdrop", "layer_norm_epsilon")
+    | {"dff": "intermediate_size"},
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 246_534,
+        "hidden_size": 1280,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "hidden_act": "relu",
+        "max_position_embeddings": 256,
+        "hidden_dropout": 0.1,
+        "embedding_dropout": 0.1,
+        "tie_word_embeddings": True,
+    },
+    supported={"layer_norm_epsilon": Supported((1e-6,), "an epsilon of the last norm alone")},
+    to_model=_build_ctrl,
+    tensors={
+        **PLACES,
+        "embed.tokens": "transformer.w",
+        "head.norm": "transformer.layernorm",
+        "norm1": "layernorm1",
+        "norm2": "layernorm2",
+        "attention.q": "multi_head_attention.Wq",
+        "attention.k": "multi_head_attention.Wk",
+        "attention.v": "multi_head_attention.Wv",
+        "attention.out": "multi_head_attention.dense",
+        "mlp.up": "ffn.0",
+        "mlp.down": "ffn.2",
+    },
+    base_prefix="transformer.",
+    is_trained=False,
+)
+
+FAMILIES = (XGLM, CTRL)
