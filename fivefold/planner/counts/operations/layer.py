@@ -169,7 +169,7 @@ class Kind(NamedTuple):
     ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: attention without rotary positions in a
     model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
     the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys; ``own``:
-    its attention has the geometry of sliding layers; ``end``: the first or last layer, which lacks a norm or has a bias
+    its attention has the geometry of sliding layers; ``end``: the first or last layer, which has no norm or has a bias
     that others do not.
     """
 
