@@ -43,10 +43,18 @@ PLAIN = frozenset({int, float, str, type(None)})  # values of these types cannot
 
 
 class Record(BaseModel):
-    """An immutable record, validated on construction; ``replace`` makes changed copies."""
+    """An immutable record, validated on construction; ``replace`` makes changed copies.
+
+    Its schema is built when it is first validated: most commands use few of the records that they import.
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        strict=False,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,
     )
 
     @model_validator(mode="before")

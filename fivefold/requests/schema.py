@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import ConfigDict
-
 from fivefold.record import Record
 
 Panel = Literal["Plan", "Run", "Understand", "Share"]
@@ -43,9 +41,8 @@ class Argument:
 
 
 class Request(Record):
-    """The fields of a command. The schema for validation is built when a request is first validated."""
+    """The fields of a command."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(defer_build=True)
     command: ClassVar[str] = ""  # the command of the terminal with these arguments and options
     panel: ClassVar[Panel] = "Plan"  # the group of commands in which the help page lists it
 
