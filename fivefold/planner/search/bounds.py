@@ -55,8 +55,10 @@ class Bounds:
         self.estimates: Estimates = Estimates(planner, space, partials, like=shared, work=work)
         self.partials = partials
         self.micro_batches = space.micro_batches(partials)
-        samples = [Layout(ac=ac) for ac in space.recomputations]
-        self.every = np.array([sample.recompute_every if sample.recomputed_operations else NEVER for sample in samples])
+        layouts = [Layout(ac=ac) for ac in space.recomputations]
+        self.recompute_every = np.array(
+            [layout.recompute_every if layout.recomputed_operations else NEVER for layout in layouts]
+        )
         self._pipelines: dict[tuple[int, int], PipelineUnits] = {}
         self._memory = MemoryBounds(planner.counts, space.shapes)
         self.update_slope = _update_slope(planner)
@@ -69,170 +71,216 @@ class Bounds:
         return restricted
 
     def memory(
-        self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False, bare: bool = False
+        self,
+        candidates: CandidateLayouts,
+        *,
+        states: Floats | None = None,
+        scaled: bool = False,
+        any_recomputation: bool = False,
     ) -> Floats:
         """Return the peak bytes per rank [n], which do not depend on the mesh order.
 
-        ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``; ``bare``: for every
-        recomputation.
+        ``states`` replaces the states of the candidates' ZeRO stage; ``scaled`` as in ``Estimates``; with
+        ``any_recomputation`` the bound holds for every recomputation.
         """
-        partial, every = candidates.partial, self.every[self.partials.ac[candidates.partial]]
+        partial, recompute_every = candidates.partial, self.recompute_every[self.partials.ac[candidates.partial]]
         return self._memory.peak(
             candidates,
             self.estimates,
             micro_batches=self.micro_batches[partial],
-            every=np.full_like(every, NEVER) if bare else every,
+            recompute_every=np.full_like(recompute_every, NEVER) if any_recomputation else recompute_every,
             states=states,
-            limit=limit,
-            bare=bare,
+            scaled=scaled,
+            any_recomputation=any_recomputation,
         )
 
     def seconds_of_any_order(
-        self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False
+        self, candidates: CandidateLayouts, *, max_sequences: int = 1, any_recomputation: bool = False
     ) -> tuple[Floats, Floats]:
-        """Return a lower bound like ``seconds`` for every order and ZeRO stage; ``most`` as in ``Estimates``.
+        """Return a lower bound like ``seconds`` for every order and ZeRO stage; ``max_sequences`` as in ``Estimates``.
 
-        With ``bare`` the bound also holds for every recomputation.
+        With ``any_recomputation`` the bound also holds for every recomputation.
         """
-        unit = self.estimates.adjacent_units(candidates, most=most, bare=bare)
-        return self._seconds(candidates, unit, bare=bare)
+        unit_seconds = self.estimates.adjacent_units(
+            candidates, max_sequences=max_sequences, any_recomputation=any_recomputation
+        )
+        return self._seconds(candidates, unit_seconds, any_recomputation=any_recomputation)
 
     def seconds_of_adjacent_units(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return a lower bound like ``seconds``, for which only data-parallel groups are those of the order."""
-        unit, parallel = self.estimates.adjacent_units(candidates), self.estimates.parallel(candidates)
-        return self._seconds(candidates, unit, parallel)
+        unit_seconds, parallel = self.estimates.adjacent_units(candidates), self.estimates.parallel(candidates)
+        return self._seconds(candidates, unit_seconds, parallel)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return the seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
         parallel = self.estimates.parallel(candidates)
-        return self._seconds(candidates, self.estimates.units(candidates), parallel, placed=True)
+        return self._seconds(candidates, self.estimates.units(candidates), parallel, order_known=True)
 
     def _seconds(
         self,
         candidates: CandidateLayouts,
-        unit: Floats,
+        unit_seconds: Floats,
         parallel: Floats | None = None,
         *,
-        placed: bool = False,
-        bare: bool = False,
+        order_known: bool = False,
+        any_recomputation: bool = False,
     ) -> tuple[Floats, Floats]:
         """Return the seconds of candidates in total and by ``TIME_PARTS``.
 
-        ``placed``: the order is known, and so are halves of an FB. ``bare``: as if no layer were recomputed.
+        ``order_known``: the mesh order is known, and so are the halves of an FB. ``any_recomputation``: no layer is
+        recomputed, which bounds every choice.
         """
-        pipe, m = self.pipelines(candidates, bare=bare), self.micro_batches[candidates.partial][:, None].astype(float)
-        weight, talk = unit[:, 2], np.zeros((len(m), 4, unit.shape[2]))
-        (forward_dp, backward_dp), sent, ends, update = self.data_parallel(
-            pipe, candidates, unit, parallel, placed=placed
+        pipe, m = (
+            self.pipelines(candidates, any_recomputation=any_recomputation),
+            self.micro_batches[candidates.partial][:, None].astype(float),
         )
-        forward, backward = unit[:, 0] + forward_dp, unit[:, 1] + backward_dp
-        talk[:, :3], talk[:, 3] = unit[:, 3:6], forward_dp + backward_dp
-        dual, split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
-        share = np.where(np.isin(pipe.schedule, BOTH_WAYS), 0.5, 1.0) * m
-        exposed_messages = np.stack([sum_units(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
-        work = sum_units(pipe.held, forward + backward + weight)
-        paired = np.flatnonzero(dual[:, 0])
-        if len(paired):
-            paired_units = PipelineUnits._make(column[paired] for column in pipe)
-            paired_candidates = candidates.take(paired)
-            halves = self.estimates.pairs(paired_candidates) if placed else None
-            shown = np.stack([forward_dp[paired], backward_dp[paired]])
+        wgrad, exposed_by_axis = unit_seconds[:, 2], np.zeros((len(m), 4, unit_seconds.shape[2]))
+        (forward_dp, backward_dp), messages, ends, update = self.data_parallel(
+            pipe, candidates, unit_seconds, parallel, order_known=order_known
+        )
+        forward, backward = unit_seconds[:, 0] + forward_dp, unit_seconds[:, 1] + backward_dp
+        exposed_by_axis[:, :3], exposed_by_axis[:, 3] = unit_seconds[:, 3:6], forward_dp + backward_dp
+        is_paired, is_split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
+        rounds = np.where(np.isin(pipe.schedule, BOTH_WAYS), 0.5, 1.0) * m
+        exposed_messages = np.stack(
+            [sum_units(pipe.rank_units, exposed_by_axis[:, axis]) for axis in range(4)], axis=2
+        )  # [n, 3, axes]
+        micro_batch_seconds = sum_units(pipe.rank_units, forward + backward + wgrad)
+        paired_rows = np.flatnonzero(is_paired[:, 0])
+        if len(paired_rows):
+            paired_units = PipelineUnits._make(column[paired_rows] for column in pipe)
+            paired_candidates = candidates.take(paired_rows)
+            halves = self.estimates.pairs(paired_candidates) if order_known else None
+            exposed = np.stack([forward_dp[paired_rows], backward_dp[paired_rows]])
             busy = self._paired_seconds(
-                paired_units, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown
+                paired_units,
+                m[paired_rows],
+                unit_seconds[paired_rows],
+                halves,
+                messages=messages[:, paired_rows],
+                exposed_dp=exposed,
             )
-            work[paired] = busy / share[paired]
-        way, back = sum_units(pipe.before, forward), sum_units(pipe.before, backward)
-        back += np.where(split | dual, 0.0, sum_units(pipe.before, weight))
-        hops = np.zeros_like(way)
-        if placed:
+            micro_batch_seconds[paired_rows] = busy / rounds[paired_rows]
+        forward_path, backward_path = sum_units(pipe.units_before, forward), sum_units(pipe.units_before, backward)
+        backward_path += np.where(is_split | is_paired, 0.0, sum_units(pipe.units_before, wgrad))
+        stage_messages = np.zeros_like(forward_path)
+        if order_known:
             delay, sending = self.estimates.stage_message_seconds(candidates).T[:, :, None]
-            way, back = way + pipe.first * (delay + sending), back + pipe.first * (delay + sending)
-            hops = 2 * pipe.chunks * sending
-        own = way + share * (work + hops) + ends + update
-        lead = sum_units(pipe.lead, weight)  # W may run while the last backward goes to rank 0
-        late = bound_last_wgrads(pipe, lead, sum_units(pipe.held, weight) - lead)
-        there = way + share * (work + hops) - late + back + (ends + update)[:, :1]
-        total = np.maximum(own, there)
-        rank = total.argmax(axis=1)
-        at = np.arange(len(rank)), rank
-        parts = np.empty((len(rank), len(TIME_PARTS)))
-        parts[:, 1:5] = share[at][:, None] * exposed_messages[at]
-        parts[:, 0] = np.maximum(0.0, (share * work)[at] - parts[:, 1:5].sum(axis=1)) + update[at]
-        parts[:, 4] += ends[at]
-        parts[:, 5] = np.maximum(0.0, total[at] - parts[:, :5].sum(axis=1))
-        return total[at] * SAFE, parts
+            forward_path, backward_path = (
+                forward_path + pipe.first_stage * (delay + sending),
+                backward_path + pipe.first_stage * (delay + sending),
+            )
+            stage_messages = 2 * pipe.stages_per_rank * sending
+        rank_finish = forward_path + rounds * (micro_batch_seconds + stage_messages) + ends + update
+        first_stage_wgrads = sum_units(
+            pipe.first_stage_units, wgrad
+        )  # W may run while the last backward goes to rank 0
+        late_wgrads = bound_last_wgrads(
+            pipe, first_stage_wgrads, sum_units(pipe.rank_units, wgrad) - first_stage_wgrads
+        )
+        first_rank_finish = (
+            forward_path
+            + rounds * (micro_batch_seconds + stage_messages)
+            - late_wgrads
+            + backward_path
+            + (ends + update)[:, :1]
+        )
+        total = np.maximum(rank_finish, first_rank_finish)
+        slowest_rank = total.argmax(axis=1)
+        slowest = np.arange(len(slowest_rank)), slowest_rank
+        parts = np.empty((len(slowest_rank), len(TIME_PARTS)))
+        parts[:, 1:5] = rounds[slowest][:, None] * exposed_messages[slowest]
+        parts[:, 0] = (
+            np.maximum(0.0, (rounds * micro_batch_seconds)[slowest] - parts[:, 1:5].sum(axis=1)) + update[slowest]
+        )
+        parts[:, 4] += ends[slowest]
+        parts[:, 5] = np.maximum(0.0, total[slowest] - parts[:, :5].sum(axis=1))
+        return total[slowest] * SAFE, parts
 
     def data_parallel(
         self,
         pipe: PipelineUnits,
         candidates: CandidateLayouts,
-        unit: Floats,
+        unit_seconds: Floats,
         parallel: Floats | None,
         *,
-        placed: bool = True,
+        order_known: bool = True,
     ) -> tuple[Floats, Floats, Floats, Floats]:
         """Return ``_exposed_seconds``, ``_data_parallel_seconds``, ``_end_seconds``, and seconds [n, 3] of the update.
 
-        Without ``parallel`` only the update is counted. ``placed``: ``unit`` is no lower bound.
+        Without ``parallel`` only the update is counted. ``order_known``: ``unit_seconds`` is no lower bound.
         """
         states = self.estimates.min_states(candidates) if parallel is None else self.estimates.states(candidates)
-        update = sum_units(pipe.held, states[:, 4]) * self.update_slope
+        update = sum_units(pipe.rank_units, states[:, 4]) * self.update_slope
         if parallel is None:
-            nothing = np.zeros((2, len(unit), unit.shape[2]))
-            return nothing, nothing, np.zeros_like(update), update
-        sent = self._data_parallel_seconds(candidates, parallel)
-        ends = self._end_seconds(pipe, candidates, unit, parallel, placed=placed)
-        return self._exposed_seconds(sent, unit), sent, ends, update
+            no_messages = np.zeros((2, len(unit_seconds), unit_seconds.shape[2]))
+            return no_messages, no_messages, np.zeros_like(update), update
+        messages = self._data_parallel_seconds(candidates, parallel)
+        ends = self._end_seconds(pipe, candidates, unit_seconds, parallel, order_known=order_known)
+        return self._exposed_seconds(messages, unit_seconds), messages, ends, update
 
     def _paired_seconds(
-        self, pipe: PipelineUnits, m: Floats, unit: Floats, halves: Floats | None, *, sent: Floats, shown: Floats
+        self,
+        pipe: PipelineUnits,
+        m: Floats,
+        unit_seconds: Floats,
+        halves: Floats | None,
+        *,
+        messages: Floats,
+        exposed_dp: Floats,
     ) -> Floats:
         """Return the busy seconds [n, 3] of ranks under a schedule with FB: pairs, and the passes that remain unpaired.
 
-        ``halves``: of ``Estimates.pairs``; ``sent``, ``shown``: of ``_data_parallel_seconds`` and ``_exposed_seconds``.
+        ``halves`` come from ``Estimates.pairs``, ``messages`` from ``_data_parallel_seconds``, and ``exposed_dp`` from
+        ``_exposed_seconds``.
         """
-        exposed = unit[:, 3:6].sum(axis=1)
-        front, back = unit[:, 0] - unit[:, 6], unit[:, 1] + unit[:, 2] - (exposed - unit[:, 6])
-        near, far = pipe.lead, pipe.held - pipe.lead
-        half = np.where(np.isin(pipe.schedule, BOTH_WAYS), 2, 1)
-        ranks, bound, place = pipe.pp // half, m / half, np.minimum(pipe.rank, pipe.pp - 1 - pipe.rank)
-        place = np.where(half == 2, place, pipe.rank)
-        middle = bound - 2 * ranks + place + 1  # layout/schedule/v_shaped.py
+        unit_exposed = unit_seconds[:, 3:6].sum(axis=1)
+        forward_kernels, backward_kernels = (
+            unit_seconds[:, 0] - unit_seconds[:, 6],
+            unit_seconds[:, 1] + unit_seconds[:, 2] - (unit_exposed - unit_seconds[:, 6]),
+        )
+        first_stage, other_stages = pipe.first_stage_units, pipe.rank_units - pipe.first_stage_units
+        ends = np.where(np.isin(pipe.schedule, BOTH_WAYS), 2, 1)
+        ranks, micro_batches, position = pipe.pp // ends, m / ends, np.minimum(pipe.rank, pipe.pp - 1 - pipe.rank)
+        position = np.where(ends == 2, position, pipe.rank)
+        middle_pairs = micro_batches - 2 * ranks + position + 1  # layout/schedule/v_shaped.py
         busy = np.zeros(pipe.rank.shape)
         for forward_units, backward_units, pairs in (
-            (near, far, middle - (place == ranks - 1)),
-            (far, near, middle + ranks - 1 - place),
+            (first_stage, other_stages, middle_pairs - (position == ranks - 1)),
+            (other_stages, first_stage, middle_pairs + ranks - 1 - position),
         ):
-            compute = sum_units(forward_units, front) + sum_units(backward_units, back)
-            unpaired = paired = sum_units(forward_units, unit[:, 0]) + sum_units(
-                backward_units, unit[:, 1] + unit[:, 2]
+            compute = sum_units(forward_units, forward_kernels) + sum_units(backward_units, backward_kernels)
+            unpaired = paired = sum_units(forward_units, unit_seconds[:, 0]) + sum_units(
+                backward_units, unit_seconds[:, 1] + unit_seconds[:, 2]
             )
             if halves is None:
                 # Of units as slow as the host, messages shorten the compute: then an FB takes at least half of both.
                 kernels, overlappable = (
-                    sum_units(forward_units, unit[:, at]) + sum_units(backward_units, unit[:, at + 1]) for at in (7, 9)
+                    sum_units(forward_units, unit_seconds[:, column])
+                    + sum_units(backward_units, unit_seconds[:, column + 1])
+                    for column in (7, 9)
                 )
                 paired = np.maximum(np.maximum(kernels, overlappable), unpaired / 2)
             elif self.planner.machine.backend != "gloo":  # else one after the other
-                stays, overlappable, hidden = (
-                    sum_units(forward_units, halves[:, at]) + sum_units(backward_units, halves[:, 3 + at])
-                    for at in range(3)
+                unoverlapped, overlappable, overlapped = (
+                    sum_units(forward_units, halves[:, column]) + sum_units(backward_units, halves[:, 3 + column])
+                    for column in range(3)
                 )
-                slowed = np.maximum(0.0, np.minimum(compute, overlappable) - hidden)
-                paired = np.maximum(compute, overlappable) + stays
+                slowed = np.maximum(0.0, np.minimum(compute, overlappable) - overlapped)
+                paired = np.maximum(compute, overlappable) + unoverlapped
                 if self.planner.units.overlaps:
-                    units = front + halves[:, 0], back + halves[:, 3]
+                    concurrent = forward_kernels + halves[:, 0], backward_kernels + halves[:, 3]
                     longer, shorter = (
-                        sum_units(forward_units, limit(units[0], sent[0]))
-                        + sum_units(backward_units, limit(units[1], sent[1]))
+                        sum_units(forward_units, limit(concurrent[0], messages[0]))
+                        + sum_units(backward_units, limit(concurrent[1], messages[1]))
                         for limit in (np.maximum, np.minimum)
                     )
                     paired, slowed = np.maximum(paired, longer), slowed + shorter
                 else:
-                    paired += sum_units(forward_units, sent[0]) + sum_units(backward_units, sent[1])
+                    paired += sum_units(forward_units, messages[0]) + sum_units(backward_units, messages[1])
                 paired += self.planner.units.constants.hidden_message_slowdown * slowed
-            unpaired = unpaired + sum_units(forward_units, shown[0]) + sum_units(backward_units, shown[1])
-            busy += pairs * paired + (bound - pairs) * unpaired
+            unpaired = unpaired + sum_units(forward_units, exposed_dp[0]) + sum_units(backward_units, exposed_dp[1])
+            busy += pairs * paired + (micro_batches - pairs) * unpaired
         return busy
 
     def _data_parallel_seconds(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
@@ -240,66 +288,78 @@ class Bounds:
 
         The first axis is the forward and the backward of each unit.
         """
-        often = self.estimates.reduces_often(candidates)[:, None]
-        stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
-        gather, regathers = np.where(stage3, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
-        regathers[:2] = 0
-        regathers *= self.planner.job.stack.reshard == "forward"
-        reductions = np.where(often, parallel[:, 1], 0.0)
+        reduces_often = self.estimates.reduces_often(candidates)[:, None]
+        gathers = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+        gather, gathers_again = np.where(gathers, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
+        gathers_again[:2] = 0
+        gathers_again *= self.planner.job.stack.reshard == "forward"
+        reductions = np.where(reduces_often, parallel[:, 1], 0.0)
         reductions[:, 0] = 0  # may overlap with the next forward
-        return np.stack([gather, gather * regathers + reductions])
+        return np.stack([gather, gather * gathers_again + reductions])
 
-    def _exposed_seconds(self, sent: Floats, unit: Floats) -> Floats:
+    def _exposed_seconds(self, messages: Floats, unit_seconds: Floats) -> Floats:
         """Return exposed seconds of ``_data_parallel_seconds``, and those by which overlap slows compute."""
         if not self.planner.units.overlaps:
-            return sent
-        hidden = np.minimum(sent, np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
-        return np.asarray(sent - (1 - self.planner.units.contention) * hidden)
+            return messages
+        overlapped = np.minimum(messages, np.stack([unit_seconds[:, 0], unit_seconds[:, 1] + unit_seconds[:, 2]]))
+        return np.asarray(messages - (1 - self.planner.units.contention) * overlapped)
 
     def _end_seconds(
-        self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats, *, placed: bool
+        self,
+        pipe: PipelineUnits,
+        candidates: CandidateLayouts,
+        unit_seconds: Floats,
+        parallel: Floats,
+        *,
+        order_known: bool,
     ) -> Floats:
         """Return the exposed seconds [n, 3] at the ends of a step.
 
-        They are reductions after the last backward, and gathers before the first forward. Not ``placed``: units may
-        take longer than ``unit`` without a longer step, where passes are paired or wait for gathers; then they are
-        taken to overlap with everything.
+        They are reductions after the last backward, and gathers before the first forward. Without ``order_known`` units
+        may take longer than ``unit_seconds`` and the step may not, where passes are paired or wait for gathers; there
+        the messages are assumed to overlap with everything.
         """
-        stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
+        gathers_after_update = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
-            stays &= ((candidates.zero != 2) | (self.partials.take(candidates.partial).pp > 1))[:, None]
-        gather = np.where(stays, parallel[:, 0], 0.0)
+            gathers_after_update &= ((candidates.zero != 2) | (self.partials.take(candidates.partial).pp > 1))[:, None]
+        gather = np.where(gathers_after_update, parallel[:, 0], 0.0)
         reduce = np.where(self.estimates.reduces_often(candidates)[:, None], 0.0, parallel[:, 1])
         if self.planner.job.stack.param_all_gather == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
-        gathers, reduces, copies = (
-            sum_units(pipe.held, seconds_part) for seconds_part in (gather, reduce, parallel[:, 2])
-        )
+        gathers, reduces, copies = (sum_units(pipe.rank_units, seconds) for seconds in (gather, reduce, parallel[:, 2]))
         if not self.planner.units.overlaps:
             return gathers + reduces + copies
-        first, last, part = (
-            np.take_along_axis(column, pipe.start, axis=1) for column in (gather, reduce, parallel[:, 1])
+        first_gather, last_reduce, first_reduce = (
+            np.take_along_axis(column, pipe.first_unit, axis=1) for column in (gather, reduce, parallel[:, 1])
         )
         # Of reductions in every micro-batch the last one comes after its own backward, which is as long or hides it.
-        backward_compute = unit[:, 1] + unit[:, 2] - (unit[:, 3:6].sum(axis=1) - unit[:, 6])
+        backward_compute = (
+            unit_seconds[:, 1] + unit_seconds[:, 2] - (unit_seconds[:, 3:6].sum(axis=1) - unit_seconds[:, 6])
+        )
         if overlaps_next_forward("embed", self.planner.job):
             backward_compute[:, 0] = np.inf
-        often = self.estimates.reduces_often(candidates)[:, None]
-        copies += np.where(often, np.minimum(part, np.take_along_axis(backward_compute, pipe.start, axis=1)), 0.0)
-        forward_overlap, backward_overlap = (
-            sum_units(pipe.lead, unit[:, 0]),
-            sum_units(pipe.lead, unit[:, 1] + unit[:, 2]),
+        reduces_often = self.estimates.reduces_often(candidates)[:, None]
+        copies += np.where(
+            reduces_often, np.minimum(first_reduce, np.take_along_axis(backward_compute, pipe.first_unit, axis=1)), 0.0
         )
-        if not placed:
-            slack = np.isin(pipe.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+        forward_overlap, backward_overlap = (
+            sum_units(pipe.first_stage_units, unit_seconds[:, 0]),
+            sum_units(pipe.first_stage_units, unit_seconds[:, 1] + unit_seconds[:, 2]),
+        )
+        if not order_known:
+            is_unbounded = np.isin(pipe.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
             forward_overlap, backward_overlap = (
-                np.where(slack, np.inf, forward_overlap),
-                np.where(slack, np.inf, backward_overlap),
+                np.where(is_unbounded, np.inf, forward_overlap),
+                np.where(is_unbounded, np.inf, backward_overlap),
             )
-        exposed_reduce = last + np.maximum(0.0, (reduces - last) / pipe.chunks - backward_overlap)
+        exposed_reduce = last_reduce + np.maximum(
+            0.0, (reduces - last_reduce) / pipe.stages_per_rank - backward_overlap
+        )
         exposed_gather = gathers
         if self.planner.job.stack.param_all_gather == "overlapped":
-            exposed_gather = first + np.maximum(0.0, (gathers - first) / pipe.chunks - forward_overlap)
+            exposed_gather = first_gather + np.maximum(
+                0.0, (gathers - first_gather) / pipe.stages_per_rank - forward_overlap
+            )
         overlapped = gathers + reduces - exposed_gather - exposed_reduce
         return np.asarray(
             exposed_gather + exposed_reduce + copies + self.planner.units.contention * np.maximum(0.0, overlapped)
@@ -312,33 +372,35 @@ class Bounds:
         """
         return np.asarray(self.estimates.resting_bytes(self._first_candidates()) / self.partials.pp)
 
-    def floor(self, *, most: int, complete: bool = True) -> Floats:
-        """Return a lower bound in seconds like ``resting_bytes``; ``most`` and ``complete`` as in ``Estimates``.
+    def floor(self, *, max_sequences: int, complete: bool = True) -> Floats:
+        """Return a lower bound in seconds like ``resting_bytes``: the busiest rank does at least 1/pp of the work.
 
-        The busiest rank does at least 1/pp of the work.
+        ``max_sequences`` and ``complete`` as in ``Estimates``.
         """
-        s, m, some = self.partials, self.micro_batches, self._first_candidates()
-        seconds = self.estimates.model_seconds(some, most=most, complete=complete)
-        alone, paired = seconds[:, :, 0].T
-        pairs = self.space.pairs & (s.pp > 1) & (m >= 2 * s.pp)
-        return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)
+        partials, micro_batches, candidates = self.partials, self.micro_batches, self._first_candidates()
+        seconds = self.estimates.model_seconds(candidates, max_sequences=max_sequences, complete=complete)
+        unpaired, paired = seconds[:, :, 0].T
+        pairs = self.space.pairs & (partials.pp > 1) & (micro_batches >= 2 * partials.pp)
+        return np.asarray(micro_batches / partials.pp * np.where(pairs, paired, unpaired) * SAFE)
 
     def _first_candidates(self) -> CandidateLayouts:
         """Return one candidate of each partial layout."""
-        number, zeros = np.arange(len(self.partials.dp)), np.zeros(len(self.partials.dp), np.int64)
-        return CandidateLayouts(number, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
+        index, zeros = np.arange(len(self.partials.dp)), np.zeros(len(self.partials.dp), np.int64)
+        return CandidateLayouts(index, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
 
-    def pipelines(self, candidates: CandidateLayouts, *, bare: bool = False) -> PipelineUnits:
-        """Return the candidates' pipelines, one row per candidate; ``bare``: with no layer recomputed."""
-        every = self.every[self.partials.ac[candidates.partial]] * (not bare)
-        _, first, inverse = np.unique(candidates.shape * 1000 + every, return_index=True, return_inverse=True)
+    def pipelines(self, candidates: CandidateLayouts, *, any_recomputation: bool = False) -> PipelineUnits:
+        """Return the candidates' pipelines, one row per candidate; ``any_recomputation``: with no layer recomputed."""
+        recompute_every = self.recompute_every[self.partials.ac[candidates.partial]] * (not any_recomputation)
+        _, first_rows, inverse = np.unique(
+            candidates.shape * 1000 + recompute_every, return_index=True, return_inverse=True
+        )
         pipelines = []
-        for at in first:
-            key = int(candidates.shape[at]), int(every[at])
+        for row in first_rows:
+            key = int(candidates.shape[row]), int(recompute_every[row])
             if key not in self._pipelines:
                 shape = self.space.shapes[key[0]]
                 self._pipelines[key] = pipeline_units(
-                    self.planner.counts, shape, every=key[1], runs=self.estimates.runs
+                    self.planner.counts, shape, recompute_every=key[1], runs=self.estimates.runs
                 )
             pipelines.append(self._pipelines[key])
         return PipelineUnits(*(np.stack(column)[inverse] for column in zip(*pipelines, strict=True)))

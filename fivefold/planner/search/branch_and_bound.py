@@ -21,14 +21,14 @@ from fivefold.planner.search.columns import (
     concatenate,
 )
 from fivefold.planner.search.incumbents import Incumbents
-from fivefold.planner.search.simulated_bound import TOGETHER, group_schedules, simulate_group
+from fivefold.planner.search.simulated_bound import MAX_GROUPED, group_schedules, simulate_group
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, SMALL_MICRO_BATCH
 
 FIRST_BATCH, MAX_BATCH = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
 STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
 PART = 4096  # candidates of which every ZeRO stage and order is written out at once
 EAGER = 8  # candidates evaluated after each batch, so that the threshold falls early
-MAX_UNGROUPED = 2  # candidates of one schedule that are evaluated at once, instead of played together before
+MAX_UNGROUPED = 2  # candidates of one schedule that are evaluated at once, instead of simulated together before
 Report = Callable[[int, int], None]  # layouts done, of how many
 
 
@@ -58,14 +58,14 @@ class BranchAndBound:
 
     def sweep(self, bounds: Bounds, floors: list[BoundedSpace]) -> None:
         """Search all layouts of what ``floors`` returned of a space."""
-        opened, rows = list[ExpandedCandidates](), 0
+        branches, rows = list[ExpandedCandidates](), 0
         for floor in floors:
             for expanded in self.expand_best_first(bounds, self._prune(bounds, floor)):
-                opened, rows = [*opened, expanded], rows + len(expanded.seconds)
+                branches, rows = [*branches, expanded], rows + len(expanded.seconds)
                 if rows > MAX_BATCH:
-                    self._finish(bounds, opened)
-                    opened, rows = [], 0
-        self._finish(bounds, opened)
+                    self._finish(bounds, branches)
+                    branches, rows = [], 0
+        self._finish(bounds, branches)
 
     def _floor(self, bounds: Bounds, block: PartialLayouts) -> BoundedSpace:
         """Return partial layouts that have a schedule and may fit."""
@@ -80,7 +80,7 @@ class BranchAndBound:
         return BoundedSpace(
             stems,
             size[~large],
-            bounds.restrict_to(stems).floor(most=LARGE_MICRO_BATCH, complete=False)
+            bounds.restrict_to(stems).floor(max_sequences=LARGE_MICRO_BATCH, complete=False)
             if timed
             else np.zeros(len(stems.dp)),
         )
@@ -89,7 +89,7 @@ class BranchAndBound:
         """Return ``floor`` without partial layouts that can no longer win, by their bounds and by tighter ones."""
         for tight in (False, True) if self.timed else (False,):
             if tight and len(floor.size):
-                floor = floor._replace(seconds=bounds.restrict_to(floor.stems).floor(most=SMALL_MICRO_BATCH))
+                floor = floor._replace(seconds=bounds.restrict_to(floor.stems).floor(max_sequences=SMALL_MICRO_BATCH))
             worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
             self._count_slower(bounds.restrict_to(floor.stems.take(~worth)), floor.seconds[~worth])
             floor = BoundedSpace(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
@@ -118,8 +118,8 @@ class BranchAndBound:
 
     def wait(self, bounds: Bounds, candidates: CandidateLayouts, size: Floats, seconds: Floats) -> None:
         """Queue candidates with their bounds."""
-        unplayed = group_schedules(bounds, candidates) if self.timed else np.full(len(size), -1)
-        self.waiting.append((candidates, size, seconds, unplayed))
+        groups = group_schedules(bounds, candidates) if self.timed else np.full(len(size), -1)
+        self.waiting.append((candidates, size, seconds, groups))
 
     def _open_up(self, bounds: Bounds) -> ExpandedCandidates:
         """Return every schedule of partial layouts with every recomputation, without those that bounds exclude.
@@ -129,62 +129,68 @@ class BranchAndBound:
         space, stems = bounds.space, bounds.partials
         candidates = space.expand(stems, np.arange(len(stems.dp)))
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
-        kinds = len(space.recomputations)
-        rival = (
+        n_recomputations = len(space.recomputations)
+        has_incumbent = (
             self.timed and bool(self.incumbents.best) and not self.few_fit
         )  # else no bound of time excludes a layout: memory first
-        if rival and len(seconds):
-            bound = bounds.seconds_of_any_order(candidates, most=SMALL_MICRO_BATCH, bare=True)
+        if has_incumbent and len(seconds):
+            bound = bounds.seconds_of_any_order(candidates, max_sequences=SMALL_MICRO_BATCH, any_recomputation=True)
             candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order ac")
-        if not rival and len(seconds) and "activations" not in bounds.planner.job.offload:
-            size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates), limit=True, bare=True)
+        if not has_incumbent and len(seconds) and "activations" not in bounds.planner.job.offload:
+            size = bounds.memory(
+                candidates, states=bounds.estimates.min_states(candidates), scaled=True, any_recomputation=True
+            )
             candidates, size, seconds = self._select_fitting(bounds, candidates, size, seconds, left="zero order ac")
             candidates, size, seconds = self._select_fast(
                 bounds, candidates, size, (seconds, None), left="zero order ac"
             )
         bounds = bounds.restrict_to(space.expand_recomputations(stems))
-        partials, size, seconds = bounds.partials, np.repeat(size, kinds), np.repeat(seconds, kinds)
-        candidates = candidates.take(np.repeat(np.arange(len(candidates.partial)), kinds))
-        number = np.tile(np.arange(kinds), len(candidates.partial) // kinds)
-        candidates = candidates._replace(partial=candidates.partial * kinds + number)
-        if rival and len(seconds):
-            bound = bounds.seconds_of_any_order(candidates, most=LARGE_MICRO_BATCH)
+        partials, size, seconds = (
+            bounds.partials,
+            np.repeat(size, n_recomputations),
+            np.repeat(seconds, n_recomputations),
+        )
+        candidates = candidates.take(np.repeat(np.arange(len(candidates.partial)), n_recomputations))
+        recomputation = np.tile(np.arange(n_recomputations), len(candidates.partial) // n_recomputations)
+        candidates = candidates._replace(partial=candidates.partial * n_recomputations + recomputation)
+        if has_incumbent and len(seconds):
+            bound = bounds.seconds_of_any_order(candidates, max_sequences=LARGE_MICRO_BATCH)
             candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
         if len(seconds):
-            size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates), limit=True)
+            size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates), scaled=True)
             candidates, size, seconds = self._select_fitting(bounds, candidates, size, seconds, left="zero order")
-        if self.timed and not rival and len(seconds):
-            seconds, _ = bounds.seconds_of_any_order(candidates, most=LARGE_MICRO_BATCH)
-        used, place = np.unique(candidates.partial, return_inverse=True)
-        return ExpandedCandidates(partials.take(used), candidates._replace(partial=place), size, seconds)
+        if self.timed and not has_incumbent and len(seconds):
+            seconds, _ = bounds.seconds_of_any_order(candidates, max_sequences=LARGE_MICRO_BATCH)
+        used, partial = np.unique(candidates.partial, return_inverse=True)
+        return ExpandedCandidates(partials.take(used), candidates._replace(partial=partial), size, seconds)
 
-    def _finish(self, bounds: Bounds, opened: list[ExpandedCandidates]) -> None:
+    def _finish(self, bounds: Bounds, branches: list[ExpandedCandidates]) -> None:
         """Explore what was opened, best bound first."""
-        offsets = np.cumsum([0, *(len(branch.partials.dp) for branch in opened)])
-        bounds = bounds.restrict_to(concatenate([branch.partials for branch in opened]))
+        offsets = np.cumsum([0, *(len(branch.partials.dp) for branch in branches)])
+        bounds = bounds.restrict_to(concatenate([branch.partials for branch in branches]))
         moved = [
             branch.candidates._replace(partial=branch.candidates.partial + offset)
-            for branch, offset in zip(opened, offsets, strict=False)
+            for branch, offset in zip(branches, offsets, strict=False)
         ]
         if not moved:
             return
         candidates = CandidateLayouts(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
-        size, seconds = (np.concatenate([branch[at] for branch in opened]) for at in (2, 3))
-        order, room = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space))), FIRST_BATCH
+        size, seconds = (np.concatenate([branch[field] for branch in branches]) for field in (2, 3))
+        order, batch_size = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space))), FIRST_BATCH
         while len(order):
             worth = self.incumbents.can_win(seconds[order], size[order], bounds.space)
             self._count_losers(bounds, candidates.take(order[~worth]))
             order = order[worth]
-            self._explore(bounds, candidates.take(order[:room]))
-            self.evaluate_waiting(bounds, most=EAGER)
-            order = order[room:]
-            room = FIRST_BATCH if self.incumbents.allowed_gap else min(MAX_BATCH, 2 * room)
+            self._explore(bounds, candidates.take(order[:batch_size]))
+            self.evaluate_waiting(bounds, max_evaluated=EAGER)
+            order = order[batch_size:]
+            batch_size = FIRST_BATCH if self.incumbents.allowed_gap else min(MAX_BATCH, 2 * batch_size)
         self.evaluate_waiting(bounds)
         self.waiting = []
 
     def _count_losers(self, bounds: Bounds, losers: CandidateLayouts) -> None:
         if len(losers.partial):
-            times = int(self._times(bounds, losers, "zero order").sum())
+            times = int(self._count_layouts(bounds, losers, "zero order").sum())
             self.incumbents.rejections.add_slower("bound", times, bounds.space.layout(bounds.partials, losers, 0))
             self.report_done(times)
 
@@ -195,50 +201,54 @@ class BranchAndBound:
             return
         space, partials = bounds.space, bounds.partials
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
-        rival = bool(self.incumbents.best)
-        for most, bare in ((1, True), (SMALL_MICRO_BATCH, False), (1, False)) if rival else ():
+        has_incumbent = bool(self.incumbents.best)
+        for max_sequences, any_recomputation in (
+            ((1, True), (SMALL_MICRO_BATCH, False), (1, False)) if has_incumbent else ()
+        ):
             if len(seconds):
-                bound = bounds.seconds_of_any_order(candidates, most=most, bare=bare)
+                bound = bounds.seconds_of_any_order(
+                    candidates, max_sequences=max_sequences, any_recomputation=any_recomputation
+                )
                 candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
-        for part in _parts(candidates):
-            sharded = space.shard(partials, candidates.take(part))
-            least, seconds = np.zeros(len(sharded.zero)), np.zeros(len(sharded.zero))
-            for limit in (True,) if rival else (True, False):  # the same in every order
-                if len(least):
-                    least = bounds.memory(sharded, limit=limit)
-                    sharded, least, seconds = self._select_fitting(bounds, sharded, least, seconds, left="order")
+        for rows in _parts(candidates):
+            sharded = space.shard(partials, candidates.take(rows))
+            size, seconds = np.zeros(len(sharded.zero)), np.zeros(len(sharded.zero))
+            for scaled in (True,) if has_incumbent else (True, False):  # the same in every order
+                if len(size):
+                    size = bounds.memory(sharded, scaled=scaled)
+                    sharded, size, seconds = self._select_fitting(bounds, sharded, size, seconds, left="order")
             sharded, index = space.expand_orders(partials, sharded)
-            least, seconds = least[index], seconds[index]
-            if rival and len(least):
+            size, seconds = size[index], seconds[index]
+            if has_incumbent and len(size):
                 bound = bounds.seconds_of_adjacent_units(sharded)
-                sharded, least, seconds = self._select_fast(bounds, sharded, least, bound, left="")
-                if len(least):
-                    sharded, least, seconds = self._select_fitting(
+                sharded, size, seconds = self._select_fast(bounds, sharded, size, bound, left="")
+                if len(size):
+                    sharded, size, seconds = self._select_fitting(
                         bounds, sharded, bounds.memory(sharded), seconds, left=""
                     )
-            if len(least):
-                sharded, least, seconds = self._select_fast(bounds, sharded, least, bounds.seconds(sharded), left="")
-            if len(least):
-                one = bounds.estimates.find_distinct(sharded)
-                self.wait(bounds, sharded.take(one), least[one], seconds[one])
-                self.evaluate_waiting(bounds, most=EAGER)
+            if len(size):
+                sharded, size, seconds = self._select_fast(bounds, sharded, size, bounds.seconds(sharded), left="")
+            if len(size):
+                distinct = bounds.estimates.find_distinct(sharded)
+                self.wait(bounds, sharded.take(distinct), size[distinct], seconds[distinct])
+                self.evaluate_waiting(bounds, max_evaluated=EAGER)
 
     def _explore_sizes(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
         """Explore like ``_explore`` when time does not matter or few layouts fit: memory is the same in every order."""
         space, partials = bounds.space, bounds.partials
-        for part in _parts(candidates):
-            sharded = space.shard(partials, candidates.take(part))
+        for rows in _parts(candidates):
+            sharded = space.shard(partials, candidates.take(rows))
             size, none = np.zeros(len(sharded.zero)), np.zeros(len(sharded.zero))
-            for limit in (True, False):
+            for scaled in (True, False):
                 if len(size):
-                    size = bounds.memory(sharded, limit=limit)
+                    size = bounds.memory(sharded, scaled=scaled)
                     sharded, size, none = self._select_fitting(bounds, sharded, size, none, left="order")
                     sharded, size, none = self._select_fast(bounds, sharded, size, (none, None), left="order")
             if self.timed:
                 self._place_fitting(bounds, sharded, size)
             elif len(size):
                 self.wait(bounds, space.placed_first(partials, sharded), size, none)
-                self.evaluate_waiting(bounds, most=EAGER)
+                self.evaluate_waiting(bounds, max_evaluated=EAGER)
 
     def _place_fitting(self, bounds: Bounds, candidates: CandidateLayouts, size: Floats) -> None:
         """Queue every order of candidates that can win by time and that fit. Their memory is counted once."""
@@ -251,53 +261,53 @@ class BranchAndBound:
         layouts = (bounds.space.layout(bounds.partials, first, at) for at in range(len(size)))
         peaks = np.array([self.incumbents.excess_bytes(bounds.planner, layout) for layout in layouts], float)
         large = peaks > 0
-        losers, times = candidates.take(large), self._times(bounds, candidates.take(large), "order")
+        losers, times = candidates.take(large), self._count_layouts(bounds, candidates.take(large), "order")
         self.report_done(int(times.sum()))
         self.incumbents.rejections.add_too_large(
             times, peaks[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
         )
         candidates, size = candidates.take(~large), size[~large]
-        placed, index = bounds.space.expand_orders(bounds.partials, candidates)
+        ordered, index = bounds.space.expand_orders(bounds.partials, candidates)
         if len(index):
-            placed, size, seconds = self._select_fast(bounds, placed, size[index], bounds.seconds(placed), left="")
+            ordered, size, seconds = self._select_fast(bounds, ordered, size[index], bounds.seconds(ordered), left="")
         if len(size):
-            one = bounds.estimates.find_distinct(placed)
-            self.wait(bounds, placed.take(one), size[one], seconds[one])
-            self.evaluate_waiting(bounds, most=EAGER)
+            distinct = bounds.estimates.find_distinct(ordered)
+            self.wait(bounds, ordered.take(distinct), size[distinct], seconds[distinct])
+            self.evaluate_waiting(bounds, max_evaluated=EAGER)
 
-    def evaluate_waiting(self, bounds: Bounds, *, most: int | None = None) -> None:
-        """Evaluate queued candidates, best bound first: all of them, or the ``most`` promising."""
+    def evaluate_waiting(self, bounds: Bounds, *, max_evaluated: int | None = None) -> None:
+        """Evaluate queued candidates, best bound first: all of them, or the ``max_evaluated`` promising."""
         if not self.waiting:
             return
         candidates = CandidateLayouts(
-            *(np.concatenate(columns) for columns in zip(*(w[0] for w in self.waiting), strict=True))
+            *(np.concatenate(columns) for columns in zip(*(queued[0] for queued in self.waiting), strict=True))
         )
-        size, seconds = (np.concatenate([w[at] for w in self.waiting]) for at in (1, 2))
-        unplayed = np.concatenate([w[3] for w in self.waiting])
+        size, seconds = (np.concatenate([queued[best] for queued in self.waiting]) for best in (1, 2))
+        groups = np.concatenate([queued[3] for queued in self.waiting])
         space, score = bounds.space, self.incumbents.score(seconds, size, bounds.space)
         order = np.lexsort((size, score))
-        while len(order) and most != 0:
-            at = int(order[0])
-            if self.incumbents.can_candidate_win(score[at], size[at], seconds[at]):
-                batch = order[unplayed[order] == unplayed[at]] if unplayed[at] >= 0 else order[:0]
-                batch = batch[:TOGETHER]
-                unplayed[batch] = -1
+        while len(order) and max_evaluated != 0:
+            best = int(order[0])
+            if self.incumbents.can_candidate_win(score[best], size[best], seconds[best]):
+                batch = order[groups[order] == groups[best]] if groups[best] >= 0 else order[:0]
+                batch = batch[:MAX_GROUPED]
+                groups[batch] = -1
                 if len(batch) > MAX_UNGROUPED:
                     seconds[batch] = np.maximum(seconds[batch], simulate_group(bounds, candidates.take(batch)))
                     score = self.incumbents.score(seconds, size, space)
                     order = order[np.lexsort((size[order], score[order]))]
                     continue
-                self.incumbents.evaluate(bounds.planner, space.layout(bounds.partials, candidates, at))
-                order, most = order[1:], most if most is None else most - 1
+                self.incumbents.evaluate(bounds.planner, space.layout(bounds.partials, candidates, best))
+                order, max_evaluated = order[1:], max_evaluated if max_evaluated is None else max_evaluated - 1
             else:
                 worth = self.incumbents.can_win(seconds[order], size[order], space)
                 self.incumbents.rejections.add_slower(
-                    "bound", int((~worth).sum()), space.layout(bounds.partials, candidates, at)
+                    "bound", int((~worth).sum()), space.layout(bounds.partials, candidates, best)
                 )
                 order = order[worth]
-        self.waiting = [(candidates.take(order), size[order], seconds[order], unplayed[order])] if len(order) else []
+        self.waiting = [(candidates.take(order), size[order], seconds[order], groups[order])] if len(order) else []
 
-    def _times(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
+    def _count_layouts(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
         """Return the number of layouts per row; ``left``: columns not yet expanded (``zero``, ``order``, ``ac``)."""
         partials, times = bounds.partials.take(candidates.partial), np.ones(len(candidates.partial), np.int64)
         if "ac" in left:
@@ -312,7 +322,7 @@ class BranchAndBound:
         """Return the candidates whose bytes fit. The others are counted as too large."""
         large = size > self.incumbents.capacity
         losers = candidates.take(large)
-        times = self._times(bounds, losers, left)
+        times = self._count_layouts(bounds, losers, left)
         self.report_done(int(times.sum()))
         self.incumbents.rejections.add_too_large(
             times, size[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
@@ -336,17 +346,17 @@ class BranchAndBound:
         rejections, best = self.incumbents.rejections, self.incumbents.best
         worth = self.incumbents.can_win(seconds, size, space)
         losers = candidates.take(~worth)
-        times = self._times(bounds, losers, left)
+        times = self._count_layouts(bounds, losers, left)
         self.report_done(int(times.sum()))
         if len(times):
-            most = np.zeros(len(times), np.int64)
+            largest_part = np.zeros(len(times), np.int64)
             if parts is not None and best:
-                most = (parts[~worth] - rejections.parts(best[0].estimate)).argmax(axis=1)
-            for part in np.unique(most):
-                at = np.flatnonzero(most == part)
-                nearest = at[seconds[~worth][at].argmin()]
+                largest_part = (parts[~worth] - rejections.parts(best[0].estimate)).argmax(axis=1)
+            for part in np.unique(largest_part):
+                members = np.flatnonzero(largest_part == part)
+                nearest = members[seconds[~worth][members].argmin()]
                 rejections.add_slower(
-                    TIME_PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest))
+                    TIME_PARTS[part], int(times[members].sum()), space.layout(partials, losers, int(nearest))
                 )
         return candidates.take(worth), size[worth], seconds[worth]
 

@@ -61,59 +61,63 @@ class Estimates(Tables):
         super().__init__(planner, space, partials, known=like._tables if like else {}, work=work or SearchWork())
         example = self.counts.example
         self.runs = [UnitGroup("embed", 0, 1), self.counts.head(Layout(ac="full"))]
-        self.runs += [UnitGroup(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
+        self.runs += [
+            UnitGroup(kind, first, 1, recomputed) for kind, first in example.items() for recomputed in (False, True)
+        ]
         kinds = list(self.counts.kinds)
-        number = [kinds.count(kind) * (not again) for kind in example for again in (False, True)]
-        self.tally = np.array([1.0, 1.0, *number])  # of each unit in the model, without recomputation
+        unit_counts = [kinds.count(kind) * (not recomputed) for kind in example for recomputed in (False, True)]
+        self.unit_counts = np.array([1.0, 1.0, *unit_counts])  # of each unit in the model, without recomputation
         self._pass_cost, self._state_cost = UNITS_PER_PASS * len(self.runs), UNITS_PER_STATE * len(self.runs)
         shapes = [Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule) for shape in space.shapes]
-        self._ends_apart = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
+        self._ends_on_different_ranks = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
         self._overlaps_p2p = np.array(
             [self.counts.job.stack.overlaps_p2p(shape.schedule) for shape in space.shapes], np.int64
         )
-        self._dual = np.array([shape.pipeline.enters_both_ends for shape in shapes], np.int64)
+        self._enters_both_ends = np.array([shape.pipeline.enters_both_ends for shape in shapes], np.int64)
 
     def reduces_often(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
         """Return whether gradients are reduced after every backward pass, [n]."""
-        s, job = self.partials.take(candidates.partial), self.planner.job
-        several = job.global_batch // (s.dp * s.mbs) > 1
-        often = {"step": False, "micro_batch": True}.get(job.stack.reduce, s.pp == 1)
-        return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & often)
+        partials, job = self.partials.take(candidates.partial), self.planner.job
+        several = job.global_batch // (partials.dp * partials.mbs) > 1
+        every_micro_batch = {"step": False, "micro_batch": True}.get(job.stack.reduce, partials.pp == 1)
+        return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & every_micro_batch)
 
-    def profiles(self, candidates: CandidateLayouts, *, limit: bool = False, bare: bool = False) -> Floats:
+    def profiles(
+        self, candidates: CandidateLayouts, *, scaled: bool = False, any_recomputation: bool = False
+    ) -> Floats:
         """Return bytes [n, (kept, backward peak above it), units].
 
-        ``limit``: lower bounds, as in ``_bytes``; ``bare``: for every recomputation.
+        ``scaled``: lower bounds, as in ``_bytes``; ``any_recomputation``: for every recomputation.
         """
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
             profile = self.counts.profile(part, name)
             return profile.kept_bytes, profile.backward_peak_bytes - profile.kept_bytes
 
-        return self._bytes("profiles", candidates, make, limit=limit, bare=bare)
+        return self._bytes("profiles", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
 
-    def splits(self, candidates: CandidateLayouts, *, limit: bool = False, bare: bool = False) -> Floats:
+    def splits(self, candidates: CandidateLayouts, *, scaled: bool = False, any_recomputation: bool = False) -> Floats:
         """Return bytes [n, (backward peak above what is kept, kept for W), units].
 
-        Weight gradients of the backward are deferred. ``limit``: of the second lower bounds, as in ``_bytes``;
-        ``bare``: for every recomputation.
+        Weight gradients of the backward are deferred. ``scaled``: of the second lower bounds, as in ``_bytes``;
+        ``any_recomputation``: for every recomputation.
         """
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
             kept, split = self.counts.profile(part, name).kept_bytes, self.counts.profile_split(part, name)
             return split.backward_peak_bytes - kept, split.deferred_bytes
 
-        return self._bytes("splits", candidates, make, limit=limit, bare=bare)
+        return self._bytes("splits", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
 
     def backward_with_gradients(self, candidates: CandidateLayouts, allocation: AllocatedGradients) -> Floats:
         """Return a lower bound in bytes [n, units] of a backward that allocates gradients.
 
         Gradients of experts that are already reduced are not counted.
         """
-        s = self.partials.take(candidates.partial)
+        partials = self.partials.take(candidates.partial)
         predicted = self.counts.model.mtp_depth > 0
         stack = self.counts.job.stack
-        at_once = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
+        reduces_experts_midway = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
 
         def make(layout: Layout, _: int) -> Floats:
             part, columns = get_local_degrees(layout), []
@@ -121,7 +125,7 @@ class Estimates(Tables):
                 name = self._representative_unit(run.name)
                 parts = self.counts.parts(layout.replace(zero=0, shard_group=None), name)
                 experts = parts[-1].sums if self.counts.count_moe_layers(name) else 0
-                dense = sum(entry.sums for entry in parts) - experts
+                dense_bytes = sum(entry.sums for entry in parts) - experts
                 if allocation == AllocatedGradients.HELD:
                     sums = GradientSums(
                         keeps_gradients=True, tied=name == "head" and predicted and self.counts.model.tied_embeddings
@@ -129,13 +133,15 @@ class Estimates(Tables):
                 elif name == "embed" or (name == "head" and (self.counts.model.shares_table or experts or predicted)):
                     sums = GradientSums()  # a table's gradients have rules of their own
                 else:
-                    made = experts if allocation == AllocatedGradients.ALL else 0
-                    sums = GradientSums(dense, made, freed_bytes=made if at_once else 0)
+                    expert_bytes = experts if allocation == AllocatedGradients.ALL else 0
+                    sums = GradientSums(
+                        dense_bytes, expert_bytes, freed_bytes=expert_bytes if reduces_experts_midway else 0
+                    )
                 columns.append(self.counts.profile(get_group_degrees(part, run), name, sums).backward_peak_bytes)
             return np.array([columns], float)
 
-        columns = [s.mbs, *self._part(candidates)[1:]]
-        return self._table(f"births {allocation}", candidates, columns, make, cost=self._pass_cost)[:, 0]
+        columns = [partials.mbs, *self._operation_columns(candidates)[1:]]
+        return self._look_up(f"births {allocation}", candidates, columns, make, cost=self._pass_cost)[:, 0]
 
     def _bytes(
         self,
@@ -143,55 +149,63 @@ class Estimates(Tables):
         candidates: CandidateLayouts,
         count: Callable[[LocalDegrees, Name], Sequence[int]],
         *,
-        limit: bool,
-        bare: bool,
+        scaled: bool,
+        any_recomputation: bool,
     ) -> Floats:
-        """Return figures of every unit; ``bare``: the minimum of each over all recomputations.
+        """Return figures of every unit; ``any_recomputation``: the minimum of each over all recomputations.
 
-        With ``limit`` they are scaled, as lower bounds, from those of few parts: MANY sequences unless mbs is 1, as the
-        halves of one sequence are views and those of several are copies; at most two ranks of cp; and of many
-        sequences (then weights are negligible), at most two ranks of ep, but for one expert on a rank, whose rows are
-        in order.
+        With ``scaled`` they are lower bounds, scaled from the figures of few parts: ``LARGE_MICRO_BATCH`` sequences
+        unless mbs is 1 (halves of one sequence are views, those of several are copies); at most two ranks of cp; and,
+        with that many sequences (weights are then negligible), at most two ranks of ep, except for one expert per
+        rank, whose rows are in order.
         """
-        s = self.partials.take(candidates.partial)
-        many, cp, ep = s.mbs, s.cp, s.ep
-        if limit:
-            many, cp = np.where(s.mbs > 1, LARGE_MICRO_BATCH, 1), np.minimum(s.cp, FEW_RANKS)
-            one = ep == (self.counts.model.moe.experts if self.counts.model.moe else 1)
-            ep = np.where((many == LARGE_MICRO_BATCH) & ~one, np.minimum(ep, FEW_RANKS), ep)
-        _, piped, _, kind, tp, inner, sp, _, etp, recomputed = self._part(candidates)
+        partials = self.partials.take(candidates.partial)
+        sequences, cp, ep = partials.mbs, partials.cp, partials.ep
+        if scaled:
+            sequences, cp = np.where(partials.mbs > 1, LARGE_MICRO_BATCH, 1), np.minimum(partials.cp, FEW_RANKS)
+            is_single_expert = ep == (self.counts.model.moe.experts if self.counts.model.moe else 1)
+            ep = np.where((sequences == LARGE_MICRO_BATCH) & ~is_single_expert, np.minimum(ep, FEW_RANKS), ep)
+        _, retains_outputs, _, cp_kind, tp, tp_inner, sp, _, etp, recomputed = self._operation_columns(candidates)
 
-        def make(layout: Layout, many: int) -> Floats:
-            part = get_local_degrees(layout)._replace(sequences=many)
-            if limit:
-                one = self.counts.model.moe is not None and part.ep == self.counts.model.moe.experts
-                few = min(part.ep, FEW_RANKS) if many == LARGE_MICRO_BATCH and not one else part.ep
-                part = part._replace(cp=min(part.cp, FEW_RANKS), ep=few)
-            parts = [part._replace(recomputed=groups) for groups in self._groups] if bare else [part]
+        def make(layout: Layout, sequences: int) -> Floats:
+            part = get_local_degrees(layout)._replace(sequences=sequences)
+            if scaled:
+                is_single_expert = self.counts.model.moe is not None and part.ep == self.counts.model.moe.experts
+                expert_ranks = (
+                    min(part.ep, FEW_RANKS) if sequences == LARGE_MICRO_BATCH and not is_single_expert else part.ep
+                )
+                part = part._replace(cp=min(part.cp, FEW_RANKS), ep=expert_ranks)
+            parts = (
+                [part._replace(recomputed=groups) for groups in self._recomputed_groups]
+                if any_recomputation
+                else [part]
+            )
             rows = [
                 [count(get_group_degrees(part, run), self._representative_unit(run.name)) for run in self.runs]
                 for part in parts
             ]
-            least: Floats = np.array(rows, float).min(axis=0).T
-            if bare:
-                for again in range(FIRST_BLOCK, len(self.runs), 2):  # whether it is recomputed or not
-                    least[:, again : again + 2] = least[:, again : again + 2].min(axis=1, keepdims=True)
-            return least
+            smallest: Floats = np.array(rows, float).min(axis=0).T
+            if any_recomputation:
+                for cp_kind in range(FIRST_BLOCK, len(self.runs), 2):  # whether it is recomputed or not
+                    smallest[:, cp_kind : cp_kind + 2] = smallest[:, cp_kind : cp_kind + 2].min(axis=1, keepdims=True)
+            return smallest
 
-        columns = [many, piped, cp, kind, tp, inner, sp, ep, etp]
-        name, columns = (f"bare {name}", columns) if bare else (name, [*columns, recomputed])
-        cost = self._pass_cost * (len(self._groups) if bare else 1)
-        totals = self._table(name, candidates, columns, make, cost=cost)
-        scale = s.mbs / many * cp / s.cp
-        return np.asarray(totals * np.where((many == s.mbs) & (cp == s.cp), 1.0, scale * ROUNDED)[:, None, None])
+        columns = [sequences, retains_outputs, cp, cp_kind, tp, tp_inner, sp, ep, etp]
+        name, columns = (f"bare {name}", columns) if any_recomputation else (name, [*columns, recomputed])
+        cost = self._pass_cost * (len(self._recomputed_groups) if any_recomputation else 1)
+        totals = self._look_up(name, candidates, columns, make, cost=cost)
+        scale = partials.mbs / sequences * cp / partials.cp
+        return np.asarray(
+            totals * np.where((sequences == partials.mbs) & (cp == partials.cp), 1.0, scale * ROUNDED)[:, None, None]
+        )
 
     def min_states(self, candidates: CandidateLayouts) -> Floats:
         """Return the minimum of ``states`` over ZeRO stages and shard groups."""
-        s = self.partials.take(candidates.partial)
-        replicas = s.dp * s.cp
+        partials = self.partials.take(candidates.partial)
+        replicas = partials.dp * partials.cp
         unsharded = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
-        least = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
-        smallest = np.minimum(unsharded, least)
+        fully_sharded = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
+        smallest = np.minimum(unsharded, fully_sharded)
         smallest[:, [3, 5, 6, 7]] = 0
         return smallest
 
@@ -201,24 +215,26 @@ class Estimates(Tables):
         They are divided by tp, ep and ZeRO, not by pp: the minimum over ZeRO stages. Without a pipeline some gradients
         are freed before the last ones are made.
         """
-        s = self.partials.take(candidates.partial)
+        partials = self.partials.take(candidates.partial)
         columns = [
-            s.tp,
-            s.inner,
-            s.ep,
-            s.etp,
-            s.dp * s.cp,
-            self._ends_apart[candidates.shape],
-            (s.pp == 1).astype(np.int64),
+            partials.tp,
+            partials.inner,
+            partials.ep,
+            partials.etp,
+            partials.dp * partials.cp,
+            self._ends_on_different_ranks[candidates.shape],
+            (partials.pp == 1).astype(np.int64),
         ]
 
         def make(layout: Layout, _: int) -> Floats:
             sharded = [layout.replace(zero=3)] if layout.dp * layout.cp > 1 else []
-            rest, ends = np.min([self._resting_states(some) for some in (layout, *sharded)], axis=0).T
-            freed = ends[0] + ends[2:].max() if layout.pp == 1 else 0.0
-            return np.array([[(rest + ends) @ self.tally - freed]])
+            resident_bytes, gradient_bytes = np.min(
+                [self._resting_states(variant) for variant in (layout, *sharded)], axis=0
+            ).T
+            freed = gradient_bytes[0] + gradient_bytes[2:].max() if layout.pp == 1 else 0.0
+            return np.array([[(resident_bytes + gradient_bytes) @ self.unit_counts - freed]])
 
-        return self._table("resting", candidates, columns, make, cost=self._state_cost // 2)[:, 0, 0]
+        return self._look_up("resting", candidates, columns, make, cost=self._state_cost // 2)[:, 0, 0]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes of states and the elements updated, [n, figures, units].
@@ -227,49 +243,51 @@ class Estimates(Tables):
         a unit (at least), updated elements, weights gathered ahead of the backward, gradients that are reduced in each
         backward, gradients at the end of the first backward.
         """
-        s = self.partials.take(candidates.partial)
+        partials = self.partials.take(candidates.partial)
         columns = [
-            s.tp,
-            s.inner,
-            s.ep,
-            s.etp,
+            partials.tp,
+            partials.inner,
+            partials.ep,
+            partials.etp,
             candidates.zero,
             candidates.shards,
-            s.dp * s.cp,
-            self._ends_apart[candidates.shape],
+            partials.dp * partials.cp,
+            self._ends_on_different_ranks[candidates.shape],
         ]
-        columns += [self.reduces_often(candidates).astype(np.int64), (s.pp == 1).astype(np.int64)]
+        columns += [self.reduces_often(candidates).astype(np.int64), (partials.pp == 1).astype(np.int64)]
 
         def make(layout: Layout, _: int) -> Floats:
             return self._states(layout).T
 
-        return self._table("states", candidates, columns, make, cost=self._state_cost)
+        return self._look_up("states", candidates, columns, make, cost=self._state_cost)
 
     def _resting_states(self, layout: Layout) -> Floats:
         """Return the bytes [units, 2] at rest and of gradients at the update, as in ``states``."""
         keeps, names = policy(layout, self.counts.job), [self._representative_unit(run.name) for run in self.runs]
         rows = {}
         for name in dict.fromkeys(names):
-            rows[name] = _rest_and_ends(self.counts.states(layout, name), keeps)
+            rows[name] = list_resting_bytes(self.counts.states(layout, name), keeps)
         return np.array([rows[name] for name in names], float)
 
     def _states(self, layout: Layout) -> Floats:
         """Compute the figures of ``states``, [units, figures]."""
         keeps, rows = policy(layout, self.counts.job), dict[Name, tuple[int, ...]]()
-        often = (
+        is_reduced_at_once = (
             self.counts.reduces_every_micro_batch(layout) or self.counts.job.stack.reduce_bucket > 0
         )  # at once into a bucket
         names = [self._representative_unit(run.name) for run in self.runs]
         for name in dict.fromkeys(names):
             state = self.counts.states(layout, name)
-            rest, ends = _rest_and_ends(state, keeps)
-            during = ends if often or keeps.gradients_stay else state.sums
-            by_weights = self.counts.job.stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
-            gathered = 0 if keeps.weights_stay or by_weights else state.gathered
+            resident_bytes, bytes_at_update = list_resting_bytes(state, keeps)
+            bytes_between = bytes_at_update if is_reduced_at_once or keeps.gradients_stay else state.sums
+            gathers_by_weight = (
+                self.counts.job.stack.zero3_gather == "weights"
+            )  # not all are gathered at the peak of a unit
+            gathered = 0 if keeps.weights_stay or gathers_by_weight else state.gathered
             rows[name] = (
-                rest,
-                during,
-                ends,
+                resident_bytes,
+                bytes_between,
+                bytes_at_update,
                 gathered,
                 state.updated_numel,
                 self._prefetched_bytes(layout, name),
@@ -316,42 +334,55 @@ class Estimates(Tables):
             return sum(parts) + reduces * (sum(parts) * recipe.table_gradients_bytes // recipe.summed_bytes)
         if isinstance(name, str):
             return 0
-        at_once = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
-        return max(parts) if at_once else sum(parts)
+        reduces_experts_midway = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
+        return max(parts) if reduces_experts_midway else sum(parts)
 
-    def adjacent_units(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
+    def adjacent_units(
+        self, candidates: CandidateLayouts, *, max_sequences: int = 1, any_recomputation: bool = False
+    ) -> Floats:
         """Return a bound like ``units`` for groups of adjacent ranks.
 
         Then, as halves of an FB, follow kernels with exposed messages of forward and backward, and the concurrent
-        work without tp. ``most`` as in ``_multiples``; ``bare``: only units without recomputation.
+        work without tp. ``max_sequences`` as in ``_choose_multiples``; with ``any_recomputation`` no unit is
+        recomputed.
 
         Messages are not counted on a calibrated machine, nor if two micro-batches overlap each other's messages.
         """
-        if bare and not self.measured:
+        if any_recomputation and not self.measured:
 
-            def make_bare(layout: Layout, many: int) -> Floats:
+            def make_bare(layout: Layout, sequences: int) -> Floats:
                 return self._adjacent_units(
-                    get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset()), layout
+                    get_local_degrees(layout)._replace(sequences=sequences, recomputed=frozenset()), layout
                 )
 
-            columns, many = self._part(candidates)[1:-1], self._multiples(candidates, most=most)
-            return self._scale_table("bare", candidates, columns, make_bare, many=many, cost=self._pass_cost // 2)
+            columns, sequences = (
+                self._operation_columns(candidates)[1:-1],
+                self._choose_multiples(candidates, max_sequences=max_sequences),
+            )
+            return self._look_up_scaled(
+                "bare", candidates, columns, make_bare, sequences=sequences, cost=self._pass_cost // 2
+            )
         if self.measured:
 
             def make_measured(layout: Layout, _: int) -> Floats:
                 part = get_local_degrees(layout)
-                return self._adjacent_units(part._replace(recomputed=frozenset()) if bare else part, layout)
+                return self._adjacent_units(
+                    part._replace(recomputed=frozenset()) if any_recomputation else part, layout
+                )
 
-            name, columns = "bare" if bare else "nearest", self._part(candidates)
-            return self._table(name, candidates, columns, make_measured, cost=self._pass_cost)
+            name, columns = "bare" if any_recomputation else "nearest", self._operation_columns(candidates)
+            return self._look_up(name, candidates, columns, make_measured, cost=self._pass_cost)
 
-        def make(layout: Layout, many: int) -> Floats:
-            return self._adjacent_units(get_local_degrees(layout)._replace(sequences=many), layout)
+        def make(layout: Layout, sequences: int) -> Floats:
+            return self._adjacent_units(get_local_degrees(layout)._replace(sequences=sequences), layout)
 
-        columns, many = self._part(candidates)[1:], self._multiples(candidates, most=most)
-        return self._scale_table("nearest", candidates, columns, make, many=many, cost=self._pass_cost)
+        columns, sequences = (
+            self._operation_columns(candidates)[1:],
+            self._choose_multiples(candidates, max_sequences=max_sequences),
+        )
+        return self._look_up_scaled("nearest", candidates, columns, make, sequences=sequences, cost=self._pass_cost)
 
-    def model_seconds(self, candidates: CandidateLayouts, *, most: int, complete: bool = True) -> Floats:
+    def model_seconds(self, candidates: CandidateLayouts, *, max_sequences: int, complete: bool = True) -> Floats:
         """Return seconds [n, (passes one after another, passes in pairs), 1] of all units of the model on one rank.
 
         They are for adjacent ranks as above, without recomputation, which only adds to them; 0 on a calibrated machine.
@@ -362,16 +393,19 @@ class Estimates(Tables):
 
         complete |= self.counts.model.moe is None or self.counts.job.stack.pairs  # whose messages have no bound
 
-        def make(layout: Layout, many: int) -> Floats:
-            part = get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset())
-            figures = self._adjacent_units(part, layout, complete=complete) @ self.tally
-            alone = figures[:3].sum()
-            paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
-            return np.array([[alone], [paired]])
+        def make(layout: Layout, sequences: int) -> Floats:
+            part = get_local_degrees(layout)._replace(sequences=sequences, recomputed=frozenset())
+            figures = self._adjacent_units(part, layout, complete=complete) @ self.unit_counts
+            unpaired = figures[:3].sum()
+            paired = max(unpaired / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
+            return np.array([[unpaired], [paired]])
 
-        name, number = ("whole", 9) if complete else ("any etp", 8)
-        columns, many = self._part(candidates)[1:number], self._multiples(candidates, most=most)
-        return self._scale_table(name, candidates, columns, make, many=many, cost=self._pass_cost)
+        name, n_columns = ("whole", 9) if complete else ("any etp", 8)
+        columns, sequences = (
+            self._operation_columns(candidates)[1:n_columns],
+            self._choose_multiples(candidates, max_sequences=max_sequences),
+        )
+        return self._look_up_scaled(name, candidates, columns, make, sequences=sequences, cost=self._pass_cost)
 
     def _adjacent_units(self, part: LocalDegrees, layout: Layout, *, complete: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
@@ -387,8 +421,8 @@ class Estimates(Tables):
         def make(layout: Layout, _: int) -> Floats:
             return np.array([figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
 
-        columns = self._part(candidates) + self._places(candidates, AXES)
-        return self._table("units", candidates, columns, make, cost=self._pass_cost)
+        columns = self._operation_columns(candidates) + self._placement_columns(candidates, AXES)
+        return self._look_up("units", candidates, columns, make, cost=self._pass_cost)
 
     def pairs(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds of messages [n, figures, units], counted as halves of an FB.
@@ -399,7 +433,7 @@ class Estimates(Tables):
 
         def make(layout: Layout, _: int) -> Floats:
             rows, units = [], self.planner.units
-            overlaps = [axis in self.planner.job.stack.overlap for axis in AXES]
+            overlapping_axes = [axis in self.planner.job.stack.overlap for axis in AXES]
             for run in self.runs:
                 row: list[float] = []
                 unit = units.unit(layout, run)
@@ -407,46 +441,65 @@ class Estimates(Tables):
                     (unit.forward_exposed, unit.forward_unoverlapped),
                     (unit.backward_exposed, unit.backward_unoverlapped),
                 )
-                for shown, unoverlapped in (forward, backward):
-                    both = list(zip(shown, unoverlapped, overlaps, strict=True))
-                    row.append(sum(exposed for exposed, _, overlapping in both if not overlapping))
-                    row.append(sum(full for _, full, overlapping in both if overlapping))
-                    row.append(sum(max(0.0, full - exposed) for exposed, full, overlapping in both if overlapping))
+                for exposed_by_axis, unoverlapped_by_axis in (forward, backward):
+                    by_axis = list(zip(exposed_by_axis, unoverlapped_by_axis, overlapping_axes, strict=True))
+                    row.append(sum(exposed for exposed, _, can_overlap in by_axis if not can_overlap))
+                    row.append(sum(total for _, total, can_overlap in by_axis if can_overlap))
+                    row.append(sum(max(0.0, total - exposed) for exposed, total, can_overlap in by_axis if can_overlap))
                 rows.append(row)
             return np.array(rows).T
 
-        columns = self._part(candidates) + self._places(candidates, AXES)
-        return self._table("pairs", candidates, columns, make, cost=self._state_cost)
+        columns = self._operation_columns(candidates) + self._placement_columns(candidates, AXES)
+        return self._look_up("pairs", candidates, columns, make, cost=self._state_cost)
 
     def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
-        s = self.partials.take(candidates.partial)
-        columns = [s.mbs, s.cp, s.tp, s.inner, s.sp, self._overlaps_p2p[candidates.shape]]
-        columns += self._places(candidates, ("tp",)) + self._places(candidates, ("pp",))
+        partials = self.partials.take(candidates.partial)
+        columns = [
+            partials.mbs,
+            partials.cp,
+            partials.tp,
+            partials.inner,
+            partials.sp,
+            self._overlaps_p2p[candidates.shape],
+        ]
+        columns += self._placement_columns(candidates, ("tp",)) + self._placement_columns(candidates, ("pp",))
 
         def make(layout: Layout, _: int) -> Floats:
             return np.array(stage_message_seconds(self.planner.units, layout))
 
-        return self._table("between stages", candidates, columns, make, cost=UNITS_PER_PLACE)
+        return self._look_up("between stages", candidates, columns, make, cost=UNITS_PER_PLACE)
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (gather, reduce, copies), units] of a unit's messages, as in ``GatherReduceTime``."""
-        s = self.partials.take(candidates.partial)
-        columns = [s.tp, s.inner, s.sp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._ends_apart[candidates.shape]]
+        partials = self.partials.take(candidates.partial)
+        columns = [
+            partials.tp,
+            partials.inner,
+            partials.sp,
+            partials.ep,
+            partials.etp,
+            candidates.shards,
+            partials.dp * partials.cp,
+            self._ends_on_different_ranks[candidates.shape],
+        ]
         columns += [self.reduces_often(candidates).astype(np.int64)]
-        columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
-        dual = self._dual[candidates.shape]
+        columns += self._placement_columns(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
+        enters_both_ends = self._enters_both_ends[candidates.shape]
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
-            columns += [s.mbs, s.cp]
+            columns += [partials.mbs, partials.cp]
         if self.counts.job.stack.reduce_bucket or self.counts.job.adapter:  # by stage other messages, or other gathers
-            columns += [candidates.zero, (s.pp == 1).astype(np.int64)]
-        columns += [*self._places(candidates, ("tp",)), *(dual * place for place in self._places(candidates, ("pp",)))]
+            columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
+        columns += [
+            *self._placement_columns(candidates, ("tp",)),
+            *(enters_both_ends * column for column in self._placement_columns(candidates, ("pp",))),
+        ]
 
         def make(layout: Layout, _: int) -> Floats:
             times = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
             return np.array([(time.gather, time.reduce, time.copies) for time in times], float).T
 
-        return self._table("parallel", candidates, columns, make, cost=self._state_cost)
+        return self._look_up("parallel", candidates, columns, make, cost=self._state_cost)
 
     def _representative_unit(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]
@@ -458,12 +511,12 @@ class Estimates(Tables):
         """
         axes = ("tp", "cp", "ep", "etp"), ("shard", "replica", "expert_shard", "expert_replica"), ("pp",)
         columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
-        for some in axes:
-            columns += self._places(candidates, some)
+        for group_axes in axes:
+            columns += self._placement_columns(candidates, group_axes)
         return np.sort(np.unique(encode_rows(columns), return_index=True)[1])
 
 
-def _rest_and_ends(state: UnitStates, keeps: Policy) -> tuple[int, int]:
+def list_resting_bytes(state: UnitStates, keeps: Policy) -> tuple[int, int]:
     """Return the bytes of a unit's states at rest, and of its gradients at the update."""
-    rest = (state.gathered if keeps.weights_stay else 0) + state.separate + state.moments
-    return rest, state.sums if keeps.gradients_stay else state.reduced
+    resident_bytes = (state.gathered if keeps.weights_stay else 0) + state.separate + state.moments
+    return resident_bytes, state.sums if keeps.gradients_stay else state.reduced

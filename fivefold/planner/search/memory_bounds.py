@@ -66,15 +66,17 @@ class StageUnits(NamedTuple):
     closing: list[list[tuple[int, Floats, int]]]  # ``_closing_blocks`` of the first stage of each of them
 
 
-def stage_facts(counts: Counts, shape: PipelineShape, *, every: int, runs: list[UnitGroup]) -> StageUnits:
-    """Return the units of a pipeline's stages in which one of ``every`` layers is recomputed."""
-    table, _ = stage_units(counts, shape, every=every, runs=runs)
+def stage_facts(counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]) -> StageUnits:
+    """Return the units of a pipeline's stages in which one of ``recompute_every`` layers is recomputed."""
+    table, _ = stage_units(counts, shape, recompute_every=recompute_every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
     unit_counts = np.array([table[list(rank_stages)].sum(axis=0) for rank_stages in stages])
-    blocks, following = _last_blocks(counts, shape, every=every, runs=runs)
+    blocks, following = _last_blocks(counts, shape, recompute_every=recompute_every, runs=runs)
     ends = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # of the last stage
     ranks = [0, int(unit_counts[:, BLOCKS:].sum(axis=1).argmax()), int(unit_counts[:, blocks[-1]].argmax()), ends]
-    closing = [[*_closing_blocks(counts, shape, stages[rank][0], every=every, runs=runs)] for rank in ranks]
+    closing = [
+        [*_closing_blocks(counts, shape, stages[rank][0], recompute_every=recompute_every, runs=runs)] for rank in ranks
+    ]
     return StageUnits(table, stages, unit_counts, blocks, following, ranks, closing)
 
 
@@ -96,44 +98,52 @@ def live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: int) -
         has_one_stage=np.full(4, len(stages[0]) == 1),
         schedule=np.full(4, SCHEDULES.index(shape.schedule)),
         pp=np.full(4, shape.pp),
-        closing_blocks=np.array([[at for at, _, _ in rank] for rank in units.closing]),
+        closing_blocks=np.array([[block for block, _, _ in rank] for rank in units.closing]),
         backwards_before=np.array([1 + shape.pipeline.weight_lag * rank for rank in ranks]),
         closing_units=table[[stages[rank][0] for rank in ranks]],
-        units_before=np.array([[before for _, before, _ in rank] for rank in units.closing]),
+        units_before=np.array([[units_before for _, units_before, _ in rank] for rank in units.closing]),
         blocks_before=np.array([[block for _, _, block in rank] for rank in units.closing]),
     )
 
 
 def _last_blocks(
-    counts: Counts, shape: PipelineShape, *, every: int, runs: list[UnitGroup]
+    counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> tuple[list[int], list[int]]:
     """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
-    layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
-    is_recomputed, block_index = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
-    places = [
+    layers, layout = counts.model.layers, pipeline_layout(shape, recompute_every=recompute_every)
+    is_recomputed, block_index = (
+        recomputed_layers(layers, layout),
+        {column_key(run): index for index, run in enumerate(runs)},
+    )
+    stage_blocks = [
         [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in stage]
         for stage in stage_layers(layers, layout)
     ]
-    return [stage[-1] for stage in places], [stage[-2] if len(stage) > 1 else HEAD for stage in places]
+    return [stage[-1] for stage in stage_blocks], [stage[-2] if len(stage) > 1 else HEAD for stage in stage_blocks]
 
 
 def _closing_blocks(
-    counts: Counts, shape: PipelineShape, stage: int, *, every: int, runs: list[UnitGroup]
+    counts: Counts, shape: PipelineShape, stage: int, *, recompute_every: int, runs: list[UnitGroup]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Yield the indices into ``runs`` of the first block of a stage and of the first with experts.
 
     Without experts it is the first again. Each comes with the numbers of units before it and the index of the block
     before it.
     """
-    layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
-    is_recomputed, block_index = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
+    layers, layout = counts.model.layers, pipeline_layout(shape, recompute_every=recompute_every)
+    is_recomputed, block_index = (
+        recomputed_layers(layers, layout),
+        {column_key(run): position for position, run in enumerate(runs)},
+    )
     own_layers = stage_layers(layers, layout)[stage]
     blocks = [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in own_layers]
-    routed = next((at for at, layer in enumerate(own_layers) if counts.count_moe_layers(counts.kinds[layer])), 0)
-    for at in (0, routed):
-        units = np.bincount(blocks[:at], minlength=len(runs)).astype(float)
-        units[EMBED] = stage == 0
-        yield blocks[at], units, blocks[at - 1] if at else HEAD
+    first_moe = next(
+        (position for position, layer in enumerate(own_layers) if counts.count_moe_layers(counts.kinds[layer])), 0
+    )
+    for position in (0, first_moe):
+        units_before = np.bincount(blocks[:position], minlength=len(runs)).astype(float)
+        units_before[EMBED] = stage == 0
+        yield blocks[position], units_before, blocks[position - 1] if position else HEAD
 
 
 def _rank_units(shape: PipelineShape, rank: int, table: Floats, *, m: int) -> tuple[Floats, Floats, bool, bool, bool]:
@@ -143,11 +153,13 @@ def _rank_units(shape: PipelineShape, rank: int, table: Floats, *, m: int) -> tu
     backward of each stage, or the first W; else fewer with one stage, and at least one with several.
     """
     pipeline, pp = shape.pipeline, shape.pp
-    number = np.array(pipeline.live_stages(m, pp=pp, v=shape.v, rank=rank) if pp > 1 else [1])
-    live, count, split = number @ table, int(number.sum()), pipeline.splits_backward
+    stage_counts = np.array(pipeline.live_stages(m, pp=pp, v=shape.v, rank=rank) if pp > 1 else [1])
+    live, count, splits_backward = stage_counts @ table, int(stage_counts.sum()), pipeline.splits_backward
     if len(table) == 1:
-        backwards_before = 1 + pipeline.weight_lag * rank if split else 1  # backwards before all sums are there
-        is_full, is_reached = pp == 1 or m - backwards_before >= count, m > backwards_before or not split
+        backwards_before = (
+            1 + pipeline.weight_lag * rank if splits_backward else 1
+        )  # backwards before all sums are there
+        is_full, is_reached = pp == 1 or m - backwards_before >= count, m > backwards_before or not splits_backward
         return (
             live,
             (count if is_full else max(int(is_reached), min(m - backwards_before, count))) * table[0],
@@ -161,9 +173,9 @@ def _rank_units(shape: PipelineShape, rank: int, table: Floats, *, m: int) -> tu
         is_full = shape.v * m - (shape.v - 1) * group - 1 >= count
     if pipeline.is_interleaved and m % pp == 0 and m >= LARGE * pp:  # after one round of backwards
         return live, live, True, is_full, True
-    least = (count if is_full else 1) * table.min(axis=0)
-    least[HEAD] = 0
-    return live, least, False, is_full, True
+    least_sums = (count if is_full else 1) * table.min(axis=0)
+    least_sums[HEAD] = 0
+    return live, least_sums, False, is_full, True
 
 
 class MemoryBounds:
@@ -186,60 +198,71 @@ class MemoryBounds:
         estimates: Estimates,
         *,
         micro_batches: Ints,
-        every: Ints,
+        recompute_every: Ints,
         states: Floats | None = None,
-        limit: bool = False,
-        bare: bool = False,
+        scaled: bool = False,
+        any_recomputation: bool = False,
     ) -> Floats:
         """Return the highest peak of all ranks, in bytes [n], which do not depend on the mesh order.
 
-        ``micro_batches`` and ``every``: of each candidate. ``states``: instead of those of the candidates' ZeRO stage;
-        ``limit`` and ``bare`` as in ``Estimates``.
+        ``micro_batches`` and ``recompute_every`` have one value per candidate. ``states`` replaces the states of the
+        candidates' ZeRO stage; ``scaled`` and ``any_recomputation`` as in ``Estimates``.
         """
-        pipe, m = self._units(candidates, micro_batches, every, runs=estimates.runs), micro_batches[:, None]
-        kept, above_kept = np.moveaxis(estimates.profiles(candidates, limit=limit, bare=bare), 1, 0)
+        pipe, m = self._units(candidates, micro_batches, recompute_every, runs=estimates.runs), micro_batches[:, None]
+        kept, above_kept = np.moveaxis(
+            estimates.profiles(candidates, scaled=scaled, any_recomputation=any_recomputation), 1, 0
+        )
         state_bytes = estimates.states(candidates) if states is None else states
         resident, during, at_end, gathered, _, prefetched, new_gradients, _ = np.moveaxis(state_bytes, 1, 0)
-        split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
+        split_rows = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
         deferred = np.zeros_like(kept)
-        if len(split):  # what a B needs grows with the micro-batch by fits and starts
+        if len(split_rows):  # what a B needs grows with the micro-batch by fits and starts
             above_kept = above_kept.copy()
-            needed, deferred[split] = np.moveaxis(
-                estimates.splits(candidates.take(split), limit=limit, bare=bare), 1, 0
+            needed, deferred[split_rows] = np.moveaxis(
+                estimates.splits(candidates.take(split_rows), scaled=scaled, any_recomputation=any_recomputation), 1, 0
             )
-            above_kept[split] = 0 if limit else np.maximum(0.0, needed)
-        base, last, is_unpipelined = (
+            above_kept[split_rows] = 0 if scaled else np.maximum(0.0, needed)
+        resident_bytes, last_bytes, is_unpipelined = (
             sum_units(pipe.unit_counts, resident),
             sum_units(pipe.unit_counts, at_end),
             pipe.pp == 1,
         )
         if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
-            body = later = own = np.zeros(is_unpipelined.shape)
+            live_bytes = live_later_bytes = head_kept = np.zeros(is_unpipelined.shape)
         else:
-            body, later = sum_units(pipe.live, kept), sum_units(pipe.live_later, kept)
-            own = pipe.unit_counts[:, :, HEAD] * kept[:, None, HEAD]
-        peak, splitting = above_kept + gathered, np.isin(pipe.schedule, SPLITTING)
-        first, least = np.take_along_axis(peak, pipe.last_block, axis=1), _min_over_blocks(pipe.unit_counts, peak)
-        first = first + np.take_along_axis(prefetched, pipe.next_block, axis=1)
+            live_bytes, live_later_bytes = sum_units(pipe.live, kept), sum_units(pipe.live_later, kept)
+            head_kept = pipe.unit_counts[:, :, HEAD] * kept[:, None, HEAD]
+        unit_peak, splits_backward = above_kept + gathered, np.isin(pipe.schedule, SPLITTING)
+        last_block, least_block = (
+            np.take_along_axis(unit_peak, pipe.last_block, axis=1),
+            _min_over_blocks(pipe.unit_counts, unit_peak),
+        )
+        last_block = last_block + np.take_along_axis(prefetched, pipe.next_block, axis=1)
         keeps_unsharded = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
-        opening = peak
-        if states is None and not limit:
-            opening = self._first_backward_bytes(candidates, estimates, m[:, 0], peak=peak, above=gathered - kept)
-        first_backward = np.take_along_axis(opening, pipe.last_block, axis=1) + np.take_along_axis(
+        first_backward_peak = unit_peak
+        if states is None and not scaled:
+            first_backward_peak = self._first_backward_bytes(
+                candidates, estimates, m[:, 0], unit_peak=unit_peak, added_bytes=gathered - kept
+            )
+        first_backward = np.take_along_axis(first_backward_peak, pipe.last_block, axis=1) + np.take_along_axis(
             prefetched, pipe.next_block, axis=1
         )
         head_gradients = np.where(m > 1, during, at_end)[:, None, HEAD] * (pipe.unit_counts[:, :, HEAD] > 0)
-        first_backward = np.where(splitting, first, first_backward + head_gradients)
+        first_backward = np.where(splits_backward, last_block, first_backward + head_gradients)
         if self.counts.job.stack.deferred_wgrad == "graph":  # the backward of the first stage waits for its W
-            waits = pipe.is_first_stage & np.isin(pipe.schedule, SPLIT)
-            first, least, first_backward = (np.where(waits, 0.0, bound) for bound in (first, least, first_backward))
+            waits_for_wgrad = pipe.is_first_stage & np.isin(pipe.schedule, SPLIT)
+            last_block, least_block, first_backward = (
+                np.where(waits_for_wgrad, 0.0, bound) for bound in (last_block, least_block, first_backward)
+            )
         has_head, head_prefetched = (
             pipe.unit_counts[:, :, HEAD] > 0,
             np.take_along_axis(prefetched, pipe.last_block, axis=1),
         )
         head_prefetched = head_prefetched * (self.counts.job.stack.comm_buffers != "retained")  # else after the loss
-        loss = np.where(has_head, peak[:, None, HEAD] + head_prefetched, 0.0)
-        head_backward = np.where(has_head & ~splitting, opening[:, None, HEAD] + head_prefetched, loss)
+        loss = np.where(has_head, unit_peak[:, None, HEAD] + head_prefetched, 0.0)
+        head_backward = np.where(
+            has_head & ~splits_backward, first_backward_peak[:, None, HEAD] + head_prefetched, loss
+        )
         # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
         head_reduced = np.where(is_unpipelined & (m == 2), np.maximum(0.0, during - at_end)[:, None, HEAD], 0.0)
         # No gradient is reduced before all sums are allocated, except where a rank has several stages.
@@ -249,71 +272,88 @@ class MemoryBounds:
         sums_bytes = np.where(all_allocated & ~(is_unpipelined & (m == 1)), sum_units(pipe.unit_counts, during), 0.0)
         # As its gradients are reduced, the activations of the block whose backward ends are gone.
         reducing = np.take_along_axis(new_gradients - kept, pipe.last_block, axis=1)
-        reducing = np.where(all_allocated & ~splitting, reducing, 0.0)
-        blocks = np.where(pipe.is_exact, np.maximum(first, reducing) - own, least) - head_reduced
+        reducing = np.where(all_allocated & ~splits_backward, reducing, 0.0)
+        blocks = np.where(pipe.is_exact, np.maximum(last_block, reducing) - head_kept, least_block) - head_reduced
         later_backward = (
-            np.where(pipe.is_full | pipe.has_one_stage, np.maximum(blocks, loss), blocks) + sums_bytes + later
+            np.where(pipe.is_full | pipe.has_one_stage, np.maximum(blocks, loss), blocks)
+            + sums_bytes
+            + live_later_bytes
         )
-        full = base + np.maximum(later_backward, np.maximum(first_backward - own, head_backward) + body)
-        if len(split) and self.counts.job.stack.deferred_wgrad != "graph":  # all units but one wait for W as a B ends
+        highest = resident_bytes + np.maximum(
+            later_backward, np.maximum(first_backward - head_kept, head_backward) + live_bytes
+        )
+        if (
+            len(split_rows) and self.counts.job.stack.deferred_wgrad != "graph"
+        ):  # all units but one wait for W as a B ends
             block = pipe.closing_blocks[:, :, 0]
-            waits = sum_units(pipe.closing_units, deferred) - np.take_along_axis(deferred, block, axis=1)
-            waits += np.take_along_axis(kept + peak, block, axis=1) + np.where(
+            waiting_bytes = sum_units(pipe.closing_units, deferred) - np.take_along_axis(deferred, block, axis=1)
+            waiting_bytes += np.take_along_axis(kept + unit_peak, block, axis=1) + np.where(
                 all_allocated,
                 sum_units(pipe.unit_counts, during),
                 np.where(m > pipe.backwards_before, sum_units(pipe.unit_counts, np.minimum(during, at_end)), 0.0),
             )
-            full = np.where(np.isin(pipe.schedule, SPLIT), np.maximum(full, base + waits), full)
+            highest = np.where(
+                np.isin(pipe.schedule, SPLIT), np.maximum(highest, resident_bytes + waiting_bytes), highest
+            )
         if not self.counts.job.stack.reduce_bucket:
-            own = kept + above_kept
-            if states is None and not limit:
-                own = self._backward_bytes(candidates, estimates, own, micro_batches)
+            block_backward = kept + above_kept
+            if states is None and not scaled:
+                block_backward = self._backward_bytes(candidates, estimates, block_backward, micro_batches)
             allocated = (m > 1) | (keeps_unsharded & self._are_persistent & (states is None))
-            closing = self._last_backward_bytes(pipe, states=state_bytes, own=own + gathered, allocated=allocated)
-            last = np.maximum(last, closing)
-        return np.asarray(np.maximum(full, base + last).max(axis=1))
+            closing = self._last_backward_bytes(
+                pipe, states=state_bytes, block_backward=block_backward + gathered, allocated=allocated
+            )
+            last_bytes = np.maximum(last_bytes, closing)
+        return np.asarray(np.maximum(highest, resident_bytes + last_bytes).max(axis=1))
 
     def _first_backward_bytes(
-        self, candidates: CandidateLayouts, estimates: Estimates, m: Ints, *, peak: Floats, above: Floats
+        self, candidates: CandidateLayouts, estimates: Estimates, m: Ints, *, unit_peak: Floats, added_bytes: Floats
     ) -> Floats:
         """Return bytes [n, units] of the first backward of a unit above what it keeps.
 
-        They include the gradients that it allocates; ``peak``: without them; ``above``: bytes [n, units] added to those
-        of the unit.
+        They include the gradients that it allocates, which ``unit_peak`` does not; ``added_bytes`` [n, units] are added
+        to the bytes of the unit.
         """
         stack, keeps_unsharded = self.counts.job.stack, (candidates.zero < 2) | (candidates.shards == 1)
         if stack.reduce_bucket:
-            return peak
+            return unit_peak
         allocates = ~(keeps_unsharded & self._are_persistent)
         reduces = ~keeps_unsharded & ((m == 1) | estimates.reduces_often(candidates))  # in the first backward
-        keeps = allocates & (self._become_sums | (reduces & (stack.comm_buffers == "retained")))
-        opening = peak.copy()
-        for allocation, rows in ((AllocatedGradients.HELD, keeps), (AllocatedGradients.ALL, allocates & ~keeps)):
-            at = np.flatnonzero(rows)
-            if len(at):
-                opening[at] = estimates.backward_with_gradients(candidates.take(at), allocation) + above[at]
-        return opening
+        holds_gradients = allocates & (self._become_sums | (reduces & (stack.comm_buffers == "retained")))
+        first_backward_peak = unit_peak.copy()
+        for allocation, rows in (
+            (AllocatedGradients.HELD, holds_gradients),
+            (AllocatedGradients.ALL, allocates & ~holds_gradients),
+        ):
+            index = np.flatnonzero(rows)
+            if len(index):
+                first_backward_peak[index] = (
+                    estimates.backward_with_gradients(candidates.take(index), allocation) + added_bytes[index]
+                )
+        return first_backward_peak
 
     def _last_backward_bytes(
-        self, pipe: LiveUnits, *, states: Floats, own: Floats, allocated: NDArray[np.bool_]
+        self, pipe: LiveUnits, *, states: Floats, block_backward: Floats, allocated: NDArray[np.bool_]
     ) -> Floats:
         """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
 
-        0 of schedules that split backwards. ``own``: bytes of a block's backward; ``allocated``: whether gradient sums
-        are allocated before the last backward begins, [n, 1].
+        They are 0 for schedules that split backwards. ``block_backward``: bytes of a block's backward; ``allocated``
+        [n, 1]: whether gradient sums are allocated before the last backward begins.
         """
-        during, at_end, prefetched, new_gradients, with_gradients = (states[:, at] for at in (1, 2, 5, 6, 7))
+        during, at_end, prefetched, new_gradients, with_gradients = (states[:, index] for index in (1, 2, 5, 6, 7))
         reduced = np.where(allocated & (np.arange(with_gradients.shape[1]) != EMBED), new_gradients, with_gradients)
         split = np.isin(pipe.schedule, SPLITTING)
         highest = (
             sum_units(pipe.unit_counts, at_end) + pipe.unit_counts[:, :, EMBED] * (reduced - at_end)[:, None, EMBED]
         )
-        for at in range(pipe.closing_blocks.shape[2]):
-            block, pending = pipe.closing_blocks[:, :, at], pipe.units_before[:, :, at]
-            own_allocated = sum_units(pending, during) + np.take_along_axis(during, block, axis=1)
-            others_reduced = sum_units(pipe.unit_counts - pending, at_end) - np.take_along_axis(at_end, block, axis=1)
-            own_backward = np.take_along_axis(own, block, axis=1) + np.take_along_axis(
-                prefetched, pipe.blocks_before[:, :, at], axis=1
+        for index in range(pipe.closing_blocks.shape[2]):
+            block, units_before = pipe.closing_blocks[:, :, index], pipe.units_before[:, :, index]
+            own_allocated = sum_units(units_before, during) + np.take_along_axis(during, block, axis=1)
+            others_reduced = sum_units(pipe.unit_counts - units_before, at_end) - np.take_along_axis(
+                at_end, block, axis=1
+            )
+            own_backward = np.take_along_axis(block_backward, block, axis=1) + np.take_along_axis(
+                prefetched, pipe.blocks_before[:, :, index], axis=1
             )
             own_backward = np.maximum(own_backward, np.take_along_axis(reduced, block, axis=1))
             highest = np.maximum(highest, others_reduced + np.where(allocated, own_allocated, 0.0) + own_backward)
@@ -327,12 +367,12 @@ class MemoryBounds:
         They differ from ``activation_bytes``, those of the other backwards.
         """
         job, keeps_unsharded = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
-        holds = ~keeps_unsharded & (job.stack.comm_buffers == "retained")
+        holds_gradients = ~keeps_unsharded & (job.stack.comm_buffers == "retained")
         allocations = np.full(len(m), AllocatedGradients.NONE)
         allocations[estimates.reduces_often(candidates)] = AllocatedGradients.DENSE
         allocations[(m == 1) & ~(keeps_unsharded & self._are_persistent)] = AllocatedGradients.ALL
         allocations[(allocations == AllocatedGradients.ALL) & self._become_sums] = AllocatedGradients.HELD
-        allocations[(allocations != AllocatedGradients.NONE) & holds] = AllocatedGradients.HELD
+        allocations[(allocations != AllocatedGradients.NONE) & holds_gradients] = AllocatedGradients.HELD
         total = activation_bytes
         for allocation in (AllocatedGradients.DENSE, AllocatedGradients.ALL, AllocatedGradients.HELD):
             rows = np.flatnonzero(allocations == allocation)
@@ -342,23 +382,23 @@ class MemoryBounds:
         return total
 
     def _units(
-        self, candidates: CandidateLayouts, micro_batches: Ints, every: Ints, *, runs: list[UnitGroup]
+        self, candidates: CandidateLayouts, micro_batches: Ints, recompute_every: Ints, *, runs: list[UnitGroup]
     ) -> LiveUnits:
         """Return the live units of each candidate's pipeline."""
         pp = np.array([shape.pp for shape in self.shapes])[candidates.shape]
-        loops = np.array([shape.pipeline.is_interleaved for shape in self.shapes])[candidates.shape]
+        is_interleaved = np.array([shape.pipeline.is_interleaved for shape in self.shapes])[candidates.shape]
         forwards_first = np.array([shape.pipeline.forwards_first for shape in self.shapes])[candidates.shape]
-        keeps_all = forwards_first | (loops & (micro_batches % pp > 0))
+        keeps_all = forwards_first | (is_interleaved & (micro_batches % pp > 0))
         m = np.where(keeps_all, micro_batches, np.minimum(micro_batches, LARGE * pp))
-        code = (candidates.shape * 1000 + every) << 32 | m
+        code = (candidates.shape * 1000 + recompute_every) << 32 | m
         _, index, inverse = np.unique(code, return_index=True, return_inverse=True)
         rows = []
-        for at in index:
-            key = int(candidates.shape[at]), int(every[at]), int(m[at])
+        for row in index:
+            key = int(candidates.shape[row]), int(recompute_every[row]), int(m[row])
             if key not in self._known:
                 shape, stages = self.shapes[key[0]], self._stages.get(key[:2])
                 if stages is None:
-                    stages = self._stages[key[:2]] = stage_facts(self.counts, shape, every=key[1], runs=runs)
+                    stages = self._stages[key[:2]] = stage_facts(self.counts, shape, recompute_every=key[1], runs=runs)
                 self._known[key] = live_units(shape, stages, micro_batches=key[2])
             rows.append(self._known[key])
         return LiveUnits(*(np.stack(column)[inverse] for column in zip(*rows, strict=True)))

@@ -19,9 +19,19 @@ from fivefold.planner.time.units import OptimisticUnitTime, Units
 
 def figures(unit: UnitTime) -> tuple[float, ...]:
     """Return the first seven figures for one unit; forward and backward include exposed messages."""
-    tp, cp, ep, etp = (a + b for a, b in zip(unit.forward_exposed, unit.backward_exposed, strict=True))
-    front, back = sum(unit.forward_exposed), sum(unit.backward_exposed)
-    return unit.forward + front, unit.backward + back, unit.weight, tp, cp, ep + etp, front
+    tp, cp, ep, etp = (
+        forward + backward for forward, backward in zip(unit.forward_exposed, unit.backward_exposed, strict=True)
+    )
+    forward_exposed, backward_exposed = sum(unit.forward_exposed), sum(unit.backward_exposed)
+    return (
+        unit.forward + forward_exposed,
+        unit.backward + backward_exposed,
+        unit.weight,
+        tp,
+        cp,
+        ep + etp,
+        forward_exposed,
+    )
 
 
 def adjacent_figures(
@@ -43,18 +53,21 @@ def adjacent_figures(
 
 def _halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
     """Return the last four figures. Where messages are not NCCL's, no pass is concurrent with another."""
-    overlap, (unit, alone, *sent) = units.job.stack.overlap, unit_time
-    both = [
-        kernels + sum(some for axis, some in zip(AXES, exposed, strict=True) if axis not in overlap)
-        for kernels, exposed in ((alone[0], unit.forward_exposed), (alone[1] + alone[2], unit.backward_exposed))
+    overlap, (unit, kernels, *messages) = units.job.stack.overlap, unit_time
+    kernels_with_messages = [
+        kernel_seconds + sum(seconds for axis, seconds in zip(AXES, exposed, strict=True) if axis not in overlap)
+        for kernel_seconds, exposed in (
+            (kernels[0], unit.forward_exposed),
+            (kernels[1] + kernels[2], unit.backward_exposed),
+        )
     ]
     if units.machine.backend != "nccl":
-        return [*both, 0.0, 0.0]
+        return [*kernels_with_messages, 0.0, 0.0]
     overlappable = [
-        sum(every for axis, every in zip(AXES, message, strict=True) if axis in overlap and axis != "tp")
-        for message in sent
+        sum(seconds for axis, seconds in zip(AXES, message, strict=True) if axis in overlap and axis != "tp")
+        for message in messages
     ]
-    return [*both, *overlappable]
+    return [*kernels_with_messages, *overlappable]
 
 
 def kernels(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, ranks: int) -> Floats:
@@ -70,8 +83,10 @@ def optimistic_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> Optimis
     share them, for any larger number of ranks.
     """
     moe = units.counts.model.moe
-    few = part.ep if moe is None or part.ep == moe.experts else min(2, part.ep)  # one expert on a rank: rows in order
-    timer = units.with_expert_ranks(part._replace(ep=few, etp=1), run, ep=part.ep)
+    expert_ranks = (
+        part.ep if moe is None or part.ep == moe.experts else min(2, part.ep)
+    )  # one expert on a rank: rows in order
+    timer = units.with_expert_ranks(part._replace(ep=expert_ranks, etp=1), run, ep=part.ep)
     recipe, chip, seconds = units.job.precision, units.machine.chip, np.array(timer.unit.seconds)
     rate = max(
         chip.sustained_flops(dtype) for dtype in {recipe.compute, "bf16" if recipe.is_low_precision else recipe.compute}
@@ -82,14 +97,24 @@ def optimistic_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> Optimis
             seconds += 2 * op.batch * rows * out_features * in_features / rate - np.array(
                 [time.forward, time.backward, time.weight]
             )
-    fronts, backs, *sent = (tuple(side.values()) for side in (*timer.exposed, *timer.sent))
-    kernels: tuple[float, float, float] = tuple(seconds.tolist())
-    return OptimisticUnitTime(UnitTime(*kernels, fronts, backs, fronts, backs, ""), kernels, *sent)
+    forward_exposed, backward_exposed, *messages = (
+        tuple(by_axis.values()) for by_axis in (*timer.exposed, *timer.sent)
+    )
+    kernel_seconds: tuple[float, float, float] = tuple(seconds.tolist())
+    return OptimisticUnitTime(
+        UnitTime(*kernel_seconds, forward_exposed, backward_exposed, forward_exposed, backward_exposed, ""),
+        kernel_seconds,
+        *messages,
+    )
 
 
 def _seconds(units: Units, part: LocalDegrees, run: UnitGroup, *, ranks: int) -> tuple[float, float, float]:
     """Return the seconds of a unit's kernels: forward, backward and weight gradient."""
     times = units.kernels(part, run, ranks=ranks)
     ops = units.counts.list_ops(get_group_degrees(part, run), run.name)
-    again = sum(time.forward for op, time in zip(ops, times, strict=True) if op.recomputed)
-    return sum(t.forward for t in times), sum(t.backward for t in times) + again, sum(t.weight for t in times)
+    recomputed = sum(time.forward for op, time in zip(ops, times, strict=True) if op.recomputed)
+    return (
+        sum(time.forward for time in times),
+        sum(time.backward for time in times) + recomputed,
+        sum(time.weight for time in times),
+    )

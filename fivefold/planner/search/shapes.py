@@ -19,13 +19,13 @@ from fivefold.planner.counts.counts import Counts, Name, UnitGroup
 from fivefold.planner.search.columns import Ints
 from fivefold.planner.search.space import PipelineShape
 
-NEVER = 0  # ``every`` if no layer is recomputed
+NEVER = 0  # ``recompute_every`` if no layer is recomputed
 RECORDS = tuple(PIPELINE_SCHEDULES[name] for name in SCHEDULES)
 
 
-def _numbers(holds: Callable[[PipelineSchedule], bool]) -> tuple[int, ...]:
+def _numbers(has_property: Callable[[PipelineSchedule], bool]) -> tuple[int, ...]:
     """Return the numbers, in ``SCHEDULES``, of the schedules of which something holds."""
-    return tuple(number for number, record in enumerate(RECORDS) if holds(record))
+    return tuple(index for index, schedule in enumerate(RECORDS) if has_property(schedule))
 
 
 PAIRED = _numbers(lambda record: record.pairs_passes)  # with FB
@@ -38,34 +38,34 @@ WEIGHT_LAG = np.array([record.weight_lag for record in RECORDS])
 class PipelineUnits(NamedTuple):
     """Numbers of units [3, units] and facts [3] of three ranks; for n candidates [n, 3, units] and [n, 3]."""
 
-    held: NDArray[np.float64]  # on the rank
-    before: NDArray[np.float64]  # in the stages before the rank's first one
-    lead: NDArray[np.float64]  # in its first stage
-    start: Ints  # index of its first unit
-    first: Ints  # index of its first stage
+    rank_units: NDArray[np.float64]  # on the rank
+    units_before: NDArray[np.float64]  # in the stages before the rank's first one
+    first_stage_units: NDArray[np.float64]  # in its first stage
+    first_unit: Ints  # index of its first unit
+    first_stage: Ints  # index of its first stage
     rank: Ints
-    chunks: Ints
+    stages_per_rank: Ints
     schedule: Ints
     pp: Ints
     v: Ints
 
 
 def stage_units(
-    counts: Counts, shape: PipelineShape, *, every: int, runs: list[UnitGroup]
+    counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> tuple[NDArray[np.float64], Ints]:
     """Return numbers of units of each stage [stages, units], and the index of the first unit of each.
 
-    ``every``: see ``pipeline_units``.
+    ``recompute_every``: see ``pipeline_units``.
 
     Embedding and head have one column each. The blocks of multi-token prediction in the head are recomputed if and
     only if the layout recomputes anything, and the figures of that column are of the layout.
     """
-    stages = counts.stage_work(pipeline_layout(shape, every=every))
+    stages = counts.stage_work(pipeline_layout(shape, recompute_every=recompute_every))
     table = np.zeros((len(stages), len(runs)))
-    columns = {column_key(run): at for at, run in enumerate(runs)}
+    columns = {column_key(run): column for column, run in enumerate(runs)}
     for stage, work in enumerate(stages):
-        for run, times in work:
-            table[stage, columns[column_key(run)]] += times
+        for run, n_units in work:
+            table[stage, columns[column_key(run)]] += n_units
     return table, np.array([columns[column_key(work[0][0])] for work in stages])
 
 
@@ -74,42 +74,52 @@ def column_key(run: UnitGroup) -> tuple[Name, bool]:
     return run.name, run.recomputed and not isinstance(run.name, str)
 
 
-def pipeline_units(counts: Counts, shape: PipelineShape, *, every: int, runs: list[UnitGroup]) -> PipelineUnits:
-    """Return the units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
-    table, firsts = stage_units(counts, shape, every=every, runs=runs)
-    before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
-    held = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
-    layers = [table[list(stages), 2:].sum() for stages in held]
+def pipeline_units(
+    counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
+) -> PipelineUnits:
+    """Return the units of one pipeline in which one of ``recompute_every`` layers is recomputed (0: none)."""
+    table, first_units = stage_units(counts, shape, recompute_every=recompute_every, runs=runs)
+    units_before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
+    rank_stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
+    layers = [table[list(stages), 2:].sum() for stages in rank_stages]
     last = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # farthest from the first stage
     ranks = [0, int(np.argmax(layers)), last]
-    rows = [table[list(held[rank])] for rank in ranks]
+    rows = [table[list(rank_stages[rank])] for rank in ranks]
     return PipelineUnits(
-        held=np.array([row.sum(axis=0) for row in rows]),
-        before=np.array([before[held[rank][0]] for rank in ranks]),
-        lead=np.array([row[0] for row in rows]),
-        start=np.array([firsts[held[rank][0]] for rank in ranks]),
-        first=np.array([held[rank][0] for rank in ranks]),
+        rank_units=np.array([row.sum(axis=0) for row in rows]),
+        units_before=np.array([units_before[rank_stages[rank][0]] for rank in ranks]),
+        first_stage_units=np.array([row[0] for row in rows]),
+        first_unit=np.array([first_units[rank_stages[rank][0]] for rank in ranks]),
+        first_stage=np.array([rank_stages[rank][0] for rank in ranks]),
         rank=np.array(ranks),
-        chunks=np.full(3, len(held[0])),
+        stages_per_rank=np.full(3, len(rank_stages[0])),
         schedule=np.full(3, SCHEDULES.index(shape.schedule)),
         pp=np.full(3, shape.pp),
         v=np.full(3, shape.v),
     )
 
 
-def pipeline_layout(shape: PipelineShape, *, every: int) -> Layout:
-    """Return a layout with this pipeline in which one of ``every`` layers is recomputed (0: none)."""
-    return Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac="none" if every == NEVER else f"full/{every}")
+def pipeline_layout(shape: PipelineShape, *, recompute_every: int) -> Layout:
+    """Return a layout with this pipeline in which one of ``recompute_every`` layers is recomputed (0: none)."""
+    return Layout(
+        pp=shape.pp,
+        v=shape.v,
+        schedule=shape.schedule,
+        ac="none" if recompute_every == NEVER else f"full/{recompute_every}",
+    )
 
 
-def bound_last_wgrads(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
+def bound_last_wgrads(
+    pipe: PipelineUnits, first_stage_seconds: NDArray[np.float64], other_stage_seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return an upper bound in seconds [n, 3] of all W after a rank's last B, as ``layout/schedule`` orders them.
 
-    That B is of the rank's first stage. ``near``, ``far``: seconds of a W of its first stage, and of its others.
+    That B belongs to the rank's first stage. A W of this stage takes ``first_stage_seconds``, a W of its other stages
+    takes ``other_stage_seconds``.
     """
-    first = pipe.first * WEIGHT_LAG[pipe.schedule]
-    separate = (first + 1) * near + first * far
-    paired = (first + 1) * np.maximum(near, far)
+    earlier_wgrads = pipe.first_stage * WEIGHT_LAG[pipe.schedule]
+    separate = (earlier_wgrads + 1) * first_stage_seconds + earlier_wgrads * other_stage_seconds
+    paired = (earlier_wgrads + 1) * np.maximum(first_stage_seconds, other_stage_seconds)
     return np.where(np.isin(pipe.schedule, PAIRED), paired, np.where(np.isin(pipe.schedule, SPLIT), separate, 0.0))
 
 

@@ -21,7 +21,7 @@ from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.shapes import stage_units
 from fivefold.planner.time.steady_state import rounds_of
 
-TOGETHER = 512  # candidates that are played at once
+MAX_GROUPED = 512  # candidates that are simulated at once
 
 
 def group_schedules(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
@@ -29,46 +29,47 @@ def group_schedules(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
 
     The number is -1 for candidates without a pipeline or with paired passes, which it does not simulate.
     """
-    plays = np.array([shape.pp > 1 and not shape.pipeline.pairs_passes for shape in bounds.space.shapes])
-    every = bounds.every[bounds.partials.ac[candidates.partial]]
-    code = (candidates.shape << 16 | every) << 32 | _micro_batches(bounds, candidates)
-    return np.where(plays[candidates.shape], code, -1)
+    is_simulated = np.array([shape.pp > 1 and not shape.pipeline.pairs_passes for shape in bounds.space.shapes])
+    recompute_every = bounds.recompute_every[bounds.partials.ac[candidates.partial]]
+    code = (candidates.shape << 16 | recompute_every) << 32 | _micro_batches(bounds, candidates)
+    return np.where(is_simulated[candidates.shape], code, -1)
 
 
 def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     """Return the seconds [n] of candidates of one group of ``group_schedules``."""
-    shape, every = (
+    shape, recompute_every = (
         bounds.space.shapes[candidates.shape[0]],
-        int(bounds.every[bounds.partials.ac[candidates.partial[0]]]),
+        int(bounds.recompute_every[bounds.partials.ac[candidates.partial[0]]]),
     )
     rounds, pipe = rounds_of(*shape, int(_micro_batches(bounds, candidates)[0])), bounds.pipelines(candidates)
-    unit, parallel = bounds.estimates.units(candidates), bounds.estimates.parallel(candidates)
-    (forward_dp, backward_dp), _, ends, update = bounds.data_parallel(pipe, candidates, unit, parallel)
+    unit_seconds, parallel = bounds.estimates.units(candidates), bounds.estimates.parallel(candidates)
+    (forward_dp, backward_dp), _, ends, update = bounds.data_parallel(pipe, candidates, unit_seconds, parallel)
     p2p_delay, p2p_send = bounds.estimates.stage_message_seconds(candidates).T
-    table, _ = stage_units(bounds.planner.counts, shape, every=every, runs=bounds.estimates.runs)
+    table, _ = stage_units(bounds.planner.counts, shape, recompute_every=recompute_every, runs=bounds.estimates.runs)
     forward, backward, weight = (
-        table @ column.T for column in (unit[:, 0] + forward_dp, unit[:, 1] + backward_dp, unit[:, 2])
+        table @ column.T
+        for column in (unit_seconds[:, 0] + forward_dp, unit_seconds[:, 1] + backward_dp, unit_seconds[:, 2])
     )
     kinds = {"F": forward + p2p_send, "B": backward + p2p_send, "BW": backward + weight + p2p_send, "W": weight}
-    (first, few), *more = rounds.tables
+    (first, first_tasks), *later_tables = rounds.tables
     seconds = np.array([kinds[task.kind][task.stage] for task in first.order.tasks])
-    free = play_many(_waves(*shape, first.micro_batches), seconds, p2p_delay, pp=shape.pp)
-    if more:
-        pace = _times(more[0][1], first.order.tasks) - _times(few, first.order.tasks)
-        free += rounds.rounds * (pace @ seconds).max(axis=0)
-    after = np.take_along_axis(free.T, pipe.rank, axis=1) + ends + update
-    return np.asarray(np.maximum(free.max(axis=0), after.max(axis=1)) * SAFE)
+    rank_finish = play_many(_waves(*shape, first.micro_batches), seconds, p2p_delay, pp=shape.pp)
+    if later_tables:
+        round_tasks = _count_tasks(later_tables[0][1], first.order.tasks) - _count_tasks(first_tasks, first.order.tasks)
+        rank_finish += rounds.rounds * (round_tasks @ seconds).max(axis=0)
+    step_end = np.take_along_axis(rank_finish.T, pipe.rank, axis=1) + ends + update
+    return np.asarray(np.maximum(rank_finish.max(axis=0), step_end.max(axis=1)) * SAFE)
 
 
 def _micro_batches(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
     """Return the micro-batches of a step with the full global batch, which an estimate describes."""
-    s = bounds.partials.take(candidates.partial)
-    return bounds.space.job.global_batch // (s.dp * s.mbs)
+    partials = bounds.partials.take(candidates.partial)
+    return bounds.space.job.global_batch // (partials.dp * partials.mbs)
 
 
-def _times(counts: tuple[Mapping[Task, int], ...], tasks: tuple[Task, ...]) -> Floats:
+def _count_tasks(counts: tuple[Mapping[Task, int], ...], tasks: tuple[Task, ...]) -> Floats:
     """Return how often each rank runs each of ``tasks``, [ranks, tasks]."""
-    return np.array([[row.get(task, 0) for task in tasks] for row in counts], float)
+    return np.array([[rank_counts.get(task, 0) for task in tasks] for rank_counts in counts], float)
 
 
 @lru_cache(maxsize=256)

@@ -45,10 +45,10 @@ class Tables:
         self.planner, self.space, self.counts, self.partials = planner, space, planner.counts, partials
         self.work = work
         self.measured = planner.machine.calibration is not None
-        samples = [Layout(ac=ac) for ac in space.recomputations]
-        distinct = list(dict.fromkeys(sample.recomputed_operations for sample in samples))
-        self._groups = distinct
-        self._recomputed = np.array([distinct.index(sample.recomputed_operations) for sample in samples])
+        layouts = [Layout(ac=ac) for ac in space.recomputations]
+        distinct = list(dict.fromkeys(layout.recomputed_operations for layout in layouts))
+        self._recomputed_groups = distinct
+        self._recomputed = np.array([distinct.index(layout.recomputed_operations) for layout in layouts])
         self._tables = dict(known)
 
     def restrict_to(self, partials: PartialLayouts) -> Self:
@@ -57,52 +57,65 @@ class Tables:
         restricted.partials = partials
         return restricted
 
-    def _scale_table(
+    def _look_up_scaled(
         self,
         name: str,
         candidates: CandidateLayouts,
         columns: list[Ints],
         make: Callable[[Layout, int], Floats],
         *,
-        many: Ints,
+        sequences: Ints,
         cost: int,
     ) -> Floats:
-        """Return ``_table`` of figures of ``many`` sequences, scaled to mbs."""
+        """Return ``_table`` of figures of ``sequences`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
-        scaled = self._table(name, candidates, [many, *columns], make, cost=cost)
-        scale = np.where(many == mbs, 1.0, mbs / many * np.where(many == LARGE_MICRO_BATCH, ROUNDED, 1.0))
+        scaled = self._look_up(name, candidates, [sequences, *columns], make, cost=cost)
+        scale = np.where(
+            sequences == mbs, 1.0, mbs / sequences * np.where(sequences == LARGE_MICRO_BATCH, ROUNDED, 1.0)
+        )
         return np.asarray(scaled * scale[:, None, None])
 
-    def _multiples(self, candidates: CandidateLayouts, *, most: int) -> Ints:
-        """Return for each micro-batch its largest multiple of at most ``most`` sequences.
+    def _choose_multiples(self, candidates: CandidateLayouts, *, max_sequences: int) -> Ints:
+        """Return for each micro-batch its largest multiple of at most ``max_sequences`` sequences.
 
-        Without one, the largest multiple of the next candidate size is returned; with ``most`` 1, the size itself.
+        Without one, return the largest multiple of the next candidate size; with ``max_sequences=1``, the size itself.
         """
         mbs = self.partials.mbs[candidates.partial]
-        if most == 1:
+        if max_sequences == 1:
             return mbs
-        sizes, rungs = divisors(self.planner.job.even_batch), [rung for rung in LADDER[:0:-1] if rung >= most]
+        sizes, rungs = divisors(self.planner.job.even_batch), [rung for rung in LADDER[:0:-1] if rung >= max_sequences]
 
-        def multiple(unit: int) -> int:
-            multiples = ([size for size in sizes if size <= rung and size % unit == 0] for rung in rungs)
-            return next((max(some) for some in multiples if some), LARGE_MICRO_BATCH)
+        def multiple(size_of_one: int) -> int:
+            multiples = ([size for size in sizes if size <= rung and size % size_of_one == 0] for rung in rungs)
+            return next((max(sizes_of_rung) for sizes_of_rung in multiples if sizes_of_rung), LARGE_MICRO_BATCH)
 
         return map_distinct(mbs, multiple)
 
-    def _part(self, candidates: CandidateLayouts) -> list[Ints]:
-        """Return the columns on which ``part_of`` depends."""
-        s = self.partials.take(candidates.partial)
-        piped = ((s.pp > 1) & (self.planner.job.stack.stage_outputs == "retained")).astype(np.int64)
-        return [s.mbs, piped, s.cp, s.kind, s.tp, s.inner, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
+    def _operation_columns(self, candidates: CandidateLayouts) -> list[Ints]:
+        """Return the columns that determine the operations of a rank."""
+        partials = self.partials.take(candidates.partial)
+        retains_outputs = ((partials.pp > 1) & (self.planner.job.stack.stage_outputs == "retained")).astype(np.int64)
+        return [
+            partials.mbs,
+            retains_outputs,
+            partials.cp,
+            partials.kind,
+            partials.tp,
+            partials.inner,
+            partials.sp,
+            partials.ep,
+            partials.etp,
+            self._recomputed[partials.ac],
+        ]
 
-    def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
+    def _placement_columns(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
         """Return the columns on which message times depend.
 
         They are ranks, stride (up to a node's size) and link of each group.
         """
-        s = self.partials.take(candidates.partial)
-        columns = [s.dp, s.tp, s.cp, s.pp, candidates.order]
-        columns += [s.ep, s.etp] if self.counts.model.moe else []
+        partials = self.partials.take(candidates.partial)
+        columns = [partials.dp, partials.tp, partials.cp, partials.pp, candidates.order]
+        columns += [partials.ep, partials.etp] if self.counts.model.moe else []
         columns += [candidates.shards] if "shard" in axes else []
         links = self.planner.machine.links
 
@@ -110,14 +123,14 @@ class Tables:
             rows: list[int] = []
             for ranks, stride in (group(layout, axis) for axis in axes):
                 reach = (ranks - 1) * stride + 1
-                tier = next((i for i, link in enumerate(links) if link.span >= reach), len(links) - 1)
-                rows += [ranks, *((min(stride, links[0].span), tier) if ranks > 1 else (0, 0))]
+                link_index = next((index for index, link in enumerate(links) if link.span >= reach), len(links) - 1)
+                rows += [ranks, *((min(stride, links[0].span), link_index) if ranks > 1 else (0, 0))]
             return np.array(rows, float)
 
         name = " ".join(("places of", *axes))
-        return list(self._table(name, candidates, columns, make, cost=UNITS_PER_PLACE).astype(np.int64).T)
+        return list(self._look_up(name, candidates, columns, make, cost=UNITS_PER_PLACE).astype(np.int64).T)
 
-    def _table(
+    def _look_up(
         self,
         name: str,
         candidates: CandidateLayouts,
@@ -131,17 +144,17 @@ class Tables:
         It is called once per search for equal values of ``columns``, at ``cost`` units of work.
         """
         known = self._tables.setdefault(name, {})
-        before = len(known)
-        _, first, inverse = factorize(encode_rows(columns))
-        rows = []
-        keys = zip(*(column[first].tolist() for column in columns), strict=True)
-        for at, key in zip(first.tolist(), keys, strict=True):
-            row = known.get(key)
-            if row is None:
-                row = known[key] = make(self.space.layout(self.partials, candidates, at), key[0])
-            rows.append(row)
-        self.work.add((len(known) - before) * cost + len(inverse))
-        return np.stack(rows)[inverse]
+        n_before = len(known)
+        _, first_rows, inverse = factorize(encode_rows(columns))
+        all_figures = []
+        keys = zip(*(column[first_rows].tolist() for column in columns), strict=True)
+        for row_index, key in zip(first_rows.tolist(), keys, strict=True):
+            figures = known.get(key)
+            if figures is None:
+                figures = known[key] = make(self.space.layout(self.partials, candidates, row_index), key[0])
+            all_figures.append(figures)
+        self.work.add((len(known) - n_before) * cost + len(inverse))
+        return np.stack(all_figures)[inverse]
 
 
 def encode_rows(columns: Sequence[Ints]) -> Ints:
@@ -151,7 +164,7 @@ def encode_rows(columns: Sequence[Ints]) -> Ints:
     for column in columns:
         values, _, inverse = factorize(column)
         if size * len(values) >= 1 << 62:
-            number, _, code = factorize(code)
-            size = len(number)
+            distinct, _, code = factorize(code)
+            size = len(distinct)
         code, size = code * len(values) + inverse, size * len(values)
     return code

@@ -138,7 +138,7 @@ def _select_likely(
     bubble = 1 + (stems.pp - 1) / (space.micro_batches(stems) * np.maximum(1, space.model.layers // stems.pp))
     least = np.argsort(seconds * bubble, kind="stable")[:LIKELIEST]
     stems, size, bubble = stems.take(least), size[least], bubble[least]
-    return BoundedSpace(stems, size, bounds.restrict_to(stems).floor(most=SMALL_MICRO_BATCH) * bubble)
+    return BoundedSpace(stems, size, bounds.restrict_to(stems).floor(max_sequences=SMALL_MICRO_BATCH) * bubble)
 
 
 def _try_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:
@@ -161,12 +161,12 @@ def _try(solver: BranchAndBound, bounds: Bounds, candidates: CandidateLayouts) -
     if not len(candidates.zero):
         return
     if not (solver.timed or solver.incumbents.any_will_do):  # the smallest are near those of the limits
-        candidates = candidates.take(np.argsort(bounds.memory(candidates, limit=True), kind="stable")[:REFINED])
+        candidates = candidates.take(np.argsort(bounds.memory(candidates, scaled=True), kind="stable")[:REFINED])
     size = bounds.memory(candidates)
     fits = size <= solver.incumbents.largest_peak
     candidates, size = candidates.take(fits), size[fits]
     if len(size):
         seconds = bounds.seconds(candidates)[0] if solver.timed else np.zeros(len(size))
         solver.wait(bounds, candidates, size, seconds)
-        solver.evaluate_waiting(bounds, most=TRIED)
+        solver.evaluate_waiting(bounds, max_evaluated=TRIED)
         solver.waiting = []

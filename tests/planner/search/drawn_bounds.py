@@ -63,16 +63,19 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
     bounds = Bounds(planner, space, partials)
     light = bounds.estimates.min_states(candidates)
     sizes = [bounds.resting_bytes()[candidates.partial]]
-    sizes += [bounds.memory(candidates, states=states, limit=limit) for states in (None, light) for limit in (0, 1)]
+    sizes += [bounds.memory(candidates, states=states, scaled=limit) for states in (None, light) for limit in (0, 1)]
     if "activations" not in planner.job.offload:
-        sizes.append(bounds.memory(candidates, states=light, limit=True, bare=True))
+        sizes.append(bounds.memory(candidates, states=light, scaled=True, any_recomputation=True))
     seconds = [np.zeros(len(candidates.partial))]
     if timed:
-        floors = [bounds.floor(most=most, complete=complete) for most in LADDER for complete in (False, True)]
+        floors = [bounds.floor(max_sequences=most, complete=complete) for most in LADDER for complete in (False, True)]
         seconds += [floor[candidates.partial] for floor in floors]
         seconds += [bounds.seconds(candidates)[0], bounds.seconds_of_adjacent_units(candidates)[0]]
-        seconds += [bounds.seconds_of_any_order(candidates, most=most)[0] for most in (*LADDER, 1)]
-        seconds += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (SMALL_MICRO_BATCH, 1)]
+        seconds += [bounds.seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*LADDER, 1)]
+        seconds += [
+            bounds.seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
+            for most in (SMALL_MICRO_BATCH, 1)
+        ]
     for at, (size, least) in enumerate(zip(np.max(sizes, axis=0), np.max(seconds, axis=0), strict=True)):
         layout = space.layout(partials, candidates, at)
         try:

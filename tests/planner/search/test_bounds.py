@@ -52,7 +52,7 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
     size_floor = bounds.resting_bytes()
     seconds_floor = np.max(
-        [bounds.floor(most=most, complete=complete) for most in LADDER for complete in (False, True)], axis=0
+        [bounds.floor(max_sequences=most, complete=complete) for most in LADDER for complete in (False, True)], axis=0
     )
 
     def sample(candidates, most):
@@ -62,12 +62,15 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 100)), SAMPLED)
     sizes, (seconds, parts) = bounds.memory(candidates), bounds.seconds(candidates)
     light = bounds.estimates.min_states(candidates)
-    lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]
+    lightest = [bounds.memory(candidates, states=light, scaled=limit) for limit in (False, True)]
     cheap = [
         bounds.seconds_of_adjacent_units(candidates)[0],
-        *(bounds.seconds_of_any_order(candidates, most=most)[0] for most in (*LADDER, 1)),
+        *(bounds.seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*LADDER, 1)),
     ]
-    cheap += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (SMALL_MICRO_BATCH, 1)]
+    cheap += [
+        bounds.seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
+        for most in (SMALL_MICRO_BATCH, 1)
+    ]
     code = group_schedules(bounds, candidates)
     pipelines = {
         int(at): simulate_group(bounds, candidates.take(np.array([at])))[0] for at in np.flatnonzero(code >= 0)[:PLAYED]
@@ -96,7 +99,7 @@ def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() ->
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=1)
     candidates = space.expand(space.partials, np.flatnonzero(space.partials.mbs == 1))
     bounds = Bounds(planner, space, space.partials)
-    assert len(set(bounds.seconds_of_any_order(candidates, bare=True)[0])) == 1
+    assert len(set(bounds.seconds_of_any_order(candidates, any_recomputation=True)[0])) == 1
     assert len(set(bounds.seconds_of_any_order(candidates)[0])) > 3
 
 
@@ -112,9 +115,9 @@ def test_messages_at_the_ends_may_overlap_with_units_that_take_longer(schedule: 
     bounds = Bounds(planner, space, space.partials)
     pipe, parallel = bounds.pipelines(candidates), bounds.estimates.parallel(candidates)
     unit = bounds.estimates.adjacent_units(candidates)
-    least = bounds._end_seconds(pipe, candidates, unit, parallel, placed=False)
+    least = bounds._end_seconds(pipe, candidates, unit, parallel, order_known=False)
     for times in (1, 2, 100):
-        ends = bounds._end_seconds(pipe, candidates, times * unit, parallel, placed=True)
+        ends = bounds._end_seconds(pipe, candidates, times * unit, parallel, order_known=True)
         assert (least <= ends * (1 + 1e-9)).all()
 
 
