@@ -29,6 +29,7 @@ from fivefold.model.attention import AttentionShape, Sliding
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
@@ -131,6 +132,27 @@ class MTP(Record):
     coefficient: Positive = 0.3  # weight of the modules' losses
 
 
+class ResidualFactors(Record):
+    """Factors on the stream and on the branch that is added to it, by the kind of the branch (MiniMax)."""
+
+    attention: tuple[Scalar, Scalar] = (1.0, 1.0)
+    mixer: tuple[Scalar, Scalar] = (1.0, 1.0)  # of other token mixers
+    feed_forward: tuple[Scalar, Scalar] = (1.0, 1.0)
+
+
+class Multipliers(Record):
+    """Factors on tensors within a layer (Falcon-H1); each but 1 is an operation of its own."""
+
+    attention_in: Scalar = 1.0
+    attention_out: Scalar = 1.0
+    key: Scalar = 1.0  # of projected keys, before their rotation
+    mixer_in: Scalar = 1.0
+    mixer_out: Scalar = 1.0
+    mixer_parts: tuple[Scalar, ...] = ()  # of z, x, B, C and dt of a Mamba-2; empty: all 1
+    gate: Scalar = 1.0  # of the feed-forward's projected gate
+    down: Scalar = 1.0  # of the feed-forward's output
+
+
 class RopeScaling(Record):
     """Scaling of rotary frequencies for sequences longer than in pre-training."""
 
@@ -152,13 +174,17 @@ class RopeScaling(Record):
 
 
 # The kinds of token mixers, by the field with their geometry; none: the layer is a feed-forward alone.
-MixerName = Literal["attention", "none", "short_conv", "gated_delta_net", "mamba", "mamba2", "rg_lru", "kimi_delta"]
+MixerName = Literal[
+    "attention", "none", "short_conv", "gated_delta_net", "mamba", "mamba2", "rg_lru", "kimi_delta", "lightning"
+]
 Mixer = (
-    ShortConv | GatedDeltaNet | Mamba | Mamba2 | RGLRU | KimiDelta
+    ShortConv | GatedDeltaNet | Mamba | Mamba2 | RGLRU | KimiDelta | Lightning
 )  # the geometry of a token mixer other than attention
 
 
-Block = Literal["pre", "post", "sandwich", "parallel", "parallel_shared", "post_sum"]  # ``trainer/model/block.py``
+Block = Literal[
+    "pre", "post", "sandwich", "parallel", "parallel_shared", "post_sum", "norm_stream"
+]  # ``trainer/model/block.py``
 
 
 class DropoutRates(NamedTuple):
@@ -192,12 +218,15 @@ class ModelShape(Record):
     first_norm: bool = True  # the first layer norms its input; False: an embedding_norm did (ModernBERT)
     # on the embedding; unit: an RMSNorm without weight (nanochat); weighted: a norm like all others (BLOOM)
     embedding_norm: Literal["none", "unit", "weighted"] = "none"
-    # where norms are; parallel_shared: one norm for attention and feed-forward; post_sum: norms of both sums (GPT)
+    # where norms are; parallel_shared: one norm for attention and feed-forward; post_sum: norms of both sums (GPT);
+    # norm_stream: what norms make is the stream that branches are added to (MiniMax)
     block: Block = "pre"
     pre_norm_mixers: bool = False  # layers with another mixer than attention have block "pre" (OLMo Hybrid)
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
     # the k-th sum of the stream is √((k − 1) / k) · stream + √(1 / k) · branch, with the embedding as the first (Beam)
     residual_by_depth: bool = False
+    residual_factors: ResidualFactors | None = None  # of each sum of the stream; None: all 1
+    multipliers: Multipliers | None = None  # of tensors within a layer; None: all 1
     mlp: Literal["gated", "plain"] = "gated"  # gated (SwiGLU, GEGLU) or plain feed-forward
     activation: ActivationName = "silu"  # activation function of the feed-forward
     mlp_bias: bool = False  # the feed-forward has biases
@@ -247,7 +276,10 @@ class ModelShape(Record):
     kimi_delta: KimiDelta | None = None  # geometry of the layers that are Kimi delta attention
     mamba: Mamba | None = None  # geometry of the layers that are Mamba
     mamba2: Mamba2 | None = None  # geometry of the layers that are Mamba-2
+    lightning: Lightning | None = None  # geometry of the layers that are lightning attention
     rg_lru: RGLRU | None = None  # geometry of the layers that are RG-LRUs
+    # attention and a Mamba-2 of ``mamba2`` read the same norm in each layer, and their outputs are added (Falcon-H1)
+    joins_mamba2: bool = False
     short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction
@@ -283,6 +315,7 @@ class ModelShape(Record):
         if self.head_transform_bias and self.head_transform is None:
             raise ValueError("head_transform_bias is of head_transform: give its activation, or leave it out")
         self._check_differential()
+        self._check_factors()
         if self.residual_by_depth and (self.residual_scale != 1 or self.block.startswith("parallel")):
             raise ValueError("residual_by_depth scales each sum: leave residual_scale and parallel blocks out")
         if self.position == "alibi" and self.attention_softcap is not None:
@@ -320,6 +353,18 @@ class ModelShape(Record):
         for field in ("mla", "value_dim", "output_gate", "attention_sinks", "sliding", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with differential attention: leave one out")
+
+    def _check_factors(self) -> None:
+        """Raise ``ValueError`` for factors on sums or tensors that the model does not have."""
+        if self.residual_factors is not None and (self.residual_scale != 1 or self.residual_by_depth):
+            raise ValueError("residual_factors scale each sum: leave residual_scale and residual_by_depth out")
+        if self.joins_mamba2 and (self.mixers or self.mla is not None or self.block != "pre"):
+            raise ValueError("joins_mamba2 is of pre-norm layers with grouped attention: leave mixers and mla out")
+        parts = len(self.multipliers.mixer_parts) if self.multipliers is not None else 0
+        if self.multipliers is not None and not self.joins_mamba2:
+            raise ValueError("multipliers are of layers with joins_mamba2: leave them out")
+        if parts not in (0, 5):
+            raise ValueError(f"multipliers.mixer_parts has {parts} factors, not five, of z, x, B, C and dt")
 
     def _check_latent(self) -> None:
         """Raise ``ValueError`` for a field that latent attention would ignore."""
@@ -447,6 +492,7 @@ class ModelShape(Record):
             if kind in ("attention", "none"):
                 continue
             is_used, geometry = kind in self.mixers[: self.layers], getattr(self, kind)
+            is_used |= kind == "mamba2" and self.joins_mamba2
             if is_used and geometry is None:
                 raise ValueError(f"mixers has {kind} layers, but there is no {kind} with their geometry; give one")
             if geometry is not None and not is_used:
@@ -554,6 +600,11 @@ class ModelShape(Record):
         shape = self.attention(layer)
         return shape.heads if self.gate_per_head else shape.output_dims
 
+    def get_residual_factors(self, layer: int) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the factors on stream and branch in the sums of ``layer``: of its token mixer, of its feed-forward."""
+        factors = self.residual_factors or ResidualFactors()
+        return factors.attention if self.has_attention(layer) else factors.mixer, factors.feed_forward
+
     def has_norm1(self, layer: int) -> bool:
         """Tell whether ``layer`` has a norm with its token mixer."""
         return self.mixer_name(layer) != "none" and (self.first_norm or layer > 0)
@@ -575,7 +626,8 @@ class ModelShape(Record):
     def non_attention_mixers(self) -> tuple[str, ...]:
         """Return the kinds of token mixers other than attention that the model's layers have, in order."""
         kinds = dict.fromkeys(map(self.mixer_name, range(self.layers if self.mixers else 0)))
-        return tuple(kind for kind in kinds if kind not in ("attention", "none"))
+        joined = ("mamba2",) if self.joins_mamba2 else ()
+        return (*joined, *(kind for kind in kinds if kind not in ("attention", "none")))
 
     def has_window(self, layer: int) -> bool:
         """Tell whether ``layer`` attends only to the last ``window`` tokens, or to those of the chunk."""

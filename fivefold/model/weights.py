@@ -100,6 +100,8 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
             yield from mixer.weights(model.width)
         else:
             yield from _mla(model, layer) if model.mla else _attention(model, layer)
+            if model.joins_mamba2 and model.mamba2 is not None:
+                yield from model.mamba2.weights(model.width)
         if model.get_block(layer) == "sandwich":
             yield from _norm(model, "norm1_post", model.width)
     if not model.has_feed_forward(layer):

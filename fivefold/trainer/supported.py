@@ -181,6 +181,10 @@ def _check_model(model: Model) -> None:
             raise UserError(
                 f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` plans it"
             )
+    if model.block == "norm_stream":
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support block='norm_stream' yet; `predict` plans it"
+        )
     if model.position == "sinusoidal":
         raise UserError(
             f"model {model.name!r}: the trainer does not support position='sinusoidal' yet; `predict` plans it"

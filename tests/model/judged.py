@@ -36,7 +36,10 @@ SAME = 1e-6  # of logits around 1, in proportion of larger ones: what rounding m
 # Refused although transformers 5.23 ignores it: (family or "", key). Why:
 REFUSED_ALL_THE_SAME = {
     **{("falcon", key): "dropout, which only training sees" for key in ("attention_dropout", "hidden_dropout")},
-    **{(kind, "router_jitter_noise"): "noise, which only training sees" for kind in ("mixtral", "minimax_m2")},
+    **{
+        (kind, "router_jitter_noise"): "noise, which only training sees"
+        for kind in ("mixtral", "minimax", "minimax_m2")
+    },
     **{("mpt", key): "the published code reads it" for key in ("attn_config", "expansion_ratio", "no_bias")},
     ("mpt", "logit_scale"): "the published code reads it",
     **{(kind, "layerdrop"): "layers that training leaves out" for kind in ("opt", "biogpt", "xglm")},

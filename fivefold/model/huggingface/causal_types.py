@@ -9,9 +9,8 @@ from __future__ import annotations
 
 # What is missing → model_type of each family that needs it, with the class that transformers builds.
 _NEEDED = {
-    "some of its layers are linear attention (lightning attention)": "minimax MiniMaxForCausalLM",
-    "its state-space layers (Mamba 1 or 2) run next to attention, or share one attention block": """
-        falcon_h1 FalconH1ForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
+    "its state-space layers (Mamba 1 or 2) share one attention block": """
+        zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
     """,
     "its layers, or some of them, are recurrent": """
         rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM

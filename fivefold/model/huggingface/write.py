@@ -116,6 +116,7 @@ def _normalize(model: Model) -> Model:
         embedding_dropout=None,
         moe=moe,
         mamba2=model.mamba2 and model.mamba2.replace(chunk=1),
+        lightning=model.lightning and model.lightning.replace(chunk=1),
         norm_bias=NORMS[model.norm].has_bias and model.norm_bias and model.norm_weight,
         window_kind=model.window_kind if any(slides) else "sliding",
         temperature=model.temperature if any(map(model.has_temperature, range(model.layers))) else None,

@@ -3,6 +3,7 @@
 short_conv         gated short convolution (LFM2)
 gated_delta_net    Gated DeltaNet with an output gate (Qwen3-Next)
 kimi_delta         Kimi delta attention (Kimi Linear)
+lightning          lightning attention (MiniMax-01)
 mamba              Mamba (Falcon Mamba, Jamba)
 mamba2             Mamba-2 (Bamba, Granite 4, Nemotron-H)
 rg_lru             RG-LRU (Griffin, RecurrentGemma)

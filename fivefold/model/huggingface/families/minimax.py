@@ -1,13 +1,16 @@
-"""MiniMax-M2."""
+"""MiniMax-M2, and MiniMax-01: lightning attention in every other layer."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_experts
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_mixers, read_windows
 from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.shape import MixerName, ResidualFactors
 from fivefold.model.spec import Model
 
 
@@ -18,6 +21,50 @@ def _build_minimax_m2(config: Config) -> Model:
         config = config.replace(partial_rotary_factor=config.rotary_dim / head_dim)
     moe = read_experts(config) | {"score": "sigmoid", "balance": "free"}
     return build_model(config, **read_rope(config, partly=True), qk_norm="full", moe=moe)
+
+
+FACTORS = {  # our field → the names of its factors on the stream and on the branch
+    field: (f"{key}_alpha_factor", f"{key}_beta_factor")
+    for field, key in (("attention", "full_attn"), ("mixer", "linear_attn"), ("feed_forward", "mlp"))
+}
+KINDS: dict[str, MixerName] = {"full_attention": "attention", "linear_attention": "lightning"}
+
+
+def _build_minimax(config: Config) -> Model:
+    """Build MiniMax-01, whose norms make the stream that branches are added to, each with a factor."""
+    dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    geometry: dict[MixerName, Any] = {
+        "lightning": {"heads": config.num_attention_heads, "dim": dim, "chunk": config.ssm_chunk}
+    }
+    default: tuple[MixerName, ...] = tuple(
+        "lightning" if layer % 2 else "attention" for layer in range(config.num_hidden_layers)
+    )
+    factors = {field: tuple(getattr(config, name) for name in names) for field, names in FACTORS.items()}
+    attends = config.replace(layer_types=None)
+    return build_model(
+        config,
+        **read_rope(config),
+        **read_windows(attends),
+        **read_mixers(config, geometry, kinds=KINDS, default=default),
+        block="norm_stream",
+        residual_factors=factors,
+        moe=read_experts(config),
+    )
+
+
+def _write_minimax(model: Model) -> dict[str, Any]:
+    net, factors = model.lightning, model.residual_factors or ResidualFactors()
+    names = {ours: theirs for theirs, ours in KINDS.items()}
+    written = {
+        name: value
+        for field, keys in FACTORS.items()
+        for name, value in zip(keys, getattr(factors, field), strict=True)
+    }
+    return {
+        **written,
+        "layer_types": [names.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
+        "block_size": net.chunk if net else 256,
+    }
 
 
 MINIMAX_M2 = Family(
@@ -45,4 +92,37 @@ MINIMAX_M2 = Family(
     stacked_tensors=decoder.stack_experts() | {"moe.bias": "mlp.e_score_correction_bias"},
 )
 
-FAMILIES = (MINIMAX_M2,)
+MINIMAX = Family(
+    model_type="minimax",
+    architecture="MiniMaxForCausalLM",
+    keys=decoder.KEYS
+    | decoder.EXPERT_KEYS
+    | map_same_names("sliding_window layer_types")
+    | {"block_size": "ssm_chunk"}
+    | {name: name for names in FACTORS.values() for name in names},
+    defaults={
+        **decoder.DEFAULTS,
+        "intermediate_size": 14_336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+    },
+    supported={"router_jitter_noise": Supported((0,), "noise on the router's input")},
+    to_model=_build_minimax,
+    write=_write_minimax,
+    tensors=decoder.MIXTRAL_TENSORS
+    | {
+        "mixer.project": "self_attn.qkv_proj",
+        "mixer.gate": "self_attn.output_gate",
+        "mixer.norm": "self_attn.norm",
+        "mixer.out": "self_attn.out_proj",
+    },
+    stacked_tensors=decoder.stack_experts(),
+    is_trained=False,
+)
+
+FAMILIES = (MINIMAX_M2, MINIMAX)

@@ -15,11 +15,22 @@ from math import lcm
 from fivefold.job import Job
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
+from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
 from fivefold.planner.counts.operations.linear import LinearInput, list_sub_norm, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, norm, rope, split
+from fivefold.planner.counts.operations.op import (
+    Op,
+    OpMessage,
+    dropout,
+    elementwise,
+    exchange,
+    norm,
+    rename_tensors,
+    rope,
+    split,
+)
 from fivefold.units import ceil_div
 
 # PyTorch's memory-efficient kernel keeps the log-sum-exp of a multiple of this many queries of a head
@@ -67,10 +78,15 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     model, rows, width, shape = local.model, local.rows, local.width, local.attention(layer)
     q_columns, out_columns = shape.query_dims, shape.output_dims
     columns = {"q": q_columns, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
+    ops, factors = list[Op](), model.multipliers or Multipliers()
+    if factors.attention_in != 1:
+        scaled = f"{source}.in"
+        ops.append(elementwise("attention.in.scale", "activation", (source,), scaled, size=local.stream_bytes))
+        source = scaled
     qkv_input = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows)
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
     gate_columns = shape.heads if model.gate_per_head else out_columns
-    ops, sizes = [*qkv_input.ops], columns | ({"gate": gate_columns} if model.output_gate else {})
+    ops, sizes = [*ops, *qkv_input.ops], columns | ({"gate": gate_columns} if model.output_gate else {})
     if shape.tied_values:
         del sizes["v"]
     if local.job.stack.merged_projections:
@@ -101,6 +117,9 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             for name, x in (("q", q), ("k", k), ("v", v))
         ]
         q, k, v = "qc", "kc", "vc"
+    if factors.key != 1:
+        ops.append(elementwise("attention.scale.k", "activation", (k,), "ks", size=rows * columns["k"] * width))
+        k = "ks"
     if model.value_scale != 1:
         ops.append(elementwise("attention.scale.v", "activation", (v,), "vs", size=rows * columns["v"] * width))
         v = "vs"
@@ -185,15 +204,10 @@ def _attend_twice(local: Local, *, q: str, k: str, v: str, layer: int) -> list[O
     ops = [split("attention.halves", v, {"v1": size, "v2": size})]  # a half, and its repetition
     ops[0] = ops[0]._replace(moved_bytes=3 * size, moved_backward_bytes=3 * size)
     for index in "12":
-        for op in _list_core(local, q=q, k=k, v=f"v{index}", layer=layer):
-            renamed = {"o": f"o{index}", "lse": f"lse{index}", "seeds": f"seeds{index}"}
-            ops.append(
-                op._replace(
-                    reads=tuple(renamed.get(name, name) for name in op.reads),
-                    writes={renamed.get(name, name): size for name, size in op.writes.items()},
-                    keeps=tuple(renamed.get(name, name) for name in op.keeps),
-                )
-            )
+        ops += [
+            rename_tensors(op, {name: f"{name}{index}" for name in ("o", "lse", "seeds")})
+            for op in _list_core(local, q=q, k=k, v=f"v{index}", layer=layer)
+        ]
     joined = elementwise("attention.join", "cast", ("o1", "o2"), "o", size=2 * half)
     return [*ops, joined._replace(moved_bytes=4 * half, moved_backward_bytes=4 * half)]
 

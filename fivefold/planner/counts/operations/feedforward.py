@@ -13,6 +13,7 @@ from __future__ import annotations
 from math import ceil
 
 from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.shape import Multipliers
 from fivefold.planner.counts.operations.linear import (
     LinearInput,
     add_casts,
@@ -23,7 +24,7 @@ from fivefold.planner.counts.operations.linear import (
     row,
 )
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, exchange, matmul
+from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, exchange, matmul, rename_tensors
 from fivefold.units import ceil_div
 
 
@@ -337,11 +338,23 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     reader = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
     entry = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows, reader=reader)
     ops = [*entry.ops, *_list_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
-    ops.append(_activation(local, name, size=local.rows * inner * local.width))
+    factors = model.multipliers or Multipliers()
+    act = _activation(local, name, size=local.rows * inner * local.width)
+    if factors.gate != 1 and model.mlp == "gated":
+        gate = act.reads[0]  # with merged projections it holds up too
+        halves = 2 if gate.endswith(".gu") else 1
+        size = halves * local.rows * inner * local.width
+        ops.append(elementwise(f"{name}.gate.scale", "activation", (gate,), f"{gate}.scaled", size=size))
+        act = rename_tensors(act, {gate: f"{gate}.scaled"})
+    ops.append(act)
     if model.sub_norm:
         ops.append(list_sub_norm(local, f"{name}.norm", m, dim=inner))
         m = f"{m}n"
-    return [*ops, *row(local, f"{name}.down", m, out, in_features=inner, out_features=model.width, bias=model.mlp_bias)]
+    down = out if factors.down == 1 else f"{out}.unscaled"
+    ops += row(local, f"{name}.down", m, down, in_features=inner, out_features=model.width, bias=model.mlp_bias)
+    if down != out:
+        ops.append(elementwise(f"{name}.down.scale", "activation", (down,), out, size=local.stream_bytes))
+    return ops
 
 
 def _list_up_and_gate(local: Local, entry: LinearInput, name: str, *, ffn: int, bias: bool) -> list[Op]:

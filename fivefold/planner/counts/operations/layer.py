@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.norms import NORMS
-from fivefold.model.shape import MixerName
+from fivefold.model.shape import MixerName, Multipliers
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.autocast import apply_autocast
@@ -22,7 +22,17 @@ from fivefold.planner.counts.operations.linear import LinearInput, drop_wgrad, g
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers import OPERATIONS
 from fivefold.planner.counts.operations.narrow import apply_low_precision
-from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, matmul, norm
+from fivefold.planner.counts.operations.op import (
+    Op,
+    OpMessage,
+    dropout,
+    elementwise,
+    exchange,
+    list_tensors,
+    matmul,
+    norm,
+    rename_tensors,
+)
 from fivefold.planner.counts.operations.recompute import UnitOperations, recompute
 
 
@@ -91,13 +101,17 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     ops = [_list_norm(local, "norm1", "x")] if pre else []
     ops += attention(local, source, layer=layer) if mixer == "attention" else OPERATIONS[mixer](local, source)
     branch = "a"
+    if model.joins_mamba2:
+        ops, branch = _join_mamba2(local, ops, source), "am"
     if post:
         name = "norm1_post" if block_kind == "sandwich" else "norm1"
         ops, branch = [*ops, _list_norm(local, name, "a")], f"{name}.out"
     if block_kind == "post_sum":
         ops += [*_residual(local, "attention", branch, "x", "y.sum"), _list_norm(local, "norm1", "y.sum", out="y")]
         return _apply_stack(local, ops, layer=layer)
-    return _apply_stack(local, [*ops, *_residual(local, "attention", branch, "x", "y")], layer=layer)
+    onto = source if block_kind == "norm_stream" else "x"
+    factors = model.get_residual_factors(layer)[0]
+    return _apply_stack(local, [*ops, *_residual(local, "attention", branch, onto, "y", factors)], layer=layer)
 
 
 def feedforward_half(local: Local, *, layer: int) -> list[Op]:
@@ -121,7 +135,33 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if block_kind == "post_sum":
         ops += [*_residual(local, "mlp", branch, stream, "z.sum"), _list_norm(local, "norm2", "z.sum", out="z")]
         return _apply_stack(local, ops, layer=layer)
-    return _apply_stack(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
+    onto = source if block_kind == "norm_stream" else stream
+    factors = model.get_residual_factors(layer)[1]
+    return _apply_stack(local, [*ops, *_residual(local, "mlp", branch, onto, "z", factors)], layer=layer)
+
+
+def _join_mamba2(local: Local, ops: Sequence[Op], source: str) -> list[Op]:
+    """Return the operations of attention, of a Mamba-2 on the same ``source``, and of their sum: a + m.a → am.
+
+    Tensors of the Mamba-2 have the prefix "m.". A factor other than 1 is a kernel that writes a copy.
+    """
+    size, factors = local.stream_bytes, local.model.multipliers or Multipliers()
+    joined = [*ops]
+
+    def scale(name: str, tensor: str, factor: float) -> str:
+        if factor == 1:
+            return tensor
+        joined.append(elementwise(f"{name}.scale", "activation", (tensor,), f"{tensor}.scaled", size=size))
+        return f"{tensor}.scaled"
+
+    attended = scale("attention.out", "a", factors.attention_out)
+    inner = scale("mixer.in", source, factors.mixer_in)
+    joined += [
+        rename_tensors(op, {name: f"m.{name}" for name in list_tensors(op) if name != inner})
+        for op in OPERATIONS["mamba2"](local, inner)
+    ]
+    mixed = scale("mixer.out", "m.a", factors.mixer_out)
+    return [*joined, elementwise("mixer.join", "add", (attended, mixed), "am", size=size)]
 
 
 def _list_norm(local: Local, name: str, source: str, *, out: str = "") -> Op:
@@ -133,13 +173,19 @@ def _list_norm(local: Local, name: str, source: str, *, out: str = "") -> Op:
     return list_norm(local, made)
 
 
-def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list[Op]:
+def _residual(
+    local: Local, name: str, branch: str, onto: str, out: str, factors: tuple[float, float] = (1.0, 1.0)
+) -> list[Op]:
     """List the operations that add a branch to the residual stream, after its dropout and scale if it has them."""
     model, size, ops = local.model, local.stream_bytes, list[Op]()
     if model.dropout:
         mask = local.stream_rows * local.stream_width
         ops.append(dropout(f"{name}.dropout", branch, f"{branch}.drop", size=size, mask=mask))
         branch = f"{branch}.drop"
+    for source, factor in ((onto, factors[0]), (branch, factors[1])):
+        if factor != 1:
+            ops.append(elementwise(f"{name}.scale.{source}", "activation", (source,), f"{source}.scaled", size=size))
+            onto, branch = (f"{source}.scaled", branch) if source == onto else (onto, f"{source}.scaled")
     if model.residual_by_depth:  # factors on both: a copy of each, in the backward of each gradient
         for source in (onto, branch):
             ops.append(elementwise(f"{name}.scale.{source}", "activation", (source,), f"{source}.scaled", size=size))

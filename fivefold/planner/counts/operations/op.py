@@ -7,6 +7,7 @@ rank and one micro-batch, and do not depend on a machine.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from fivefold.model.norms import Norm
@@ -102,6 +103,27 @@ class Op(NamedTuple):
 def scratch_tensor(op: Op) -> int:
     """Return the bytes of the largest tensor of the backward's scratch."""
     return min(op.scratch_tensor or op.backward_scratch, op.backward_scratch)
+
+
+def list_tensors(op: Op) -> tuple[str, ...]:
+    """Return the names of all tensors that an operation reads, writes or keeps."""
+    return tuple(dict.fromkeys((*op.reads, *op.writes, *op.keeps, *op.always_kept, *(op.differentiates or ()))))
+
+
+def rename_tensors(op: Op, names: Mapping[str, str]) -> Op:
+    """Return the operation with other names of tensors; those that ``names`` does not have keep theirs."""
+
+    def rename(tensors: Iterable[str]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in tensors)
+
+    return op._replace(
+        reads=rename(op.reads),
+        writes={names.get(name, name): size for name, size in op.writes.items()},
+        keeps=rename(op.keeps),
+        differentiates=None if op.differentiates is None else rename(op.differentiates),
+        gradients=None if op.gradients is None else {names.get(name, name): n for name, n in op.gradients.items()},
+        always_kept=rename(op.always_kept),
+    )
 
 
 def split(name: str, source: str, parts: dict[str, int]) -> Op:

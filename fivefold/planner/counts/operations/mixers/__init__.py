@@ -3,6 +3,7 @@
 short_conv         gated short convolution
 gated_delta_net    Gated DeltaNet with an output gate
 kimi_delta         Kimi delta attention
+lightning          lightning attention
 mamba              Mamba
 mamba2             Mamba-2
 rg_lru             RG-LRU
@@ -14,7 +15,15 @@ from collections.abc import Callable, Mapping
 
 from fivefold.model.shape import MixerName
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.mixers import gated_delta_net, kimi_delta, mamba, mamba2, rg_lru, short_conv
+from fivefold.planner.counts.operations.mixers import (
+    gated_delta_net,
+    kimi_delta,
+    lightning,
+    mamba,
+    mamba2,
+    rg_lru,
+    short_conv,
+)
 from fivefold.planner.counts.operations.op import Op
 
 # Each lists the operations of a layer's mixer, ``source`` [stream rows, D] → ``a`` [stream rows, D].
@@ -22,6 +31,7 @@ OPERATIONS: Mapping[MixerName, Callable[[Local, str], list[Op]]] = {
     "short_conv": short_conv.operations,
     "gated_delta_net": gated_delta_net.operations,
     "kimi_delta": kimi_delta.operations,
+    "lightning": lightning.operations,
     "mamba": mamba.operations,
     "mamba2": mamba2.operations,
     "rg_lru": rg_lru.operations,

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.op import Op, elementwise, rename_tensors
 
 
 def operations(local: Local, source: str) -> list[Op]:
@@ -28,10 +28,15 @@ def operations(local: Local, source: str) -> list[Op]:
     model, net = local.model, local.model.mamba2
     assert net is not None
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
+    project = entry.column("mixer.project", "projected", out_features=net.projected_width, bias=net.bias)
+    ops = [*entry.ops, project]
+    if model.multipliers is not None and set(model.multipliers.mixer_parts) - {1.0}:  # a factor on each column
+        size = local.rows * net.projected_width * local.width
+        ops.append(elementwise("mixer.project.scale", "activation", ("projected",), "scaled", size=size))
+    projected = next(iter(ops[-1].writes))
     return [
-        *entry.ops,
-        entry.column("mixer.project", "projected", out_features=net.projected_width, bias=net.bias),
-        _core(local, net),
+        *ops,
+        rename_tensors(_core(local, net), {"projected": projected}),
         *row(local, "mixer.out", "og", "a", in_features=net.inner_width, out_features=model.width, bias=net.bias),
     ]
 

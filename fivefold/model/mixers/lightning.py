@@ -1,0 +1,39 @@
+"""Lightning attention (MiniMax-01, arXiv:2501.08313 §2.2): linear attention whose heads decay at fixed rates.
+
+    q, k, v = act(project(h))        S ← γ S + k vᵀ        o = q S        out(σ(gate(h)) · norm(o))
+
+Each head has its own γ.
+
+Source: transformers 5.23, ``models/minimax/modeling_minimax.py``, ``MiniMaxLightningAttention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from fivefold.bounded_types import HeadDim, Heads
+from fivefold.model.weight import Weight
+from fivefold.record import Record
+
+
+class Lightning(Record):
+    """The geometry of lightning attention: a state [dim, dim] for each head."""
+
+    heads: Heads  # heads of queries, keys and values
+    dim: HeadDim  # dims of a head
+    chunk: Annotated[int, Field(ge=1, le=2**16)] = 256  # tokens of a chunk, between which the state is handed on
+
+    @property
+    def inner_width(self) -> int:
+        """Return the width of all heads."""
+        return self.heads * self.dim
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of a layer of ``width``, with names relative to the block."""
+        yield Weight("mixer.project.weight", (3 * self.inner_width, width), "column")
+        yield Weight("mixer.gate.weight", (self.inner_width, width), "column")
+        yield Weight("mixer.norm.weight", (self.inner_width,), "norm", initial="ones")
+        yield Weight("mixer.out.weight", (width, self.inner_width), "row")

@@ -1,0 +1,94 @@
+"""The operations of lightning attention: project → act → scan → norm → gate → out.
+
+    operation   keeps for its backward                                   bytes of a token, w per element
+    act         q, k, v as projected                                     w 3I
+    scan        q, k, v; computes its states again                       w 3I
+    norm        the scan's output, one fp32 statistic                    w I + 4
+    gate        the norm's output, the gates' logits                     w 2I
+
+I: width of all N heads of d dims. The scan computes chunks of C tokens by matmuls. FLOPs of a chunk and head:
+
+    4C²d    pairs of tokens: q·k, and their product with v
+    4Cd²    the state: its part of the output, its update
+
+The first chunk has no state, the last one updates none. The backward computes the states again, as
+``ChunkSimpleGLAFunction`` of fla-org/flash-linear-attention@0395eef:fla/ops/simple_gla/chunk.py does, which
+``chunk_lightning_attn`` of fla/ops/lightning_attn/chunk.py calls. transformers runs the same matmuls without a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.mixers.lightning import Lightning
+from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.mixers.mamba2 import split_chunks
+from fivefold.planner.counts.operations.op import Op, elementwise, norm
+
+
+def operations(local: Local, source: str) -> list[Op]:
+    """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    model, net = local.model, local.model.lightning
+    assert net is not None
+    rows, width, inner = local.rows, local.width, net.inner_width
+    size, scratch = rows * inner * width, ACTIVATIONS[model.activation].plain_scratch * 3 * rows * inner * width
+    entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
+    project = entry.column("mixer.project", "projected", out_features=3 * inner)
+    gate = entry.column("mixer.gate", "gate", out_features=inner)
+    act = elementwise("mixer.act", "activation", ("projected",), "qkv", size=3 * size, keeps=("projected",))
+    kept = ("on", "gate")
+    return [
+        *entry.ops,
+        project,
+        gate,
+        act._replace(forward_scratch=scratch, backward_scratch=scratch),
+        _scan(local, net),
+        norm("mixer.norm", "o", "on", rows=rows, dim=inner, width=width, kind=local.norm),
+        elementwise("mixer.core.gate", "activation", kept, "og", size=size, keeps=kept, backward_scratch=size),
+        *row(local, "mixer.out", "og", "a", in_features=inner, out_features=model.width, bias=False),
+    ]
+
+
+def _scan(local: Local, net: Lightning) -> Op:
+    """Return the decayed sums over all chunks."""
+    rows, width, inner = local.rows, local.width, net.inner_width
+    chunks = split_chunks(local.job.sequence, net.chunk)
+    heads = local.part.sequences * net.heads
+    forward, backward = (heads * flops for flops in scan_flops(chunks, dim=net.dim))
+    states = 4 * len(chunks) * heads * net.dim**2  # bytes of all states
+    pairs = 4 * heads * chunks[0] ** 2  # bytes in fp32 of a chunk's pairs of tokens
+    moved = 4 * rows * inner * width + 2 * states
+    return Op(
+        "mixer.core.scan",
+        "scan",
+        ("qkv",),
+        {"o": rows * inner * width},
+        keeps=("qkv",),
+        flops=forward,
+        causal_flops=forward,
+        backward_flops=backward,
+        shape=(chunks[0], chunks[0], net.dim),
+        batch=heads * len(chunks),
+        moved_bytes=moved,
+        moved_backward_bytes=2 * moved,
+        forward_scratch=pairs + states,
+        backward_scratch=2 * pairs + 2 * states,
+        scratch_tensor=max(pairs, states),
+    )
+
+
+def scan_flops(chunks: Sequence[int], *, dim: int) -> tuple[int, int]:
+    """Return the FLOPs of one sequence and head in chunks of these tokens: of the forward, and of the backward.
+
+    The backward computes the updates of the states again, then twice the FLOPs of all matmuls.
+    """
+    forward = backward = 0
+    for index, tokens in enumerate(chunks):
+        has_state, updates = index > 0, index + 1 < len(chunks)
+        through_state = 2 * tokens * dim * dim
+        products = 4 * tokens * tokens * dim + (has_state + updates) * through_state
+        forward += products
+        backward += 2 * products + updates * through_state
+    return forward, backward
