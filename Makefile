@@ -83,6 +83,7 @@ endure: $(BIN)/fivefold  ## long tests: kills, faults, drawn jobs, layouts, comm
 	$(BIN)/python -m tests.endure.formats --count 1700 --broken 500 --searched 8
 	$(BIN)/python -m tests.endure.requests --count 10000
 	$(BIN)/python -m tests.endure.documented
+	$(BIN)/python -m tests.endure.mutations
 	$(BIN)/python -m tests.endure.package
 	$(BIN)/python -m tests.examples.notebooks --check
 

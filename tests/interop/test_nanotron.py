@@ -117,6 +117,32 @@ def test_zero_shards_over_data_and_context_parallel_ranks(degrees: str, layout: 
 
 
 @pytest.mark.parametrize(
+    ("key", "ac"),
+    [
+        ("recompute_layer: false", "none"),
+        ("recompute_layer: true", "full"),
+        ("recompute_granularity: FULL", "full"),
+        ("recompute_granularity: SELECTIVE", "selective"),
+    ],
+)
+def test_recomputation_has_two_keys(key: str, ac: str, tmp_path: Path) -> None:
+    layout = read([put(tmp_path, TINY.replace("  dp: 2", f"  dp: 2\n  {key}"))]).layout
+    assert layout is not None
+    assert layout.ac == ac
+
+
+@pytest.mark.parametrize(
+    ("start", "approximated"), [("12", ""), ("5", "lr_decay_starting_step"), ("null", "lr_decay_starting_step")]
+)
+def test_a_decay_that_does_not_end_with_the_run_is_approximated(start: str, approximated: str, tmp_path: Path) -> None:
+    keys = f"lr_decay_style: linear\n    lr_decay_steps: 3\n    lr_decay_starting_step: {start}"
+    result = read([put(tmp_path, TINY.replace("lr_decay_style: cosine", keys))])
+    assert result.job is not None
+    assert (result.job.learning_rate.kind, result.job.learning_rate.decay_steps) == ("wsd", 3)
+    assert [said.key.rpartition(".")[2] for said in result.approximated] == ([approximated] if approximated else [])
+
+
+@pytest.mark.parametrize(
     ("change", "ranks", "reason"),
     [
         (("  dp: 2", "  dp: 4"), 8, r"dp·cp·tp·pp=4·1·2·2=16, but there are 8 ranks"),

@@ -127,6 +127,12 @@ def test_published_files(
     assert (result.job.stack.name, result.missing) == ("torchtitan", ())
 
 
+def test_replicas_of_shards_are_shard_groups(tmp_path: Path) -> None:
+    degrees = "data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 4"
+    text = LLAMA3_405B.replace("data_parallel_shard_degree = -1", degrees)
+    assert str(read_config_text(text, tmp_path, ranks=128).layout) == "dp16 tp8 zero3/4 mbs2 ac=full"
+
+
 def test_omitted_key_has_the_default_of_the_version(tmp_path: Path) -> None:
     result = read_config_text(QWEN3_06B, tmp_path, ranks=8)
     left = {said.key: said.value for said in result.defaulted}

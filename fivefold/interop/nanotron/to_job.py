@@ -119,4 +119,15 @@ def _rate(values: Values) -> dict[str, Any]:
     )
     kind = "cosine" if style == "cosine" else "wsd" if style == "linear" and decay and floor < 1 else "constant"
     decay_fields = {"job.learning_rate.decay_steps": decay} if kind == "wsd" else {}
+    if kind != "constant":
+        _check_end_of_decay(values)
     return {"job.learning_rate.floor": floor, "job.learning_rate.kind": kind, **decay_fields}
+
+
+def _check_end_of_decay(values: Values) -> None:
+    """List a decay that does not end with the run as read as one that does."""
+    steps, length = (values.optional(key) for key in ("tokens.train_steps", f"{R}lr_decay_steps"))
+    begin = values.optional(f"{R}lr_decay_starting_step") or values.optional(f"{R}lr_warmup_steps") or 0
+    if steps and length and begin + length != steps:
+        key = next(name for name in ("lr_decay_starting_step", "lr_decay_steps") if values.is_set(f"{R}{name}"))
+        values.approximate(f"{R}{key}", f"the decay ends at step {begin + length} of {steps}; run to end with the run")

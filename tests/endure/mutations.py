@@ -1,0 +1,276 @@
+"""Mistakes planted in planner, interop, web and data, and for each the test that must fail.
+
+    python -m tests.endure.mutations            plants each in a copy of the repository, and runs its test there
+    python -m tests.endure.mutations --only 3 17
+
+Those of the training loop are in ``tests/agree/loop/test_mutation.py``. The quick test of this table checks that each
+text still stands in its file once, and that each test is there. Exits 1 if a test passes with its mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("fivefold", "tests", "benchmarks", "docs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md")
+TEST_SECONDS = 600
+
+
+class Mutation(NamedTuple):
+    """``old`` stands once in ``fivefold/FILE`` and becomes ``new``; then ``tests/TEST`` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+def edit(file: str, test: str, *changes: tuple[str, str, str]) -> list[Mutation]:
+    """Return the mistakes in one file that one test must see: the name of each, the text, and what replaces it."""
+    return [Mutation(name, file, old, new, test) for name, old, new in changes]
+
+
+READ_BACK = "interop/test_read_back.py::test_the_update_is_read_back_exactly"
+WRITTEN = "interop/test_read_back.py::test_the_file_says_it_in_the_softwares_words"
+WRITERS = [
+    *edit("interop/huggingface/emit.py", READ_BACK,
+          ("no warm-up is written", '"warmup_steps": job.learning_rate.warmup_steps', '"warmup_steps": 0'),
+          ("no minimum rate is written", 'min_lr_ratio": rate.floor', 'min_lr_ratio": 0.0'),
+          ("the decay takes one step", 'num_decay_steps": rate.decay_steps', 'num_decay_steps": 1')),
+    *edit("interop/huggingface/emit.py", WRITTEN,
+          ("clipping is DeepSpeed's default", '"gradient_clipping": job.optimizer.clip', '"gradient_clipping": 1.0')),
+    *edit("interop/huggingface/emit.py",
+          "interop/test_read_back.py::test_another_optimizer_is_read_back_or_is_an_error_by_name",
+          ("8-bit moments are written as fp32", '"adamw8bit": "adamw_bnb_8bit"', '"adamw8bit": "adamw_torch_fused"')),
+    *edit("interop/megatron/emit.py", READ_BACK,
+          ("the minimum rate is a share", "job.learning_rate.floor * job.learning_rate.peak:",
+           "job.learning_rate.floor:"),
+          ("no warm-up is written", '"lr_warmup_iters": job.learning_rate.warmup_steps', '"lr_warmup_iters": 0'),
+          ("the decay is the default", "job.learning_rate.decay_steps or max", "None or max"),
+          ("betas change places", '"adam_beta1": job.optimizer.betas[0]', '"adam_beta1": job.optimizer.betas[1]')),
+    *edit("interop/megatron_bridge/emit.py", WRITTEN,
+          ("the data has its own seed", 'random_seed: {job.seed}"', 'random_seed: 0"')),
+    *edit("interop/nanotron/emit.py", READ_BACK,
+          ("the seed is not written", '"general.seed": job.seed', '"general.seed": 0'),
+          ("the rate decays to zero", "if rate.kind == 'constant' else rate.floor",
+           "if rate.kind == 'constant' else 0.0")),
+    *edit("interop/nanotron/emit.py", WRITTEN,
+          ("the decay starts late", "job.steps - decay_steps if rate", "job.steps if rate")),
+    *edit("interop/torchtitan/emit.py", READ_BACK,
+          ("the seed is not written", '"debug.seed": job.seed', '"debug.seed": 0'),
+          ("a fifth of the steps decays", '"lr_scheduler.decay_ratio": decay / steps',
+           '"lr_scheduler.decay_ratio": 0.2')),
+]  # fmt: skip
+READERS = [
+    *edit("interop/huggingface/adapters.py",
+          "interop/test_huggingface.py::test_trl_s_adapters_have_its_defaults",
+          ("TRL's alpha is twice the rank", '("lora_alpha", 32)', '("lora_alpha", None)')),
+    *edit("interop/huggingface/adapters.py",
+          "interop/test_huggingface.py::test_a_quantized_base_with_adapters_is_read",
+          ("alpha is the default", "names.alpha[1] if alpha is None else alpha", "names.alpha[1]"),
+          ("the rank is the default", "values.optional(names.rank[0]) or names.rank[1]", "names.rank[1]")),
+    *edit("interop/huggingface/adapters.py",
+          "interop/test_huggingface.py::test_variants_of_adapters_are_counted_or_named",
+          ("variants are not doubted", 'not in (None, False, "", [], {}):', "is Ellipsis:")),
+    *edit("interop/huggingface/data.py", "interop/test_data.py::test_a_config_becomes_a_run_file",
+          ("packing is always best-fit", 'yield "packing", None if values["packing"] else "none"',
+           'yield "packing", None'),
+          ("the loss is on replies alone", "if values[\"train_on_prompt\"] else None", "if False else None")),
+    *edit("interop/huggingface/data.py", "interop/test_data.py::test_another_objective_is_not_understood",
+          ("other losses of pairs are DPO's", 'if values["pref_loss"] != "sigmoid":', "if False:")),
+    *edit("interop/nanotron/to_job.py", "interop/test_nanotron.py::test_written_config_is_read_back",
+          ("a replica's batch is the global one", '"job.global_batch": dp * mbs', '"job.global_batch": mbs')),
+    *edit("interop/nanotron/to_job.py", "interop/test_nanotron.py::test_recomputation_has_two_keys",
+          ("recomputation is not read", 'values["parallelism.recompute_layer"] or granularity', "granularity")),
+    *edit("interop/torchtitan/to_job.py", "interop/test_torchtitan.py::test_replicas_of_shards_are_shard_groups",
+          ("replicas are shards", '"layout.dp": copies * shard_count', '"layout.dp": shard_count')),
+    *edit("interop/torchtitan/to_job.py", "interop/test_torchtitan.py::test_published_files",
+          ("a pipeline gathers for every forward", 'reshard_policy == "default" and pp > 1', "False")),
+    *edit("interop/keys.py", "interop/test_own_keys.py::test_a_key_with_an_effect_is_an_error_unless_it_is_ignored",
+          ("keys with an effect are harmless", "if key and key.kind == kind and",
+           "if key and key.kind == kind == 'near' and")),
+    *edit("requests/configs.py", "cli/test_from.py::test_a_key_that_is_not_modelled_is_an_error_of_one_line",
+          ("every key is ignored", "if not _is_named(key, accepted)]",
+           "if not _is_named(key, accepted) and accepted]")),
+    *edit("requests/configs.py", "cli/test_from.py::test_an_answer_lists_ignored_keys",
+          ("ignored keys are not said", "ignored=reading.not_understood", "ignored=()")),
+]  # fmt: skip
+RUNS = [
+    *edit("planner/run_estimate.py", "planner/test_run_estimate.py::test_a_checkpoint_holds_masters_and_moments",
+          ("a checkpoint has no moments", "job.precision.updated_bytes + states", "job.precision.updated_bytes")),
+    *edit("planner/run_estimate.py", "planner/test_run_estimate.py",
+          ("a restart repeats no write", "site.restart_seconds + written  #", "site.restart_seconds  #"),
+          ("evaluations are free", "return training * (1 + site.evaluation) / share", "return training / share"),
+          ("checkpoints cost intervals", '"checkpoints": pieces * blocked', '"checkpoints": pieces * interval'),
+          ("a host has all disks", "max(1, ceil(step.world / machine.ranks_per_node))", "step.world")),
+    *edit("trainer/logs/step_line.py", "trainer/logs/test_step_line.py",
+          ("a ramp's batches have the MFU of full ones", " * batch / job.global_batch", "")),
+    *edit("step.py", "planner/test_run_estimate.py::test_rate_per_gpu_is_over_all_ranks",
+          ("a GPU's rate is over dp and cp", "time.step_seconds / layout.world",
+           "time.step_seconds / layout.dp / layout.cp")),
+    *edit("trainer/faults/spikes.py", "trainer/faults/test_spikes.py::test_the_usual_losses_outlive_a_resume",
+          ("the window of a spike begins anew", 'deque(facts.get("losses", []),', "deque([],")),
+    *edit("trainer/faults/spikes.py", "trainer/faults/test_spikes.py::test_spikes_are_detected",
+          ("a spike enters the window", "        if loss > limit:\n",
+           "        self.recent.append(loss)\n        if loss > limit:\n"),
+          ("a flat loss has spikes", "max(deviation, FLAT * abs(median))", "deviation")),
+]  # fmt: skip
+MEMORY = [
+    *edit("planner/time/memory_risk.py",
+          "planner/time/test_memory_risk.py::test_risk_grows_with_peak_fragmentation_and_communicators",
+          ("fragments are free", "- lost * fragments", "- 0 * fragments"),
+          ("communicators are free", "- driver_bytes(self.machine, layout) -", "-")),
+    *edit("planner/time/memory_risk.py",
+          "planner/time/test_memory_risk.py::test_the_limit_of_the_peak_is_where_the_risk_passes_its_limit",
+          ("the limit is of the other tail", "quantile(self._points(layout), 1 - risk)",
+           "quantile(self._points(layout), risk)")),
+    *edit("planner/time/memory_risk.py",
+          "planner/time/test_memory_risk.py::test_risk_is_the_share_of_comparable_runs_above_capacity",
+          ("the risk is of fitting", "return 1 - _level(", "return _level(")),
+]  # fmt: skip
+NETWORK = "planner/time/test_network.py"
+TIME = [
+    *edit("planner/time/network.py", NETWORK,
+          ("a strided group lies in one node", "local = min(group.ranks, max(1, links[0].span // group.stride))",
+           "local = min(group.ranks, links[0].span)"),
+          ("a ring sends all shards", "turns * (ranks - 1) / ranks * place", "turns * place"),
+          ("two nodes exchange sums twice", "(1 if place.nodes == 2 else 2) /", "2 /"),
+          ("all peers are on NICs", "place.local - 1, place.ranks - place.local", "place.local - 1, place.ranks - 1"),
+          ("long messages take no longer", "return curve[-1][1] * size / curve[-1][0]", "return curve[-1][1]"),
+          ("a reduce-scatter of gloo takes one turn", "return _ring(place, constants, turns=2)[-1]",
+           "return _ring(place, constants, turns=1 + (collective == 'all_reduce'))[-1]"),
+          ("an expert's rows travel once per copy", "return places * (1 - (1 - 1 / places) ** draws)", "return draws")),
+    *edit("planner/context_length.py", "planner/test_questions.py",
+          ("longer sequences have as large a batch", "round(job.tokens_per_step / tokens / chunk)",
+           "round(job.global_batch / chunk)"),
+          ("the context length is never in the way", "    if model.positions < target:\n", "    if False:\n")),
+    *edit("planner/compare.py", "planner/test_compare.py",
+          ("speeds are of one GPU", "[one.tokens_per_second_per_gpu * one.world for",
+           "[one.tokens_per_second_per_gpu for")),
+]  # fmt: skip
+WEB = [
+    *edit("web/guard.py", "web/test_security.py::test_only_this_servers_own_pages_may_ask",
+          ("any host is this one", "return hostname in LOOPBACK and", "return hostname is not None and"),
+          ("other sites may load", 'not in ("none", "same-origin")', 'not in ("none", "same-origin", "cross-site")'),
+          ("any origin may ask", 'origin != f"http://{host}"', "not origin")),
+    *edit("web/guard.py", "web/test_security.py::test_a_body_of_unknown_length_ends_at_the_limit",
+          ("a body without a length has no limit", "            if left < 0:", "            if left < -(2**40):")),
+    *edit("web/folder.py", "web/test_security.py::test_no_file_from_outside",
+          ("links lead out", "(self.root / text).resolve()", "(self.root / text).absolute()")),
+    *edit("web/folder.py", "web/test_runs.py::test_too_large_piped_or_outside_files_are_errors_at_once",
+          ("pipes are read", "        if is_special_file:", "        if False:"),
+          ("large files are read", "        if size > limit:", "        if False:")),
+    *edit("web/runs.py", "web/test_runs.py",
+          ("the first step counts twice", "for line in timed_lines[1:]", "for line in timed_lines"),
+          ("the oldest run is first", "key=lambda path: -path.stat()", "key=lambda path: path.stat()"),
+          ("a resumed run has ended", "return None if was_resumed and is_live(folder, name) else", "return"),
+          ("damaged logs end the page", "    except UserError:  # damaged", "    except KeyError:  # damaged")),
+    *edit("web/dropped.py", "web/test_files.py::test_large_files_are_refused_and_the_oldest_removed",
+          ("the newest file is removed", "self._kept.pop(0)", "self._kept.pop()")),
+    *edit("web/question.py", "web/test_copies.py::test_user_settings_apply_to_pages_and_what_they_copy",
+          ("the user's software is ignored", "if settings.stack and stack is None and", "if False and")),
+    *edit("web/copies.py", "web/test_copies.py::test_a_step_is_the_same_by_command_and_in_python",
+          ("settings are not copied", "*words, *options, *settings])", "*words, *options])"),
+          ("Python has no job", "fields = collect_fields(None, list(asked.settings), **job)", "fields = {}")),
+]  # fmt: skip
+DATA = [
+    *edit("trainer/data/packing.py", "trainer/data/test_packing.py",
+          ("marks are of the input", "[start + 1 : start + length]", "[start : start + length - 1]"),
+          ("a sample's last target is padding", "targets[place + length - 1] = LAST",
+           "targets[place + length - 1] = IGNORED"),
+          ("a sample of full length is left out", "kept & (self.full_lengths <= self.sequence)",
+           "kept & (self.full_lengths < self.sequence)"),
+          ("short samples come first", "np.argsort(-lengths,", "np.argsort(lengths,"),
+          ("half a pair is kept", ".all(1).repeat(2)", ".any(1).repeat(2)"),
+          ("cut targets are counted", "self.full_lengths > self.sequence):\n", "self.full_lengths > 2**40):\n")),
+    *edit("trainer/data/loader.py", "trainer/data/test_loader.py",
+          ("ranks read blocks", "reshape(micro_batches, ranks, mbs)[:, rank]",
+           "reshape(ranks, micro_batches, mbs)[rank]"),
+          ("the last window has no target", "tokens - 1 - self.ahead) //", "tokens - self.ahead) //"),
+          ("every epoch has one order", 'f"{seed} {epoch}".encode()', 'f"{seed}".encode()')),
+    *edit("trainer/data/corpus.py", "trainer/data/test_corpus.py",
+          ("the end of document is text", 'text = text.replace("\\0", "")', "pass"),
+          ("slices begin within a line", "        return offset + len(line)\n", "        return offset\n"),
+          ("hidden files are read", 'for name in names if not name.startswith(".")', "for name in names")),
+]  # fmt: skip
+MUTATIONS = [*WRITERS, *READERS, *RUNS, *MEMORY, *TIME, *WEB, *DATA]
+
+
+def find_stale() -> Iterator[str]:
+    """Yield the mistakes whose text is not in its file once, or whose test is not there."""
+    for number, mutation in enumerate(MUTATIONS):
+        count = (ROOT / "fivefold" / mutation.file).read_text(encoding="utf-8").count(mutation.old)
+        if count != 1:
+            yield f"{number} {mutation.name}: {mutation.file} holds {count} times {mutation.old!r}"
+        path, _, name = mutation.test.partition("::")
+        text = (ROOT / "tests" / path).read_text(encoding="utf-8")
+        if name and not re.search(rf"^def {name}\(", text, re.MULTILINE):
+            yield f"{number} {mutation.name}: {path} has no {name}"
+
+
+def make_copy(folder: Path) -> None:
+    """Copy what the tests read into ``folder``."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=ignored, symlinks=True)
+        else:
+            shutil.copy(source, folder / name)
+
+
+def run_test(copy: Path, test: str) -> str:
+    """Run a test in a copy; return ``passes``, ``fails``, or how it ended otherwise."""
+    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={copy}/tmp"]
+    words = [sys.executable, "-m", "pytest", *options, f"tests/{test}"]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ended = subprocess.run(
+            words, cwd=copy, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "does not end"
+    return {0: "passes", 1: "fails"}.get(ended.returncode, f"exit code {ended.returncode}: {ended.stdout[-300:]}")
+
+
+def main() -> int:
+    """Plant the mistakes one by one, and print which tests do not see theirs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of mistakes; default: all")
+    parser.add_argument("--clean", action="store_true", help="run the tests without a mistake first; all must pass")
+    asked = parser.parse_args()
+    chosen = {number: MUTATIONS[number] for number in asked.only or range(len(MUTATIONS))}
+    wrong = list(find_stale())
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        make_copy(copy)
+        if asked.clean:
+            verdicts = {test: run_test(copy, test) for test in {mutation.test for mutation in chosen.values()}}
+            wrong += [
+                f"without a mistake {test} {verdict}" for test, verdict in verdicts.items() if verdict != "passes"
+            ]
+        for number, mutation in chosen.items():
+            path = copy / "fivefold" / mutation.file
+            original = path.read_text(encoding="utf-8")
+            path.write_text(original.replace(mutation.old, mutation.new), encoding="utf-8")
+            verdict = run_test(copy, mutation.test)
+            path.write_text(original, encoding="utf-8")
+            print(f"{number} {mutation.file}, {mutation.name}: {mutation.test} {verdict}", flush=True)
+            if verdict != "fails":
+                wrong.append(f"{number} {mutation.name}: {mutation.test} {verdict}")
+    print(f"{len(chosen)} mistakes, {len(wrong)} not seen", *wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
