@@ -158,7 +158,7 @@ def search(what: SearchResult) -> str:
 
 def search_parts(what: SearchResult) -> list[str]:
     """Return the proposal with its reasons, the best layouts, and why others were rejected."""
-    fits = "" if what.best else "; none fits"
+    fits = "" if what.best else f"; {what.describe_unfit()}"
     job_parts = [paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
     parts = [*job_parts, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
     parts += [paragraph(remark) for remark in what.remarks]

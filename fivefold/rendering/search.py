@@ -36,7 +36,7 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
 
     ``precision``: that of the question's job, which the page does not repeat if all layouts have it.
     """
-    fits = "" if result.best else ", none fits"
+    fits = "" if result.best else f", {result.describe_unfit()}"
     precisions = {ranked.precision for ranked in result.best} | ({precision} if precision else set())
     is_mixed = len(precisions) > 1
     parts: list[RenderableType] = [

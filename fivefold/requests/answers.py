@@ -139,12 +139,13 @@ def _search_fastest(model: Model, machine: Machine, job: Job, *, risk: float) ->
 
     result = run(model=model, machine=machine, job=job, top=1, risk=risk)
     if not result.best:
+        unfit = result.describe_unfit(f"no layout of {model.name}")
         if not result.misses:
-            raise UserError(f"no layout of {model.name} fits or comes close; take more GPUs (`fivefold ask gpus`)")
+            raise UserError(f"{unfit} or comes close; take more GPUs (`fivefold ask gpus`)")
         miss = result.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         raise UserError(
-            f"no layout of {model.name} fits: the closest, {miss.layout}, needs {need} of {have}; take more GPUs, or "
+            f"{unfit}: the closest, {miss.layout}, needs {need} of {have}; take more GPUs, or "
             "see `fivefold search`, which lists the changes that would fit"
         )
     return Layout.parse(result.best[0].step.layout), result.gap_remark()

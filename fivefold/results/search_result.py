@@ -177,8 +177,9 @@ class SearchResult(Shown):
     """The result of ``planner.search``.
 
     ``tried`` = ``evaluated`` + layouts excluded by bounds. ``gap``: the share of the best possible score by which that
-    of the best layout may exceed it, where the search ended at its work limit; None: no layout is better. ``stopped``:
-    interrupted by Ctrl-C, so that others may be better.
+    of the best layout may exceed it, where the search ended at its work limit; None: no layout is better.
+    ``undecided``: the search ended there without a layout, though one may fit. ``stopped``: interrupted by Ctrl-C, so
+    that others may be better.
     """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:search"
@@ -198,6 +199,7 @@ class SearchResult(Shown):
     tried: NonNegativeInt
     evaluated: NonNegativeInt
     gap: NonNegativeFloat | None = None
+    undecided: bool = False
     seconds: NonNegativeFloat
     finalists: tuple[Finalist, ...] = ()  # for ``search --measure``, fastest first
     stopped: bool = False
@@ -205,8 +207,14 @@ class SearchResult(Shown):
     def line(self) -> str:
         """Return the proposal, or the best layout, and the number of layouts tried."""
         best = self.proposal.choice if self.proposal else self.best[0] if self.best else None
-        outcome = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else "none fits"
+        outcome = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else self.describe_unfit()
         return f"of {self.tried:,} layouts: {outcome}{f', {self.gap_line()}' if self.gap_line() else ''}"
+
+    def describe_unfit(self, subject: str = "none") -> str:
+        """Return in words that ``subject`` fits, or, at the work limit, that it was not found; empty if one fits."""
+        if self.best:
+            return ""
+        return f"{subject} was found to fit within the work limit" if self.undecided else f"{subject} fits"
 
     def gap_line(self) -> str:
         """Return how near the best is to the best possible, in words; empty if no layout is better."""

@@ -52,8 +52,9 @@ class Predictor:
         if not result.best:
             nearest = result.misses[0] if result.misses else None
             need = _describe_shortage(nearest.needs_bytes, nearest.has_bytes, nearest.risk or 0.0) if nearest else ""
-            why = f"no layout fits; the nearest, {nearest.layout}, {need}" if nearest else ""
-            return [_make_invalid_row(setting, request, why or "no layout fits or comes close", status="memory")]
+            unfit = result.describe_unfit("no layout")
+            why = f"{unfit}; the nearest, {nearest.layout}, {need}" if nearest else f"{unfit} or comes close"
+            return [_make_invalid_row(setting, request, why, status="memory")]
         rows = [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
         return [row.replace(why=row.why or result.gap_remark()) for row in rows]
 

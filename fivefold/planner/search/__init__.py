@@ -47,6 +47,7 @@ from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, TIGHT_RISK
 
 MISSES = 3  # near misses to show if nothing fits
+MISSES_UNITS = 500_000  # of work to find them
 ENDLESS = 2**60  # bytes that no layout needs
 
 
@@ -122,10 +123,11 @@ def search(
         reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None, risk=risk),
         misses=()
         if known.best
-        else tuple(_list_near_misses(spaces, planners, model=model, machine=machine, risk=risk)),
+        else tuple(_list_near_misses(spaces, planners, model=model, machine=machine, risk=risk, exact=exact)),
         binding_constraint="" if known.best else _find_binding_constraint(model, machine, job, where=where, risk=risk),
         tried=total if planners else solver.done,
         gap=known.gap,
+        undecided=known.is_undecided and not known.best,
         stopped=not planners,
         evaluated=known.evaluated,
         seconds=time.perf_counter() - begin,
@@ -362,10 +364,15 @@ def _list_near_misses(
     model: Model,
     machine: Machine,
     risk: float,
+    exact: bool,
 ) -> Iterator[NearMiss]:
-    """Yield the layouts that need the least memory, searched as if memory were unlimited."""
+    """Yield the layouts that need the least memory, searched as if memory were unlimited.
+
+    Unless ``exact``, others may need a little less, beyond a work limit.
+    """
     endless = machine.replace(chip=machine.chip.replace(memory_bytes=ENDLESS))
-    known = Incumbents(ENDLESS, by="memory", top=MISSES, levels=0)
+    work = None if exact else SearchWork(exact_units=MISSES_UNITS)
+    known = Incumbents(ENDLESS, by="memory", top=MISSES, levels=0, work=work)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
     _search_spaces(solver, spaces, planners, model=model, machine=endless, risk=risk)
     for candidate in known.best:

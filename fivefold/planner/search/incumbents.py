@@ -68,8 +68,10 @@ class Incumbents:
         self.by, self.top, self.any_will_do, self.best_only = by, top, any_will_do, best_only
         self.improved, self.fitted = improved, fitted
         self.slack, self.work = slack, work
-        self.largest_peak, self.looks_at_tight = largest_peak, largest_tight > largest_peak
-        self.capacity = max(largest_peak, largest_tight)  # beyond it a layout neither fits nor is tight
+        self.largest_peak, self.largest_tight = largest_peak, max(largest_peak, largest_tight)
+        self.looks_at_tight = largest_tight > largest_peak
+        self.none_fits = False  # of the space that is searched, so that only tight ones are looked for
+        self.is_undecided = False  # layouts that may fit were dropped as the work was spent before one was found
         self.tight: EvaluatedLayout | None = None
         self.best: list[EvaluatedLayout] = []
         self.fitting: list[EvaluatedLayout] = []
@@ -80,9 +82,19 @@ class Incumbents:
         self.evaluated = 0
 
     @property
+    def capacity(self) -> int:
+        """Return the peak beyond which a layout neither fits nor is a tight one that is looked for."""
+        return self.largest_peak if self.any_will_do and self.tight else self.largest_tight
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether a search for any layout that fits has found one, or has spent its work."""
+        return self.any_will_do and (bool(self.best) or (self.work is not None and self.work.is_spent))
+
+    @property
     def threshold(self) -> float:
         """Return the score that a layout must not exceed to be among the ``top``, or the best."""
-        if self.any_will_do and (self.best or (self.work and self.work.is_spent)):
+        if self.is_over:
             return -np.inf
         full = len(self.best) == self.top
         if self.best_only and self.best and (full or self.evaluated >= MIN_EVALUATED_LAYOUTS):
@@ -92,6 +104,8 @@ class Incumbents:
     @property
     def tight_threshold(self) -> float:
         """Return the score below which a tight layout is the best of them, and better than all that fit."""
+        if self.is_over:
+            return -np.inf
         known = [layouts[0].score for layouts in (self.best, [self.tight] if self.tight else []) if layouts]
         return min(known, default=np.inf)
 
@@ -152,21 +166,23 @@ class Incumbents:
         """
         score, slower = self.score(seconds, size, space), 1 + self.allowed_gap
         wins = self._can_win(score * slower, size, seconds * slower)
-        if slower > 1:
+        if slower > 1 and not self.none_fits:
             dropped = score[self._can_win(score, size, seconds) & ~wins & (size <= self.largest_peak)]
             self.rejections.lowest_bound = min(self.rejections.lowest_bound, dropped.min(initial=np.inf))
+        self.is_undecided |= self.is_over and not self.best and bool((size <= self.largest_peak).any())
         return wins
 
     def _can_win(self, score: Floats, size: Floats, seconds: Floats) -> NDArray[np.bool_]:
         """Return ``can_win`` without a gap."""
         budget = np.minimum(np.searchsorted(self.budgets, size), len(self.budgets) - 1)
         wins = (score <= self.threshold) | (seconds < self.fastest[budget])
-        return np.where(size > self.largest_peak, score < self.tight_threshold, wins) if self.looks_at_tight else wins
+        can_fit = (size <= self.largest_peak) & (not self.none_fits)
+        return np.where(can_fit, wins, score < self.tight_threshold) if self.looks_at_tight else wins
 
     def can_candidate_win(self, score: float, size: float, seconds: float) -> bool:
         """Return ``can_win`` for one candidate."""
         slower = 1 + self.allowed_gap
-        if self.looks_at_tight and size > self.largest_peak:
+        if self.looks_at_tight and (size > self.largest_peak or self.none_fits):
             return score * slower < self.tight_threshold
         budget = min(int(np.searchsorted(self.budgets, size)), len(self.budgets) - 1)
         return bool(score * slower <= self.threshold or seconds * slower < self.fastest[budget])

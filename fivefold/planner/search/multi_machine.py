@@ -25,7 +25,7 @@ from fivefold.units import show_bytes
 
 Done = Callable[[str], None]  # hears of each search
 DAY = 86400.0
-NOTHING_FITS = "nothing fits"
+NOTHING = "nothing"
 
 
 class MachineChoice(NamedTuple):
@@ -114,7 +114,7 @@ def _offer(
     if result.proposal is None:
         miss = result.misses[0] if result.misses else None
         need = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""
-        return Offer(machine=machine.name, ranks=machine.ranks, error=f"{NOTHING_FITS}{need}")
+        return Offer(machine=machine.name, ranks=machine.ranks, error=f"{result.describe_unfit(NOTHING)}{need}")
     step = result.proposal.choice.step
     run = predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     return Offer(
@@ -170,7 +170,7 @@ def _find_fewest_ranks(
 
 def _has_layouts(offer: Offer) -> bool:
     """Return whether any legal layout has this number of ranks, even if none fits."""
-    return offer.error.startswith(NOTHING_FITS)
+    return offer.error.startswith(NOTHING)
 
 
 def _score(offer: Offer, by: Goal) -> float:

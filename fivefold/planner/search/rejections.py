@@ -29,6 +29,7 @@ WORDS = {
     "dp": "bound by dp messages",
     "bubble": "bound by the pipeline bubble",
     "bound": "slower than the best by its bound",
+    "unfit": "no faster than the tight layout, or not examined within the work limit",
 }
 
 
@@ -96,7 +97,8 @@ class Rejections:
                 )
             )
         for cause, (count, layout) in self.slow.items():
-            reasons.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=WORDS[cause]))
+            line = WORDS[cause if best else "unfit"]
+            reasons.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=line))
         for bound, (count, seconds, layout) in self.longest_part.items():
             line = f"{show_seconds(seconds)}, bound by {bound}"
             if best is None or layout != best.layout or count > 1:

@@ -44,12 +44,13 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     without one. It may be slow, so that the most promising of all are tried next.
     """
     incumbents = solver.incumbents
+    incumbents.none_fits = False
     before, done = deepcopy(incumbents.rejections), solver.done
     floors = solver.floors(bounds, bounds.space.blocks)
     likely = _select_likely(solver, bounds, floors)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
     number, start = FIRST if incumbents.any_will_do else SCOUTS, 0
-    while start < len(best) and incumbents.threshold == np.inf:
+    while start < min(len(best), SCOUTS) and incumbents.threshold == np.inf:
         _evaluate_likely(solver, bounds, likely, best[start : start + number])
         start, number = start + number, min(SCOUTS, number * TIMES)
         if solver.timed and not incumbents.best:
@@ -66,25 +67,33 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
 
 
 def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections, done: int) -> bool:
-    """Evaluate some layout that fits; False where none fits or is tight, when all are counted as too large.
+    """Evaluate some layout that fits, or a tight one; False where there is neither, when all count as too large.
 
     ``rejections`` and ``done``: those before this space.
     """
     incumbents = solver.incumbents
     sizes = Incumbents(
-        incumbents.largest_peak, by="memory", top=1, levels=0, any_will_do=True, largest_tight=incumbents.capacity
+        incumbents.largest_peak,
+        by="memory",
+        top=1,
+        levels=0,
+        any_will_do=True,
+        largest_tight=incumbents.largest_tight,
+        work=incumbents.work,
     )
     sizes.rejections = rejections
     first_solver = BranchAndBound(sizes, ranks_per_node=solver.ranks_per_node, timed=False, total=solver.total)
     first_solver.done = done
     sweep_from_likely(first_solver, bounds)
     solver.few_fit = sizes.evaluated > FEW_FIT
-    if sizes.best:
-        incumbents.evaluate(bounds.planner, sizes.best[0].estimate.layout)
-    elif not sizes.tight:
+    nearest = sizes.best[0] if sizes.best else sizes.tight
+    incumbents.none_fits = not sizes.best
+    incumbents.is_undecided |= sizes.is_undecided
+    if nearest is None:
         incumbents.rejections, incumbents.evaluated = sizes.rejections, incumbents.evaluated + sizes.evaluated
         solver.report_done(first_solver.done - solver.done)
         return False
+    incumbents.evaluate(bounds.planner, nearest.estimate.layout)
     return True
 
 
@@ -163,7 +172,7 @@ def _try(solver: BranchAndBound, bounds: Bounds, candidates: CandidateLayouts) -
     if not (solver.timed or solver.incumbents.any_will_do):  # the smallest are near those of the limits
         candidates = candidates.take(np.argsort(bounds.memory(candidates, scaled=True), kind="stable")[:REFINED])
     size = bounds.memory(candidates)
-    fits = size <= solver.incumbents.largest_peak
+    fits = size <= solver.incumbents.capacity
     candidates, size = candidates.take(fits), size[fits]
     if len(size):
         seconds = bounds.seconds(candidates)[0] if solver.timed else np.zeros(len(size))

@@ -217,6 +217,53 @@ def test_the_nearest_misses_are_those_of_brute_force() -> None:
     assert [(miss.needs_bytes, miss.layout) for miss in result.misses] == [(peak, text) for peak, _, text in nearest]
 
 
+def test_where_no_layout_fits_the_fastest_tight_one_is_that_of_brute_force() -> None:
+    machine, job = make_tight_machine(4, gib=0.7), FEW.replace(global_batch=4)
+    only: dict[str, Any] = {"recomputations": ("none", "full")}
+    every = search_by_brute_force(EXPERTS, machine, job, TIGHT_RISK, **only)
+    planner = Planner(model=EXPERTS, machine=machine, job=job)
+    assert min(planner.out_of_memory_risk(item.layout, item.ranks) for item in every) > FITS_RISK
+    result = search(model=EXPERTS, machine=machine, job=job, top=1, **only)
+    assert (result.best, result.undecided) == ((), False)
+    assert result.tight is not None
+    assert result.tight.step_seconds == min(item.step_time.seconds for item in every)
+
+
+def test_where_no_layout_fits_the_work_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near misses need little more than the least memory, which takes several times the work to find."""
+    spent: list[SearchWork] = []
+
+    def record(**limits: int) -> SearchWork:
+        spent.append(SearchWork(**limits))
+        return spent[-1]
+
+    model, machine = build_model("glm4.5-air"), resolve("h100:16", local=Path("/nowhere"))
+    monkeypatch.setattr("fivefold.planner.search.SearchWork", record)
+    result = search(model=model, machine=machine, job=JOB, top=1)
+    assert (result.best, result.undecided, result.describe_unfit()) == ((), False, "none fits")
+    assert sum(work.units for work in spent) < 1_500_000
+    smallest = Layout.parse("dp1 tp8 cp2 ep8 zero3 mbs1 ac=full")  # by a search without a limit
+    least = Planner(model=model, machine=machine, job=JOB).peak_bytes(smallest)
+    assert least <= result.misses[0].needs_bytes <= 1.01 * least
+
+
+def test_a_search_that_ends_at_its_work_limit_does_not_claim_that_nothing_fits() -> None:
+    machine, job = make_tight_machine(4, gib=0.6), FEW.replace(global_batch=4)
+
+    def find(**options: Any) -> SearchResult:
+        return search(model=EXPERTS, machine=machine, job=job, top=1, recomputations=("none", "full"), **options)
+
+    limited, exact = find(work=SearchWork(exact_units=0)), find(exact=True)
+    assert (limited.best, limited.undecided, exact.best, exact.undecided) == ((), True, (), False)
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(page(limited))
+    for text in (console.export_text(), html(limited), limited.line()):
+        assert "none was found to fit within the work limit" in text
+        assert "none fits" not in text
+    assert "none fits" in exact.line()
+    assert limited.misses == exact.misses
+
+
 def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> None:
     long = Job(sequence=2**20, global_batch=1, stack=stack("megatron-core"))
     result = search(model=build_model("llama3-8b"), machine=NODE, job=long, top=1)
