@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fivefold.adapter import Adapter
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.update import LearningRate
@@ -27,6 +28,11 @@ def resolve_rate(rate: LearningRate, *, steps: int) -> LearningRate:
     if rate.kind == "wsd":
         return rate.replace(decay_steps=rate.decay_steps or max(1, steps // 5))
     return rate.replace(decay_steps=None)
+
+
+def resolve_adapter(adapter: Adapter | None) -> Adapter | None:
+    """Return the adapter with its alpha, which is twice the rank if it is not given."""
+    return adapter and adapter.replace(alpha=adapter.scale_numerator)
 
 
 def divide_rates(least: float, peak: float) -> float:

@@ -65,10 +65,25 @@ def _yaml(tree: Mapping[str, Any], indent: str) -> list[str]:
     for name, within in tree.items():
         if isinstance(within, dict):
             lines += [f"{indent}{name}:", *_yaml(within, indent + "  ")]
+        elif isinstance(value := within[0], list) and value and all(isinstance(entry, dict) for entry in value):
+            lines += [append_comment(f"{indent}{name}:", within[1]), *_yaml_entries(value, indent + "  ")]
         else:
-            value, means = within
+            means = within[1]
             lines.append(append_comment(f"{indent}{name}: {format_literal(value)}", means))
     return lines
+
+
+def _yaml_entries(entries: Sequence[Mapping[str, Any]], indent: str) -> list[str]:
+    lines = []
+    for entry in entries:
+        tree = {key: _with_comments(value) for key, value in entry.items()}
+        first, *others = _yaml(tree, f"{indent}  ")
+        lines += [f"{indent}- {first.lstrip()}", *others]
+    return lines
+
+
+def _with_comments(value: Any) -> Any:
+    return {key: _with_comments(entry) for key, entry in value.items()} if isinstance(value, dict) else (value, "")
 
 
 def dump(documents: Sequence[Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from fivefold.interop.equivalence import fit_free_fields, resolve_rate
+from fivefold.interop.equivalence import fit_free_fields, resolve_adapter, resolve_rate
 from fivefold.interop.format import ConfigFormat, ConfigPlan, Overrides, Written
 from fivefold.interop.launch.run_file import set_objective
 from fivefold.interop.read import read
@@ -19,10 +19,11 @@ from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, difference
-from fivefold.results.reading import Reading
+from fivefold.results.reading import DataReading, Reading
 from fivefold.stack.catalog import build_stack as stack_named
 
 # Fields of a job that cost nothing, or that the software sets itself; differences in them are only remarks.
+DATA_DEFAULTS = {"format": "text", "loss_on": "replies", "packing": "best-fit", "excess": "truncate"}  # of [data]
 IGNORED_JOB_FIELDS = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imbalance")
 
 
@@ -30,8 +31,9 @@ def write(plan: ConfigPlan, *, to: str) -> Written:
     """Write the plan as a config of ``to``; raise ``UserError`` for what ``to`` cannot run or cannot express."""
     form = find_format(to)
     assert form.emit is not None
-    if form.stack and plan.job.stack.name != form.stack:
-        plan = plan._replace(job=plan.job.replace(stack=stack_named(form.stack)))
+    stack = form.choose_stack(plan) if form.choose_stack else form.stack
+    if stack and plan.job.stack.name != stack:
+        plan = plan._replace(job=plan.job.replace(stack=stack_named(stack)))
     if form.stack == "fivefold":
         plan = plan._replace(job=set_objective(plan))
     plan = plan._replace(layout=drop_default_stages(plan.layout, plan.model))
@@ -39,7 +41,7 @@ def write(plan: ConfigPlan, *, to: str) -> Written:
         job = plan.job.replace(offload=tuple(sorted(plan.layout.list_offloaded(plan.job), reverse=True)))
         plan = plan._replace(layout=plan.layout.replace(offload=()), job=job)
     refuse(plan.layout, model=plan.model, job=plan.job)
-    if form.stack and plan.layout.ac != plan.layout.recomputation:
+    if stack and plan.layout.ac != plan.layout.recomputation:
         raise UserError(
             f"--to {form.name}: ac={plan.layout.ac}: it recomputes on every pipeline rank in the same way; "
             f"take ac={plan.layout.recomputation}"
@@ -83,7 +85,8 @@ def check(plan: ConfigPlan, back: Reading, form: ConfigFormat) -> tuple[str, ...
         )
     objectives = {plan.job.objective, back.job.objective}
     skipped = IGNORED_JOB_FIELDS if "dpo" in objectives else (*IGNORED_JOB_FIELDS, "objective")  # sft costs no more
-    if why := difference(back.job, plan.job, skip=skipped):
+    jobs = [job.replace(adapter=resolve_adapter(job.adapter)) for job in (back.job, plan.job)]
+    if why := difference(jobs[0], jobs[1], skip=skipped):
         raise UserError(f"{option}: the config can express the job only with {why}")
     remarks = []
     if plan.model.rope_scaling != back.model.rope_scaling:
@@ -93,8 +96,21 @@ def check(plan: ConfigPlan, back: Reading, form: ConfigFormat) -> tuple[str, ...
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
     if why := difference(rates[0], rates[1]):
         remarks.append(f"the learning rate is written with {why}")
-    if why := difference(back.job, plan.job, skip=("stack", "learning_rate", "documents", "emulate", "imbalance")):
+    if why := difference(jobs[0], jobs[1], skip=("stack", "learning_rate", "documents", "emulate", "imbalance")):
         remarks.append(f"the job is written with {why}")
+    remarks += describe_data(plan.data, back.data)
     if why := difference(back.job.stack, plan.job.stack, skip=("runs",)):
         remarks.append(f"{form.name} {form.version} runs with {why}")
     return tuple(remarks)
+
+
+def describe_data(wanted: DataReading | None, written: DataReading | None) -> list[str]:
+    """Return a remark for each field of the plan's data that the config expresses differently or not at all."""
+    if wanted is None:
+        return []
+    fields = written.fields if written else {}
+    return [
+        f"data: {name} = {value!r} is " + (f"written as {fields[name]!r}" if name in fields else "not expressed")
+        for name, value in wanted.fields.items()
+        if fields.get(name, DATA_DEFAULTS.get(name)) != value
+    ]

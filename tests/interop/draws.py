@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fivefold.interop.equivalence import fit_free_fields, resolve_rate
+from fivefold.adapter import Adapter
+from fivefold.interop.equivalence import fit_free_fields, resolve_adapter, resolve_rate
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
@@ -19,6 +20,7 @@ from fivefold.model.catalog import build_model as model_named
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, difference
+from fivefold.results.reading import DataReading
 from fivefold.stack.catalog import build_stack as stack_named
 from fivefold.stack.spec import Stack
 from fivefold.update import LearningRate, Optimizer
@@ -34,6 +36,7 @@ class Range(NamedTuple):
     recipes: Sequence[str] = RECIPES
     acs: Sequence[str] = ("none", "none", "full", "selective", "full/2")
     axes: Sequence[str] = ("dp", "tp", "cp", "pp", "ep")
+    fine_tuning: bool = False  # adapters, objectives and data
 
 
 def layout(some: random.Random, stack: Stack, model: Model, among: Range) -> Layout:
@@ -71,6 +74,38 @@ def layout(some: random.Random, stack: Stack, model: Model, among: Range) -> Lay
     return Layout(**values)
 
 
+def draw_adapter(some: random.Random) -> Adapter | None:
+    """An adapter, or None."""
+    pick = some.choice
+    if some.random() < 0.25:
+        return None
+    return Adapter(
+        rank=pick((1, 16, 64)),
+        alpha=pick((None, 16.0, 12.0)),
+        dropout=pick((0.0, 0.0, 0.05)),
+        targets=pick((("all-linear",), ("q_proj", "v_proj"), ("gate_proj", "down_proj", "o_proj"))),
+        rank_stabilized=pick((False, True)),
+        base=pick((None, "nf4", "int8")),
+    )
+
+
+def draw_data(some: random.Random, objective: str) -> DataReading | None:
+    """Data of a run file for an objective, or None."""
+    pick = some.choice
+    if some.random() < 0.3:
+        return None
+    formats = {"pretrain": ("text",), "sft": ("messages", "completions"), "dpo": ("preferences",)}[objective]
+    kind = pick(formats)
+    keys = {"text": "body", "messages": "talk", "completions": "ask,answer", "preferences": "ask,good,bad"}
+    fields: dict[str, str | float] = {"corpus": pick(("chat.jsonl", "data.parquet")), "format": kind}
+    optional: dict[str, tuple[str | float, ...]] = {"key": (keys[kind],), "heldout": (0.1,)}
+    if kind != "text":
+        optional |= {"excess": ("drop", "truncate"), "chat_template": ("own.jinja",)}
+    if objective == "sft":
+        optional |= {"loss_on": ("all", "replies"), "packing": ("none", "best-fit")}
+    return DataReading(fields=fields | {name: pick(values) for name, values in optional.items() if pick((0, 1))})
+
+
 def plan(some: random.Random, stack: Stack, among: Range) -> ConfigPlan | None:
     """A plan that is legal for ``stack``, or None."""
     model = model_named(some.choice(among.models))
@@ -90,10 +125,19 @@ def plan(some: random.Random, stack: Stack, among: Range) -> ConfigPlan | None:
             learning_rate=rate,
             optimizer=Optimizer(betas=(0.9, 0.98), clip=0.5, weight_decay=0.01),
         )
+        data = None
+        if among.fine_tuning:
+            objective = some.choice(("pretrain", "sft", "sft", "dpo"))
+            data = draw_data(some, objective)
+            documents = some.choice(("joined", "separate"))
+            job = job.replace(adapter=draw_adapter(some), objective=objective, documents=documents)
+            if objective == "dpo":
+                chosen = chosen.replace(mbs=2)
+                job = job.replace(global_batch=2 * job.global_batch, dpo_beta=some.choice((0.1, 0.3)))
     except ValueError:
         return None
     legal = next(reasons(chosen, model=model, job=job, machine=None), None) is None
-    return ConfigPlan(model, chosen, job) if legal else None
+    return ConfigPlan(model, chosen, job, data=data) if legal else None
 
 
 def plans(stack: str, *, count: int, seed: int = 0, among: Range = Range()) -> Iterator[ConfigPlan]:  # noqa: B008
@@ -132,10 +176,13 @@ def check_round_trip(plan: ConfigPlan, *, to: str, folder: Any) -> str | None:
     assert back.job is not None
     assert back.layout == drop_default_stages(plan.layout, plan.model)
     assert find_difference(back.model, fit_free_fields(plan.model, back.model)) is None
-    assert difference(back.job, plan.job, skip=("stack", "documents", "learning_rate")) is None
+    jobs = [job.replace(adapter=resolve_adapter(job.adapter)) for job in (back.job, plan.job)]
+    skipped = ("stack", "documents", "learning_rate", "objective")
+    assert difference(jobs[0], jobs[1], skip=skipped if plan.job.objective != "dpo" else skipped[:3]) is None
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
     assert difference(rates[0], rates[1]) is None
-    assert back.job.stack.name == find_format(to).stack
+    form = find_format(to)
+    assert back.job.stack.name == (form.choose_stack(plan) if form.choose_stack else form.stack)
     assert back.not_understood == ()
     assert back.missing == ()
     return None

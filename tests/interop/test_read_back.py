@@ -25,7 +25,9 @@ LAYOUTS = {
     "fivefold": "dp8 zero3 mbs2", "torchtitan": "dp8 zero3 mbs2", "torchtitan-0.2": "dp8 zero3 mbs2",
     "nanotron": "dp8 zero1 mbs2", "megatron": "dp4 tp2 zero1 mbs1", "bridge": "dp4 tp2 zero1 mbs1",
     "accelerate": "dp8 zero3 mbs2", "deepspeed": "dp8 zero2 mbs2",
+    "axolotl": "dp8 zero3 mbs2", "llamafactory": "dp8 zero3 mbs2", "trl": "dp8 zero3 mbs2",
 }  # fmt: skip
+OUR_PRECISION = ("fivefold", "torchtitan", "torchtitan-0.2", "nanotron", "megatron", "bridge")
 OPTIMIZER = Optimizer(betas=(0.8, 0.97), clip=0.7, weight_decay=0.03, epsilon=1e-7)
 RATES = {
     "cosine": LearningRate(kind="cosine", peak=7e-4, floor=0.2, warmup_steps=13),
@@ -76,10 +78,17 @@ WRITTEN_OPTIMIZERS = {
     "bridge": {"adamw", "sgd", "muon"},
     "accelerate": {"adamw", "adamw8bit", "adafactor", "sgd"},
     "deepspeed": {"adamw", "adamw8bit", "adafactor", "sgd"},
+    "axolotl": {"adamw", "adamw8bit", "adafactor", "sgd"},
+    "llamafactory": {"adamw", "adamw8bit", "adafactor", "sgd"},
+    "trl": {"adamw", "adamw8bit", "adafactor", "sgd"},
     "torchtitan": {"adamw"},
     "torchtitan-0.2": {"adamw"},
     "nanotron": {"adamw"},
 }
+LINES["trl"] = LINES["llamafactory"] = LINES["accelerate"]
+LINES["axolotl"] = tuple(
+    line.replace("lr_scheduler_type", "lr_scheduler").replace("optim:", "optimizer:") for line in LINES["accelerate"]
+)
 LINES["deepspeed"] = (*LINES["accelerate"], '"gradient_clipping": 0.7', '"grad_accum_dtype": "fp32"')
 
 
@@ -88,10 +97,10 @@ def plan(name: str, rate: LearningRate) -> ConfigPlan:
     job = Job(
         sequence=2048,
         global_batch=32,
-        precision=recipe("bf16-grad16" if name == "accelerate" else "bf16"),
+        precision=recipe("bf16" if name in ("deepspeed", *OUR_PRECISION) else "bf16-grad16"),
         steps=170,
         seed=9,
-        stack=stack_named(find_format(name).stack),
+        stack=stack_named(find_format(name).stack or "fsdp2"),
         learning_rate=rate,
         optimizer=OPTIMIZER,
     )

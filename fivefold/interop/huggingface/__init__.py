@@ -10,8 +10,15 @@ data                           their data sets, chat templates, packing and loss
 from __future__ import annotations
 
 from fivefold.interop.format import ConfigFormat
-from fivefold.interop.huggingface.dialects import DIALECTS
-from fivefold.interop.huggingface.emit import emit_accelerate, emit_deepspeed
+from fivefold.interop.huggingface.dialects import AXOLOTL, DIALECTS, LLAMAFACTORY
+from fivefold.interop.huggingface.emit import (
+    choose_stack,
+    emit_accelerate,
+    emit_axolotl,
+    emit_deepspeed,
+    emit_llamafactory,
+    emit_trl,
+)
 from fivefold.interop.huggingface.keys import TABLE, VERSIONS
 from fivefold.interop.huggingface.parse import is_huggingface, parse
 from fivefold.interop.huggingface.to_job import to_job
@@ -42,5 +49,25 @@ FORMATS = (
         keys={"deepspeed": TABLE},
         main_keys=MAIN_KEYS,
         order=3,
+    ),
+    *(
+        ConfigFormat(
+            name,
+            version,
+            "",
+            is_huggingface,
+            parse,
+            to_job,
+            emit,
+            keys={name: KEYS[name]} if name in KEYS else {"trainer": TABLE},
+            main_keys=MAIN_KEYS,
+            order=3,
+            choose_stack=choose_stack,
+        )
+        for name, version, emit in (
+            (AXOLOTL.name, AXOLOTL.version, emit_axolotl),
+            (LLAMAFACTORY.name, LLAMAFACTORY.version, emit_llamafactory),
+            ("trl", VERSIONS["trl"], emit_trl),
+        )
     ),
 )

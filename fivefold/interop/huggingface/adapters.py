@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from fivefold.adapter import ALL_LINEAR, TARGETS
+from fivefold.adapter import ALL_LINEAR, TARGETS, Adapter
 from fivefold.interop.keys import Table, Values, part, to_list
+from fivefold.record import UserError
 
 ADAPTER = "job.adapter"
 BASE = "job.adapter.base"
@@ -146,6 +147,36 @@ def read_adapter(values: Values) -> dict[str, Any]:
             "base": base,
         }
     }
+
+
+def write_adapter(adapter: Adapter | None, software: str) -> dict[str, Any]:
+    """Return the keys of a trainer for an adapter; the inverse of ``read_adapter``."""
+    names = NAMED.get(software, TRL)
+    if adapter is None:
+        return {names.switch: "full"} if names is LLAMAFACTORY else {}
+    is_quantized = adapter.base == "nf4"
+    alpha = adapter.scale_numerator
+    if alpha != int(alpha):
+        raise UserError(f"adapter.alpha={alpha:g}: {names.alpha[0]} is a whole number; take {max(1, round(alpha))}")
+    values: dict[str, Any] = {
+        names.switch: "qlora" if is_quantized and names is AXOLOTL else names.on[0],
+        names.rank[0]: adapter.rank,
+        names.alpha[0]: int(alpha),
+        names.dropout[0]: adapter.dropout,
+    }
+    if adapter.targets != (ALL_LINEAR,):
+        values[names.targets] = ",".join(adapter.targets) if names is LLAMAFACTORY else list(adapter.targets)
+    elif names is AXOLOTL:
+        values["lora_target_linear"] = True
+    else:
+        values[names.targets] = names.every[0]
+    if adapter.rank_stabilized:
+        values[names.rank_stabilized] = True
+    if adapter.base == "int8":
+        values[names.eight[0]] = names.eight[1]
+    if is_quantized:
+        values |= {names.four[0]: names.four[1], names.nested[0]: True}
+    return values
 
 
 def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:

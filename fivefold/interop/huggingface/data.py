@@ -7,12 +7,14 @@ datasets.py and core/builders/rl.py; llamafactory 0.9.5 llamafactory/hparams/dat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fivefold.interop.keys import Table, Values, is_number, part, shorten_value
-from fivefold.record import UserError
+from fivefold.job import Job
+from fivefold.record import UserError, read_text
 from fivefold.results.reading import DataReading
 
 OBJECTIVE, BETA = "job.objective", "job.dpo_beta"
@@ -24,6 +26,7 @@ TABLES: dict[str, Table] = {
     "trl": {
         "assistant_only_loss": part(f"{FORMAT} and {LOSS_ON}", False),
         "completion_only_loss": part(f"{FORMAT} and {LOSS_ON}", None),
+        "datasets": part("data.corpus", None),
         "dataset_text_field": part(f"{FORMAT}: text, and data.key", None),
         "chat_template_path": part(TEMPLATE, None),
         "packing_strategy": part(PACKING, "bfd"),
@@ -44,6 +47,7 @@ TABLES: dict[str, Table] = {
     },
     "llamafactory": {
         "dataset": part(f"{FORMAT} and data.corpus", None),
+        "dataset_dir": part("where dataset_info.json is, which describes the data set", "data"),
         "template": part(TEMPLATE, None),
         "train_on_prompt": part(LOSS_ON, False),
         "mask_history": part(LOSS_ON, False),
@@ -53,6 +57,9 @@ TABLES: dict[str, Table] = {
         "pref_ftx": part(OBJECTIVE, 0.0),
     },
 }
+DATASET_INFO = "dataset_info.json"
+VERBATIM = "{instruction}"  # Axolotl's format of a prompt without a template
+PAIR_FIELDS = ("field_prompt", "field_chosen", "field_rejected")  # of Axolotl's type for pairs
 CHAT, TEXT = "chat_template", "completion"  # Axolotl's types of conversations, and of plain text
 SIGNS = {"trl": tuple(TABLES["trl"]), "axolotl": ("datasets",), "llamafactory": ("dataset", "template")}
 SIGMOID = ("sigmoid", ["sigmoid"])  # the loss of DPO
@@ -98,23 +105,28 @@ def _software(values: Values) -> str:
     return values.software if values.software in TABLES else "trl"
 
 
-def read_data(values: Values, *, ranks_pairs: bool = False) -> DataReading | None:
+def read_data(values: Values, *, ranks_pairs: bool = False, folder: Path | None = None) -> DataReading | None:
     """Return the table ``[data]``, and what of the config it cannot express; None if the config has no data.
 
-    ``ranks_pairs``: the data is of preferences.
+    ``ranks_pairs``: the data is of preferences. ``folder``: that of the config.
     """
     software = _software(values)
     if not any(values.is_set(key) for key in (*SIGNS[software], "packing")):
         return None
-    reader = {"trl": _read_trl, "axolotl": _read_axolotl, "llamafactory": _read_llamafactory}[software]
     remarks: list[str] = []
-    fields = {name: value for name, value in reader(values, remarks) if value is not None}
+    if software == "llamafactory":
+        pairs = _read_llamafactory(values, remarks, _find_dataset(values, folder or Path()))
+    else:
+        pairs = {"trl": _read_trl, "axolotl": _read_axolotl}[software](values, remarks)
+    fields = {name: value for name, value in pairs if value is not None}
     if ranks_pairs:
-        kept = ("corpus", "chat_template", "excess", "heldout")
+        kept = ("corpus", "key", "chat_template", "excess", "heldout")
         fields = {name: fields[name] for name in kept if name in fields} | {"format": "preferences"}
         of_replies = ("written as messages", "loss on all", "a prompt and a completion")
         remarks = [remark for remark in remarks if not remark.endswith(of_replies)]
-        remarks.append("pairs are read as prompt, chosen and rejected; for other names set [data] key")
+        if len(str(fields.get("key", "")).split(",")) != 3:
+            fields.pop("key", None)
+            remarks.append("pairs are read as prompt, chosen and rejected; for other names set [data] key")
     if fields.get("format", "text") != "text" and (tokenizer := _tokenizer(values, remarks)) is not None:
         fields["tokenizer"] = tokenizer
     return DataReading(fields=fields, remarks=tuple(remarks))
@@ -135,6 +147,10 @@ Fields = Iterator[tuple[str, Any]]
 
 def _read_trl(values: Values, remarks: list[str]) -> Fields:
     completion = values["completion_only_loss"]
+    datasets = values["datasets"]
+    first = datasets[0] if isinstance(datasets, list) and datasets and isinstance(datasets[0], dict) else {}
+    if first:
+        yield "corpus", _corpus(first.get("data_files") or first.get("path"), remarks)
     if values.is_set("dataset_text_field") and not values["assistant_only_loss"] and completion is None:
         yield "key", _column(values["dataset_text_field"], "dataset_text_field", values)
         return
@@ -157,19 +173,26 @@ def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
     if isinstance(datasets, list) and len(datasets) > 1:
         remarks.append(f"{len(datasets)} data sets; the run has one corpus: put their files in one folder")
     path, kind = first.get("path"), first.get("type")
+    template = str(values["chat_template_jinja"] or "")
+    jinja = template if template.endswith(".jinja") else None
     yield "corpus", _corpus(first.get("data_files") or path, remarks)
     if kind == TEXT:
         yield "key", _column(first.get("field", "text"), "field of datasets", values)
+        yield "heldout", _share(values["val_set_size"], remarks)
         return
-    if kind in (CHAT, "sharegpt", None):
+    if (fields := _written_fields(kind)) is not None:
+        yield "format", "completions"
+        yield "key", fields
+    elif kind in (CHAT, "sharegpt", None):
         yield "format", "messages"
         yield "key", _column(first.get("field_messages"), "field_messages of datasets", values)
-        yield "chat_template", _template(first.get("chat_template") or values["chat_template"], remarks)
+        named = first.get("chat_template") or values["chat_template"]
+        yield "chat_template", _template(jinja if jinja is not None and named in (None, "jinja") else named, remarks)
     else:
         name = "its own" if isinstance(kind, dict) else kind
         remarks.append(f"datasets: type {name} renders a prompt; write data with a prompt and a completion")
         yield "format", "completions"
-    if values["chat_template_jinja"]:
+    if values["chat_template_jinja"] and jinja is None:
         remarks.append("chat_template_jinja: write it to a file, and set [data] chat_template to it")
     roles = first.get("roles_to_train")
     if roles not in (None, ["assistant"], ["gpt"], ["assistant", "gpt"], ["gpt", "assistant"]):
@@ -182,13 +205,44 @@ def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
     yield "heldout", _share(values["val_set_size"], remarks)
 
 
-def _read_llamafactory(values: Values, remarks: list[str]) -> Fields:
-    yield "corpus", _corpus(values["dataset"], remarks)
+def _written_fields(kind: object) -> str | None:
+    """Return the fields of a record that Axolotl's type joins without a template, by commas; None for other types."""
+    if not isinstance(kind, dict):
+        return None
+    if kind.get("format") == kind.get("no_input_format") == VERBATIM and not kind.get("system_prompt"):
+        return ",".join(str(kind.get(name)) for name in ("field_instruction", "field_output"))
+    pairs = [kind.get(name) for name in PAIR_FIELDS]
+    return ",".join(map(str, pairs)) if all(pairs) else None
+
+
+def _find_dataset(values: Values, folder: Path) -> Mapping[str, Any]:
+    """Return the entry of LLaMA-Factory's dataset_info.json for the data set; empty if the file is not there."""
+    path = folder / str(values["dataset_dir"]) / DATASET_INFO
+    try:
+        entry = json.loads(read_text(path, kind="a data set's description")).get(str(values["dataset"]))
+    except (UserError, ValueError, AttributeError):
+        return {}
+    return entry if isinstance(entry, dict) and entry.get("file_name") else {}
+
+
+def _read_llamafactory(values: Values, remarks: list[str], entry: Mapping[str, Any]) -> Fields:
+    yield "corpus", _corpus(entry.get("file_name") or values["dataset"], remarks)
+    columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
     if values["stage"] == "pt":
+        yield "key", _column(columns.get("prompt"), f"prompt of {DATASET_INFO}", values)
+        yield "heldout", _share(values["val_size"], remarks)
         return
-    remarks.append("dataset_info.json describes the data set there; written as messages")
-    yield "format", "messages"
-    if values.is_set("template"):
+    is_verbatim = values["template"] == "empty"
+    if is_verbatim and columns:
+        fields = [columns.get(name) for name in ("prompt", "response", "chosen", "rejected")]
+        yield "format", "completions"
+        yield "key", ",".join(str(field) for field in fields if field)
+    else:
+        if not columns:
+            remarks.append("dataset_info.json describes the data set there; written as messages")
+        yield "format", "messages"
+        yield "key", _column(columns.get("messages"), f"messages of {DATASET_INFO}", values)
+    if values.is_set("template") and not is_verbatim:
         remarks.append(f"template {values['template']}: {OWN_TEMPLATE}")
     if values["mask_history"]:
         remarks.append("mask_history: the last reply alone is trained there; the run trains every reply")
@@ -230,3 +284,102 @@ def _share(size: object, remarks: list[str]) -> float | None:
         return float(size)
     remarks.append(f"{size:g} samples are held out there; the run holds out a share, 0.02")
     return None
+
+
+USUAL_KEYS = {"text": "text", "messages": "messages", "completions": "prompt,completion",
+              "preferences": "prompt,chosen,rejected"}  # fmt: skip
+FORMAT_OF = {"pretrain": "text", "sft": "messages", "dpo": "preferences"}  # where the plan has no data
+
+
+def write_data(data: DataReading | None, job: Job, software: str) -> dict[str, Any]:
+    """Return the keys of a trainer for the objective and the data, a placeholder if the plan has none.
+
+    The inverse of ``read_data`` and ``read_preferences``. Names of packing are those of TrainingArguments.
+    """
+    fields = dict(data.fields) if data else {"corpus": "data.jsonl"}
+    kind = "preferences" if job.objective == "dpo" else str(fields.get("format", FORMAT_OF[job.objective]))
+    fields = {"format": kind, "key": fields.get("key") or USUAL_KEYS[kind]} | {
+        name: value for name, value in fields.items() if name not in ("format", "key")
+    }
+    writer = {"trl": _write_trl, "axolotl": _write_axolotl, "llamafactory": _write_llamafactory}[software]
+    return writer(fields, job)
+
+
+def _is_packed(fields: Mapping[str, Any]) -> bool:
+    return bool(fields["format"] != "preferences" and fields.get("packing", "best-fit") != "none")
+
+
+def _write_trl(fields: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    kind, corpus = fields["format"], str(fields.get("corpus", "data.jsonl"))
+    loader = "parquet" if corpus.endswith(".parquet") else "json"
+    values: dict[str, Any] = {"datasets": [{"path": loader, "data_files": corpus}]}
+    on_replies = fields.get("loss_on", "replies") == "replies"
+    if kind == "preferences":
+        return values | {"loss_type": "sigmoid", "beta": job.dpo_beta}
+    values["chat_template_path"] = fields.get("chat_template")
+    if kind == "text":
+        values["dataset_text_field"] = fields["key"]
+    elif kind == "messages":
+        values["assistant_only_loss"] = on_replies
+    else:
+        values["completion_only_loss"] = on_replies
+    if not _is_packed(fields):
+        return values | {"packing": False}
+    return values | {"packing": True, "packing_strategy": "bfd" if job.documents == "separate" else "wrapped"}
+
+
+def _write_axolotl(fields: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    kind, names = fields["format"], str(fields["key"]).split(",")
+    entry: dict[str, Any] = {"path": fields.get("corpus", "data.jsonl")}
+    if str(entry["path"]).endswith((".jsonl", ".parquet")):
+        entry["ds_type"] = "parquet" if str(entry["path"]).endswith(".parquet") else "json"
+    if kind == "text":
+        entry |= {"type": TEXT, "field": names[0]}
+    elif kind == "messages":
+        entry |= {"type": CHAT, "field_messages": names[0]}
+    elif kind == "completions":
+        entry["type"] = {"field_instruction": names[0], "field_output": names[-1]}
+        entry["type"] |= {"format": VERBATIM, "no_input_format": VERBATIM}
+    else:
+        entry["type"] = dict(zip(PAIR_FIELDS, names, strict=False))
+    values: dict[str, Any] = {"datasets": [entry], "val_set_size": fields.get("heldout", 0.0)}
+    if kind != "text":
+        values["excess_length_strategy"] = fields.get("excess", "truncate")
+    if kind == "preferences":
+        return values | {"rl": "dpo", "rl_beta": job.dpo_beta}
+    if fields.get("chat_template"):
+        values |= {"chat_template": "jinja", "chat_template_jinja": fields["chat_template"]}
+    if kind != "text":
+        values["train_on_inputs"] = fields.get("loss_on", "replies") == "all"
+    return values | {"padding_free": _is_packed(fields) and job.documents == "separate"}
+
+
+def _write_llamafactory(fields: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    kind = fields["format"]
+    stage = {"text": "pt", "preferences": "dpo"}.get(kind, "sft")
+    values: dict[str, Any] = {"stage": stage, "do_train": True, "dataset": "data", "dataset_dir": "."}
+    values["val_size"] = fields.get("heldout", 0.0)
+    if kind == "preferences":
+        return values | {"template": "empty", "pref_beta": job.dpo_beta, "pref_loss": "sigmoid"}
+    if kind == "completions":
+        values["template"] = "empty"
+    if kind != "text":
+        values["train_on_prompt"] = fields.get("loss_on", "replies") == "all"
+    is_packed = _is_packed(fields)
+    return values | {"packing": is_packed, "padding_free": is_packed and job.documents == "separate"}
+
+
+def describe_dataset(data: DataReading | None, job: Job) -> dict[str, Any]:
+    """Return LLaMA-Factory's dataset_info.json (data/README.md of its repository) for the data set ``data``."""
+    fields = data.fields if data else {}
+    kind = "preferences" if job.objective == "dpo" else str(fields.get("format", FORMAT_OF[job.objective]))
+    names = str(fields.get("key") or USUAL_KEYS[kind]).split(",")
+    entry: dict[str, Any] = {"file_name": fields.get("corpus", "data.jsonl")}
+    if kind == "messages":
+        tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+        entry |= {"formatting": "sharegpt", "columns": {"messages": names[0]}, "tags": tags | {"system_tag": "system"}}
+    elif kind == "preferences":
+        entry |= {"ranking": True, "columns": dict(zip(("prompt", "chosen", "rejected"), names, strict=False))}
+    else:
+        entry["columns"] = dict(zip(("prompt", "response"), names, strict=False))
+    return {"data": entry}

@@ -27,6 +27,10 @@ class Dialect(NamedTuple):
     table: Table
     unsaid: Mapping[str, Any] = {}  # the dialect's defaults that are said for it
 
+    def find_name(self, argument: str) -> str:
+        """Return the dialect's name of a key of TrainingArguments; the first of several."""
+        return next((name for name, known in self.names.items() if known == argument), argument)
+
 
 AXOLOTL = Dialect(
     name="axolotl",
@@ -38,6 +42,8 @@ AXOLOTL = Dialect(
         "sequence_len": "max_length",
         "optimizer": "optim",
         "lr_scheduler": "lr_scheduler_type",
+        "adam_beta1": "adam_beta1",
+        "adam_beta2": "adam_beta2",
         "adam_beta_1": "adam_beta1",
         "adam_beta_2": "adam_beta2",
         "sample_packing": "padding_free",

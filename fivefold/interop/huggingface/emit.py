@@ -1,4 +1,8 @@
-"""Model, layout and job -> accelerate's YAML or DeepSpeed's JSON, arguments, config.json, train.py."""
+"""Model, layout and job -> accelerate's YAML or DeepSpeed's JSON, arguments, config.json, train.py.
+
+Configs of Axolotl, LLaMA-Factory and TRL also have the adapter and the data. Their strategy follows from the layout:
+DDP without ZeRO, FSDP2 or DeepSpeed with ZeRO-3, DeepSpeed with ZeRO-1 and 2.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,17 @@ from typing import Any
 
 from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import ConfigPlan, Written
-from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, STAGE_3
-from fivefold.interop.keys import Table, write_values
+from fivefold.interop.huggingface.adapters import write_adapter
+from fivefold.interop.huggingface.data import DATASET_INFO, describe_dataset, write_data
+from fivefold.interop.huggingface.dialects import AXOLOTL, LLAMAFACTORY, Dialect
+from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, PARALLEL, STAGE_3
+from fivefold.interop.huggingface.to_job import find_repository_model
+from fivefold.interop.keys import Table, part, write_values
 from fivefold.interop.render import yaml_file
 from fivefold.job import Job, recipe
-from fivefold.model.huggingface.write import to_config
+from fivefold.model import catalog
+from fivefold.model.huggingface.write import find_difference, to_config
+from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack
 
@@ -49,6 +59,7 @@ model = AutoModelForCausalLM.from_config(config, attn_implementation=ours.attn_i
 Trainer(model=model, args=arguments, train_dataset=RandomTokens(config.vocab_size, ours.max_length)).train()
 '''
 
+DEEPSPEED_FILE = "deepspeed.json"
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
 
 ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "unfused": "eager", "blocks": "sdpa"}
@@ -79,7 +90,7 @@ def arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
         "torch_compile": job.stack.compile,
         "use_liger_kernel": job.stack.loss == "chunked",
         "attn_implementation": ATTENTION[job.stack.attention],
-        "deepspeed": "deepspeed.json" if deepspeed else None,
+        "deepspeed": DEEPSPEED_FILE if deepspeed else None,
     }
 
 
@@ -113,11 +124,29 @@ def _files(plan: ConfigPlan, launch: str, *, config: str, about: str, deepspeed:
 
 def emit_accelerate(plan: ConfigPlan) -> Written:
     """Return accelerate's YAML for FSDP2, and the files that belong to it."""
-    layout, job = plan.layout, plan.job
+    layout = plan.layout
+    _refuse_adapter(plan)
     if layout.zero == 0:
         raise UserError(
             f"layout {str(layout)!r}: an accelerate config is written for FSDP2, which always shards; take zero3"
         )
+    launch, config = "accelerate launch --config_file accelerate.yaml", "On every host, each with its machine_rank."
+    files = _files(plan, launch, config=config, about="accelerate", deepspeed=False)
+    return Written(files | {"accelerate.yaml": _accelerate_file(plan, _fsdp(plan))})
+
+
+def _refuse_adapter(plan: ConfigPlan) -> None:
+    """Raise ``UserError`` for an adapter or pairs, which the script on random tokens does not train."""
+    if plan.job.adapter is not None or plan.job.objective == "dpo":
+        raise UserError(
+            f"{'adapter' if plan.job.adapter else 'objective=dpo'}: the script for transformers' Trainer trains all "
+            "weights on random tokens; take --to trl, axolotl or llamafactory"
+        )
+
+
+def _fsdp(plan: ConfigPlan) -> dict[str, Any]:
+    """Return accelerate's keys for FSDP2."""
+    layout, job = plan.layout, plan.job
     if layout.zero == 2:
         raise UserError(
             f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "
@@ -138,13 +167,26 @@ def emit_accelerate(plan: ConfigPlan) -> Written:
         f"{FSDP}offload_params": False,
         f"{FSDP}activation_checkpointing": False,
     }
-    if layout.shard_group or layout.cp > 1:
+    if layout.shard_group or layout.cp > 1 or layout.tp > 1:
         prefix = "accelerate.parallelism_config.parallelism_config_"
         values |= {
             f"{prefix}dp_replicate_size": layout.dp * layout.cp // layout.shards,
             f"{prefix}dp_shard_size": layout.shards // layout.cp,
             **({f"{prefix}cp_size": layout.cp} if layout.cp > 1 else {}),
+            **({f"{prefix}tp_size": layout.tp} if layout.tp > 1 else {}),
         }
+    return values
+
+
+def choose_stack(plan: ConfigPlan) -> str:
+    """Return the stack with which Axolotl, LLaMA-Factory and TRL run a plan."""
+    if plan.job.stack.name == "deepspeed" or plan.layout.zero in (1, 2):
+        return "deepspeed"
+    return "fsdp2" if plan.layout.zero else "ddp"
+
+
+def _accelerate_file(plan: ConfigPlan, values: dict[str, Any]) -> str:
+    """Return accelerate's YAML."""
     nodes, _ = plan.hosts
     extra = {
         "accelerate.compute_environment": ("LOCAL_MACHINE", ""),
@@ -152,19 +194,31 @@ def emit_accelerate(plan: ConfigPlan) -> Written:
         "accelerate.machine_rank": (0, "of this host"),
         "accelerate.main_training_function": ("main", ""),
         "accelerate.use_cpu": (False, ""),
-        f"{FSDP}state_dict_type": ("SHARDED_STATE_DICT", "of checkpoints"),
     }
+    if f"{FSDP}version" in values:
+        extra[f"{FSDP}state_dict_type"] = ("SHARDED_STATE_DICT", "of checkpoints")
     unprefixed = {key.removeprefix("accelerate."): value for key, value in values.items()}
     table: Table = {key.removeprefix("accelerate."): key_entry for key, key_entry in ACCELERATE.items()}
     unprefixed_extra = {key.removeprefix("accelerate."): value for key, value in extra.items()}
-    text = yaml_file(unprefixed, table, about=(f"accelerate: {layout}",), extra=unprefixed_extra)
-    launch, config = "accelerate launch --config_file accelerate.yaml", "On every host, each with its machine_rank."
-    files = _files(plan, launch, config=config, about="accelerate", deepspeed=False)
-    return Written(files | {"accelerate.yaml": text})
+    return yaml_file(unprefixed, table, about=(f"accelerate: {plan.layout}",), extra=unprefixed_extra)
 
 
 def emit_deepspeed(plan: ConfigPlan) -> Written:
     """Return DeepSpeed's JSON, and the files that belong to it."""
+    _refuse_adapter(plan)
+    text = _deepspeed_file(plan)
+    about = "deepspeed.json: see https://www.deepspeed.ai/docs/config-json for each of its keys"
+    files = _files(plan, _deepspeed_launch(plan), config=about, about="DeepSpeed", deepspeed=True)
+    return Written(files | {DEEPSPEED_FILE: text})
+
+
+def _deepspeed_launch(plan: ConfigPlan) -> str:
+    nodes, gpus_per_node = plan.hosts
+    return f"deepspeed --num_nodes {nodes} --num_gpus {gpus_per_node}"
+
+
+def _deepspeed_file(plan: ConfigPlan) -> str:
+    """Return DeepSpeed's JSON."""
     layout, job = plan.layout, plan.job
     if layout.pp > 1 or layout.tp > 1 or layout.ep > 1:
         raise UserError(
@@ -200,11 +254,7 @@ def emit_deepspeed(plan: ConfigPlan) -> Written:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if layout.cp > 1:
         config["sequence_parallel_size"] = layout.cp
-    nodes, gpus_per_node = plan.hosts
-    launch = f"deepspeed --num_nodes {nodes} --num_gpus {gpus_per_node}"
-    about = "deepspeed.json: see https://www.deepspeed.ai/docs/config-json for each of its keys"
-    files = _files(plan, launch, config=about, about="DeepSpeed", deepspeed=True)
-    return Written(files | {"deepspeed.json": json.dumps(config, indent=2) + "\n"})
+    return json.dumps(config, indent=2) + "\n"
 
 
 def written_sizes(stack: Stack, *, zero: int) -> dict[str, int]:
@@ -213,3 +263,118 @@ def written_sizes(stack: Stack, *, zero: int) -> dict[str, int]:
     if zero == 3 and stack.zero3_gather == "weights":
         bucket_sizes |= {name: getattr(stack, ours) for name, ours in STAGE_3.items()}
     return bucket_sizes
+
+
+def find_repository(model: Model) -> str:
+    """Return the model's repository on the hub, or the folder of the config if it has none."""
+    entry = catalog.CATALOG.get(model.name)
+    if entry is None or entry.source.count("/") != 1 or " " in entry.source:
+        return "."
+    read_back = find_repository_model(entry.source)
+    return entry.source if read_back and find_difference(read_back, model) is None else "."
+
+
+def _fine_tune(plan: ConfigPlan, software: str) -> tuple[ConfigPlan, dict[str, Any]]:
+    """Return the plan as the software counts samples, and its keys by the names of TrainingArguments."""
+    if plan.job.objective == "dpo":  # here a pair is two sequences, there one sample
+        layout, job = plan.layout, plan.job
+        if layout.mbs % 2:
+            raise UserError(f"mbs={layout.mbs}: a pair is two sequences; take mbs={layout.mbs + 1}")
+        job = job.replace(global_batch=job.global_batch // 2)
+        plan = plan._replace(layout=layout.replace(mbs=layout.mbs // 2), job=job)
+    values = arguments(plan, deepspeed=plan.job.stack.name == "deepspeed")
+    values |= {"model_name_or_path": find_repository(plan.model)}
+    values |= write_adapter(plan.job.adapter, software) | write_data(plan.data, plan.job, software)
+    is_separate = values.get("padding_free") or (values.get("packing") and values.get("packing_strategy") == "bfd")
+    if is_separate and plan.job.stack.attention == "flash2":
+        values["attn_implementation"] = "flash_attention_2"  # which takes the ends of documents
+    return plan, values
+
+
+def _fine_tune_files(plan: ConfigPlan, values: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the files of the model and of DeepSpeed, and remarks on them."""
+    files = dict[str, str]()
+    remarks: tuple[str, ...] = ()
+    if values["model_name_or_path"] == ".":
+        files["config.json"] = json.dumps(to_config(plan.model), indent=2) + "\n"
+        remarks = ("config.json has no weights: put the model's weights and tokenizer next to it",)
+    if plan.job.stack.name == "deepspeed":
+        files[DEEPSPEED_FILE] = _deepspeed_file(plan)
+    return files, remarks
+
+
+def _write_dialect(dialect: Dialect, values: dict[str, Any], *, about: str, plan: ConfigPlan) -> str:
+    """Return the YAML of a dialect."""
+    table = {**ARGUMENTS, **ACCELERATE, **dialect.table}
+    named = {dialect.find_name(key): value for key, value in values.items()}
+    meanings = {dialect.find_name(key): entry for key, entry in table.items()}
+    meanings |= {key: part("", None) for key in named.keys() - meanings.keys()}
+    lines = (about, f"{plan.model.name}, {plan.layout}")
+    return yaml_file(named, meanings, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
+
+
+def emit_axolotl(plan: ConfigPlan) -> Written:
+    """Return Axolotl's YAML, and DeepSpeed's JSON if it needs one."""
+    plan, values = _fine_tune(plan, AXOLOTL.name)
+    files, remarks = _fine_tune_files(plan, values)
+    if values.pop("use_liger_kernel"):
+        values |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
+    if plan.job.stack.name == "fsdp2":
+        for key, value in _fsdp(plan).items():
+            if key.startswith(FSDP) and key != f"{FSDP}version":
+                values[f"fsdp_config.{key.removeprefix(FSDP)}"] = value
+            elif key.startswith(PARALLEL):
+                values[key] = value
+        values["fsdp_version"] = 2
+    text = _write_dialect(AXOLOTL, values, about="axolotl train axolotl.yaml", plan=plan)
+    return Written({"axolotl.yaml": text} | files, remarks)
+
+
+def emit_llamafactory(plan: ConfigPlan) -> Written:
+    """Return LLaMA-Factory's YAML with its dataset_info.json, and the file of the strategy."""
+    plan, values = _fine_tune(plan, LLAMAFACTORY.name)
+    files, remarks = _fine_tune_files(plan, values)
+    files[DATASET_INFO] = json.dumps(describe_dataset(plan.data, plan.job), indent=2) + "\n"
+    values["attn_implementation"] = {
+        theirs: own for (_, own), (key, theirs) in LLAMAFACTORY.words.items() if key == "attn_implementation"
+    }[values["attn_implementation"]]
+    if not values.pop("gradient_checkpointing"):
+        values["disable_gradient_checkpointing"] = True
+    if values.pop("padding_free", False):
+        values["neat_packing"] = True
+    nodes, gpus_per_node = plan.hosts
+    run = "FORCE_TORCHRUN=1 llamafactory-cli train train.yaml"
+    if nodes > 1:
+        run = f"FORCE_TORCHRUN=1 NNODES={nodes} NPROC_PER_NODE={gpus_per_node} NODE_RANK=… MASTER_ADDR=… {run[17:]}"
+    if plan.job.stack.name != "fsdp2":
+        text = _write_dialect(LLAMAFACTORY, values, about=run, plan=plan)
+        return Written({"train.yaml": text} | files, remarks)
+    text = _write_dialect(LLAMAFACTORY, values, about="run.sh starts it", plan=plan)
+    script = _script(plan, "accelerate launch --config_file accelerate.yaml -m llamafactory.launcher train.yaml")
+    files |= {"accelerate.yaml": _accelerate_file(plan, _fsdp(plan))}
+    return Written({"run.sh": script, "train.yaml": text} | files, remarks)
+
+
+def emit_trl(plan: ConfigPlan) -> Written:
+    """Return the YAML of TRL's script, and the file of the strategy."""
+    plan, values = _fine_tune(plan, "trl")
+    files, remarks = _fine_tune_files(plan, values)
+    is_dpo, adapter = plan.job.objective == "dpo", plan.job.adapter
+    script = "trl.scripts.dpo" if is_dpo else "trl.scripts.sft"
+    if is_dpo and adapter is not None and adapter.dropout:
+        values["disable_dropout"] = False
+    if plan.job.stack.name == "deepspeed":
+        launch = f"{_deepspeed_launch(plan)} --module {script} --config train.yaml"
+    else:
+        launch = f"accelerate launch --config_file accelerate.yaml -m {script} --config train.yaml"
+        world = plan.layout.world
+        replicated: dict[str, Any] = {"accelerate.distributed_type": "MULTI_GPU" if world > 1 else "NO"}
+        replicated |= {"accelerate.num_processes": world}
+        files["accelerate.yaml"] = _accelerate_file(plan, _fsdp(plan) if plan.job.stack.name == "fsdp2" else replicated)
+    lines = (f"{plan.model.name}, {plan.layout}",)
+    text = yaml_file(values, ARGUMENTS, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
+    return Written({"run.sh": _script(plan, launch), "train.yaml": text} | files, remarks)
+
+
+def _script(plan: ConfigPlan, launch: str) -> str:
+    return f'#!/bin/bash\n# {plan.model.name}, {plan.layout}\ncd "$(dirname "$0")"\n{launch}\n'

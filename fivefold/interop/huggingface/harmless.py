@@ -103,7 +103,7 @@ use_otel_metrics use_pose use_ray use_tensorboard use_trackio use_wandb vllm vll
 
 LLAMAFACTORY = """
 adapter_folder additional_target apollo_* asft_alpha audio_* badam_* batch_size block_diag_attn buffer_size cache_path
-compute_accuracy compute_dtype create_new_adapter crop_to_patches data_shared_file_system dataset_dir
+compute_accuracy compute_dtype create_new_adapter crop_to_patches data_shared_file_system
 default_system disable_shuffling do_sample download_mode dpo_label_smoothing eaft_alpha early_stopping_steps
 enable_thinking enable_torch_profiler export_* fp8_* freeze_* galore_* generating_args.* hf_hub_token
 hyper_parallel_args ignore_pad_token_for_loss image_* include_effective_tokens_per_second infer_backend infer_dtype

@@ -11,7 +11,11 @@ from collections.abc import Callable
 from fivefold.interop.huggingface import adapters, data, effects, harmless
 from fivefold.interop.keys import Table, field, ignored_keys, part, unmodelled_key
 
-VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, transformers 5.23.0"}
+VERSIONS = {
+    "accelerate": "1.15.0, transformers 5.23.0",
+    "deepspeed": "0.19.8, transformers 5.23.0",
+    "trl": "1.16.0, transformers 5.23.0",
+}
 
 PRECISION = "job.precision"
 

@@ -84,7 +84,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields["layout.ac"] = (
         "full" if any(value not in (None, False, "none") for value in checkpointing_values) else "none"
     )
-    data = read_data(values, ranks_pairs=bool(preferences))
+    data = read_data(values, ranks_pairs=bool(preferences), folder=document.folder)
     fields |= preferences or _objective(data, fields, model)
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
 
@@ -137,11 +137,18 @@ def _model(values: Values, document: Document, asked: Model | None) -> tuple[Mod
         return None, ("the model: say --model NAME",)
     if file := find_config_file(f"{model_name}/config.json", document):
         return catalog.resolve(str(file.parent)), ()
-    name = str(model_name).rstrip("/").rpartition("/")[2].lower()
+    if (known := find_repository_model(str(model_name))) is not None:
+        return known, ()
+    return None, (f"the model {model_name!r}, which is not of the catalog: say --model NAME, or its config.json",)
+
+
+def find_repository_model(repository: str) -> Model | None:
+    """Return the catalog's model of a repository of the hub, or None."""
+    name = repository.rstrip("/").rpartition("/")[2].lower()
     for key, entry in catalog.CATALOG.items():
         if key == name or name in _names(entry.source):
-            return catalog.build_model(key), ()
-    return None, (f"the model {model_name!r}, which is not of the catalog: say --model NAME, or its config.json",)
+            return catalog.build_model(key)
+    return None
 
 
 def _names(source: str) -> set[str]:

@@ -13,7 +13,7 @@ from fivefold.machine.launch import torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
 from fivefold.record import Record, UserError
-from fivefold.results.reading import ParsedKey, Reading
+from fivefold.results.reading import DataReading, ParsedKey, Reading
 
 FOLDER = "runs"
 
@@ -52,8 +52,16 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
         layout=layout,
         job=job,
         ranks=layout.world,
+        data=_read_data(values.get("data")),
         understood=understood,
     )
+
+
+def _read_data(table: Any) -> DataReading | None:
+    """Return the table ``[data]``, which ``train`` validates."""
+    if not isinstance(table, dict):
+        return None
+    return DataReading(fields={name: value for name, value in table.items() if isinstance(value, str | int | float)})
 
 
 def list_changes(record: Record, usual: Record) -> dict[str, Any]:

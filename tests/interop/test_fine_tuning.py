@@ -1,0 +1,150 @@
+"""Axolotl, LLaMA-Factory and TRL: configs are written with adapter, objective and data, and read back as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fivefold.adapter import Adapter
+from fivefold.interop.format import ConfigPlan
+from fivefold.interop.write import write
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import CATALOG, build_model
+from fivefold.record import UserError
+from fivefold.results.reading import DataReading
+from tests.interop.draws import Range, check_round_trip, plans
+
+AMONG = Range(
+    models=("llama3-8b", "qwen3-8b", "tiny"),
+    recipes=("bf16-grad16", "bf16-autocast", "fp32"),
+    acs=("none", "full"),
+    axes=("dp", "cp"),
+    fine_tuning=True,
+)
+FORMATS = ("axolotl", "llamafactory", "trl")
+# Of [data], what a software has no key for: one remark for each.
+NOT_EXPRESSED = {
+    "axolotl": {"chat_template"},  # expressed for messages
+    "llamafactory": {"chat_template", "excess"},
+    "trl": {"key", "excess", "heldout", "chat_template"},  # the template is expressed without pairs
+}
+REFUSED = ("precision", "zero2", "adapter.dropout", "cp=ring", "shard groups")
+
+
+@pytest.mark.parametrize("stack", ["ddp", "fsdp2", "deepspeed"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_drawn_job_is_read_back(name: str, stack: str, tmp_path: Path) -> None:
+    written = 0
+    for plan in plans(stack, count=16, seed=11, among=AMONG):
+        why = check_round_trip(plan, to=name, folder=tmp_path)
+        written += why is None
+        assert why is None or any(word in why for word in REFUSED), why
+        if why is None:
+            remarks = [remark for remark in write(plan, to=name).remarks if remark.startswith("data: ")]
+            assert {remark.split()[1] for remark in remarks} <= NOT_EXPRESSED[name] | {"packing"}
+    assert written >= 5
+
+
+def plan_of(
+    job: dict[str, object], *, data: dict[str, str | float] | None = None, layout: str = "dp8 zero3 mbs2"
+) -> ConfigPlan:
+    base = {"sequence": 2048, "global_batch": 32, "precision": recipe("bf16-grad16"), "objective": "sft"}
+    reading = DataReading(fields=data) if data else None
+    return ConfigPlan(
+        build_model("llama3-8b"), Layout.parse(layout), Job.read(base | job, origin="a test"), data=reading
+    )
+
+
+ADAPTER = {
+    "rank": 8,
+    "alpha": 24,
+    "dropout": 0.05,
+    "targets": ["q_proj", "v_proj"],
+    "rank_stabilized": True,
+    "base": "nf4",
+}
+DATA: dict[str, str | float] = {
+    "corpus": "chat.jsonl", "format": "messages", "key": "talk", "loss_on": "all", "packing": "none", "heldout": 0.1,
+}  # fmt: skip
+# in the words of each software's documentation, not by the tables of which reader and writer are made
+EXPECTED = {
+    "axolotl": {
+        "base_model": "meta-llama/Meta-Llama-3-8B", "adapter": "qlora", "load_in_4bit": True, "lora_r": 8,
+        "lora_alpha": 24, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"], "peft_use_rslora": True,
+        "sequence_len": 2048, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "train_on_inputs": True,
+        "datasets": [{"path": "chat.jsonl", "ds_type": "json", "type": "chat_template", "field_messages": "talk"}],
+        "sample_packing": False, "val_set_size": 0.1, "fsdp_version": 2,
+    },
+    "llamafactory": {
+        "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "finetuning_type": "lora", "quantization_bit": 4,
+        "lora_rank": 8, "lora_alpha": 24, "lora_dropout": 0.05, "lora_target": "q_proj,v_proj", "use_rslora": True,
+        "cutoff_len": 2048, "per_device_train_batch_size": 2, "train_on_prompt": True, "stage": "sft",
+        "packing": False, "val_size": 0.1, "disable_gradient_checkpointing": True,
+    },
+    "trl": {
+        "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "use_peft": True, "load_in_4bit": True, "lora_r": 8,
+        "lora_alpha": 24, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"], "use_rslora": True,
+        "max_length": 2048, "assistant_only_loss": False, "packing": False, "use_bnb_nested_quant": True,
+        "datasets": [{"path": "json", "data_files": "chat.jsonl"}],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_file_says_it_in_the_softwares_words(name: str) -> None:
+    files = write(plan_of({"adapter": ADAPTER}, data=DATA), to=name).files
+    values = yaml.safe_load(files["axolotl.yaml" if name == "axolotl" else "train.yaml"])
+    expected = EXPECTED[name]
+    assert {key: values.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_pair_is_one_sample(name: str) -> None:
+    plan = plan_of({"objective": "dpo", "dpo_beta": 0.3, "global_batch": 64})
+    values = yaml.safe_load(write(plan, to=name).files["axolotl.yaml" if name == "axolotl" else "train.yaml"])
+    beta = {"axolotl": "rl_beta", "llamafactory": "pref_beta", "trl": "beta"}[name]
+    size = "micro_batch_size" if name == "axolotl" else "per_device_train_batch_size"
+    assert (values[beta], values[size], values["gradient_accumulation_steps"]) == (0.3, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("job", "to", "words"),
+    [
+        ({"adapter": ADAPTER}, "accelerate", "take --to trl, axolotl or llamafactory"),
+        ({"adapter": ADAPTER | {"alpha": 12.5}}, "trl", "adapter.alpha=12.5: lora_alpha is a whole number; take 12"),
+        ({"adapter": ADAPTER, "objective": "dpo"}, "axolotl", "adapter.dropout=0.0 instead of 0.05"),
+    ],
+)
+def test_what_a_config_cannot_express_is_an_error(job: dict[str, object], to: str, words: str) -> None:
+    with pytest.raises(UserError, match=words.replace(".", r"\.")):
+        write(plan_of(job), to=to)
+
+
+def test_every_model_of_the_catalog_is_named_so_that_it_is_found_again() -> None:
+    from fivefold.interop.huggingface.emit import find_repository
+    from fivefold.interop.huggingface.to_job import find_repository_model
+
+    models = [build_model(name) for name in CATALOG]
+    named = {model.name: repository for model in models if (repository := find_repository(model)) != "."}
+    assert len(named) > 20
+    assert "deepseek-v3" in named
+    assert "deepseek-v3-mtp" not in named  # the repository's name is that of the model without further layers
+    assert {name: find_repository_model(repository) for name, repository in named.items()} == {
+        model.name: model for model in models if model.name in named
+    }
+
+
+def test_a_run_file_keeps_its_data(tmp_path: Path) -> None:
+    from fivefold.interop.launch.run_file import emit_run_file
+    from fivefold.interop.read import read
+
+    plan = plan_of({"adapter": ADAPTER}, data=DATA)._replace(machine="h100:8")
+    (tmp_path / "run.toml").write_text(emit_run_file(plan).files["run.toml"])
+    back = read([str(tmp_path / "run.toml")])
+    assert back.data is not None
+    assert back.data.fields == DATA
+    assert back.job is not None
+    assert back.job.adapter == Adapter.model_validate(ADAPTER)
