@@ -37,6 +37,7 @@ from fivefold.trainer.faults.spikes import BadLoss, LossGuard
 from fivefold.trainer.faults.watchdog import Watchdog
 from fivefold.trainer.logs.run_log import NoLogs
 from fivefold.trainer.logs.step_line import step_line
+from fivefold.trainer.measure.host_heap import HostHeap
 from fivefold.trainer.measure.measured_step import MeasuredStep, live_tensors, measure
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.measure.noise_scale import NoiseScale
@@ -103,6 +104,7 @@ class Loop:
             seconds=run.faults.watchdog_seconds,
             report=lambda step, text: logs.event(step, text),
         )
+        self.heap = HostHeap()
         self.measured: MeasuredStep | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
         self.engine.noise = NoiseScale.from_built(built, layout) if run.noise_scale else None
@@ -132,6 +134,7 @@ class Loop:
                             self.seconds.append(step_seconds)
                         loss, is_due = result.loss, self.run.checkpoints.is_due(step, last=step == self.job.steps)
                         self._log_step(step, result, step_seconds, measured=self.measured if meter else None)
+                        self.heap.trim()
                         if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
                             heldout = self.evaluate(step)
                             stopped = stopped or self._stop_vote()
