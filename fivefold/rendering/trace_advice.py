@@ -3,7 +3,7 @@
     The largest loss is waiting for ranks that arrive late, 18% of a step. Rank 1 is last at 40 of its 52 messages …
 
 Losses are means over ranks and steps, as shares of a step. What a prediction of the same step has too is a property of
-the layout: it is named as such, and another layout is the change.
+the layout: it is named as such, and another layout is the change. Idle time is named by what the host does in it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fivefold.results.trace_report import Breakdown, TraceReport
+from fivefold.results.trace_report import Breakdown, Category, KernelLine, TraceReport
 from fivefold.step import Step
 from fivefold.units import show_seconds
 
 MIN_SHARE = 0.05  # smaller losses are no advice
+STACK_OPTIONS = {  # loss → option by the beginning of a stack's name
+    "exposed communication": {
+        "megatron": "--overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap",
+        "deepspeed": "overlap_comm: true, a larger reduce_bucket_size and stage3_prefetch_bucket_size",
+        "torchtitan": 'parallelism.fsdp_reshard_after_forward = "never" where memory allows',
+        "fsdp2": "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch of FSDPModule",
+        "ddp": "a larger bucket_cap_mb, and no_sync() around all but the last micro-batch",
+    },
+    "host-bound idle time": {
+        "megatron": "--cuda-graph-impl, and fused kernels of Transformer Engine",
+        "torchtitan": "compile.enable = true",
+    },
+    "data loading": {"megatron": "--num-workers"},
+}
 
 
 class Loss(NamedTuple):
@@ -32,7 +46,7 @@ def advise(report: TraceReport, ranks: Sequence[Breakdown], predicted: Step | No
     step_seconds = _mean(ranks, "window_seconds")
     if not step_seconds:
         return ""
-    loss = max(_list_losses(report, ranks, predicted), key=lambda loss: loss.seconds)
+    loss, following = sorted(_list_losses(report, ranks, predicted), key=lambda loss: -loss.seconds)[:2]
     share = loss.seconds / step_seconds
     if share < MIN_SHARE:
         compute = _mean(ranks, "compute_seconds") / step_seconds
@@ -42,12 +56,26 @@ def advise(report: TraceReport, ranks: Sequence[Breakdown], predicted: Step | No
         )
     sentences = [f"The largest loss is {loss.name}, {show_seconds(loss.seconds)} or {share:.0%} of a step."]
     sentences += [loss.evidence] if loss.evidence else []
-    speed = 1 / (1 - share) - 1
-    sentences += [
-        loss.change,
-        f"Without it a step would take {share:.0%} less time, {speed:.0%} more tokens per second.",
-    ]
+    sentences += [loss.change]
+    if predicted is not None and (option := _name_option(loss.name, predicted.stack)):
+        sentences += [f"In {predicted.stack}: {option}."]
+    speed = 1 / max(1 - share, 1e-3)
+    gain = f"{speed - 1:.0%} more" if speed < 2 else f"{speed:.2g} times as many" if speed < 100 else "many times more"
+    sentences += [f"Without it a step would take {share:.0%} less time, {gain} tokens per second."]
+    if following.seconds >= MIN_SHARE * step_seconds:
+        sentences += [f"Next is {following.name}, {following.seconds / step_seconds:.0%}."]
+    if predicted is not None:
+        sentences += [
+            f"Predicted are {show_seconds(predicted.time.step_seconds)} per step; measured are "
+            f"{show_seconds(step_seconds)}, and {show_seconds(step_seconds - loss.seconds)} without it."
+        ]
     return " ".join(sentences)
+
+
+def _name_option(loss: str, stack: str) -> str:
+    """Return the option of a software that reduces a loss; "" if none is known."""
+    options = STACK_OPTIONS.get(loss, {})
+    return next((option for begin, option in options.items() if stack.startswith(begin)), "")
 
 
 def _mean(ranks: Sequence[Breakdown], field: str) -> float:
@@ -79,22 +107,56 @@ def _list_losses(report: TraceReport, ranks: Sequence[Breakdown], predicted: Ste
         yield Loss(
             "exposed communication",
             exposed - expected,
-            _name_longest(report) + beyond,
+            _name_longest(report) + beyond + _warn_of_missing_ranks(report),
             "Overlap it with compute (bucketed or asynchronous reductions, prefetched gathers), or send less over slow "
             "links: tensor parallelism within a node, fewer and larger messages.",
         )
     yield Loss(
-        "host-bound idle time",
-        _mean(ranks, "idle_host_seconds"),
-        "The device waits for launches.",
-        "Launch less: torch.compile, CUDA graphs, fused optimizers, larger micro-batches; and take .item() and "
-        "printing out of the loop.",
-    )
-    yield Loss(
         "copies that overlap nothing",
         _mean(ranks, "memcpy_alone_seconds"),
-        "",
-        "Copy from pinned memory with non_blocking=True, and load batches ahead.",
+        *_explain_copies(_get_category(report, "memcpy")),
+    )
+    yield from _list_idle_losses(report, ranks)
+
+
+def _list_idle_losses(report: TraceReport, ranks: Sequence[Breakdown]) -> Iterator[Loss]:
+    """Yield the kinds of idle time: what the host does in it, then the rest."""
+    loading, allocation, blocked = (
+        _mean(ranks, f"idle_{state}_seconds") for state in ("loading", "allocation", "blocked")
+    )
+    yield Loss(
+        "data loading",
+        loading,
+        "The device is idle while the host waits for the next batch of a DataLoader.",
+        "Load batches in workers ahead of the step: num_workers, persistent_workers, prefetch_factor and pin_memory "
+        "(dataloader_num_workers in Hugging Face's Trainer); tokenize and decode before the run.",
+    )
+    yield Loss(
+        "allocation of device memory",
+        allocation,
+        "The device is idle while the host is in calls such as cudaMalloc or cudaFree.",
+        "Trace steps after the first ones. If it goes on, memory is full or fragmented: "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fixed shapes, and no empty_cache() in the loop.",
+    )
+    yield Loss(
+        "waiting of the host for copies and synchronization",
+        blocked,
+        "The device is idle while the host is in calls such as cudaMemcpyAsync or cudaStreamSynchronize.",
+        "Take .item(), .cpu(), .tolist(), nonzero() and printing of tensors out of the step, or do them every few "
+        "steps; copy from pinned memory with non_blocking=True.",
+    )
+    launches = sum(line.calls for line in report.categories)
+    evidence = f"The device waits for the host, which launches {launches:,.0f} kernels and copies a step."
+    if report.device == "CPU":
+        evidence = "No operator runs: Python is at work."
+    elif report.steps == ("all",):
+        evidence += " No steps are marked in the trace, so that start-up may be part of it: call profiler.step()."
+    yield Loss(
+        "host-bound idle time",
+        max(0.0, _mean(ranks, "idle_host_seconds") - loading - allocation - blocked),
+        evidence,
+        "Launch less: torch.compile, CUDA graphs, fused optimizers, larger micro-batches; and take Python work out of "
+        "the loop.",
     )
     yield Loss(
         "queued idle time",
@@ -102,6 +164,30 @@ def _list_losses(report: TraceReport, ranks: Sequence[Breakdown], predicted: Ste
         "Kernels are launched, but wait for another stream.",
         "Look for synchronization between streams: waits for communication that is not needed yet, or for the loader.",
     )
+
+
+def _get_category(report: TraceReport, name: Category) -> KernelLine | None:
+    return next((line for line in report.categories if line.category == name), None)
+
+
+def _explain_copies(copies: KernelLine | None) -> tuple[str, str]:
+    """Return evidence and change by the direction of the copies that take most."""
+    name = copies.largest if copies else ""
+    evidence = f"Most of {copies.calls:,.0f} copies a step are {name}." if copies and name else ""
+    if "DtoD" in name or "Device -> Device" in name:
+        return evidence, "Avoid copies within the device: contiguous(), clone(), torch.cat and copies between views."
+    if "DtoH" in name or "Device -> Host" in name:
+        return evidence, "Copy results to pinned memory with non_blocking=True, less often, or offload less."
+    if "Pinned" in name:
+        return evidence, "Copy the next batch ahead on a stream of its own, or offload less."
+    return evidence, "Copy from pinned memory with non_blocking=True, and load batches ahead."
+
+
+def _warn_of_missing_ranks(report: TraceReport) -> str:
+    """Return the remark that waiting is not known without the traces of all ranks."""
+    if len(report.ranks) == report.world:
+        return ""
+    return " Part of it may be waiting for late ranks, whose traces are missing."
 
 
 def _name_latest(report: TraceReport) -> str:
@@ -119,7 +205,12 @@ def _name_longest(report: TraceReport) -> str:
     """Return the collective that takes the longest, and how fast its link is used."""
     longest = max(report.messages, key=lambda line: line.seconds, default=None)
     if longest is None:
-        return ""
+        kernels = _get_category(report, "communication")
+        return (
+            f"It has {kernels.calls:,.0f} kernels a step, most of them {kernels.largest.partition('(')[0]}."
+            if kernels
+            else ""
+        )
     group = f" over {longest.axis}" if longest.axis else f" over {longest.ranks} ranks" if longest.ranks else ""
     used = ""
     if longest.bus_bandwidth and longest.link_bandwidth:

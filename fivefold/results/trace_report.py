@@ -21,9 +21,10 @@ class Breakdown(Record):
     """Seconds of a rank's window. Several streams or threads at once count once.
 
     ``idle_host_seconds``: nothing had been launched; ``idle_waiting_seconds``: work was queued behind something. The
-    rest
-    of ``idle_seconds`` has no launch in the trace. ``waiting_seconds``: exposed communication before the last rank had
-    arrived, None where the traces of the others are missing.
+    rest of ``idle_seconds`` has no launch in the trace. Of ``idle_host_seconds`` the host spends ``idle_loading`` in a
+    DataLoader, ``idle_allocation`` allocating device memory, and ``idle_blocked`` within a copy or a synchronization.
+    ``waiting_seconds``: exposed communication before the last rank had arrived, None where the traces of the others are
+    missing.
     """
 
     rank: NonNegativeInt
@@ -40,6 +41,9 @@ class Breakdown(Record):
     idle_waiting_seconds: NonNegativeFloat
     optimizer_seconds: NonNegativeFloat  # part of the compute
     waiting_seconds: NonNegativeFloat | None = None
+    idle_loading_seconds: NonNegativeFloat = 0.0
+    idle_allocation_seconds: NonNegativeFloat = 0.0
+    idle_blocked_seconds: NonNegativeFloat = 0.0
 
     @property
     def overlapped_seconds(self) -> float:
@@ -53,10 +57,14 @@ class Breakdown(Record):
 
 
 class KernelLine(Record):
-    """A kernel (on CPU: an outermost operator), or a full category; mean over ranks and steps."""
+    """A kernel (on CPU: an outermost operator), or a full category; mean over ranks and steps.
+
+    ``largest``: the kernel that takes most of a category; "" for a kernel.
+    """
 
     category: Category
     name: str = ""
+    largest: str = ""
     calls: NonNegativeFloat
     seconds: NonNegativeFloat
     longest_seconds: NonNegativeFloat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fivefold
 from fivefold.rendering.trace_advice import advise
-from fivefold.results.trace_report import Arrivals, Breakdown
+from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine
 from tests.rendering.test_trace_report import FIRST, REPORT
 
 
@@ -16,7 +16,9 @@ def test_a_late_rank_is_named() -> None:
         "The largest loss is waiting for ranks that arrive late, 25.0 ms or 25% of a step. Rank 3 is"
     )
     assert "last at 9 of its 10 messages; the others wait 200.0 ms for it in all. Give all ranks equal work" in text
-    assert text.endswith("Without it a step would take 25% less time, 33% more tokens per second.")
+    assert text.endswith(
+        "Without it a step would take 25% less time, 33% more tokens per second. Next is host-bound idle time, 10%."
+    )
 
 
 def test_communication_beyond_the_prediction_is_avoidable() -> None:
@@ -33,14 +35,42 @@ def test_communication_beyond_the_prediction_is_avoidable() -> None:
     assert "so it belongs to the layout. Search another one" in text
 
 
+def test_the_option_is_that_of_the_software_and_the_gain_is_held_against_the_prediction() -> None:
+    step = fivefold.predict("nano", "h100:4", "dp4 zero3", gbs=16, stack="deepspeed")
+    ranks = [FIRST.replace(exposed_seconds=0.03, waiting_seconds=0.0)]
+    text = advise(REPORT.replace(messages=(), ranks=tuple(range(16))), ranks, step)
+    assert "In deepspeed: overlap_comm: true" in text
+    assert "per step; measured are 100.0 ms, and 7" in text
+    assert "late ranks" not in text
+    assert "Part of it may be waiting for late ranks, whose traces are missing." in advise(REPORT, ranks)
+
+
 def test_each_cause_has_its_change() -> None:
     none = {name: 0.0 for name in Breakdown.model_fields if name.endswith("_seconds")}
     bare = FIRST.replace(**none | {"window_seconds": 0.1, "compute_seconds": 0.09})
     assert advise(REPORT, [bare]).startswith("No loss takes 5% of a step or more: compute fills 90%.")
     for field, words in {
         "idle_host_seconds": "CUDA graphs",
+        "idle_loading_seconds": "num_workers",
+        "idle_allocation_seconds": "expandable_segments",
+        "idle_blocked_seconds": ".item()",
         "memcpy_alone_seconds": "pinned memory",
         "idle_waiting_seconds": "synchronization between streams",
     }.items():
         assert words in advise(REPORT, [bare.replace(**{field: 0.02})]), field
     assert advise(REPORT, []) == ""
+    assert "10 times as many tokens per second" in advise(REPORT, [bare.replace(idle_loading_seconds=0.09)])
+
+
+def test_copies_are_named_by_their_direction() -> None:
+    ranks = [FIRST.replace(memcpy_alone_seconds=0.08)]
+    for name, words in {
+        "Memcpy DtoD (Device -> Device)": "torch.cat",
+        "Memcpy HtoD (Pageable -> Device)": "Copy from pinned memory",
+        "Memcpy HtoD (Pinned -> Device)": "ahead on a stream of its own",
+        "Memcpy DtoH (Device -> Pageable)": "less often",
+    }.items():
+        copies = KernelLine(category="memcpy", calls=774, seconds=0.08, longest_seconds=0.01, largest=name)
+        text = advise(REPORT.replace(categories=(copies,)), ranks)
+        assert f"Most of 774 copies a step are {name}." in text
+        assert words in text

@@ -3,7 +3,8 @@
 json_stream · recording     events of a file of any size; one rank's events as columns
 rank_trace · categories     compute, communication and copies; the steps; kinds of kernels
 job_traces · matching       traces of one job on one clock; which kernels of the ranks are one message
-intervals · breakdown · messages · critical_path · prediction     the results; comparison with a prediction
+host_states · intervals                      what the host does; sets of moments
+breakdown · messages · critical_path · prediction     the results; comparison with a prediction
 """
 
 from __future__ import annotations

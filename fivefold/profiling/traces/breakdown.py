@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fivefold.profiling.traces.intervals import Intervals, clip, gaps, subtract, union, unite
+from fivefold.profiling.traces.host_states import find_host_states
+from fivefold.profiling.traces.intervals import EMPTY, Intervals, clip, gaps, intersect, subtract, union, unite
 from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, MEMCPY, UNKNOWN, RankEvents, StepWindow
 from fivefold.results.trace_report import Breakdown, Category, KernelLine
 
@@ -32,6 +33,7 @@ class Timeline:
         rows = trace.in_optimizer & (trace.activity == COMPUTE)
         self.optimizer = union(trace.start[rows], trace.end[rows])
         self.waits = subtract(waits, self.compute) if waits is not None else None
+        self.host_states = find_host_states(trace.recording)
 
     def breakdown(self, window: StepWindow, *, first: int = 0) -> Breakdown:
         """Return the breakdown of a window.
@@ -43,7 +45,7 @@ class Timeline:
             for name in ("compute", "communication", "exposed", "memcpy", "optimizer")
         }
         idle = gaps(self.busy, window.start, window.end)
-        host, waiting = self._split_idle(idle)
+        host, queued = self._split_idle(idle)
         return Breakdown(
             rank=self.trace.rank,
             step=window.name,
@@ -52,19 +54,23 @@ class Timeline:
             **{f"{name}_seconds": value for name, value in seconds.items()},
             memcpy_alone_seconds=clip(self.alone, window.start, window.end).total / 1e9,
             idle_seconds=idle.total / 1e9,
-            idle_host_seconds=host / 1e9,
-            idle_waiting_seconds=waiting / 1e9,
+            idle_host_seconds=host.total / 1e9,
+            idle_waiting_seconds=queued.total / 1e9,
+            **{
+                f"idle_{state}_seconds": intersect(host, intervals).total / 1e9
+                for state, intervals in self.host_states._asdict().items()
+            },
             waiting_seconds=None if self.waits is None else clip(self.waits, window.start, window.end).total / 1e9,
         )
 
-    def _split_idle(self, idle: Intervals) -> tuple[int, int]:
-        """Return the nanoseconds of gaps in which nothing had been launched, and in which something was queued."""
+    def _split_idle(self, idle: Intervals) -> tuple[Intervals, Intervals]:
+        """Return the gaps in which nothing had been launched, and those in which something was queued."""
         if not self.trace.recording.has_gpu_kernels:
-            return idle.total, 0
+            return idle, EMPTY
         launches = self.first_launches(idle.ends)
-        lengths = idle.ends - idle.starts
         queued = launches < idle.starts
-        return int(lengths[~queued & (launches != UNKNOWN)].sum()), int(lengths[queued].sum())
+        host = ~queued & (launches != UNKNOWN)
+        return Intervals(idle.starts[host], idle.ends[host]), Intervals(idle.starts[queued], idle.ends[queued])
 
     def first_launches(
         self, ends: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -85,7 +91,10 @@ class Timeline:
 def lines(
     windows: Sequence[tuple[RankEvents, StepWindow]],
 ) -> tuple[list[KernelLine], list[KernelLine]]:
-    """Return the time by category and by kernel, as means over the windows, the largest first."""
+    """Return the time by category and by kernel, as means over the windows, the largest first.
+
+    A category names the kernel that takes most of it.
+    """
     kinds: dict[Category, list[int]] = {}
     names: dict[tuple[Category, str], list[int]] = {}  # calls, ns, longest
     categories_by_rank = {
@@ -103,9 +112,10 @@ def lines(
             kind = _category(categories_by_rank[trace.rank][key // 4], optimizer=bool(key & 2), message=bool(key & 1))
             _add(kinds.setdefault(kind, [0, 0, 0]), sums)
             _add(names.setdefault((kind, trace.names[key // 4]), [0, 0, 0]), sums)
-    by_kind = [_line(kind, "", sums, number) for kind, sums in kinds.items()]
-    by_name = [_line(kind, name, sums, number) for (kind, name), sums in names.items()]
-    return _sort_lines(by_kind), _sort_lines(by_name)
+    by_name = _sort_lines([_line(kind, name, sums, number) for (kind, name), sums in names.items()])
+    largest = {line.category: line.name for line in reversed(by_name)}
+    by_kind = [_line(kind, "", sums, number).replace(largest=largest[kind]) for kind, sums in kinds.items()]
+    return _sort_lines(by_kind), by_name
 
 
 def _category(category: Category, *, optimizer: bool, message: bool) -> Category:

@@ -11,12 +11,13 @@ import re
 from fivefold.results.trace_report import Category
 
 NAMES: tuple[tuple[Category, str], ...] = (
-    ("communication", r"nccl|rccl|gloo:|deep_ep|nvshmem|multimem|(one|two)_shot_all_reduce|cross_device_reduce"),
+    ("communication", r"nccl|rccl|gloo:|deep_ep|ep::(intra|inter)node::|nvshmem|multimem|(one|two)_shot_all_reduce"
+                      r"|cross_device_reduce"),
     ("memcpy", r"^memcpy|^memset|^aten::(copy_|_to_copy|to|contiguous|clone|zero_|zeros|zeros_like|fill_)$"),
     ("optimizer", r"adam|multi_?tensor|_foreach|lamb_|sgd_|muon|optimizer"),
     ("attention", r"flash|fmha|sdpa|attention|attn"),
-    ("GEMM", r"gemm|gemv|cutlass|nvjet|xmma|wgmma|cublas|splitk|matmul|_mm\b|::b?mm|addmm|baddbmm|linear|convolution"
-             r"|conv[123]d|^triton_(mm|bmm|tem)|cijk_"),
+    ("GEMM", r"(?<!fb)gemm|gemv|cutlass|nvjet|xmma|wgmma|cublas|splitk|matmul|_mm\b|::b?mm|addmm|baddbmm|linear"
+             r"|convolution|conv[123]d|^triton_(mm|bmm|tem)|cijk_"),
     ("norm", r"norm"),
     ("elementwise", r"elementwise|pointwise|^triton_poi|cpp_fused|::(add|sub|mul|div|pow|neg|exp|log|sqrt|rsqrt|sigmoid"
                     r"|silu|gelu|relu|tanh|where|square|rope|threshold|masked_fill|clamp|lerp|addcmul|addcdiv)(_|_backward)?$"),

@@ -69,3 +69,8 @@ def subtract(intervals: Intervals, other: Intervals) -> Intervals:
     start, end = int(intervals.starts[0]), int(intervals.ends[-1])
     rest = gaps(intervals, start, end)
     return gaps(unite(rest, other), start, end)
+
+
+def intersect(intervals: Intervals, other: Intervals) -> Intervals:
+    """Return what both cover."""
+    return subtract(intervals, subtract(intervals, other))

@@ -26,6 +26,9 @@ SLACK = 60_000_000_000  # ns by which the clocks of two hosts may differ
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 
 
+SLOW_OPTIONS = ("profile_memory", "with_stack")  # options of torch.profiler that slow the host
+
+
 @dataclass
 class JobTraces:
     """All traces of a job, by rank; ``remarks``: what was omitted or assumed."""
@@ -60,6 +63,9 @@ def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> J
     world = _check_one_job(ranks, remarks)
     rank_traces = [rank_trace(recording, rank=rank) for rank, recording in sorted(ranks.items())]
     remarks += [remark for recording in rank_traces for remark in recording.recording.remarks]
+    recorded = {option for trace in ranks.values() for option in SLOW_OPTIONS if trace.metadata.get(option)}
+    if recorded:
+        remarks.append(f"recorded with {' and '.join(sorted(recorded))}: the host is slower than without")
     _set_origins(rank_traces)
     return JobTraces(rank_traces, world, remarks)
 

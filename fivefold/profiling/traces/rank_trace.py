@@ -155,7 +155,11 @@ def _classify_rows(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> npt.N
 
 
 def _launches(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> Nanoseconds:
-    """Return the start of the runtime's call that launched each row; UNKNOWN if it is not in the trace."""
+    """Return when each row had been launched, at the latest when it begins; UNKNOWN if its launch is not in the trace.
+
+    A row is launched when the runtime's call returns: during a long one, such as the copy of pageable memory or the
+    launch of a large graph, the host is at work and nothing is queued.
+    """
     calls = np.flatnonzero((recording.kind == LAUNCH) & (recording.correlation != 0))
     calls = calls[np.argsort(recording.correlation[calls], kind="stable")]
     ids = recording.correlation[calls]
@@ -164,7 +168,9 @@ def _launches(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> Nanosecond
     is_known = (row_ids != 0) & (positions < len(ids))
     is_known[is_known] = ids[positions[is_known]] == row_ids[is_known]
     launch = np.full(len(rows), UNKNOWN)
-    launch[is_known] = recording.start[calls[positions[is_known]]]
+    known_calls = calls[positions[is_known]]
+    begins = np.minimum(recording.end[known_calls], recording.start[rows[is_known]])
+    launch[is_known] = np.maximum(recording.start[known_calls], begins)
     return launch
 
 

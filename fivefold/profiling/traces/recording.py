@@ -24,11 +24,12 @@ from fivefold.record import UserError
 KERNEL, COPY, LAUNCH, OPERATOR, ANNOTATION = range(5)
 KINDS = {
     "kernel": KERNEL, "Kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": COPY, "Memcpy": COPY, "Memset": COPY,
-    "cpu_op": OPERATOR, "user_annotation": ANNOTATION,
+    "cpu_op": OPERATOR, "Operator": OPERATOR, "user_annotation": ANNOTATION,
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "Runtime"), LAUNCH),
 }  # fmt: skip
 MAX_TIME_NS = 1 << 61  # largest time in ns (73 years), or id
-KEPT_ANNOTATIONS = ("ProfilerStep", "Optimizer.step#", "gloo:")  # annotations that are kept
+DATA_LOADING = "enumerate(DataLoader)#"  # begin of the annotation of torch.utils.data.DataLoader's __next__
+KEPT_ANNOTATIONS = ("ProfilerStep", "Optimizer.step#", DATA_LOADING, "gloo:")  # annotations that are kept
 ELEMENT_BYTES = {
     "double": 8, "long": 8, "long int": 8, "int64": 8, "float64": 8, "float": 4, "int": 4, "float32": 4, "int32": 4,
     "half": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "float16": 2, "short": 2, "short int": 2,
@@ -108,8 +109,11 @@ class _Columns:
         name = event["name"]
         if not isinstance(name, str):
             raise TypeError
-        if kind == ANNOTATION and not name.startswith(KEPT_ANNOTATIONS):
-            return
+        if kind in (OPERATOR, ANNOTATION):  # before 1.11 PyTorch wrote annotations as operators
+            if name.startswith(KEPT_ANNOTATIONS):
+                kind = ANNOTATION
+            elif kind == ANNOTATION:
+                return
         timestamp, duration_us = event["ts"], event["dur"]
         first = (
             math.floor(timestamp) if self.first is None else self.first

@@ -54,7 +54,7 @@ def windows(events: list[dict[str, Any]]) -> list[tuple[int, int]]:
 def sweep_gpu(events: list[dict[str, Any]], window: tuple[int, int]) -> Swept:
     """Sweep a window of a trace with kernels."""
     begin, end = window
-    launches = {item["args"]["correlation"]: ns(item)[0] for item in events if item.get("cat") == "cuda_runtime"}
+    returns = {item["args"]["correlation"]: ns(item)[1] for item in events if item.get("cat") == "cuda_runtime"}
     runs = {name: np.zeros(end - begin, bool) for name in ("compute", "message", "copy")}
     starts: dict[int, int] = {}  # when the first of those that start there was launched
     for event in events:
@@ -62,7 +62,7 @@ def sweep_gpu(events: list[dict[str, Any]], window: tuple[int, int]) -> Swept:
             start, until = ns(event)
             kind = "copy" if event["cat"] != "kernel" else "message" if re.match("nccl", event["name"]) else "compute"
             runs[kind][max(0, start - begin) : max(0, until - begin)] = True
-            launch = launches[event["args"]["correlation"]]
+            launch = min(start, returns[event["args"]["correlation"]])
             starts[start] = min(launch, starts.get(start, launch))
     compute, message, copy = runs["compute"], runs["message"], runs["copy"]
     idle = ~(compute | message | copy)

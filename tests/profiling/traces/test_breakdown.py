@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from benchmarks.speed.traces import (
 )
 from fivefold.profiling.traces import read
 from fivefold.profiling.traces.categories import category
-from fivefold.results.trace_report import Breakdown
+from fivefold.results.trace_report import Breakdown, TraceReport
 from tests.profiling.traces import kineto, sweep
 from tests.profiling.traces.recorded import ddp_traces, engine_traces
 
@@ -80,6 +81,58 @@ def test_an_unlaunched_kernel_ends_an_unattributed_gap(tmp_path: Path) -> None:
     assert result.step == "all"
 
 
+def event(category: str, name: str, start: int, end: int, *, correlation: int = 0) -> dict[str, Any]:
+    """An event in microseconds; kernels and copies on stream 7, all else on a thread of the host."""
+    args = {"correlation": correlation} if correlation else {}
+    on_device = category.lower() in ("kernel", "gpu_memcpy", "memcpy")
+    lane = {"pid": 0, "tid": 7, "args": {**args, "stream": 7}} if on_device else {"pid": 9, "tid": 9, "args": args}
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, **lane}
+
+
+def read_one(folder: Path, *events: dict[str, Any], **metadata: object) -> TraceReport:
+    (folder / "trace.json").write_text(json.dumps({"traceEvents": events, **metadata}), encoding="utf-8")
+    return read([folder / "trace.json"]).report
+
+
+def test_idle_time_is_named_by_what_the_host_does(tmp_path: Path) -> None:
+    """The host loads for 30 of 40 us, allocates for 10 of 20, and is for 50 us in a copy that began before the gap."""
+    report = read_one(
+        tmp_path,
+        event("kernel", "gemm", 0, 10, correlation=1),
+        event("cuda_runtime", "cudaLaunchKernel", 0, 0, correlation=1),
+        event("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 5, 40),
+        event("cuda_runtime", "cudaStreamSynchronize", 12, 20),  # within the loader: counts once
+        event("cuda_runtime", "cudaLaunchKernel", 49, 50, correlation=2),
+        event("kernel", "gemm", 50, 60, correlation=2),
+        event("cuda_runtime", "cudaMalloc", 55, 70),
+        event("cuda_runtime", "cudaLaunchKernel", 78, 79, correlation=3),
+        event("kernel", "gemm", 80, 90, correlation=3),
+        event("cuda_runtime", "cudaMemcpyAsync", 85, 140, correlation=4),
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 140, 150, correlation=4),
+        profile_memory=1,
+    )
+    (result,) = report.breakdown
+    assert result.idle_seconds == result.idle_host_seconds == pytest.approx(110e-6)
+    parts = (result.idle_loading_seconds, result.idle_allocation_seconds, result.idle_blocked_seconds)
+    assert parts == pytest.approx((30e-6, 10e-6, 50e-6))
+    assert "recorded with profile_memory: the host is slower than without" in report.remarks
+    assert {line.category: line.largest for line in report.categories}["GEMM"] == "gemm"
+
+
+def test_traces_of_pytorch_1_8_have_steps_and_a_loader(tmp_path: Path) -> None:
+    """Its annotations are operators, its copies Memcpy, its calls Runtime: as in the samples of kineto's tb_plugin."""
+    report = read_one(
+        tmp_path,
+        event("Operator", "ProfilerStep#5", 0, 100),
+        event("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 60),
+        event("Operator", "aten::mm", 61, 64),
+        event("Runtime", "cudaLaunchKernel", 62, 63, correlation=1),
+        event("Kernel", "volta_sgemm_128x32_nt", 65, 100, correlation=1),
+    )
+    assert report.steps == ("ProfilerStep#5",)
+    assert report.breakdown[0].idle_loading_seconds == pytest.approx(60e-6)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("record", [ddp_traces, engine_traces], ids=["torch DDP", "our engine"])
 def test_a_run_on_cpu_is_where_a_sweep_finds_it(record: object, tmp_path: Path) -> None:
@@ -122,6 +175,8 @@ def test_a_run_on_cpu_is_where_a_sweep_finds_it(record: object, tmp_path: Path) 
         ("Memset (Device)", "memcpy"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
         ("void deep_ep::internode::dispatch<false, 4, false, 8192>()", "communication"),
+        ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16>(int, int)", "communication"),
+        ("split_embedding_codegen_forward_kernel<float>(fbgemm_gpu::FixedDivisor)", "other"),
         ("void at::native::index_elementwise_kernel<128, 4>(long)", "elementwise"),
         ("void at_cuda_detail::cub::DeviceRadixSortSingleTileKernel<int>()", "other"),
         ("aten::embedding", "other"),
