@@ -1,13 +1,15 @@
 """Every model of the catalog through every command that answers questions of it, on a small and on a large machine.
 
-Of each architecture the last model is searched, planned, compared and reported, and one architecture in four is
-dry-run; ``make endure`` has the others. On the small machine they have few layers, and of the large one few layouts are
-tried; ``python -m tests.endure.catalog`` has full models and all layouts.
+As many architectures as together have every feature are searched, planned, compared and reported, and those of them
+with most are dry-run; ``make endure`` has the others. On the small machine they have few layers, and of the large one
+few layouts are tried; ``python -m tests.endure.catalog`` has full models and all layouts.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from fivefold.planner.compare import ComparedCase, compare
 from fivefold.planner.predict import planner
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
+from fivefold.record import Record
 from fivefold.rendering import report
 from fivefold.requests.playbook import playbook
 
@@ -35,11 +38,33 @@ JOB = Job(sequence=64, global_batch=8)
 
 
 LAST = {entry.config["model_type"]: name for name, entry in CATALOG.items()}  # of each architecture
+DRY_RUN = 6  # models, which have two thirds of all features
 
 
-def list_models(share: int) -> list[Any]:
-    """Return all models for ``parametrize``: ``make test`` runs the last of each ``share``th architecture."""
-    chosen = list(LAST.values())[::share]
+def list_features(record: Record, prefix: str = "") -> Iterator[str]:
+    """List what a model has: its fields with their values, of numbers whether they are zero."""
+    for name in type(record).model_fields:
+        value = getattr(record, name)
+        if isinstance(value, Record):
+            yield from list_features(value, f"{prefix}{name}.")
+        elif name not in ("name", "source"):
+            yield f"{prefix}{name}={value if value is None or isinstance(value, bool | str) else bool(value)}"
+
+
+@cache
+def cover_features() -> tuple[str, ...]:
+    """Return models that together have every feature of the catalog, those with most new ones first."""
+    features = {name: set(list_features(build_model(name))) for name in LAST.values()}
+    missing, chosen = set[str]().union(*features.values()), list[str]()
+    while missing:
+        chosen.append(max(features, key=lambda name: len(features[name] & missing)))
+        missing -= features[chosen[-1]]
+    return tuple(chosen)
+
+
+def list_models(count: int | None = None) -> list[Any]:
+    """Return all models for ``parametrize``: ``make test`` runs the first ``count`` of those that cover features."""
+    chosen = cover_features()[:count]
     return [pytest.param(name, marks=() if name in chosen else pytest.mark.long) for name in CATALOG]
 
 
@@ -52,7 +77,7 @@ def shorten_model(model: Model) -> Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list_models(1))
+@pytest.mark.parametrize("name", list_models())
 def test_every_planning_command_answers_for_every_model(name: str) -> None:
     model, few = build_model(name), shorten_model(build_model(name))
     large = Job(sequence=min(model.positions, 2048), global_batch=512)
@@ -69,7 +94,7 @@ def test_every_planning_command_answers_for_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list_models(4))
+@pytest.mark.parametrize("name", list_models(DRY_RUN))
 def test_a_model_is_dry_run(name: str) -> None:
     few, layout = shorten_model(build_model(name)), Layout.parse("dp8 zero2 mbs1")
     result = dryrun(model=few, machine=SMALL, layout=layout, job=JOB)

@@ -27,7 +27,7 @@ from tests.processes import run_forked
 from tests.selection import mark_share
 from tests.trainer.data.conversations import conversations, write_lines, write_tokenizer
 
-MODEL = Model(name="dense", layers=4, width=48, heads=4, kv_heads=2, head_dim=12, ffn=64, vocab=400)
+MODEL = Model(name="dense", layers=2, width=48, heads=4, kv_heads=2, head_dim=12, ffn=64, vocab=400)
 CASES = [
     ("dp2 zero3 mbs2 ac=full", Adapter(rank=4, base="nf4")),
     ("cp2 mbs2", Adapter(rank=4, base="nf4")),

@@ -15,12 +15,15 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 
-TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+TINY = build_model("tiny").replace(width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 
 
 @cache
-def _make_tapes(layout: str, model: Model = TINY, *, job: Job | None = None, all_ranks: bool = True) -> list[Tape]:
+def _make_tapes(
+    layout: str, model: Model | None = None, *, job: Job | None = None, all_ranks: bool = True
+) -> list[Tape]:
     result = Layout.parse(layout)
+    model = model or TINY.replace(layers=max(2, result.pp * result.v))
     if job is None:
         job = Job(sequence=36 if result.cp == 3 else 32, global_batch=4 * (result.dp if result.pp > 1 else 1))
     ranks = range(result.world) if all_ranks else representatives(result)

@@ -28,7 +28,7 @@ from tests.selection import mark_share
 pytestmark = pytest.mark.slow
 
 H100, JOB = resolve("h100:8", local=Path()), Job(sequence=64, global_batch=4)
-TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+TINY = build_model("tiny").replace(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 QWEN = build_model("qwen3-30b-a3b")
 assert QWEN.moe is not None
 MOE = QWEN.replace(
@@ -54,7 +54,7 @@ def run_dry(layout: str, *, model: Model = TINY, machine: Machine = H100, job: J
         [
             (TINY, "dp2 tp2 pp2 zero1"),
             (TINY, "dp2 cp2 zero3 ac=full"),
-            (TINY, "pp2 v2 zbv"),
+            (TINY.replace(layers=4), "pp2 v2 zbv"),
             (MOE, "dp4 tp2 ep4 zero2"),
         ],
     ),
@@ -114,7 +114,7 @@ def test_out_of_memory_is_a_finding_with_a_fix_that_fits() -> None:
     small = H100.replace(chip=H100.chip.replace(memory_bytes=5 * 2**30))
     job, large = (
         JOB.replace(sequence=1024, global_batch=8),
-        TINY.replace(width=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192),
+        TINY.replace(layers=4, width=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192),
     )
     result = run_dry("dp8 zero0", model=large, machine=small, job=job)
     (line,) = result.findings

@@ -61,7 +61,7 @@ def test_expert_messages_match(layout: str, make_tapes: MakeTapes) -> None:
     assert findings(make_tapes(layout, MIXTURE), streams=True) == []
 
 
-@pytest.mark.parametrize("layout", mark_share(2, ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"]))
+@pytest.mark.parametrize("layout", mark_share(4, ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"]))
 def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     tape = tapes[1]
@@ -74,7 +74,7 @@ def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: MakeTap
         assert any(f"over {message.axis}" in line and "rank 1" in line for line in result), (message, result)
 
 
-@pytest.mark.parametrize("layout", mark_share(2, ["dp2 tp2", "cp2", "tp2 pp2"]))
+@pytest.mark.parametrize("layout", mark_share(3, ["tp2 pp2", "dp2 tp2", "cp2"]))
 def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     tape = tapes[0]

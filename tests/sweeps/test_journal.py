@@ -19,7 +19,7 @@ from fivefold.sweeps.sweep import SweepPlan, run
 
 SWEEP = Sweep.read(
     {
-        "models": ["nano"], "machines": ["h100"], "ranks": [1, 2, 4, 8], "batches": [16],
+        "models": ["nano"], "machines": ["h100"], "ranks": [2, 8], "batches": [16],
         "layouts": ["dp* tp{1,2} pp{1,2} zero{0,1,3} mbs{1,2,3}"], "sequences": [64],
     }, origin="test",
 )  # fmt: skip

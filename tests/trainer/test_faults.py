@@ -627,7 +627,7 @@ class Launched(Child):
 @pytest.mark.parametrize("signals", mark_share(2, [[(16, "SIGTERM")], [(16, "SIGINT"), (24, "SIGTERM")]]), ids=len)
 def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
     """Each failure strikes the run that the one before has left; in the end it is the undisturbed one to the bit."""
-    set_run(folder="straight", **TWO)
+    set_run(folder="straight", **TWO | {"checkpoints": {"every_steps": 80}})
     with true_interpreters():
         done = subprocess.run(
             [sys.executable, "-m", "fivefold", "train", "run.toml", "--json"],
@@ -717,3 +717,4 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
     assert ended.code == 0
     assert (saved_step(), saved_bits()) == (80, saved_bits("straight"))
     assert len(losses()) == 80
+    assert not list(Path("run").glob("stacks-*"))

@@ -1,4 +1,4 @@
-"""``hanging_rank.py RANK FOLDER``: of two ranks the second leaves out an all-reduce; both write their recorders."""
+"""``hanging_rank.py FOLDER``: of two ranks the second leaves out an all-reduce; both write their recorders."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def rank_of_a_hang(rank: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    rank_of_a_hang(int(sys.argv[1]), sys.argv[2])
+    rank_of_a_hang(int(os.fork() == 0), sys.argv[1])

@@ -42,8 +42,13 @@ def scale_of(model: Model) -> float:
     return model.attention_scale or model.head_dim**-0.5
 
 
+LAST = {entry.config["model_type"]: name for name, entry in CATALOG.items()}  # of each architecture
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in LAST.values() else pytest.mark.long) for name in CATALOG]
+)
 def test_catalog_models_equal_their_reference_class(name: str) -> None:
     config = reference(CATALOG[name].config)
     model, module = from_config(config.to_dict(), name=name), build_on_meta(config)

@@ -20,6 +20,7 @@ from fivefold.record import UserError
 from fivefold.rendering.trace_report import page
 from tests.printed import to_text
 from tests.profiling.traces import kineto
+from tests.selection import mark_share
 
 LEAF = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
 VALUE = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
@@ -205,7 +206,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", mark_share(4, range(40)))
 def test_whatever_a_trace_holds_it_is_read_or_refused(seed: int, tmp_path: Path) -> None:
     """Some values of two ranks' files replaced, three times; page and data are made of what is read."""
     dice = random.Random(seed)

@@ -84,7 +84,7 @@ def run_without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> d
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loop.Loop, "_step", step_past)
-        set_run(folder=folder, **changes)
+        set_run(folder=folder, **changes | {"checkpoints": {"every_steps": 100}})
         assert set(Ranks(ranks).wait(seconds=90).values()) == {0}
     return saved_bits(folder)
 

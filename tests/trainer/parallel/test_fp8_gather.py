@@ -143,17 +143,18 @@ def resume(directory: Path, first: int, last: int) -> tuple[list[float], dict[st
     """Losses of the steps from ``first`` on, after what is in ``directory``, and the weights that are left there."""
     layout = Layout.parse("dp2 ep2 zero3 mbs1")
     job = Job(sequence=TOKENS, global_batch=4, precision=TILES, emulate=True)
-    built = build(model=ROUTED, layout=layout, job=job, device=torch.device("cpu"))
-    engine, losses = Engine(built, model=ROUTED, layout=layout, job=job), []
+    model = ROUTED.replace(layers=1)
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    engine, losses = Engine(built, model=model, layout=layout, job=job), []
     for step in range(first, last):
         if step == first and (path := find_latest(directory)):
             engine.evaluate(torch.zeros(1, 1, TOKENS + 1, dtype=torch.long))  # with scales of other weights
-            load(path, built=built, model=ROUTED, job=job)
+            load(path, built=built, model=model, job=job)
         tokens = torch.randint(0, 83, (4, TOKENS + 1), generator=torch.Generator().manual_seed(step))
         losses.append(engine.step(tokens.view(2, 2, 1, -1)[:, built.ranks["dp"].rank]).loss)
         engine.zero_grad()
     progress = RunProgress(step=last, samples=0, tokens=0)
-    save(directory, built=built, progress=progress, model=ROUTED, layout=layout, job=job)
+    save(directory, built=built, progress=progress, model=model, layout=layout, job=job)
     return losses, {shard.name: shard.weight.detach().clone() for shard in built.shards}
 
 

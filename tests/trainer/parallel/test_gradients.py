@@ -20,8 +20,8 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.update import Optimizer
 from tests.selection import mark_share
 
-DENSE = Model(name="dense", layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96)
-TIED = DENSE.replace(name="tied", tied_embeddings=True)
+DENSE = Model(name="dense", layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96)
+TIED = DENSE.replace(name="tied", layers=4, tied_embeddings=True)
 ROUTED = DENSE.replace(name="routed", moe=MoE(experts=4, topk=2, ffn=32, shared_experts=1, shared_ffn=32))
 STEPS = 2
 

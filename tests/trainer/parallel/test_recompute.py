@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -143,6 +143,7 @@ def test_any_set_and_any_order_of_backwards(chosen: set[str], name: str, order: 
 # Bytes
 
 
+@cache
 def measure_block(model: Model, ac: str) -> tuple[int, int, int]:
     """Kept bytes, the backward's peak and FLOPs of one block; weight gradients are freed as they are made."""
     stack, entry = Stack(model, ac), micro_batch(0)
@@ -158,6 +159,7 @@ def measure_block(model: Model, ac: str) -> tuple[int, int, int]:
     return kept, meter.peak_bytes - meter.base_bytes + entry.nbytes, meter.flops
 
 
+@cache
 def count_planned(model: Model, ac: str) -> tuple[int, int, int]:
     job = Job(sequence=TOKENS, global_batch=SEQUENCES, precision=recipe("fp32"), early_stop=True, attention="blocks")
     part = LocalDegrees(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed_operations)
