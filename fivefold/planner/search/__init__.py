@@ -48,7 +48,7 @@ from fivefold.step import FITS_RISK, TIGHT_RISK
 
 MISSES = 3  # near misses to show if nothing fits
 MISSES_UNITS = 500_000  # of work to find them
-ENDLESS = 2**60  # bytes that no layout needs
+UNLIMITED_BYTES = 2**60  # bytes that no layout needs
 
 
 @collect_garbage_rarely()
@@ -72,7 +72,7 @@ def search(
     using: Planner | None = None,
     exact: bool = False,
     work: SearchWork | None = None,
-    **narrowed: Any,
+    **space_arguments: Any,
 ) -> SearchResult:
     """Search for the ``top`` layouts by time, cost, memory or regret.
 
@@ -80,22 +80,27 @@ def search(
 
     ``within``: propose the simplest layout whose time is within this share of the best (``simplest.py``). ``recipes``:
     precisions to try besides the job's; ``reduces``: other ways to reduce gradients. ``worlds``: numbers of ranks; by
-    default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``. ``improved``:
-    called with each better layout and its score; ``fitted``: with every evaluated layout that fits. ``risk``: the
-    probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight layouts beyond
-    it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. ``work``: has another
-    limit than the default, beyond which the search may leave a ``gap`` to the best possible; ``exact``: no limit. If
-    the search is interrupted once it has a layout, it returns the best so far. Raises ``UserError`` if no layout is
+    default all of the machine, and by cost every divisor of it. ``space_arguments``: arguments of ``Space``.
+
+    ``improved``: called with each better layout and its score; ``fitted``: with every evaluated layout that fits.
+    ``risk``: the probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight
+    layouts beyond it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. ``work``:
+    has another limit than the default, beyond which the search may leave a ``gap`` to the best possible; ``exact``: no
+    limit.
+
+    If the search is interrupted once it has a layout, it returns the best so far. Raises ``UserError`` if no layout is
     legal.
     """
-    begin, work = time.perf_counter(), None if exact else work or SearchWork()
-    spaces = _list_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
+    start, work = time.perf_counter(), None if exact else work or SearchWork()
+    spaces = _list_spaces(
+        model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **space_arguments
+    )
     total = sum(space.layouts for _, space in spaces)
     proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
-    looks = tight and by in ("time", "cost")
-    largest_tight = _max_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks else 0
-    known = Incumbents(
+    looks_for_tight = tight and by in ("time", "cost")
+    largest_tight = _max_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks_for_tight else 0
+    incumbents = Incumbents(
         _max_peak(spaces, risk, model=model, machine=machine),
         by=score,
         top=top,
@@ -106,35 +111,39 @@ def search(
         largest_tight=largest_tight,
         work=work,
     )
-    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
+    solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners = _search_until_stopped(
         solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk
     )
-    where = narrowed.get("where", ANY)
-    total += even_out(known, where=where) if planners and proposes else 0
+    where = space_arguments.get("where", ANY)
+    total += even_out(incumbents, where=where) if planners and proposes else 0
     result = SearchResult(
         by=by,
         remarks=describe_assumed_batch(job, machine),
-        proposal=_proposal(known, within or 0.0, planners=planners.values(), where=where) if proposes else None,
-        best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in known.best),
-        front=tuple(_pareto_front(known.fitting)),
+        proposal=_propose(incumbents, within or 0.0, planners=planners.values(), where=where) if proposes else None,
+        best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in incumbents.best),
+        front=tuple(_pareto_front(incumbents.fitting)),
         risk=risk,
-        tight=_find_tight(known),
-        reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None, risk=risk),
+        tight=_find_tight(incumbents),
+        reasons=incumbents.rejections.reasons(
+            machine, incumbents.best[0].estimate if incumbents.best else None, risk=risk
+        ),
         misses=()
-        if known.best
+        if incumbents.best
         else tuple(_list_near_misses(spaces, planners, model=model, machine=machine, risk=risk, exact=exact)),
-        binding_constraint="" if known.best else _find_binding_constraint(model, machine, job, where=where, risk=risk),
+        binding_constraint=""
+        if incumbents.best
+        else _find_binding_constraint(model, machine, job, where=where, risk=risk),
         tried=total if planners else solver.done,
-        gap=known.gap,
-        undecided=known.is_undecided and not known.best,
+        gap=incumbents.gap,
+        undecided=incumbents.is_undecided and not incumbents.best,
         stopped=not planners,
-        evaluated=known.evaluated,
-        seconds=time.perf_counter() - begin,
+        evaluated=incumbents.evaluated,
+        seconds=time.perf_counter() - start,
     )
-    if by == "robust" and known.best and planners:
-        result = _rank_until_stopped(result, known, narrowed=narrowed, report=report, exact=exact)
-    return result.replace(seconds=time.perf_counter() - begin)
+    if by == "robust" and incumbents.best and planners:
+        result = _rank_until_stopped(result, incumbents, space_arguments=space_arguments, report=report, exact=exact)
+    return result.replace(seconds=time.perf_counter() - start)
 
 
 def _list_spaces(
@@ -146,20 +155,20 @@ def _list_spaces(
     recipes: Sequence[Recipe],
     reduces: Sequence[Reduce],
     worlds: Sequence[int],
-    **narrowed: Any,
+    **space_arguments: Any,
 ) -> list[tuple[Job, Space]]:
     """Return the layouts of every job and number of ranks. Raises ``UserError`` if there is none."""
     validate_job(model, job)
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
-    spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
+    spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **space_arguments))
     if not any(space.layouts for _, space in spaces):
-        raise UserError(_describe_no_layout(model, machine, job, worlds=worlds, **narrowed))
+        raise UserError(_describe_no_layout(model, machine, job, worlds=worlds, **space_arguments))
     return spaces
 
 
 def _spaces(
-    jobs: Sequence[Job], reduces: Sequence[Reduce], *, model: Model, worlds: Sequence[int], **narrowed: Any
+    jobs: Sequence[Job], reduces: Sequence[Reduce], *, model: Model, worlds: Sequence[int], **space_arguments: Any
 ) -> Iterator[tuple[Job, Space]]:
     """Yield the layouts of each job.
 
@@ -167,45 +176,47 @@ def _spaces(
     """
     for job in jobs:
         for world in worlds:
-            yield job, Space(model, job, world=world, **narrowed)
+            yield job, Space(model, job, world=world, **space_arguments)
     for job in (
         base_job.replace(reduce=reduce) for base_job in jobs for reduce in reduces if reduce != base_job.stack.reduce
     ):
         for world in worlds:
-            yield job, Space(model, job, world=world, reduces_often=True, **narrowed)
+            yield job, Space(model, job, world=world, reduces_often=True, **space_arguments)
 
 
-def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner], where: Where) -> Proposal | None:
+def _propose(incumbents: Incumbents, within: float, *, planners: Collection[Planner], where: Where) -> Proposal | None:
     """Return the simplest layout within ``within`` of the best, on as many ranks and in the same precision.
 
     Layouts that are estimated on the way join the best. Returns None if nothing fits.
     """
-    if not known.best:
+    if not incumbents.best:
         return None
-    best = known.best[0]
-    usable = planners or dict.fromkeys(entry.planner for entry in known.fitting)  # of a search that was interrupted
+    best = incumbents.best[0]
+    usable = planners or dict.fromkeys(
+        entry.planner for entry in incumbents.fitting
+    )  # of a search that was interrupted
     same_precision = [planner for planner in usable if planner.job.precision == best.planner.job.precision]
     evaluated = (
         Evaluated(entry.estimate.layout, entry.estimate.step_time, entry.peak_bytes, entry.planner)
-        for entry in known.fitting
+        for entry in incumbents.fitting
         if entry.planner in same_precision and entry.estimate.layout.world == best.estimate.layout.world
     )
-    simplest = Simplest(same_precision, evaluated, limit=best.seconds * (1 + within), where=where)
+    simplest = Simplest(same_precision, evaluated, max_seconds=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
-    simpler, faster = (alternative(rival, chosen) for rival in simplest.rivals(chosen))
-    listed = {(entry.text, entry.planner.job) for entry in known.best}
-    for candidate in sorted(simplest.known.values(), key=lambda candidate: (candidate.seconds, candidate.peak_bytes))[
-        : known.top
-    ]:
+    simpler, faster = (alternative(rival, chosen) for rival in simplest.find_rivals(chosen))
+    listed = {(entry.text, entry.planner.job) for entry in incumbents.best}
+    for candidate in sorted(
+        simplest.evaluated.values(), key=lambda candidate: (candidate.seconds, candidate.peak_bytes)
+    )[: incumbents.top]:
         if (str(candidate.layout), candidate.planner.job) not in listed:
-            known.evaluate(candidate.planner, candidate.layout)
-    known.best = sorted(known.fitting, key=lambda result: result[:4])[: known.top]
+            incumbents.evaluate(candidate.planner, candidate.layout)
+    incumbents.best = sorted(incumbents.fitting, key=lambda result: result[:4])[: incumbents.top]
     return Proposal(
         layout=str(chosen.layout),
         within=within,
         simpler=simpler,
         faster=faster,
-        similar_layouts=sum(entry.seconds <= simplest.limit for entry in simplest.known.values()),
+        similar_layouts=sum(entry.seconds <= simplest.max_seconds for entry in simplest.evaluated.values()),
         choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
         why=tuple(explain_choices(chosen, where=where, planners=same_precision)),
         remark=describe_uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
@@ -213,31 +224,33 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
 
 
 def _rank_until_stopped(
-    result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None, exact: bool
+    result: SearchResult, known: Incumbents, *, space_arguments: Mapping[str, Any], report: Report | None, exact: bool
 ) -> SearchResult:
     """Return ``result`` ranked by regret, or ranked by time if the ranking is interrupted."""
     try:
-        return _rank_by_regret(result, known, narrowed=narrowed, report=report, exact=exact)
+        return _rank_by_regret(result, known, space_arguments=space_arguments, report=report, exact=exact)
     except (KeyboardInterrupt, StopSignal):
         return result.replace(by="time", stopped=True)
 
 
 def _rank_by_regret(
-    result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None, exact: bool
+    result: SearchResult, known: Incumbents, *, space_arguments: Mapping[str, Any], report: Report | None, exact: bool
 ) -> SearchResult:
     """Return ``result`` with the most robust layouts as its best, and with a proposal compared with them."""
     planner, fastest = known.best[0].planner, known.best[0].estimate.layout
     simplest = Layout.parse(result.proposal.layout) if result.proposal else fastest
-    judge = RegretEvaluator(planner, world=fastest.world, narrowed=narrowed, report=report, exact=exact)
+    evaluator = RegretEvaluator(
+        planner, world=fastest.world, space_arguments=space_arguments, report=report, exact=exact
+    )
     fitting = (candidate.estimate.layout for candidate in known.fitting if candidate.planner is planner)
-    judged = judge.find(fitting, included=(fastest, simplest), top=known.top)
+    ranked = evaluator.find_most_robust(fitting, included=(fastest, simplest), top=known.top)
     within = f"the simplest within {result.proposal.within:.1%}" if result.proposal else "the fastest"
-    best = [evaluated.layout for evaluated in judged[: known.top]]
+    best = [evaluated.layout for evaluated in ranked[: known.top]]
     return result.replace(
         best=tuple(_rank(planner, layout, planner.machine) for layout in best),
         proposal=None,
-        gap=max(filter(None, (result.gap, judge.gap)), default=result.gap),
-        robust=judge.to_record(judged, notes={simplest: within, fastest: "the fastest"}, top=known.top),
+        gap=max(filter(None, (result.gap, evaluator.gap)), default=result.gap),
+        robust=evaluator.to_record(ranked, notes={simplest: within, fastest: "the fastest"}, top=known.top),
     )
 
 
@@ -248,9 +261,9 @@ def _max_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model,
     )
 
 
-def _find_tight(known: Incumbents) -> TightLayout | None:
+def _find_tight(incumbents: Incumbents) -> TightLayout | None:
     """Return the fastest tight layout, compared with the best that fits; None if none is faster."""
-    tight, best = known.tight, known.best[0] if known.best else None
+    tight, best = incumbents.tight, incumbents.best[0] if incumbents.best else None
     if tight is None or (best and best.score <= tight.score):
         return None
     return TightLayout(
@@ -289,16 +302,16 @@ def find_fitting_layout(
     ``using``: a planner of the same model and job on other ranks of the machine, whose counts are reused. ``work``: if
     its limit is exceeded, no layout was found, but one may fit.
     """
-    smallest = Where.parse(f"mbs<={job.min_micro_batch} ac=full")  # of which most likely one fits
+    smallest_layouts = Where.parse(f"mbs<={job.min_micro_batch} ac=full")  # of which most likely one fits
     planners = {job: using} if using else {}
-    for admitted in (Where((*where.terms, *smallest.terms)), where):
+    for admitted in (Where((*where.terms, *smallest_layouts.terms)), where):
         spaces = [(job, Space(model, job, world=machine.ranks, where=admitted))]
-        largest = _max_peak(spaces, risk, model=model, machine=machine)
-        known = Incumbents(largest, by="memory", top=1, levels=0, any_will_do=True, work=work)
-        solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
+        largest_peak = _max_peak(spaces, risk, model=model, machine=machine)
+        incumbents = Incumbents(largest_peak, by="memory", top=1, levels=0, any_will_do=True, work=work)
+        solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=False)
         planners |= _search_spaces(solver, spaces, planners, model=model, machine=machine, risk=risk)
-        if known.best:
-            return known.best[0].estimate.layout
+        if incumbents.best:
+            return incumbents.best[0].estimate.layout
     return None
 
 
@@ -370,12 +383,12 @@ def _list_near_misses(
 
     Unless ``exact``, others may need a little less, beyond a work limit.
     """
-    endless = machine.replace(chip=machine.chip.replace(memory_bytes=ENDLESS))
+    unlimited = machine.replace(chip=machine.chip.replace(memory_bytes=UNLIMITED_BYTES))
     work = None if exact else SearchWork(exact_units=MISSES_UNITS)
-    known = Incumbents(ENDLESS, by="memory", top=MISSES, levels=0, work=work)
-    solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
-    _search_spaces(solver, spaces, planners, model=model, machine=endless, risk=risk)
-    for candidate in known.best:
+    incumbents = Incumbents(UNLIMITED_BYTES, by="memory", top=MISSES, levels=0, work=work)
+    solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=False)
+    _search_spaces(solver, spaces, planners, model=model, machine=unlimited, risk=risk)
+    for candidate in incumbents.best:
         job, counts = candidate.planner.job, candidate.planner.counts
         yield make_near_miss(
             candidate.estimate, Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
@@ -407,21 +420,23 @@ def _rank(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
     return Ranked(step=step, gpu_hours=hours, dollars=dollars, reduce=reduce)
 
 
-def _describe_no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **narrowed: Any) -> str:
-    where: Where = narrowed.pop("where", ANY)
+def _describe_no_layout(
+    model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **space_arguments: Any
+) -> str:
+    where: Where = space_arguments.pop("where", ANY)
 
     def find_legal(admitted: Where) -> Layout | None:
-        for space in (Space(model, job, world=world, where=admitted, **narrowed) for world in worlds):
+        for space in (Space(model, job, world=world, where=admitted, **space_arguments) for world in worlds):
             for stems in space.blocks if space.layouts else ():
-                if len(some := space.candidates_of(stems).nonzero()[0]):
-                    return space.pick_layout(stems, int(some[0]))
+                if len(indices := space.count_candidates(stems).nonzero()[0]):
+                    return space.pick_layout(stems, int(indices[0]))
         return None
 
     ranks = machine.ranks
     if where.terms and (binding := find_binding_constraint(where, passing=find_legal, model=model, world=ranks)):
         return f"no layout of {model.name} on {ranks} ranks of {machine.name} meets {str(where)!r}; {binding}"
-    near = -(-job.global_batch // ranks) * ranks
+    near_batch = -(-job.global_batch // ranks) * ranks
     return (
         f"no layout spreads {model.name} with global batch {job.global_batch} over all {ranks} ranks of "
-        f"{machine.name}; try gbs {near}, or fewer ranks"
+        f"{machine.name}; try gbs {near_batch}, or fewer ranks"
     )

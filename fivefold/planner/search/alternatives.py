@@ -20,7 +20,7 @@ from fivefold.planner.time.ratio_errors import expected_ratio
 from fivefold.results.difference import name_largest_part
 from fivefold.results.search_result import Why
 
-Ways = list[Layout | None]  # of one alternative
+CandidateList = list[Layout | None]  # of one alternative
 Fields = dict[str, Any]
 VIRTUAL_STAGES = (1, 2, 4)  # virtual stages that are tried where there was no pipeline
 EQUAL_TIME_SHARE = 5e-4  # share of a step that prints as 0.0 %
@@ -34,31 +34,45 @@ def explain_choices(chosen: Evaluated, *, where: Where = ANY, planners: Sequence
     every = list(dict.fromkeys((chosen.planner, *planners)))
     for choice, others in _choices(chosen.layout):
         explanations = [
-            cost for name, ways in others if (cost := _describe_cost(name, ways, chosen, where=where, planners=every))
+            cost
+            for name, layouts in others
+            if (cost := _describe_cost(name, layouts, chosen, where=where, planners=every))
         ]
         if explanations:
             yield Why(choice=choice, line="; ".join(explanations))
 
 
-def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]) -> str:
+def _describe_cost(
+    name: str, layouts: CandidateList, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]
+) -> str:
     """Return what an alternative costs; "" if it is illegal. The text says if ``where`` excludes it."""
     planner = chosen.planner
-    legal = [way for way in dict.fromkeys(ways) if way and way != chosen.layout and can_run(way, planner)]
+    legal = [
+        candidate
+        for candidate in dict.fromkeys(layouts)
+        if candidate and candidate != chosen.layout and can_run(candidate, planner)
+    ]
     admitted = [candidate for candidate in legal if where.is_satisfied_by(candidate)]
     if not legal:
         return ""
-    over = {
-        (candidate, by): by.excess_bytes(candidate)
+    excess_by_candidate = {
+        (candidate, planner_of_candidate): planner_of_candidate.excess_bytes(candidate)
         for candidate in admitted or legal
-        for by in (planners if candidate.zero > 1 else [planner])
+        for planner_of_candidate in (planners if candidate.zero > 1 else [planner])
     }
-    fitting = [(by.estimate(candidate), by) for (candidate, by), excess in over.items() if not excess]
-    out = "" if admitted else " (excluded)"
+    fitting = [
+        (planner_of_candidate.estimate(candidate), planner_of_candidate)
+        for (candidate, planner_of_candidate), excess in excess_by_candidate.items()
+        if not excess
+    ]
+    suffix = "" if admitted else " (excluded)"
     if not fitting:
-        least, by = min(over, key=lambda pair: over[pair])
-        return f"{_describe_alternative(name, least, chosen.layout)}{out} {by.describe_miss(least)}"
-    best, by = min(fitting, key=lambda item: item[0].step_time.seconds)
-    out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
+        least, planner_of_candidate = min(excess_by_candidate, key=lambda pair: excess_by_candidate[pair])
+        return (
+            f"{_describe_alternative(name, least, chosen.layout)}{suffix} {planner_of_candidate.describe_miss(least)}"
+        )
+    best, planner_of_candidate = min(fitting, key=lambda item: item[0].step_time.seconds)
+    suffix += f" (reduce={planner_of_candidate.job.stack.reduce})" if planner_of_candidate is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1
     node = planner.machine.ranks_per_node
     leaves = " leaves the node:" if best.layout.tp > node >= chosen.layout.tp else ""
@@ -68,9 +82,9 @@ def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, pl
         else "takes as long"
     )
     part = name_largest_part(chosen.time.split, best.step_time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
-    doubt = "" if _is_distinguishable(chosen, by, best) else ", within the uncertainty"
+    uncertainty = "" if _is_distinguishable(chosen, planner_of_candidate, best) else ", within the uncertainty"
     reason = f" ({part})" if part else ""
-    return f"{_describe_alternative(name, best.layout, chosen.layout)}{out}{leaves} {cost}{reason}{doubt}"
+    return f"{_describe_alternative(name, best.layout, chosen.layout)}{suffix}{leaves} {cost}{reason}{uncertainty}"
 
 
 def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool:
@@ -87,12 +101,15 @@ def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:
     return " ".join([name, *(word for word in words if word not in implied and not word.startswith("dp"))])
 
 
-def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:
+def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, CandidateList]]]]:
     """Yield each choice in the layout's own keywords, with the ways of its closest alternatives by name."""
     for axis in ("tp", "cp", "pp", "ep"):
         degree = getattr(layout, axis)
         others = [size for size in (degree // 2, 2 * degree) if size >= 1]
-        alternatives = [(f"{axis}{other}", _change_degree(layout, axis, other)) for other in others]
+        alternatives = [
+            (f"{axis}{alternative_degree}", _change_degree(layout, axis, alternative_degree))
+            for alternative_degree in others
+        ]
         yield f"{axis}{degree}", alternatives + (_kinds(layout) if axis == "cp" and degree > 1 else [])
     if layout.dp * layout.cp > 1:
         yield _zero(layout)
@@ -108,26 +125,26 @@ def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:
         yield "nosp", [("sequence parallelism", [change(layout, sp=True)])]
 
 
-def _kinds(layout: Layout) -> list[tuple[str, Ways]]:
+def _kinds(layout: Layout) -> list[tuple[str, CandidateList]]:
     other = "ring" if layout.cp_kind == "ulysses" else "ulysses"
     return [(f"cp={other}", [change(layout, cp_kind=other)])]
 
 
-def _zero(layout: Layout) -> tuple[str, list[tuple[str, Ways]]]:
+def _zero(layout: Layout) -> tuple[str, list[tuple[str, CandidateList]]]:
     """Return the ZeRO stage, and the ranks over which it shards."""
     zero, group, replicas = layout.zero, layout.shard_group, layout.dp * layout.cp
     stages = [(level, group if level else None) for level in (zero - 1, zero + 1) if 0 <= level <= 3]
     sizes = [size for size in (group // 2, 2 * group, replicas) if size > 1] if group else []
     stages += [(zero, size if size < replicas else None) for size in dict.fromkeys(sizes)]
-    alternatives = [(z, n, change(layout, zero=z, shard_group=n)) for z, n in stages]
-    return _list_sharded(zero, group), [(_list_sharded(z, n), [other]) for z, n, other in alternatives]
+    alternatives = [(stage, size, change(layout, zero=stage, shard_group=size)) for stage, size in stages]
+    return _list_sharded(zero, group), [(_list_sharded(stage, size), [other]) for stage, size, other in alternatives]
 
 
 def _list_sharded(zero: int, group: int | None) -> str:
     return f"zero{zero}" + (f"/{group}" if group else "")
 
 
-def _schedules(layout: Layout) -> Iterator[tuple[str, Ways]]:
+def _schedules(layout: Layout) -> Iterator[tuple[str, CandidateList]]:
     yield DEFAULT_SCHEDULE, [with_virtual_stages(layout, 1)]
     for v in (layout.v // 2, 2 * layout.v):
         if v > 1 and layout.schedule == get_1f1b_name(layout.v):
@@ -135,7 +152,7 @@ def _schedules(layout: Layout) -> Iterator[tuple[str, Ways]]:
     yield "zb1p", [change(layout, schedule="zb1p", v=1, stages=())]
 
 
-def _change_degree(layout: Layout, axis: str, degree: int) -> Ways:
+def _change_degree(layout: Layout, axis: str, degree: int) -> CandidateList:
     """Return ways to another degree of ``axis``.
 
     Virtual stages stay as they are, or the total number of stages does; ZeRO changes if there were no replicas; each
@@ -147,23 +164,23 @@ def _change_degree(layout: Layout, axis: str, degree: int) -> Ways:
         if moved is None:
             return []
         fields |= moved
-    ways = [fields]
+    layouts = [fields]
     if axis == "pp":
-        ways = [fields | {"stages": ()} | virtual for virtual in (_virtual(layout, degree) if degree > 1 else [{}])]
+        layouts = [fields | {"stages": ()} | virtual for virtual in (_virtual(layout, degree) if degree > 1 else [{}])]
     if layout.dp * layout.cp == 1:
-        ways = [way | {"zero": zero} for way in ways for zero in (0, 1)]
-    return [change(layout, **way) for way in ways]
+        layouts = [candidate | {"zero": zero} for candidate in layouts for zero in (0, 1)]
+    return [change(layout, **candidate) for candidate in layouts]
 
 
 def _find_exchanged_axis(layout: Layout, axis: str, degree: int) -> Fields | None:
     """Return the axis that gives or takes the ranks, with its new degree; None if no axis has them."""
-    now = int(getattr(layout, axis))
-    if degree < now:
-        return {"dp": layout.dp * now // degree}
+    current = int(getattr(layout, axis))
+    if degree < current:
+        return {"dp": layout.dp * current // degree}
     for giver in ("dp", "pp", "cp"):
-        fewer, odd = divmod(int(getattr(layout, giver)), degree // now)
-        if giver != axis and not odd and fewer:
-            return {giver: fewer, **({"stages": ()} if giver == "pp" else {})}
+        remaining, remainder = divmod(int(getattr(layout, giver)), degree // current)
+        if giver != axis and not remainder and remaining:
+            return {giver: remaining, **({"stages": ()} if giver == "pp" else {})}
     return None
 
 

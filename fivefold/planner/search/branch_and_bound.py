@@ -69,7 +69,7 @@ class BranchAndBound:
 
     def _floor(self, bounds: Bounds, block: PartialLayouts) -> BoundedSpace:
         """Return partial layouts that have a schedule and may fit."""
-        stems, none = block.take(bounds.space.candidates_of(block) > 0), np.zeros(0)
+        stems, none = block.take(bounds.space.count_candidates(block) > 0), np.zeros(0)
         if not len(stems.dp):
             return BoundedSpace(stems, none, none)
         size = bounds.restrict_to(stems).resting_bytes()
@@ -104,14 +104,14 @@ class BranchAndBound:
     def _count_too_large(self, bounds: Bounds, size: Floats) -> None:
         """Count partial layouts, without their recomputation, that are too large whatever their schedule."""
         space, partials = bounds.space, bounds.partials
-        count = space.candidates_of(partials) * len(space.recomputations)
+        count = space.count_candidates(partials) * len(space.recomputations)
         self.incumbents.rejections.add_too_large(count, size, lambda at: space.pick_layout(partials, at))
         self.report_done(int(count.sum()))
 
     def _count_slower(self, bounds: Bounds, seconds: Floats) -> None:
         """Count partial layouts, without their recomputation, that are slower whatever their schedule."""
         if len(seconds):
-            count = int(bounds.space.candidates_of(bounds.partials).sum()) * len(bounds.space.recomputations)
+            count = int(bounds.space.count_candidates(bounds.partials).sum()) * len(bounds.space.recomputations)
             nearest = bounds.space.pick_layout(bounds.partials, int(seconds.argmin()))
             self.incumbents.rejections.add_slower("compute", count, nearest)
             self.report_done(count)
@@ -247,7 +247,7 @@ class BranchAndBound:
             if self.timed:
                 self._place_fitting(bounds, sharded, size)
             elif len(size):
-                self.wait(bounds, space.placed_first(partials, sharded), size, none)
+                self.wait(bounds, space.place_first(partials, sharded), size, none)
                 self.evaluate_waiting(bounds, max_evaluated=EAGER)
 
     def _place_fitting(self, bounds: Bounds, candidates: CandidateLayouts, size: Floats) -> None:
@@ -257,7 +257,7 @@ class BranchAndBound:
             candidates, size, seconds = self._select_fast(
                 bounds, candidates, size, bounds.seconds_of_any_order(candidates), left="order"
             )
-        first = bounds.space.placed_first(bounds.partials, candidates)
+        first = bounds.space.place_first(bounds.partials, candidates)
         layouts = (bounds.space.layout(bounds.partials, first, at) for at in range(len(size)))
         peaks = np.array([self.incumbents.excess_bytes(bounds.planner, layout) for layout in layouts], float)
         large = peaks > 0
@@ -313,7 +313,7 @@ class BranchAndBound:
         if "ac" in left:
             times *= len(bounds.space.recomputations)
         if "zero" in left:
-            times = times * bounds.space.zeros_each(partials)
+            times = times * bounds.space.count_zeros(partials)
         return times * bounds.space.count_orders(partials) if "order" in left else times
 
     def _select_fitting(

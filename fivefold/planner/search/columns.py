@@ -40,11 +40,11 @@ class PartialLayouts(NamedTuple):
 
 def concatenate(parts: Sequence[PartialLayouts]) -> PartialLayouts:
     """Return the rows of all of ``parts``."""
-    none = np.zeros(0, np.int64)
+    empty = np.zeros(0, np.int64)
     return (
-        PartialLayouts(*(np.concatenate([none, *columns]) for columns in zip(*parts, strict=True)))
+        PartialLayouts(*(np.concatenate([empty, *columns]) for columns in zip(*parts, strict=True)))
         if parts
-        else (PartialLayouts(*[none] * len(PartialLayouts._fields)))
+        else (PartialLayouts(*[empty] * len(PartialLayouts._fields)))
     )
 
 
@@ -99,23 +99,23 @@ def cross(
     """Return every row with each of ``values`` in one column, without rows that are not ``legal``."""
     pieces = [rows[:0]]
     for value in values:
-        copy = rows.copy()
-        copy[:, column] = value
-        pieces.append(copy if legal is None else copy[legal(copy)])
+        crossed = rows.copy()
+        crossed[:, column] = value
+        pieces.append(crossed if legal is None else crossed[legal(crossed)])
     return np.concatenate(pieces)
 
 
 def split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
     """Return every row with each of ``sizes`` as the degree of one axis, whose ranks are taken from dp (column 0)."""
-    crossed = cross(rows, column, sizes, lambda r: r[:, 0] % r[:, column] == 0)
+    crossed = cross(rows, column, sizes, lambda row: row[:, 0] % row[:, column] == 0)
     crossed[:, 0] //= crossed[:, column]
     return crossed
 
 
-def map_distinct(column: Ints, value: Callable[[int], int]) -> Ints:
-    """Return ``value`` of each element. It is called once per distinct element."""
+def map_distinct(column: Ints, function: Callable[[int], int]) -> Ints:
+    """Return ``function`` of each element. It is called once per distinct element."""
     values, _, inverse = factorize(column)
-    return np.array([value(int(entry)) for entry in values], np.int64)[inverse]
+    return np.array([function(int(value)) for value in values], np.int64)[inverse]
 
 
 def factorize(column: Ints) -> tuple[Ints, Ints, Ints]:
@@ -123,13 +123,13 @@ def factorize(column: Ints) -> tuple[Ints, Ints, Ints]:
 
     As ``numpy.unique``, which sorts; small numbers are looked up instead.
     """
-    most = int(column.max()) + 1 if len(column) else 0
-    if not 0 < most <= LOOKED_UP + len(column) or column.min() < 0:
+    size = int(column.max()) + 1 if len(column) else 0
+    if not 0 < size <= LOOKED_UP + len(column) or column.min() < 0:
         values, first, inverse = np.unique(column, return_index=True, return_inverse=True)
         return values, first, inverse
-    first = np.full(most, -1)
+    first = np.full(size, -1)
     first[column[::-1]] = np.arange(len(column) - 1, -1, -1)
     values = np.flatnonzero(first >= 0)
-    place = np.zeros(most, np.int64)
-    place[values] = np.arange(len(values))
-    return values, first[values], place[column]
+    index_of_value = np.zeros(size, np.int64)
+    index_of_value[values] = np.arange(len(values))
+    return values, first[values], index_of_value[column]

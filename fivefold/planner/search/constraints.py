@@ -17,9 +17,9 @@ from fivefold.model.spec import Model
 from fivefold.units import power_of_two
 
 Passing = Callable[[Where], Layout | None]  # a layout that meets the constraints, and what else must hold
-NAME = 1.0  # octaves by which a name gives way
-LITTLE = 4  # times less dp than another batch would allow
-TRIED = 40  # ways for as many terms, the nearest first
+NAME_OCTAVES = 1.0  # octaves by which a name gives way
+MAX_DP_LOSS = 4  # times less dp than another batch would allow
+MAX_TRIED = 40  # ways for as many terms, the nearest first
 
 
 class Relaxation(NamedTuple):
@@ -37,8 +37,8 @@ class BindingConstraint(NamedTuple):
     layout: Layout
 
     def __str__(self) -> str:
-        which = " and ".join(map(str, self.terms))
-        return f"the tightest is {which}: with {self.instead} there is {str(self.layout)!r}"
+        terms_text = " and ".join(map(str, self.terms))
+        return f"the tightest is {terms_text}: with {self.instead} there is {str(self.layout)!r}"
 
 
 def find_binding_constraint(where: Where, *, passing: Passing, model: Model, world: int) -> BindingConstraint | None:
@@ -49,14 +49,19 @@ def find_binding_constraint(where: Where, *, passing: Passing, model: Model, wor
     if passing(ANY) is None:
         return None
     for count in range(1, len(where.terms) + 1):
-        without = [(terms, _drop_terms(where, terms, passing)) for terms in combinations(where.terms, count)]
-        enough = [(terms, layout) for terms, layout in without if layout is not None]
-        options = ([list(_list_relaxations(term, model=model, world=world)) for term in terms] for terms, _ in enough)
-        ways = sorted(chain(*(product(*step) for step in options)), key=lambda way: sum(step[0] for step in way))
-        for way in ways[:TRIED]:
-            if (binding := _relax(where, [step[1] for step in way], passing)) is not None:
+        relaxed = [(terms, _drop_terms(where, terms, passing)) for terms in combinations(where.terms, count)]
+        sufficient = [(terms, layout) for terms, layout in relaxed if layout is not None]
+        options = (
+            [list(_list_relaxations(term, model=model, world=world)) for term in terms] for terms, _ in sufficient
+        )
+        relaxations = sorted(
+            chain(*(product(*choices) for choices in options)),
+            key=lambda relaxation: sum(choices[0] for choices in relaxation),
+        )
+        for relaxation in relaxations[:MAX_TRIED]:
+            if (binding := _relax(where, [choices[1] for choices in relaxation], passing)) is not None:
                 return binding
-        for terms, layout in enough:
+        for terms, layout in sufficient:
             return BindingConstraint(
                 terms, "none of them" if count > 2 else "neither" if count == 2 else "any other", layout
             )
@@ -67,19 +72,21 @@ def _drop_terms(where: Where, terms: Sequence[Term], passing: Passing) -> Layout
     return passing(Where(tuple(term for term in where.terms if term not in terms)))
 
 
-def _relax(where: Where, ways: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
+def _relax(where: Where, relaxations: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
     """Return a constraint with some terms relaxed; None if that is not enough."""
-    changed = {way.term: way.instead for way in ways}
-    kept = tuple(other for term in where.terms if (other := changed.get(term, term)) is not None)
+    replacements = {relaxation.term: relaxation.instead for relaxation in relaxations}
+    kept = tuple(replacement for term in where.terms if (replacement := replacements.get(term, term)) is not None)
     layout = passing(Where(kept))
-    description = " ".join(str(other) if other else f"another {term.field}" for term, other in changed.items())
-    return None if layout is None else BindingConstraint(tuple(changed), description, layout)
+    description = " ".join(
+        str(replacement) if replacement else f"another {term.field}" for term, replacement in replacements.items()
+    )
+    return None if layout is None else BindingConstraint(tuple(replacements), description, layout)
 
 
 def _list_relaxations(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Relaxation]]:
     """Return the octaves by which a term must be relaxed, and the value that it is relaxed to."""
     if term.field not in NUMBERS:
-        yield NAME, Relaxation(term, None)
+        yield NAME_OCTAVES, Relaxation(term, None)
         return
     values = {
         "zero": [0, 1, 2, 3],
@@ -98,9 +105,11 @@ def describe_uneven_batch(layout: Layout, *, batch: int) -> str:
 
     dp divides both.
     """
-    most, even = gcd(batch, layout.world), gcd(min(layout.world, power_of_two(batch + 1) // 2), layout.world)
-    if layout.dp < most or LITTLE * most > even:
+    max_dp, even_dp = gcd(batch, layout.world), gcd(min(layout.world, power_of_two(batch + 1) // 2), layout.world)
+    if layout.dp < max_dp or MAX_DP_LOSS * max_dp > even_dp:
         return ""
-    near = max(1, round(batch / even)) * even
-    allowed = gcd(near, layout.world)
-    return f"gbs {batch} and {layout.world} ranks allow no more than dp{most}; gbs {near} would allow dp{allowed}"
+    near_batch = max(1, round(batch / even_dp)) * even_dp
+    near_dp = gcd(near_batch, layout.world)
+    return (
+        f"gbs {batch} and {layout.world} ranks allow no more than dp{max_dp}; gbs {near_batch} would allow dp{near_dp}"
+    )

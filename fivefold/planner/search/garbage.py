@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-COLLECTED = 200_000  # allocations between collections, which else take a tenth of a search
+ALLOCATIONS_PER_COLLECTION = 200_000  # allocations between collections, which else take a tenth of a search
 _searches = list[tuple[int, int, int]]()  # thresholds before each search that runs, on any thread
 _lock = Lock()
 
@@ -18,7 +18,7 @@ def collect_garbage_rarely() -> Iterator[None]:
     with _lock:
         _searches.append(_searches[0] if _searches else gc.get_threshold())
         before = _searches[0]
-        gc.set_threshold(max(COLLECTED, before[0]) if before[0] else 0, *before[1:])
+        gc.set_threshold(max(ALLOCATIONS_PER_COLLECTION, before[0]) if before[0] else 0, *before[1:])
     try:
         yield
     finally:

@@ -164,28 +164,28 @@ class Incumbents:
 
         Of those that only the allowed gap excludes, the lowest bound is noted.
         """
-        score, slower = self.score(seconds, size, space), 1 + self.allowed_gap
-        wins = self._can_win(score * slower, size, seconds * slower)
-        if slower > 1 and not self.none_fits:
-            dropped = score[self._can_win(score, size, seconds) & ~wins & (size <= self.largest_peak)]
+        score, tolerance = self.score(seconds, size, space), 1 + self.allowed_gap
+        can_win_mask = self._can_win(score * tolerance, size, seconds * tolerance)
+        if tolerance > 1 and not self.none_fits:
+            dropped = score[self._can_win(score, size, seconds) & ~can_win_mask & (size <= self.largest_peak)]
             self.rejections.lowest_bound = min(self.rejections.lowest_bound, dropped.min(initial=np.inf))
         self.is_undecided |= self.is_over and not self.best and bool((size <= self.largest_peak).any())
-        return wins
+        return can_win_mask
 
     def _can_win(self, score: Floats, size: Floats, seconds: Floats) -> NDArray[np.bool_]:
         """Return ``can_win`` without a gap."""
         budget = np.minimum(np.searchsorted(self.budgets, size), len(self.budgets) - 1)
-        wins = (score <= self.threshold) | (seconds < self.fastest[budget])
+        can_win = (score <= self.threshold) | (seconds < self.fastest[budget])
         can_fit = (size <= self.largest_peak) & (not self.none_fits)
-        return np.where(can_fit, wins, score < self.tight_threshold) if self.looks_at_tight else wins
+        return np.where(can_fit, can_win, score < self.tight_threshold) if self.looks_at_tight else can_win
 
     def can_candidate_win(self, score: float, size: float, seconds: float) -> bool:
         """Return ``can_win`` for one candidate."""
-        slower = 1 + self.allowed_gap
+        tolerance = 1 + self.allowed_gap
         if self.looks_at_tight and (size > self.largest_peak or self.none_fits):
-            return score * slower < self.tight_threshold
+            return score * tolerance < self.tight_threshold
         budget = min(int(np.searchsorted(self.budgets, size)), len(self.budgets) - 1)
-        return bool(score * slower <= self.threshold or seconds * slower < self.fastest[budget])
+        return bool(score * tolerance <= self.threshold or seconds * tolerance < self.fastest[budget])
 
     @property
     def allowed_gap(self) -> float:

@@ -86,15 +86,19 @@ def _list_forced_changes(before: Layout, layout: Layout) -> dict[str, Any]:
 
 def list_changed_keywords(before: Layout, after: Layout) -> str:
     """Return the words of ``after`` that ``before`` has not, and those that it dropped: ``dp32 tp4 without v2``."""
-    was, now = str(before).split(), str(after).split()
-    kinds = {_kind(word) for word in now}
-    dropped = [word for word in was if word not in now and _kind(word) not in kinds]
-    words = [word for word in now if word not in was]
-    return " ".join([*words, *(["without", *dropped] if dropped else [])])
+    keywords_before, keywords_after = str(before).split(), str(after).split()
+    kinds_after = {_get_kind(keyword) for keyword in keywords_after}
+    dropped = [
+        keyword
+        for keyword in keywords_before
+        if keyword not in keywords_after and _get_kind(keyword) not in kinds_after
+    ]
+    added = [keyword for keyword in keywords_after if keyword not in keywords_before]
+    return " ".join([*added, *(["without", *dropped] if dropped else [])])
 
 
-def _kind(word: str) -> str:
+def _get_kind(keyword: str) -> str:
     """Return what a word of a layout sets: ``tp8`` and ``tp4`` the same, and so any two schedules."""
-    if word in SCHEDULES:
+    if keyword in SCHEDULES:
         return "schedule"
-    return word.partition("=")[0] if "=" in word else word.rstrip("0123456789/x")
+    return keyword.partition("=")[0] if "=" in keyword else keyword.rstrip("0123456789/x")

@@ -23,7 +23,7 @@ from fivefold.results.run_estimate import Offer, Offers
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 
-Done = Callable[[str], None]  # hears of each search
+OnSearch = Callable[[str], None]  # is called with the machine of each search
 DAY = 86400.0
 NOTHING = "nothing"
 
@@ -57,7 +57,7 @@ def search_machines(
     where: Where = ANY,
     deadline: float | None = None,
     risk: float = FITS_RISK,
-    done: Done = lambda _: None,
+    done: OnSearch = lambda _: None,
 ) -> Offers:
     """Return every choice and size as an offer, the best first.
 
@@ -87,18 +87,22 @@ def search_machines(
 
 
 def _check(machines: Sequence[Machine], by: Goal) -> None:
-    dear = list(
+    without_price = list(
         dict.fromkeys(machine.name for machine in machines if by == "cost" and machine.dollars_per_rank_hour is None)
     )
-    if dear:
-        give = " ".join(f"--price {name.split()[0]}=2.2/h" for name in dear)
-        raise UserError(f"--by cost: {', '.join(dear)} {'has' if len(dear) == 1 else 'have'} no price; give {give}")
-    dark = list(
+    if without_price:
+        options = " ".join(f"--price {name.split()[0]}=2.2/h" for name in without_price)
+        raise UserError(
+            f"--by cost: {', '.join(without_price)} {'has' if len(without_price) == 1 else 'have'} no price; "
+            f"give {options}"
+        )
+    without_power = list(
         dict.fromkeys(machine.name for machine in machines if by == "energy" and machine.chip.power_watts is None)
     )
-    if dark:
+    if without_power:
         raise UserError(
-            f"--by energy: the watts of {', '.join(dark)} are not known; write such as '{dark[0]}:8 watts=300'"
+            f"--by energy: the watts of {', '.join(without_power)} are not known; "
+            f"write such as '{without_power[0]}:8 watts=300'"
         )
 
 
@@ -113,8 +117,8 @@ def _offer(
         raise StopSignal("SIGINT")
     if result.proposal is None:
         miss = result.misses[0] if result.misses else None
-        need = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""
-        return Offer(machine=machine.name, ranks=machine.ranks, error=f"{result.describe_unfit(NOTHING)}{need}")
+        needs = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""
+        return Offer(machine=machine.name, ranks=machine.ranks, error=f"{result.describe_unfit(NOTHING)}{needs}")
     step = result.proposal.choice.step
     run = predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     return Offer(
@@ -134,38 +138,38 @@ def _find_fewest_ranks(
 
     If none does, the offer with the most ranks is returned as not possible.
     """
-    left, known = list(sizes), dict[int, Offer]()
+    remaining, offers = list(sizes), dict[int, Offer]()
 
-    def meets_deadline(at: int) -> bool | None:
+    def meets_deadline(index: int) -> bool | None:
         """Return whether the run keeps the deadline; None if no layout has that many ranks."""
-        offered = known[left[at]] = offer(machine, left[at])
+        offered = offers[remaining[index]] = offer(machine, remaining[index])
         return (
             (offered.run is not None and offered.run.seconds <= deadline)
             if offered.run or _has_layouts(offered)
             else None
         )
 
-    while (most := meets_deadline(len(left) - 1)) is None and len(left) > 1:
-        left.pop()
-    last = known[left[-1]]
-    if not most:
-        days = 0.0 if last.run is None else last.run.seconds
-        needs = ceil(last.ranks * days / deadline / machine.ranks_per_node) * machine.ranks_per_node
-        line = (
-            f"takes {days / DAY:,.1f} days, {days / deadline:,.1f} times the deadline; at this speed of a rank, "
+    while (is_possible := meets_deadline(len(remaining) - 1)) is None and len(remaining) > 1:
+        remaining.pop()
+    largest = offers[remaining[-1]]
+    if not is_possible:
+        seconds = 0.0 if largest.run is None else largest.run.seconds
+        needs = ceil(largest.ranks * seconds / deadline / machine.ranks_per_node) * machine.ranks_per_node
+        reason = (
+            f"takes {seconds / DAY:,.1f} days, {seconds / deadline:,.1f} times the deadline; at this speed of a rank, "
             f"{needs:,} ranks keep it"
         )
-        return last if last.run is None else last.replace(run=None, error=line)
-    low, high = 0, len(left) - 1
-    while low < high:
-        middle = (low + high) // 2
+        return largest if largest.run is None else largest.replace(run=None, error=reason)
+    first, last = 0, len(remaining) - 1
+    while first < last:
+        middle = (first + last) // 2
         kept = meets_deadline(middle)
         if kept is None:
-            del left[middle]
-            high -= 1
+            del remaining[middle]
+            last -= 1
         else:
-            low, high = (low, middle) if kept else (middle + 1, high)
-    return known[left[high]] if left[high] in known else offer(machine, left[high])
+            first, last = (first, middle) if kept else (middle + 1, last)
+    return offers[remaining[last]] if remaining[last] in offers else offer(machine, remaining[last])
 
 
 def _has_layouts(offer: Offer) -> bool:

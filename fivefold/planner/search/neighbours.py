@@ -33,21 +33,21 @@ def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = AN
     It also has the path of successive best changes.
     """
     refuse(layout, model=planner.model, job=planner.job, machine=planner.machine)
-    here = start = planner.estimate(layout)
-    first: tuple[Estimate, ...] = ()
+    current = start = planner.estimate(layout)
+    first_changes: tuple[Estimate, ...] = ()
     path: list[Estimate] = []
     while len(path) < MAX_CHANGES:
-        others = _rank(planner, here.layout, by=by, where=where)
-        first = first or tuple(others)
-        if not others or not _is_better(planner, others[0], than=here, by=by):
+        ranked = _rank(planner, current.layout, by=by, where=where)
+        first_changes = first_changes or tuple(ranked)
+        if not ranked or not _is_better(planner, ranked[0], than=current, by=by):
             break
-        here = others[0]
-        path.append(here)
-    before = (start, *path)
+        current = ranked[0]
+        path.append(current)
+    steps = (start, *path)
     return Walk(
         start=_change(planner, start, start),
-        changes=tuple(_change(planner, start, step) for step in first),
-        path=tuple(_change(planner, *pair) for pair in zip(before, path, strict=False)),
+        changes=tuple(_change(planner, start, step) for step in first_changes),
+        path=tuple(_change(planner, *pair) for pair in zip(steps, path, strict=False)),
     )
 
 
@@ -72,11 +72,11 @@ def climb(planner: Planner, layout: Layout) -> Estimate:
 def neighbours(layout: Layout, planner: Planner) -> Iterator[Layout]:
     """Yield every legal layout that differs from ``layout`` in one choice."""
     seen = {layout}
-    for other in _changes(layout, planner):
-        if other is not None and other not in seen:
-            seen.add(other)
-            if can_run(other, planner):
-                yield other
+    for changed in _changes(layout, planner):
+        if changed is not None and changed not in seen:
+            seen.add(changed)
+            if can_run(changed, planner):
+                yield changed
 
 
 def _changes(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
@@ -93,25 +93,25 @@ def _changes(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
         yield from (change(layout, shard_group=group) for group in groups)
     if layout.pp > 1:
         yield from _schedules(layout, layers=model.layers)
-        split = balance(layout.replace(stages=()), planner)
-        yield from (change(layout, stages=stages) for stages in ((), split.stages if split else ()))
+        balanced = balance(layout.replace(stages=()), planner)
+        yield from (change(layout, stages=stages) for stages in ((), balanced.stages if balanced else ()))
     for ac in list_recomputations(model):
         yield change(layout, ac=ac)
-        if fewer := recomputing_less(layout.replace(ac=ac), planner):
-            yield change(layout, ac=fewer.ac)
+        if less_recomputed := recomputing_less(layout.replace(ac=ac), planner):
+            yield change(layout, ac=less_recomputed.ac)
     active = {axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1}
     orders = {tuple(axis for axis in order if axis in active): order for order in permutations(DEFAULT_ORDER)}
-    now = tuple(axis for axis in layout.order if axis in active)
-    yield from (change(layout, order=order) for axes, order in orders.items() if axes != now)
+    active_order = tuple(axis for axis in layout.order if axis in active)
+    yield from (change(layout, order=order) for axes, order in orders.items() if axes != active_order)
     yield from (change(layout, cp_kind=kind) for kind in CP_KINDS)
     yield from (change(layout, sp=sp) for sp in (True, False))
 
 
 def _schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
     per_stage = -(-layers // layout.pp)
-    several = {*divisors(per_stage), *divisors(max(1, layers // layout.pp))} - {1}
+    stage_counts = {*divisors(per_stage), *divisors(max(1, layers // layout.pp))} - {1}
     for name, pipeline in PIPELINE_SCHEDULES.items():
-        for v in sorted(several) if pipeline.stages_per_rank is None else (pipeline.stages_per_rank,):
+        for v in sorted(stage_counts) if pipeline.stages_per_rank is None else (pipeline.stages_per_rank,):
             yield change(layout, schedule=name, v=v, stages=layout.stages if v == layout.v else ())
 
 

@@ -21,7 +21,7 @@ from fivefold.planner.search.layout_changes import with_optimizer_offloaded
 from fivefold.results.search_result import NearMiss, Reason
 from fivefold.units import show_bytes, show_risk, show_seconds
 
-WORDS = {
+CAUSE_DESCRIPTIONS = {
     "compute": "slower kernels or more recomputation",
     "tp": "bound by tp messages",
     "cp": "bound by cp messages",
@@ -44,19 +44,19 @@ class Rejections:
         self.slow: dict[str, tuple[int, Layout]] = {}
         self.longest_part: dict[str, tuple[int, float, Layout]] = {}
 
-    def add_too_large(self, times: Ints, size: NDArray[np.float64], layout: Callable[[int], Layout]) -> None:
-        """Count layouts of at least ``size`` bytes each; each row stands for ``times`` of them."""
+    def add_too_large(self, n_layouts: Ints, size: NDArray[np.float64], layout: Callable[[int], Layout]) -> None:
+        """Count layouts of at least ``size`` bytes each; each row stands for ``n_layouts`` of them."""
         if not len(size):
             return
-        self.large += int(times.sum())
-        near = int(size.argmin())
-        if self.nearest is None or size[near] < self.nearest[0]:
-            self.nearest = float(size[near]), layout(near)
+        self.large += int(n_layouts.sum())
+        smallest = int(size.argmin())
+        if self.nearest is None or size[smallest] < self.nearest[0]:
+            self.nearest = float(size[smallest]), layout(smallest)
 
-    def add_slower(self, cause: str, times: int, layout: Layout) -> None:
+    def add_slower(self, cause: str, n_layouts: int, layout: Layout) -> None:
         """Count layouts whose lower bound exceeds the best."""
-        count, first = self.slow.get(cause, (0, layout))
-        self.slow[cause] = count + times, first
+        count, example = self.slow.get(cause, (0, layout))
+        self.slow[cause] = count + n_layouts, example
 
     def count_fitting(self, estimate: Estimate) -> None:
         """Count an evaluated layout that fits, by what bounds its step."""
@@ -70,13 +70,13 @@ class Rejections:
         """Return the seconds of a step by ``TIME_PARTS``."""
         step_time = estimate.step_time
         exposed = step_time.exposed
-        by = {
+        seconds_by_part = {
             **exposed,
             "ep": exposed.get("ep", 0.0) + exposed.get("etp", 0.0),
             "bubble": step_time.bubble,
             "compute": step_time.compute + step_time.optimizer,
         }
-        return np.array([by.get(part, 0.0) for part in TIME_PARTS])
+        return np.array([seconds_by_part.get(part, 0.0) for part in TIME_PARTS])
 
     def reasons(self, machine: Machine, best: Estimate | None, *, risk: float) -> tuple[Reason, ...]:
         """Return all causes, the one with the most layouts first.
@@ -97,7 +97,7 @@ class Rejections:
                 )
             )
         for cause, (count, layout) in self.slow.items():
-            line = WORDS[cause if best else "unfit"]
+            line = CAUSE_DESCRIPTIONS[cause if best else "unfit"]
             reasons.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=line))
         for bound, (count, seconds, layout) in self.longest_part.items():
             line = f"{show_seconds(seconds)}, bound by {bound}"
@@ -123,30 +123,31 @@ def make_near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
 def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
     """Yield single changes that make a layout fit, each with the memory that it then needs."""
 
-    def peak(changed: Job, at: Layout = layout) -> int | None:
+    def peak(changed_job: Job, changed_layout: Layout = layout) -> int | None:
         """Return the peak after a change; None if it does not fit."""
-        planner = Planner(model=model, machine=machine, job=changed, risk=risk)
-        ranks = planner.memory(at)
-        return max_peak_bytes(ranks) if planner.fits(at, ranks) else None
+        planner = Planner(model=model, machine=machine, job=changed_job, risk=risk)
+        ranks = planner.memory(changed_layout)
+        return max_peak_bytes(ranks) if planner.fits(changed_layout, ranks) else None
 
     if "optimizer" not in layout.list_offloaded(job):
         offloading = with_optimizer_offloaded(layout)
         if (size := peak(job, offloading)) is not None:
-            host = host_bytes(Counts(model, job), offloading, machine)
-            yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host)} of host memory per node"
-    for words, changed in _changes(job):
-        if not is_legal(layout, model=model, job=changed):
+            host_memory = host_bytes(Counts(model, job), offloading, machine)
+            yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host_memory)} of host memory per node"
+    for description, changed_job in _changes(job):
+        if not is_legal(layout, model=model, job=changed_job):
             continue
-        if (size := peak(changed)) is not None:
-            yield f"{words}: {show_bytes(size)}"
+        if (size := peak(changed_job)) is not None:
+            yield f"{description}: {show_bytes(size)}"
     sharded = layout.replace(zero=3, shard_group=None)
-    for times in (2, 4, 8, 16, 32, 64):
-        wider = sharded.replace(dp=layout.dp * times)
-        bigger = job.replace(global_batch=job.global_batch * times)
-        if not is_legal(wider, model=model, job=bigger):
+    for factor in (2, 4, 8, 16, 32, 64):
+        scaled_layout = sharded.replace(dp=layout.dp * factor)
+        scaled_job = job.replace(global_batch=job.global_batch * factor)
+        if not is_legal(scaled_layout, model=model, job=scaled_job):
             continue
-        if (size := peak(bigger, wider)) is not None:
-            yield f"{wider.world} ranks with gbs {bigger.global_batch} as {str(wider)!r}: {show_bytes(size)}"
+        if (size := peak(scaled_job, scaled_layout)) is not None:
+            ranks, batch = scaled_layout.world, scaled_job.global_batch
+            yield f"{ranks} ranks with gbs {batch} as {str(scaled_layout)!r}: {show_bytes(size)}"
             return
 
 

@@ -43,7 +43,7 @@ class EvaluatedRegret(NamedTuple):
 
 
 class RegretEvaluator:
-    """Judges layouts on ``world`` ranks of ``planner``'s machine; ``narrowed``: arguments of ``Space``.
+    """Judges layouts on ``world`` ranks of ``planner``'s machine; ``space_arguments``: arguments of ``Space``.
 
     ``exact``: the searches of the scenarios have no work limit. ``gap``: the largest that they left.
     """
@@ -53,30 +53,30 @@ class RegretEvaluator:
         planner: Planner,
         *,
         world: int,
-        narrowed: Mapping[str, Any],
+        space_arguments: Mapping[str, Any],
         report: Report | None = None,
         exact: bool = True,
     ) -> None:
         model, machine, job = planner.model, planner.machine, planner.job
-        self.world, self.narrowed, self.report, self.exact = world, narrowed, report, exact
+        self.world, self.space_arguments, self.report, self.exact = world, space_arguments, report, exact
         self.gap: float | None = None
         self.scenarios = scenarios(model=model, machine=machine, job=job)
         self.planners = [planner, *(_planner(scenario, planner) for scenario in self.scenarios[1:])]
-        self.known: list[dict[Layout, float]] = [{} for _ in self.scenarios]
+        self.seconds_by_layout: list[dict[Layout, float]] = [{} for _ in self.scenarios]
         self.best: list[float] = []
         self.winners: list[Layout] = []
 
-    def search_scenario(self, at: int, begin: Sequence[Layout], *, slack: float = 0.0) -> list[Layout]:
+    def search_scenario(self, scenario: int, initial: Sequence[Layout], *, slack: float = 0.0) -> list[Layout]:
         """Search a scenario: all layouts that fit and are within ``slack`` of its best, and others; none if none fits.
 
-        ``begin``: layouts that are likely among them.
+        ``initial``: layouts that are likely among them.
         """
-        planner = self.planners[at]
-        space = Space(planner.model, planner.job, world=self.world, **self.narrowed)
-        largest = planner.memory_risk.largest_peak(self.world, risk=planner.risk)
+        planner = self.planners[scenario]
+        space = Space(planner.model, planner.job, world=self.world, **self.space_arguments)
+        largest_peak = planner.memory_risk.largest_peak(self.world, risk=planner.risk)
         work = None if self.exact else SearchWork(exact_units=EXACT_UNITS // len(self.scenarios))
-        incumbents = Incumbents(largest, by="time", top=1, levels=0, best_only=True, slack=slack, work=work)
-        for layout in begin:
+        incumbents = Incumbents(largest_peak, by="time", top=1, levels=0, best_only=True, slack=slack, work=work)
+        for layout in initial:
             incumbents.evaluate(planner, layout)
         solver = BranchAndBound(
             incumbents, ranks_per_node=planner.machine.ranks_per_node, report=self.report, total=space.layouts
@@ -85,66 +85,75 @@ class RegretEvaluator:
         if incumbents.gap is not None:
             self.gap = max(self.gap or 0.0, incumbents.gap)
         for candidate in incumbents.fitting:
-            self.known[at][candidate.estimate.layout] = candidate.seconds
+            self.seconds_by_layout[scenario][candidate.estimate.layout] = candidate.seconds
         return [fitting.estimate.layout for fitting in incumbents.fitting]
 
-    def seconds(self, layout: Layout, at: int) -> float:
+    def seconds(self, layout: Layout, scenario: int) -> float:
         """Return the seconds of a step in a scenario; infinite if it does not fit."""
-        known, planner = self.known[at], self.planners[at]
-        if layout not in known:
+        seconds_by_layout, planner = self.seconds_by_layout[scenario], self.planners[scenario]
+        if layout not in seconds_by_layout:
             ranks = planner.memory(layout)
             fits = planner.fits(layout, ranks)
-            known[layout] = planner.estimate(layout, ranks=ranks).step_time.seconds if fits else inf
-        return known[layout]
+            seconds_by_layout[layout] = planner.estimate(layout, ranks=ranks).step_time.seconds if fits else inf
+        return seconds_by_layout[layout]
 
-    def judge(self, layout: Layout, *, most: float = inf) -> EvaluatedRegret | None:
-        """Return the regrets of a layout; None as soon as one of them is larger than ``most``."""
+    def evaluate(self, layout: Layout, *, max_regret: float = inf) -> EvaluatedRegret | None:
+        """Return the regrets of a layout; None as soon as one of them is larger than ``max_regret``."""
         regrets = []
-        for at, best in enumerate(self.best):
-            regret = self.seconds(layout, at) / best - 1
-            if regret > most:
+        for scenario, best in enumerate(self.best):
+            regret = self.seconds(layout, scenario) / best - 1
+            if regret > max_regret:
                 return None
             regrets.append(regret)
         return EvaluatedRegret(layout, tuple(regrets))
 
-    def find(self, fitting: Iterable[Layout], *, included: Sequence[Layout], top: int) -> list[EvaluatedRegret]:
+    def find_most_robust(
+        self, fitting: Iterable[Layout], *, included: Sequence[Layout], top: int
+    ) -> list[EvaluatedRegret]:
         """Return the ``top`` layouts of least regret, the least first, and those of ``included``.
 
         ``fitting``: the known layouts that fit.
         """
-        pool = self._sort_layouts(fitting)
-        self._search(pool)
-        judged = {layout: self.judge(layout) for layout in (*self.winners, *pool[:top], *included)}
-        least = min(evaluated.key[0] for evaluated in judged.values() if evaluated)
-        wide = self._sort_layouts(self.search_scenario(0, pool[:SEEDS], slack=min(least, MAX_SLOWDOWN)))
-        for layout in wide:
-            most = sorted(evaluated.key[0] for evaluated in judged.values() if evaluated)[:top][-1]
-            if self.seconds(layout, 0) > self.best[0] * (1 + min(least, most, MAX_SLOWDOWN)):
+        sorted_layouts = self._sort_layouts(fitting)
+        self._search(sorted_layouts)
+        evaluated_by_layout = {
+            layout: self.evaluate(layout) for layout in (*self.winners, *sorted_layouts[:top], *included)
+        }
+        smallest_regret = min(evaluated.key[0] for evaluated in evaluated_by_layout.values() if evaluated)
+        near_optimal = self._sort_layouts(
+            self.search_scenario(0, sorted_layouts[:SEEDS], slack=min(smallest_regret, MAX_SLOWDOWN))
+        )
+        for layout in near_optimal:
+            worst_regrets = sorted(evaluated.key[0] for evaluated in evaluated_by_layout.values() if evaluated)
+            largest_shown = worst_regrets[:top][-1]
+            if self.seconds(layout, 0) > self.best[0] * (1 + min(smallest_regret, largest_shown, MAX_SLOWDOWN)):
                 break
-            if layout not in judged:
-                judged[layout] = self.judge(layout, most=most)
-        return sorted((evaluated for evaluated in judged.values() if evaluated), key=lambda evaluated: evaluated.key)
+            if layout not in evaluated_by_layout:
+                evaluated_by_layout[layout] = self.evaluate(layout, max_regret=largest_shown)
+        return sorted(
+            (evaluated for evaluated in evaluated_by_layout.values() if evaluated), key=lambda evaluated: evaluated.key
+        )
 
-    def _search(self, pool: Sequence[Layout]) -> None:
+    def _search(self, sorted_layouts: Sequence[Layout]) -> None:
         """Search for the best layout of each scenario."""
-        pool_layouts = [pool[0]]
-        for at, scenario in enumerate(self.scenarios):
-            if at and scenario.straggler == 1:
-                pool_layouts += self.search_scenario(at, pool[:SEEDS])
-        for at, scenario in enumerate(self.scenarios):
-            candidates = pool if scenario.straggler > 1 else pool_layouts
-            winner = self._find_fastest(candidates, at)
+        near_best = [sorted_layouts[0]]
+        for index, scenario in enumerate(self.scenarios):
+            if index and scenario.straggler == 1:
+                near_best += self.search_scenario(index, sorted_layouts[:SEEDS])
+        for index, scenario in enumerate(self.scenarios):
+            candidates = sorted_layouts if scenario.straggler > 1 else near_best
+            winner = self._find_fastest(candidates, index)
             self.winners.append(winner)
-            self.best.append(self.seconds(winner, at))
+            self.best.append(self.seconds(winner, index))
 
-    def _find_fastest(self, layouts: Sequence[Layout], at: int) -> Layout:
+    def _find_fastest(self, layouts: Sequence[Layout], scenario: int) -> Layout:
         """Return the fastest of ``layouts`` in a scenario. A straggler makes none of them faster."""
-        best, least = layouts[0], inf
+        best, best_seconds = layouts[0], inf
         for layout in layouts:
-            if self.scenarios[at].straggler > 1 and self.seconds(layout, 0) >= least:
+            if self.scenarios[scenario].straggler > 1 and self.seconds(layout, 0) >= best_seconds:
                 break
-            if (seconds := self.seconds(layout, at)) < least:
-                best, least = layout, seconds
+            if (seconds := self.seconds(layout, scenario)) < best_seconds:
+                best, best_seconds = layout, seconds
         return best
 
     def _sort_layouts(self, layouts: Iterable[Layout]) -> list[Layout]:
@@ -153,7 +162,7 @@ class RegretEvaluator:
     def to_record(self, judged: Sequence[EvaluatedRegret], *, notes: dict[Layout, str], top: int) -> Robustness:
         """Return the ``top`` judged layouts, and those with a note, as a record."""
         chosen = judged[0]
-        rows = [evaluated for at, evaluated in enumerate(judged) if at < top or evaluated.layout in notes]
+        rows = [evaluated for index, evaluated in enumerate(judged) if index < top or evaluated.layout in notes]
         return Robustness(
             scenarios=tuple(
                 ScenarioResult(
@@ -161,9 +170,11 @@ class RegretEvaluator:
                     source=scenario.source,
                     best=str(winner),
                     best_seconds=best,
-                    regret=_to_finite(chosen.regrets[at]),
+                    regret=_to_finite(chosen.regrets[index]),
                 )
-                for at, (scenario, winner, best) in enumerate(zip(self.scenarios, self.winners, self.best, strict=True))
+                for index, (scenario, winner, best) in enumerate(
+                    zip(self.scenarios, self.winners, self.best, strict=True)
+                )
             ),
             rows=tuple(self._row(row, note=notes.get(row.layout, "")) for row in rows),
         )

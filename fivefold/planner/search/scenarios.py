@@ -37,7 +37,7 @@ class Scenario(NamedTuple):
 def scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
     """Return the predicted scenario first, then each scenario that changes anything."""
     uneven = job.replace(imbalance=job.imbalance * UNEVEN) if model.moe else job
-    scenario_list = [
+    candidates = [
         Scenario("as predicted", "", machine, job),
         Scenario("network 1.4 times slower", META, with_network(machine, bandwidth=1 / CONGESTED), job),
         Scenario("twice the latency between nodes", BOUNDS, with_network(machine, latency=SLOW_STEPS), job),
@@ -46,12 +46,12 @@ def scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
         Scenario("one rank 8 % slower", VARIED, machine, job, STRAGGLES),
         Scenario("most loaded expert rank 30 % over the mean", ULTRA_EP, machine, uneven),
     ]
-    between = machine.nodes > 1 and any(link.span > machine.ranks_per_node for link in machine.links)
+    has_network = machine.nodes > 1 and any(link.span > machine.ranks_per_node for link in machine.links)
     return [
         scenario
-        for at, scenario in enumerate(scenario_list)
-        if at == 0
+        for index, scenario in enumerate(candidates)
+        if index == 0
         or scenario.straggler > 1
         or scenario.job != job
-        or (scenario.machine != machine and (between or at > 2))
+        or (scenario.machine != machine and (has_network or index > 2))
     ]

@@ -44,14 +44,14 @@ class Evaluated(NamedTuple):
         return self.time.seconds
 
 
-def complexity(layout: Layout, *, ranks_per_node: int, usual: bool = True) -> float:
+def complexity(layout: Layout, *, ranks_per_node: int, default_reduction: bool = True) -> float:
     """Return a score of how much a layout takes to understand and to tune; 0 for data parallelism alone.
 
-    ``usual``: gradients are reduced as often as the job says.
+    ``default_reduction``: gradients are reduced as often as the job says.
     """
-    total = sum(AXIS + log2(n) for n in (layout.tp, layout.cp, layout.pp, layout.ep) if n > 1)
+    total = sum(AXIS + log2(degree) for degree in (layout.tp, layout.cp, layout.pp, layout.ep) if degree > 1)
     total += LEAVES_NODE * ((layout.tp > ranks_per_node) + (layout.tp * layout.cp > ranks_per_node))
-    total += ZERO[layout.zero] + (SHARD_GROUP if layout.shard_group else 0.0) + REDUCE * (not usual)
+    total += ZERO[layout.zero] + (SHARD_GROUP if layout.shard_group else 0.0) + REDUCE * (not default_reduction)
     total += layout.pipeline.complexity + log2(layout.v) + RECOMPUTATION.get(layout.ac, GROUPS)
     total += UNEVEN * bool(layout.stages)
     total += ORDER * (layout.order != DEFAULT_ORDER) + NO_SP * (not layout.sp) + EXPERT_TENSOR * (layout.etp > 1)
@@ -65,44 +65,46 @@ class Simplest:
     """
 
     def __init__(
-        self, planners: Sequence[Planner], known: Iterable[Evaluated], *, limit: float, where: Where = ANY
+        self, planners: Sequence[Planner], evaluated: Iterable[Evaluated], *, max_seconds: float, where: Where = ANY
     ) -> None:
-        self.planners, self.limit, self.where = planners, limit, where
+        self.planners, self.max_seconds, self.where = planners, max_seconds, where
         machine = planners[0].machine
-        self.node = machine.ranks_per_node
-        self.known = {(candidate.layout, candidate.planner.job): candidate for candidate in known}
-        self.left = MAX_ESTIMATED
+        self.ranks_per_node = machine.ranks_per_node
+        self.evaluated = {(candidate.layout, candidate.planner.job): candidate for candidate in evaluated}
+        self.n_left = MAX_ESTIMATED
 
     def find(self) -> Evaluated:
         """Return the simplest known layout within the limit; of equally simple ones the fastest."""
-        best = min((candidate for candidate in self.known.values() if candidate.seconds <= self.limit), key=self._key)
+        best = min(
+            (candidate for candidate in self.evaluated.values() if candidate.seconds <= self.max_seconds), key=self._key
+        )
         while (simpler := self._find_simpler(best)) is not None:
             best = simpler
         return best
 
-    def rivals(self, chosen: Evaluated) -> tuple[Evaluated | None, Evaluated | None]:
+    def find_rivals(self, chosen: Evaluated) -> tuple[Evaluated | None, Evaluated | None]:
         """Return the fastest of the simpler layouts, and the fastest of all, if faster.
 
         The simpler layouts are slower than the limit.
         """
         cost = self._key(chosen)[0]
-        simpler = [candidate for candidate in self.known.values() if self._key(candidate)[0] < cost]
-        fastest = min(self.known.values(), key=lambda candidate: candidate.seconds)
+        simpler = [candidate for candidate in self.evaluated.values() if self._key(candidate)[0] < cost]
+        fastest = min(self.evaluated.values(), key=lambda candidate: candidate.seconds)
         faster = fastest if fastest.seconds < chosen.seconds else None
         return min(simpler, key=lambda candidate: candidate.seconds, default=None), faster
 
-    def _find_simpler(self, than: Evaluated) -> Evaluated | None:
-        cost = self._key(than)[0]
+    def _find_simpler(self, layout_to_simplify: Evaluated) -> Evaluated | None:
+        cost = self._key(layout_to_simplify)[0]
         moves = [
             (self._cost(layout, planner), str(layout), layout, planner)
-            for layout in set(_list_moves(than.layout))
+            for layout in set(_list_moves(layout_to_simplify.layout))
             for planner in self._planners(layout)
         ]
         for _, _, layout, planner in sorted(
             (candidate for candidate in moves if candidate[0] < cost), key=lambda candidate: candidate[:2]
         ):
             simpler = self._evaluate(layout, planner)
-            if simpler is not None and simpler.seconds <= self.limit:
+            if simpler is not None and simpler.seconds <= self.max_seconds:
                 return simpler
         return None
 
@@ -113,20 +115,22 @@ class Simplest:
     def _evaluate(self, layout: Layout, planner: Planner) -> Evaluated | None:
         """Return a layout's time and memory. Returns None if it is illegal, does not fit, or enough were tried."""
         key = layout, planner.job
-        if key in self.known:
-            return self.known[key]
-        if not self.left or not self.where.is_satisfied_by(layout) or not can_run(layout, planner):
+        if key in self.evaluated:
+            return self.evaluated[key]
+        if not self.n_left or not self.where.is_satisfied_by(layout) or not can_run(layout, planner):
             return None
         ranks = planner.memory(layout)
         if not planner.fits(layout, ranks):
             return None
-        self.left -= 1
+        self.n_left -= 1
         peak = max(rank.peak_bytes for rank in ranks)
-        self.known[key] = Evaluated(layout, planner.estimate(layout, ranks=ranks).step_time, peak, planner)
-        return self.known[key]
+        self.evaluated[key] = Evaluated(layout, planner.estimate(layout, ranks=ranks).step_time, peak, planner)
+        return self.evaluated[key]
 
     def _cost(self, layout: Layout, planner: Planner) -> float:
-        return complexity(layout, ranks_per_node=self.node, usual=planner is self.planners[0] or layout.zero < 2)
+        return complexity(
+            layout, ranks_per_node=self.ranks_per_node, default_reduction=planner is self.planners[0] or layout.zero < 2
+        )
 
     def _key(self, evaluated: Evaluated) -> tuple[float, float]:
         return self._cost(evaluated.layout, evaluated.planner), evaluated.seconds

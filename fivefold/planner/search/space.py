@@ -80,17 +80,19 @@ class Space:
         self.model, self.job, self.world, self.stack = model, job, world, stack
         self.two_dimensional = two_dimensional  # also tp = x·y
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
-        words = stack.config_axes or stack.axes
+        config_axes = stack.config_axes or stack.axes
         unsharded = {
             *(("tp", "cp") if model.non_attention_mixers else ())
         }  # of token mixers, only attention is sharded
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
         unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
-        self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words and axis not in unsharded)
+        self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)
         self.where = where
-        tried = dict.fromkeys((*list_recomputations(model, recomputations), *where.values_of("ac")))
-        expressible = [ac for ac in tried if stack.can_express(ac, experts=model.moe is not None)]
-        self.recomputations = tuple(ac for ac in expressible if where.is_allowed("ac", ac))
+        all_recomputations = dict.fromkeys((*list_recomputations(model, recomputations), *where.values_of("ac")))
+        expressible_recomputations = [
+            ac for ac in all_recomputations if stack.can_express(ac, experts=model.moe is not None)
+        ]
+        self.recomputations = tuple(ac for ac in expressible_recomputations if where.is_allowed("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
         self.reduces_often = reduces_often
         self.usual_order = where.is_allowed("order", "default")
@@ -105,22 +107,37 @@ class Space:
     @cached_property
     def partials(self) -> PartialLayouts:
         """Return every legal partial layout, ordered by recomputation, micro-batch, the kinds, and degrees."""
-        s = self.expand_recomputations(concatenate(self.blocks))
-        return s.take(np.lexsort((s.tp, s.cp, s.pp, s.etp, s.ep, s.kind, -s.sp, s.mbs, s.inner, s.ac)))
+        partials = self.expand_recomputations(concatenate(self.blocks))
+        return partials.take(
+            np.lexsort(
+                (
+                    partials.tp,
+                    partials.cp,
+                    partials.pp,
+                    partials.etp,
+                    partials.ep,
+                    partials.kind,
+                    -partials.sp,
+                    partials.mbs,
+                    partials.inner,
+                    partials.ac,
+                )
+            )
+        )
 
     def expand_recomputations(self, stems: PartialLayouts) -> PartialLayouts:
         """Return each of ``stems`` with every recomputation."""
-        kinds = len(self.recomputations)
-        again = stems.take(np.repeat(np.arange(len(stems.dp)), kinds))
-        return again._replace(ac=np.tile(np.arange(kinds), len(stems.dp)))
+        n_recomputations = len(self.recomputations)
+        expanded = stems.take(np.repeat(np.arange(len(stems.dp)), n_recomputations))
+        return expanded._replace(ac=np.tile(np.arange(n_recomputations), len(stems.dp)))
 
     @cached_property
     def blocks(self) -> list[PartialLayouts]:
         """Return every legal partial layout except for its recomputation, in one block per degree of tp."""
         sizes = divisors(self.world) if "tp" in self.axes else [1]
-        return [stems for tp in sizes if is_divisible_by_tp(self.model, tp) if len((stems := self._stems(tp)).dp)]
+        return [stems for tp in sizes if is_divisible_by_tp(self.model, tp) if len((stems := self._list_stems(tp)).dp)]
 
-    def _stems(self, tp: int) -> PartialLayouts:
+    def _list_stems(self, tp: int) -> PartialLayouts:
         model, job, world = self.model, self.job, self.world
         moe = model.moe
         sizes = divisors(world)
@@ -135,7 +152,7 @@ class Space:
             rows = cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
         if moe and self.stack.experts_as_mlp:
             rows = rows[rows[:, 5] == np.where(rows[:, 4] == 1, rows[:, 1], 1)]
-        rows = cross(rows, 7, (0, 1), self._context)
+        rows = cross(rows, 7, (0, 1), self._mask_context_parallel)
         rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
         rows = rows[self._mask_allowed(rows, mbs=False)]
         micro_batches = [mbs for mbs in divisors(job.even_batch) if mbs % job.min_micro_batch == 0]
@@ -144,7 +161,7 @@ class Space:
         if self.reduces_often:
             rows = rows[(rows[:, 0] * rows[:, 2] > 1) & (rows[:, 0] * rows[:, 6] < job.global_batch)]
         if self.two_dimensional:
-            rows = cross(rows, 10, divisors(tp), self._cuts)
+            rows = cross(rows, 10, divisors(tp), self._mask_2d)
         rows = rows[self._mask_allowed(rows, mbs=True)]
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
 
@@ -159,7 +176,7 @@ class Space:
         admitted &= map_distinct(rows[:, 8], lambda sp: self.where.is_allowed("sp", "yes" if sp else "no")).astype(bool)
         return np.asarray(admitted)
 
-    def _context(self, rows: Ints) -> NDArray[np.bool_]:
+    def _mask_context_parallel(self, rows: Ints) -> NDArray[np.bool_]:
         """Return whether cp of each row is legal: a ring needs T divisible by 2·cp, Ulysses heads per rank by cp."""
         tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
         kinds = self.stack.cp_kinds
@@ -168,18 +185,18 @@ class Space:
         divides_heads = (cp > 1) & (heads // tp % cp == 0) & ("ulysses" in kinds)
         return np.asarray(ring | (ulysses & divides_heads))
 
-    def _cuts(self, rows: Ints) -> NDArray[np.bool_]:
+    def _mask_2d(self, rows: Ints) -> NDArray[np.bool_]:
         """Return whether the planner supports tp = x·y of each row: x and y above 1, or y = 1."""
-        tp, sp, inner = rows[:, 1], rows[:, 8], rows[:, 10]
+        tp, sp, tp_inner = rows[:, 1], rows[:, 8], rows[:, 10]
 
         def is_supported(key: int) -> int:
-            x, y, rest = key >> 32, key >> 1 & 0x7FFFFFFF, key & 1
-            if y == 1:
+            outer, inner, sp_bit = key >> 32, key >> 1 & 0x7FFFFFFF, key & 1
+            if inner == 1:
                 return 1
-            layout = Layout(tp=x, tp_inner=y, sp=bool(rest)) if x % y == 0 and y < x else None
+            layout = Layout(tp=outer, tp_inner=inner, sp=bool(sp_bit)) if outer % inner == 0 and inner < outer else None
             return layout is not None and explain_unsupported_2d(layout, model=self.model, job=self.job) is None
 
-        return np.asarray(map_distinct(tp << 32 | inner << 1 | sp, is_supported) == 1)
+        return np.asarray(map_distinct(tp << 32 | tp_inner << 1 | sp, is_supported) == 1)
 
     def micro_batches(self, partials: PartialLayouts) -> Ints:
         """Return the micro-batches per pipeline of each partial layout, in the first step."""
@@ -190,23 +207,23 @@ class Space:
         if pp == 1:
             return [PipelineShape(DEFAULT_SCHEDULE, 1, 1)]
         layers = self.model.layers
-        several = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
+        stage_counts = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
         shapes = []
         for name in self.schedules:
             pipeline = PIPELINE_SCHEDULES[name]
-            stages = several if pipeline.stages_per_rank is None else [pipeline.stages_per_rank]
+            candidates_of_v = stage_counts if pipeline.stages_per_rank is None else [pipeline.stages_per_rank]
             if pp % 2 == 0 or not pipeline.enters_both_ends:
-                shapes += [PipelineShape(name, pp, v) for v in stages if pp * v <= layers]
+                shapes += [PipelineShape(name, pp, v) for v in candidates_of_v if pp * v <= layers]
         return shapes
 
     def can_run(self, shape: PipelineShape, micro_batches: Ints) -> NDArray[np.bool_]:
         """Return whether a schedule can run this number of micro-batches."""
-        enough = micro_batches >= shape.pipeline.min_rounds * shape.pp
+        can_run = micro_batches >= shape.pipeline.min_rounds * shape.pp
         if shape.pp > 1:
-            enough &= can_simulate(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
-        return enough & (micro_batches % 2 == 0) if shape.pipeline.enters_both_ends else enough
+            can_run &= can_simulate(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
+        return can_run & (micro_batches % 2 == 0) if shape.pipeline.enters_both_ends else can_run
 
-    def zeros(self, replicas: int, *, pp: int, cp: int) -> list[tuple[int, int]]:
+    def list_zeros(self, replicas: int, *, pp: int, cp: int) -> list[tuple[int, int]]:
         """Return pairs (ZeRO stage, shards) for dp·cp = ``replicas`` and ``pp`` stages.
 
         ``cp`` ranks share sequences.
@@ -218,45 +235,54 @@ class Space:
             sizes = [size for size in sizes if self.stack.can_express_shards(size, cp)]
             stages = [zero for zero in self.stack.expressible_zero(pp, cp) if zero >= 2 or not self.reduces_often]
             pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
-        return [(z, n) for z, n in pairs if self.where.is_allowed("zero", z) and self.where.is_allowed("shards", n)]
+        return [
+            (zero, size)
+            for zero, size in pairs
+            if self.where.is_allowed("zero", zero) and self.where.is_allowed("shards", size)
+        ]
 
-    def _zeros_of(self, partials: PartialLayouts) -> Ints:
+    def _encode_zeros(self, partials: PartialLayouts) -> Ints:
         """Return the values on which ``zeros`` depends, as one number per partial layout."""
         cp = partials.cp if self.stack.cp_shards else np.ones_like(partials.cp)
         return np.asarray((partials.dp * partials.cp * CP_KEY_BASE + cp) * 2 + (partials.pp > 1))
 
-    def _zeros(self, key: int) -> list[tuple[int, int]]:
+    def _decode_zeros(self, key: int) -> list[tuple[int, int]]:
         replicas, cp = divmod(key // 2, CP_KEY_BASE)
-        return self.zeros(replicas, pp=1 + key % 2, cp=cp)
+        return self.list_zeros(replicas, pp=1 + key % 2, cp=cp)
 
     def list_legal_orders(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
         """Return an index into ``orders`` for each legal order of the ``active`` axes; flags as in ``validity``."""
-        seen: dict[tuple[str, ...], int] = {}
-        in_use = {axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more}
+        index_by_order: dict[tuple[str, ...], int] = {}
+        active_axes = {axis for axis, is_active in zip(DEFAULT_ORDER, active, strict=True) if is_active}
         for index, order in enumerate(self.orders):
-            ways = tuple(axis for axis in order if axis in in_use)
-            usual = ways == tuple(axis for axis in DEFAULT_ORDER if axis in in_use)
-            if neighbours(ways, spread=spread, partly=partly) and (self.usual_order or not usual):
-                seen.setdefault(ways, index)
-        return list(seen.values())
+            active_order = tuple(axis for axis in order if axis in active_axes)
+            is_default = active_order == tuple(axis for axis in DEFAULT_ORDER if axis in active_axes)
+            if neighbours(active_order, spread=spread, partly=partly) and (self.usual_order or not is_default):
+                index_by_order.setdefault(active_order, index)
+        return list(index_by_order.values())
 
     def expand(self, partials: PartialLayouts, index: Ints) -> CandidateLayouts:
         """Return the partial layouts at ``index`` with every schedule; ZeRO and order stay 0."""
         chosen = partials.take(index)
         micro_batches = self.micro_batches(chosen)
-        at = [np.flatnonzero((chosen.pp == s.pp) & self.can_run(s, micro_batches)) for s in self.shapes]
-        partial = np.concatenate([index[position] for position in at])
-        shape = np.repeat(np.arange(len(at)), [len(position) for position in at])
+        members = [
+            np.flatnonzero((chosen.pp == shape.pp) & self.can_run(shape, micro_batches)) for shape in self.shapes
+        ]
+        partial = np.concatenate([index[rows] for rows in members])
+        shape = np.repeat(np.arange(len(members)), [len(rows) for rows in members])
         return CandidateLayouts(partial, shape, np.zeros_like(partial), np.ones_like(partial), np.zeros_like(partial))
 
     def shard(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
         """Return each candidate with every ZeRO stage and shard group."""
-        keys = self._zeros_of(partials)[candidates.partial]
+        keys = self._encode_zeros(partials)[candidates.partial]
         pieces = []
         for key in np.unique(keys):
-            members, zeros = np.flatnonzero(keys == key), np.array(self._zeros(int(key)), np.int64).reshape(-1, 2)
-            zero, shards = np.tile(zeros, (len(members), 1)).T
-            pieces.append(candidates.take(np.repeat(members, len(zeros)))._replace(zero=zero, shards=shards))
+            members, list_zeros = (
+                np.flatnonzero(keys == key),
+                np.array(self._decode_zeros(int(key)), np.int64).reshape(-1, 2),
+            )
+            zero, shards = np.tile(list_zeros, (len(members), 1)).T
+            pieces.append(candidates.take(np.repeat(members, len(list_zeros)))._replace(zero=zero, shards=shards))
         return (
             CandidateLayouts(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
             if pieces
@@ -269,17 +295,17 @@ class Space:
 
     def expand_orders(self, partials: PartialLayouts, candidates: CandidateLayouts) -> tuple[CandidateLayouts, Ints]:
         """Return each candidate in every order, and the row of ``candidates`` that it was."""
-        pattern_of = self._patterns(partials.take(candidates.partial))
-        rows, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for pattern in np.unique(pattern_of):
-            members = np.flatnonzero(pattern_of == pattern)
+        patterns = self._patterns(partials.take(candidates.partial))
+        rows, order_columns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for pattern in np.unique(patterns):
+            members = np.flatnonzero(patterns == pattern)
             orders = np.array(self._list_orders(int(pattern)))
             rows.append(np.repeat(members, len(orders)))
-            places.append(np.tile(orders, len(members)))
+            order_columns.append(np.tile(orders, len(members)))
         index = np.concatenate(rows)
-        return candidates.take(index)._replace(order=np.concatenate(places)), index
+        return candidates.take(index)._replace(order=np.concatenate(order_columns)), index
 
-    def placed_first(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
+    def place_first(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
         """Return each candidate in the first of its orders."""
         patterns = self._patterns(partials.take(candidates.partial))
         return candidates._replace(order=map_distinct(patterns, lambda pattern: self._list_orders(pattern)[0]))
@@ -291,26 +317,30 @@ class Space:
     def _patterns(self, partials: PartialLayouts) -> Ints:
         """Return the values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
         bits = np.zeros(len(partials.dp), np.int64)
-        for place, axis in enumerate(DEFAULT_ORDER):
-            bits |= (getattr(partials, axis) > 1).astype(np.int64) << place
-        spread = (partials.etp < partials.tp) & (self.model.moe is not None)
-        return bits | spread.astype(np.int64) << 4 | (spread & (partials.etp > 1)).astype(np.int64) << 5
+        for bit, axis in enumerate(DEFAULT_ORDER):
+            bits |= (getattr(partials, axis) > 1).astype(np.int64) << bit
+        separates_experts = (partials.etp < partials.tp) & (self.model.moe is not None)
+        return (
+            bits
+            | separates_experts.astype(np.int64) << 4
+            | (separates_experts & (partials.etp > 1)).astype(np.int64) << 5
+        )
 
     def _list_orders(self, pattern: int) -> list[int]:
-        active = tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
+        active = tuple(bool(pattern >> bit & 1) for bit in range(len(DEFAULT_ORDER)))
         return self.list_legal_orders(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
 
     @cached_property
     def layouts(self) -> int:
         """Return the number of layouts."""
-        stems = sum(int(self.candidates_of(stems).sum()) for stems in self.blocks) if self.shapes else 0
+        stems = sum(int(self.count_candidates(stems).sum()) for stems in self.blocks) if self.shapes else 0
         return stems * len(self.recomputations)
 
-    def candidates_of(self, partials: PartialLayouts) -> Ints:
+    def count_candidates(self, partials: PartialLayouts) -> Ints:
         """Return the number of candidates of each partial layout."""
-        return self.shapes_each(partials) * self.zeros_each(partials) * self.count_orders(partials)
+        return self.count_shapes(partials) * self.count_zeros(partials) * self.count_orders(partials)
 
-    def shapes_each(self, partials: PartialLayouts) -> Ints:
+    def count_shapes(self, partials: PartialLayouts) -> Ints:
         """Return the number of schedules of each partial layout."""
         micro_batches = self.micro_batches(partials)
         counts = np.zeros(len(partials.dp), np.int64)
@@ -318,32 +348,32 @@ class Space:
             counts += (partials.pp == shape.pp) & self.can_run(shape, micro_batches)
         return counts
 
-    def zeros_each(self, partials: PartialLayouts) -> Ints:
+    def count_zeros(self, partials: PartialLayouts) -> Ints:
         """Return the number of pairs of ZeRO stage and shard group of each partial layout."""
-        return map_distinct(self._zeros_of(partials), lambda key: len(self._zeros(key)))
+        return map_distinct(self._encode_zeros(partials), lambda key: len(self._decode_zeros(key)))
 
     def pick_layout(self, partials: PartialLayouts, partial: int) -> Layout:
         """Return one candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""
-        s = partials.take(np.array([partial]))
+        partial_layout = partials.take(np.array([partial]))
         shape = next(
-            at
-            for at, candidate in enumerate(self.shapes)
-            if candidate.pp == s.pp[0] and self.can_run(candidate, self.micro_batches(s))[0]
+            index
+            for index, candidate in enumerate(self.shapes)
+            if candidate.pp == partial_layout.pp[0] and self.can_run(candidate, self.micro_batches(partial_layout))[0]
         )
-        zero, shards = self._zeros(int(self._zeros_of(s)[0]))[-1]
+        zero, shards = self._decode_zeros(int(self._encode_zeros(partial_layout)[0]))[-1]
         row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0)))
         return self.layout(partials, row, 0)
 
-    def rows_of(self, partials: PartialLayouts, layout: Layout) -> Ints:
+    def find_rows(self, partials: PartialLayouts, layout: Layout) -> Ints:
         """Return indices of the partial layouts with the degrees, micro-batch and recomputation of ``layout``."""
         matches = np.array([layout.ac == ac for ac in self.recomputations])[partials.ac]
         return np.flatnonzero(matches & select_degrees(partials, layout) & (partials.mbs == layout.mbs))
 
-    def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
-        """Return the candidate in row ``at`` as a ``Layout``."""
-        partial = candidates.partial[at]
+    def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, row: int) -> Layout:
+        """Return the candidate in row ``row`` as a ``Layout``."""
+        partial = candidates.partial[row]
         dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = [int(column[partial]) for column in partials]
-        shape, zero, shards = self.shapes[candidates.shape[at]], int(candidates.zero[at]), int(candidates.shards[at])
+        shape, zero, shards = self.shapes[candidates.shape[row]], int(candidates.zero[row]), int(candidates.shards[row])
         return Layout.model_construct(  # legal, so that it is not validated, which takes twice as long
             dp=dp,
             tp=tp,
@@ -360,5 +390,5 @@ class Space:
             cp_kind="ulysses" if kind else "ring",
             sp=bool(sp),
             ac=self.recomputations[ac],
-            order=self.orders[int(candidates.order[at])],
+            order=self.orders[int(candidates.order[row])],
         )

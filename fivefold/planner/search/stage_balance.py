@@ -32,16 +32,16 @@ def balance(layout: Layout, planner: Planner) -> Layout | None:
     """
     if layout.pp == 1 or not planner.job.stack.runs.uneven_stages:
         return None
-    held, best = stages_held(layout), layout
-    loads = _loads(layout, planner, held)
+    stages_of_ranks, best = stages_held(layout), layout
+    loads = _loads(layout, planner, stages_of_ranks)
     for _ in range(MOVES):
         best_move = min(
             (
                 (max(rank_loads), other, rank_loads)
-                for other in _move_layer(best, planner, loads, held)
-                for rank_loads in [_loads(other, planner, held)]
+                for other in _move_layer(best, planner, loads, stages_of_ranks)
+                for rank_loads in [_loads(other, planner, stages_of_ranks)]
             ),
-            key=lambda option: option[0],
+            key=lambda move: move[0],
             default=None,
         )
         if best_move is None or best_move[0] >= max(loads) * (1 - MIN_LOAD_GAIN):
@@ -56,77 +56,83 @@ def recomputing_less(layout: Layout, planner: Planner) -> Layout | None:
     """Return the layout with recomputation on as few pipeline ranks as it needs to fit; None if it needs all."""
     if not _recomputes_everywhere(layout, planner):
         return None
-    fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
-    least = bisect_left(fewer, True, key=planner.fits)
-    return fewer[least] if least < len(fewer) else None
+    variants = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
+    first_fitting = bisect_left(variants, True, key=planner.fits)
+    return variants[first_fitting] if first_fitting < len(variants) else None
 
 
 def _recomputes_everywhere(layout: Layout, planner: Planner) -> bool:
     """Return whether all pipeline ranks recompute although some would fit without it."""
-    able = layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and not layout.pipeline.enters_both_ends
-    return able and planner.job.stack.runs.can_express(f"{layout.ac}@1", experts=planner.model.moe is not None)
+    can_restrict = (
+        layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and not layout.pipeline.enters_both_ends
+    )
+    return can_restrict and planner.job.stack.runs.can_express(f"{layout.ac}@1", experts=planner.model.moe is not None)
 
 
 def gain(layout: Layout, planner: Planner) -> float:
     """Return an upper bound of the share of its time that a layout can save by other stages and less recomputation."""
-    held = stages_held(layout)
-    least = _loads(layout.replace(ac="none") if _recomputes_everywhere(layout, planner) else layout, planner, held)
-    return 1 - sum(least) / len(least) / max(_loads(layout, planner, held))
+    stages_of_ranks = stages_held(layout)
+    least_loads = _loads(
+        layout.replace(ac="none") if _recomputes_everywhere(layout, planner) else layout, planner, stages_of_ranks
+    )
+    return 1 - sum(least_loads) / len(least_loads) / max(_loads(layout, planner, stages_of_ranks))
 
 
-def even_out(known: Incumbents, *, where: Where = ANY) -> int:
-    """Evaluate the best pipelines of ``known`` with balanced stages and with recomputation on fewer ranks.
+def even_out(incumbents: Incumbents, *, where: Where = ANY) -> int:
+    """Evaluate the best pipelines of ``incumbents`` with balanced stages and with recomputation on fewer ranks.
 
     Only those that may beat the best are evaluated. Return how many there were.
     """
     pipelines = [
         candidate
-        for candidate in known.fitting
+        for candidate in incumbents.fitting
         if candidate.estimate.layout.pp > 1 and not candidate.estimate.layout.stages
     ]
-    tried = 0
+    n_evaluated = 0
     for pipeline in sorted(pipelines, key=lambda candidate: candidate[:4])[:LOOKED_AT]:
-        least = 1 - gain(pipeline.estimate.layout, pipeline.planner)
-        if tried < TRIED and known.can_candidate_win(
-            pipeline.score * least, pipeline.peak_bytes, pipeline.seconds * least
+        time_ratio = 1 - gain(pipeline.estimate.layout, pipeline.planner)
+        if n_evaluated < TRIED and incumbents.can_candidate_win(
+            pipeline.score * time_ratio, pipeline.peak_bytes, pipeline.seconds * time_ratio
         ):
-            for other in filter(where.is_satisfied_by, _list_alternatives(pipeline.estimate.layout, pipeline.planner)):
-                known.evaluate(pipeline.planner, other)
-                tried += 1
-    return tried
+            for variant in filter(
+                where.is_satisfied_by, _list_alternatives(pipeline.estimate.layout, pipeline.planner)
+            ):
+                incumbents.evaluate(pipeline.planner, variant)
+                n_evaluated += 1
+    return n_evaluated
 
 
 def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
     """Yield the layout with balanced stages; with less recomputation; with both."""
-    fewer = recomputing_less(layout, planner)
-    yield from (split for base in (layout, fewer) if base and (split := balance(base, planner)))
-    if fewer:
-        yield fewer
+    less_recomputed = recomputing_less(layout, planner)
+    yield from (balanced for base in (layout, less_recomputed) if base and (balanced := balance(base, planner)))
+    if less_recomputed:
+        yield less_recomputed
 
 
-def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) -> list[float]:
+def _loads(layout: Layout, planner: Planner, stages_of_ranks: tuple[tuple[int, ...], ...]) -> list[float]:
     """Return the seconds of one micro-batch through the stages of each pipeline rank, forward and backward."""
     stages = stage_seconds(planner.units, layout).times
     return [
         sum(stages[stage].forward.seconds + stages[stage].full_backward.seconds for stage in rank_stages)
-        for rank_stages in held
+        for rank_stages in stages_of_ranks
     ]
 
 
 def _move_layer(
-    layout: Layout, planner: Planner, loads: list[float], held: tuple[tuple[int, ...], ...]
+    layout: Layout, planner: Planner, loads: list[float], stages_of_ranks: tuple[tuple[int, ...], ...]
 ) -> Iterator[Layout]:
     """Yield the layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
     sizes = [len(count) for count in stage_layers(planner.model.layers, layout)]
-    full = max(range(len(loads)), key=lambda rank: loads[rank])
-    givers = [stage for stage in held[full] if sizes[stage] > 1]
-    if not givers:
+    busiest = max(range(len(loads)), key=lambda rank: loads[rank])
+    giving_stages = [stage for stage in stages_of_ranks[busiest] if sizes[stage] > 1]
+    if not giving_stages:
         return
-    give = max(givers, key=lambda stage: (sizes[stage], stage))
-    takers = sorted((rank for rank in range(len(loads)) if rank != full), key=lambda rank: loads[rank])[:2]
-    for rank in takers:
-        take = min(held[rank], key=lambda stage: (sizes[stage], stage))
-        if take != give:
+    giving_stage = max(giving_stages, key=lambda stage: (sizes[stage], stage))
+    receiving_ranks = sorted((rank for rank in range(len(loads)) if rank != busiest), key=lambda rank: loads[rank])[:2]
+    for rank in receiving_ranks:
+        receiving_stage = min(stages_of_ranks[rank], key=lambda stage: (sizes[stage], stage))
+        if receiving_stage != giving_stage:
             changed = list(sizes)
-            changed[give], changed[take] = sizes[give] - 1, sizes[take] + 1
+            changed[giving_stage], changed[receiving_stage] = sizes[giving_stage] - 1, sizes[receiving_stage] + 1
             yield layout.replace(stages=tuple(changed))

@@ -28,13 +28,20 @@ from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import SMALL_MICRO_BATCH
 from fivefold.planner.search.work import REFINING_UNITS
 
-SCOUTS, LIKELY = 400, 8  # partial layouts that are explored before all others, of at most n sequences
-LIKELIEST = 2000  # partial layouts whose work is bounded with their messages, of which those are chosen
-FIRST, TIMES = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
-SCHEDULES = 4000  # of them, the most promising of all
+MAX_EXPLORED, MAX_LIKELY_MICRO_BATCH = (
+    400,
+    8,
+)  # partial layouts that are explored before all others, of at most n sequences
+MAX_LIKELY = 2000  # partial layouts whose work is bounded with their messages, of which those are chosen
+FIRST_EVALUATED, GROWTH = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
+MAX_SCHEDULES = 4000  # of them, the most promising of all
 FEW_FIT = 40  # layouts whose memory is counted before one is found that fits: then few fit
-REFINED = 4 * 60  # candidates whose exact bound is computed where time does not matter
-PARTIALS, TRIED, BEST = 1500, 60, 4  # of them with a recomputation; estimated; whose other schedules are tried
+MAX_REFINED = 4 * 60  # candidates whose exact bound is computed where time does not matter
+MAX_PARTIALS, MAX_EVALUATED, MAX_VARIED = (
+    1500,
+    60,
+    4,
+)  # of them with a recomputation; estimated; whose other schedules are tried
 
 
 def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
@@ -49,18 +56,18 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     floors = solver.floors(bounds, bounds.space.blocks)
     likely = _select_likely(solver, bounds, floors)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
-    number, start = FIRST if incumbents.any_will_do else SCOUTS, 0
-    while start < min(len(best), SCOUTS) and incumbents.threshold == np.inf:
-        _evaluate_likely(solver, bounds, likely, best[start : start + number])
-        start, number = start + number, min(SCOUTS, number * TIMES)
+    n_evaluated, start = FIRST_EVALUATED if incumbents.any_will_do else MAX_EXPLORED, 0
+    while start < min(len(best), MAX_EXPLORED) and incumbents.threshold == np.inf:
+        _evaluate_likely(solver, bounds, likely, best[start : start + n_evaluated])
+        start, n_evaluated = start + n_evaluated, min(MAX_EXPLORED, n_evaluated * GROWTH)
         if solver.timed and not incumbents.best:
             break
     if solver.timed and not incumbents.best:
         if not _evaluate_any(solver, bounds, before, done):
             return
-        likely = _select_likely(solver, bounds, floors, usual=False)
+        likely = _select_likely(solver, bounds, floors, within_node=False)
         best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
-        _evaluate_likely(solver, bounds, likely, best[:SCOUTS])
+        _evaluate_likely(solver, bounds, likely, best[:MAX_EXPLORED])
     solver.sweep(bounds, floors)
     if incumbents.allowed_gap and incumbents.best:
         _search_degrees_of_best(solver, bounds)
@@ -122,60 +129,62 @@ def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpac
     floor = BoundedSpace(likely.stems.take(rows), likely.size[rows], likely.seconds[rows])
     with _counting_no_losers(solver):
         for opened in solver.expand_best_first(bounds, floor):
-            _try_best(solver, bounds.restrict_to(opened.partials), opened)
+            _evaluate_best(solver, bounds.restrict_to(opened.partials), opened)
 
 
 def _select_likely(
-    solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace], *, usual: bool = True
+    solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace], *, within_node: bool = True
 ) -> BoundedSpace:
     """Return partial layouts with tp·cp within a node and at least as many micro-batches as stages.
 
-    Their seconds include a bubble. Without ``usual`` they may have any degrees.
+    Their seconds include a bubble. Without ``within_node`` they may have any degrees.
     """
     selected, space = [], bounds.space
     for stems, size, seconds in floors:
-        m = space.micro_batches(stems)
-        likely = (stems.etp == 1) & (stems.mbs <= LIKELY)
-        if usual:
-            likely &= (stems.tp * stems.cp <= solver.ranks_per_node) & ((stems.pp == 1) | (m >= stems.pp))
+        micro_batches = space.micro_batches(stems)
+        likely = (stems.etp == 1) & (stems.mbs <= MAX_LIKELY_MICRO_BATCH)
+        if within_node:
+            likely &= (stems.tp * stems.cp <= solver.ranks_per_node) & ((stems.pp == 1) | (micro_batches >= stems.pp))
         selected.append(BoundedSpace(stems.take(likely), size[likely], seconds[likely]))
-    none = np.zeros(0)
-    size, seconds = (np.concatenate([none, *(seed[at] for seed in selected)]) for at in (1, 2))
-    stems = concatenate([seed.stems for seed in selected])
+    empty = np.zeros(0)
+    size, seconds = (np.concatenate([empty, *(part[at] for part in selected)]) for at in (1, 2))
+    stems = concatenate([part.stems for part in selected])
     if not (solver.timed and len(size)):
         return BoundedSpace(stems, size, seconds)
     bubble = 1 + (stems.pp - 1) / (space.micro_batches(stems) * np.maximum(1, space.model.layers // stems.pp))
-    least = np.argsort(seconds * bubble, kind="stable")[:LIKELIEST]
+    least = np.argsort(seconds * bubble, kind="stable")[:MAX_LIKELY]
     stems, size, bubble = stems.take(least), size[least], bubble[least]
     return BoundedSpace(stems, size, bounds.restrict_to(stems).floor(max_sequences=SMALL_MICRO_BATCH) * bubble)
 
 
-def _try_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:
+def _evaluate_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:
     """Evaluate the most promising of ``opened``, then more of the best, in the default order."""
     partials, space, incumbents = bounds.partials, bounds.space, solver.incumbents
     best = np.lexsort((opened.size, incumbents.score(opened.seconds, opened.size, space)))
-    _, first = np.unique(opened.candidates.partial[best], return_index=True)
-    first = np.union1d(np.sort(first)[:PARTIALS], np.arange(min(len(best), SCHEDULES)))
-    sharded = space.shard(partials, opened.candidates.take(best[first]))
-    s = partials.take(sharded.partial)
-    _try(solver, bounds, sharded.take((sharded.zero == 0) | (sharded.shards == s.dp * s.cp)))
-    rows = [space.rows_of(partials, incumbent.estimate.layout) for incumbent in incumbents.best[:BEST]]
+    _, indices = np.unique(opened.candidates.partial[best], return_index=True)
+    indices = np.union1d(np.sort(indices)[:MAX_PARTIALS], np.arange(min(len(best), MAX_SCHEDULES)))
+    sharded = space.shard(partials, opened.candidates.take(best[indices]))
+    partial_layouts = partials.take(sharded.partial)
+    _evaluate_promising(
+        solver, bounds, sharded.take((sharded.zero == 0) | (sharded.shards == partial_layouts.dp * partial_layouts.cp))
+    )
+    rows = [space.find_rows(partials, incumbent.estimate.layout) for incumbent in incumbents.best[:MAX_VARIED]]
     is_other = np.isin(opened.candidates.partial, np.concatenate([np.zeros(0, np.int64), *rows]))
     if is_other.any():
-        _try(solver, bounds, space.shard(partials, opened.candidates.take(is_other)))
+        _evaluate_promising(solver, bounds, space.shard(partials, opened.candidates.take(is_other)))
 
 
-def _try(solver: BranchAndBound, bounds: Bounds, candidates: CandidateLayouts) -> None:
+def _evaluate_promising(solver: BranchAndBound, bounds: Bounds, candidates: CandidateLayouts) -> None:
     """Evaluate the most promising of some candidates that may fit; nothing of none."""
     if not len(candidates.zero):
         return
     if not (solver.timed or solver.incumbents.any_will_do):  # the smallest are near those of the limits
-        candidates = candidates.take(np.argsort(bounds.memory(candidates, scaled=True), kind="stable")[:REFINED])
+        candidates = candidates.take(np.argsort(bounds.memory(candidates, scaled=True), kind="stable")[:MAX_REFINED])
     size = bounds.memory(candidates)
     fits = size <= solver.incumbents.capacity
     candidates, size = candidates.take(fits), size[fits]
     if len(size):
         seconds = bounds.seconds(candidates)[0] if solver.timed else np.zeros(len(size))
         solver.wait(bounds, candidates, size, seconds)
-        solver.evaluate_waiting(bounds, max_evaluated=TRIED)
+        solver.evaluate_waiting(bounds, max_evaluated=MAX_EVALUATED)
         solver.waiting = []

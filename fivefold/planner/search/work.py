@@ -50,5 +50,5 @@ class SearchWork:
     @property
     def allowed_gap(self) -> float:
         """Return the share of the optimum by which the result may exceed it; layouts within it are not examined."""
-        over = self.units - self.exact_units
-        return FIRST_GAP * 2.0 ** min(over // self.doubling_units, MAX_DOUBLINGS) if over > 0 else 0.0
+        excess_units = self.units - self.exact_units
+        return FIRST_GAP * 2.0 ** min(excess_units // self.doubling_units, MAX_DOUBLINGS) if excess_units > 0 else 0.0

@@ -52,7 +52,7 @@ def drawn_space(seed: int) -> tuple[Planner, Space] | None:
 
 def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, timed: bool = True) -> Iterator[Compared]:
     """Yield ``count`` random layouts of one space, as many of each schedule as can be, with their bounds."""
-    partials, some = space.partials.take(space.candidates_of(space.partials) > 0), np.random.default_rng(seed)
+    partials, some = space.partials.take(space.count_candidates(space.partials) > 0), np.random.default_rng(seed)
     result = space.expand(partials, some.integers(0, len(partials.dp), DRAWN))
     if not len(result.partial):
         return

@@ -101,7 +101,7 @@ def test_both_reduction_frequencies_are_searched() -> None:
     machine, job = make_tight_machine(4, gib=5), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
     every = [
-        (item.step_time.seconds, complexity(item.layout, ranks_per_node=2, usual=usual), item.layout, usual)
+        (item.step_time.seconds, complexity(item.layout, ranks_per_node=2, default_reduction=usual), item.layout, usual)
         for usual in (True, False)
         for item in search_by_brute_force(
             SMALL, machine, job.replace(reduce="micro_batch" if usual else "step"), **only
@@ -116,7 +116,9 @@ def test_both_reduction_frequencies_are_searched() -> None:
         close_items = [item for item in every if item[0] <= best[0] * (1 + within)]
         usual = proposal.choice.reduce == "micro_batch"
         chosen = Layout.parse(proposal.layout)
-        assert complexity(chosen, ranks_per_node=2, usual=usual) == min(item[1] for item in close_items), within
+        assert complexity(chosen, ranks_per_node=2, default_reduction=usual) == min(item[1] for item in close_items), (
+            within
+        )
         assert usual or chosen.zero > 1
     assert usual  # at 20 % there are simpler ones
 
@@ -125,10 +127,10 @@ def test_no_more_layouts_are_estimated_than_allowed() -> None:
     planner = Planner(model=SMALL, machine=NODE, job=FEW)
     start = Layout.parse("dp1 tp2 pp4 v1 zero0 zb1p mbs1")
     known = [Evaluated(start, StepTime(1.0, 1.0, 0.0, {}, 0.0, ""), 1, planner)]
-    simplest = Simplest([planner], known, limit=1e-9 + 1.0)
+    simplest = Simplest([planner], known, max_seconds=1e-9 + 1.0)
     simplest.left = 3
     simplest.find()
-    assert len(simplest.known) <= 4
+    assert len(simplest.evaluated) <= 4
 
 
 @pytest.mark.slow
@@ -223,6 +225,6 @@ def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:
     planners = [
         Planner(model=SMALL, machine=NODE, job=FEW.replace(reduce=reduce)) for reduce in ("step", "micro_batch")
     ]
-    simplest = Simplest(planners, [], limit=1.0)
+    simplest = Simplest(planners, [], max_seconds=1.0)
     results = [len(simplest._planners(Layout(dp=4, zero=zero))) for zero in range(4)]
     assert results == [1, 1, 2, 2]

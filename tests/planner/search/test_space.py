@@ -150,7 +150,7 @@ def _space(model: Model, job: Job, where: Where = ANY) -> set[Layout]:
     space = Space(model, job, world=4, recomputations=("none",), placements=False, where=where)
     candidates = list_leaves(space)
     mine = [space.layout(space.partials, candidates, at) for at in range(len(candidates.partial))]
-    assert len(mine) == len(set(mine)) == int(space.candidates_of(space.partials).sum())
+    assert len(mine) == len(set(mine)) == int(space.count_candidates(space.partials).sum())
     return set(mine)
 
 
