@@ -35,7 +35,7 @@ from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_risk
 
 NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
-MODEL_UNITS = EXACT_UNITS // 3  # of work to find a layout of one size of a model
+MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of one size of a model
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
@@ -179,27 +179,33 @@ def _node_multiples(low: int, high: int, node: int) -> list[int]:
 def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[QuestionAnswer, Model]:
     """Return the largest model that fits the machine.
 
-    Layers and heads of ``model`` are scaled in eighths, up to 32 times. A size is taken not to fit, and named, if no
-    layout is found to fit within a work limit. The layout is the first that was found to fit, sped up by single
-    changes: a search for the fastest at the edge of the memory takes many times as long.
+    Layers and heads of ``model`` are scaled in eighths, up to 32 times or to where the states alone exceed the memory.
+    A layout that fits one size is tried first at the next. A size is taken not to fit, and named, if no layout is found
+    to fit within a work limit. The layout is the first that was found to fit, sped up by single changes: a search for
+    the fastest at the edge of the memory takes many times as long.
     """
-    fits, too_large, undecided = dict[int, tuple[Planner, Layout]](), list[int](), list[int]()
+    fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
 
     def fits_at(eighths: int) -> bool:
-        tried, layout = scale_model(model, eighths / 8), None
-        work = SearchWork(exact_units=MODEL_UNITS) if fits and too_large else None  # only between sizes that are known
-        if _min_ranks(tried, machine, job) <= machine.ranks:
-            planner = Planner(model=tried, machine=machine, job=job, risk=risk)
+        tried = scale_model(model, eighths / 8)
+        planner = Planner(model=tried, machine=machine, job=job, risk=risk)
+        layout = fits[max(fits)][1] if fits else None
+        if layout is None or not (is_legal(layout, model=tried, job=job, machine=machine) and planner.fits(layout)):
+            between_known = fits and eighths < 2 * max(fits)
+            work = SearchWork(exact_units=MODEL_UNITS) if between_known else None
             layout = find_fitting_layout(
                 ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work
             )
-            if layout is not None:
-                fits[eighths] = planner, layout
-                return True
-        (undecided if work is not None and work.is_spent else too_large).append(eighths)
-        return False
+            if layout is None and work is not None and work.is_spent:
+                undecided.append(eighths)
+        if layout is not None:
+            fits[eighths] = planner, layout
+        return layout is not None
 
-    most = _find_largest(fits_at, limit=256, start=8)
+    def holds_states(eighths: int) -> bool:
+        return _min_ranks(scale_model(model, eighths / 8), machine, job) <= machine.ranks
+
+    most = _find_largest(fits_at, limit=_find_largest(holds_states, limit=256), start=8)
     if most == 0:
         raise UserError(
             f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}; take a chip with more "

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
@@ -175,6 +177,20 @@ def test_a_work_limit_leaves_only_sizes_between_known_ones_undecided(monkeypatch
     monkeypatch.setattr(questions, "MODEL_UNITS", 0)
     limited, _ = questions.largest_model(model=LLAMA, machine=NODE, job=Job())
     assert answer.value / 8 < limited.value <= answer.value  # twice the layers and heads are eight times the weights
+
+
+def test_a_layout_that_fits_is_tried_at_the_next_size_before_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    find = questions.find_fitting_layout
+
+    def record(*where: Where, model: Model, **options: Any) -> Layout | None:
+        searched.append(model.name)
+        return find(*where, model=model, **options)
+
+    monkeypatch.setattr(questions, "find_fitting_layout", record)
+    _, largest = questions.largest_model(model=LLAMA, machine=NODE, job=Job())
+    assert largest.name == "llama3-8b x1.5"  # whose states alone exceed the memory at twice the size
+    assert searched == ["llama3-8b x1", "llama3-8b x1.75", "llama3-8b x1.625"]
 
 
 def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
