@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.sources import parse_file
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "fivefold"
 HEAVY = {"torch", "altair", "vl_convert", "transformers", "tokenizers", "pyarrow", "tensorboard", "fastapi"}
@@ -44,7 +46,9 @@ def list_imported(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_torch_is_imported_only_where_steps_run() -> None:
-    naming = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "torch" in list_imported(parse(p))}
+    naming = {
+        p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "torch" in list_imported(parse_file(p))
+    }
     assert naming, "the search finds nothing at all"
     assert {path for path in naming if not path.startswith(WITH_TORCH)} == set()
 
@@ -56,7 +60,7 @@ def test_no_two_modules_import_one_another() -> None:
     for path in PACKAGE.rglob("*.py"):
         name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
         known = graph[name] = set()
-        for node in ast.walk(parse(path)):
+        for node in ast.walk(parse_file(path)):
             if isinstance(node, ast.Import):
                 known |= {item.name for item in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -69,10 +73,6 @@ def test_no_two_modules_import_one_another() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as circle:
         pytest.fail(" <- ".join(circle.args[1]))
-
-
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.architecture.sources import parse_file, read_text
 from tests.docs.prose import PATTERN
 
 ROOT = Path(__file__).parents[2]
@@ -143,18 +143,6 @@ ALLOWED = {
 }
 
 
-@cache
-def read_text(file: Path) -> str:
-    """Return the text of a file."""
-    return file.read_text(encoding="utf-8")
-
-
-@cache
-def parse_file(file: Path) -> ast.Module:
-    """Return the syntax tree of a file, which two tests look through."""
-    return ast.parse(read_text(file))
-
-
 def find_violations(tree: ast.AST, path: str) -> Iterator[str]:
     """Yield ``path: name`` for each banned name, and ``path: name: docstring`` for each fragment."""
     for node in ast.walk(tree):
@@ -207,17 +195,17 @@ def find_fault(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return "" if is_fixture else "is a bare participle"
 
 
-def find_shared_class_names(sources: Iterable[str]) -> set[str]:
-    """Return the names that two or more classes of the sources have."""
-    nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+def find_shared_class_names(trees: Iterable[ast.Module]) -> set[str]:
+    """Return the names that two or more classes of the files have."""
+    nodes = (node for tree in trees for node in ast.walk(tree))
     counts = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     return {name for name, count in counts.items() if count > 1}
 
 
 def test_a_class_name_stands_for_one_class() -> None:
-    assert find_shared_class_names(["class A: ...", "class A: ...", "class B: ..."]) == {"A"}
+    assert find_shared_class_names(map(ast.parse, ["class A: ...", "class A: ...", "class B: ..."])) == {"A"}
     files = [file for file in list_files() if file.relative_to(ROOT).parts[0] in ("fivefold", "benchmarks")]
-    shared = find_shared_class_names(file.read_text(encoding="utf-8") for file in files)
+    shared = find_shared_class_names(map(parse_file, files))
     assert shared == set(ALLOWED_CLASSES)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.optimizers import KINDS
+from tests.architecture.sources import parse_file
 
 Trees = dict[str, ast.Module]
 
@@ -22,7 +23,7 @@ HOMELESS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 @pytest.fixture(scope="module")
 def trees() -> Trees:
     """Every file's syntax; made by the one worker whose tests these are, and not where they are collected."""
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    return {path.relative_to(ROOT).as_posix(): parse_file(path) for path in FILES}
 
 
 def names_used(tree: ast.AST) -> Iterator[str]:
