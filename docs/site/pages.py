@@ -43,8 +43,8 @@ NAV: dict[str, list[str]] = {
     "Explanation": [
         "explanation/faq.md", "explanation/mfu.md", "explanation/other-tools.md", "explanation/how-a-step-costs/*",
         "explanation/dry-run.md", "explanation/dry-run-and-gpu.md", "explanation/diagnosis.md",
-        "explanation/trainer.md",        "explanation/measuring.md", "explanation/time-model.md", "explanation/fault-tolerance.md",
-        "explanation/planning-questions.md",
+        "explanation/trainer.md", "explanation/measuring.md", "explanation/time-model.md",
+        "explanation/fault-tolerance.md", "explanation/planning-questions.md",
     ],
     "Decisions": ["explanation/decisions/*"],
     "Measurements": ["explanation/measurements/*"],

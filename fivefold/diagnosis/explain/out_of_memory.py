@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fivefold.diagnosis.explain.frames import Frame, parse_traceback, phase, user_line
 from fivefold.results.explanation import Explanation, HeldMemory
 from fivefold.units import GIB, KIB, MIB, show_bytes
 
+FULL = 0.05  # share of a device that is reserved and in no tensor below which tensors fill it, too
 SPARE = 0.01  # share of a device in no tensor below which it is full, and not fragmented
 UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(bytes|B|[KMGT]iB|[KMG]B)\b"
@@ -40,11 +41,17 @@ COLUMNS = {  # the figures of a message, each as a pattern with one size
     "others": rf"other allocations: {SIZE}",
 }
 COMPILED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in COLUMNS.items()}
+CONTINUED = re.compile(  # rest of a message that a terminal or a person wrapped
+    r"total capac|already allocated|reserved in total|reserved by PyTorch|allocated by PyTorch|of which|memory in use"
+)
+MAX_CONTINUED = 6  # lines
+ENGINES = re.compile(r"(^|/)(vllm|sglang)/")  # inference engines with memory of their own next to PyTorch's
 NEIGHBOUR = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")
 CPU = re.compile(r"allocate (\d{1,18}) bytes")
 HOST = re.compile(r"oom[_-]kill event|Kill(?:ed)? process", re.IGNORECASE)  # by Slurm, by the kernel
 DEVICE = re.compile(r"\b(GPU|XPU|MIG|NPU) ?(\d{1,4})")
 SLACK = 64 * MIB  # least memory of a context next to the pools of its process
+SMALLER = "take a smaller micro-batch, shorter sequences, or kernels that do not hold all scores or logits at once"
 PHASES = {
     "update": "the optimizer's step",
     "backward": "the backward",
@@ -98,17 +105,31 @@ def _messages(text: str) -> list[OutOfMemoryMessage]:
     """Return all messages in order, with the traceback of the same rank above each."""
     stacks: dict[str, list[str]] = defaultdict(list)
     messages = []
-    for raw_line in ANSI.sub("", text).splitlines():
+    lines = ANSI.sub("", text).splitlines()
+    for number, raw_line in enumerate(lines):
         match = PREFIX.match(raw_line)
         rank = (match[1] or match[2]) if match else ""
         line = raw_line[match.end() :] if match else raw_line
         if "Traceback (most recent call last)" in line:
             stacks[rank] = []
         elif FOUND.search(line):
-            messages.append(_message(line, rank, stacks.pop(rank, [])))
+            rest = _continuation(lines[number + 1 : number + 1 + MAX_CONTINUED]) if "allocate" in line else ""
+            messages.append(_message(line + rest, rank, stacks.pop(rank, [])))
         else:
             stacks[rank].append(line)
     return messages
+
+
+def _continuation(lines: Sequence[str]) -> str:
+    """Return the following lines that belong to a wrapped message, with the prefix of their rank removed."""
+    rest = ""
+    for raw_line in lines:
+        match = PREFIX.match(raw_line)
+        line = raw_line[match.end() :] if match else raw_line
+        if FOUND.search(line) or not CONTINUED.search(line):
+            break
+        rest += f" {line.strip()}"
+    return rest
 
 
 def _message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMessage:
@@ -116,17 +137,14 @@ def _message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMessage:
     if match := CPU.search(line):
         sizes["wanted"] = int(match[1])
     processes = [(pid, UNITS[unit] * float(number)) for pid, number, unit in NEIGHBOUR.findall(line)]
-    own_bytes = sizes.get("allocated", 0) + sizes.get("unused", 0)
-    if (
-        processes
-        and "process" not in sizes
-        and len(processes) == 1
-        and processes[0][1] + SLACK >= own_bytes > 0.5 * processes[0][1]
-    ):
-        # This process itself, seen from another namespace (a container).
-        sizes["process"], processes = round(processes[0][1]), []
+    if processes and "process" not in sizes:
+        own = _find_own_process(processes, sizes)
+        if own is not None:
+            sizes["process"] = round(own[1])
+            processes.remove(own)
     if processes:
         sizes["others"] = round(sum(size for _, size in processes))
+        sizes["largest other"] = round(max(size for _, size in processes))
     device_match = DEVICE.search(line)
     device = (
         "the CPU"
@@ -136,6 +154,20 @@ def _message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMessage:
         else "the GPU"
     )
     return OutOfMemoryMessage(sizes, device, rank, parse_traceback(above))
+
+
+def _find_own_process(processes: Sequence[tuple[str, float]], sizes: Mapping[str, int]) -> tuple[str, float] | None:
+    """Return which of the listed processes is this one, seen under another number (in a container); None if none is.
+
+    It is the smallest that can hold what PyTorch has here, if PyTorch has most of it, or if all processes and this one
+    would be more than the device has.
+    """
+    own_bytes = sizes.get("allocated", 0) + sizes.get("unused", 0)
+    candidates = [process for process in processes if process[1] + SLACK >= own_bytes > 0]
+    own = min(candidates, key=lambda process: process[1], default=None)
+    used_bytes = sizes.get("capacity", 0) - sizes.get("free", 0)
+    is_double = sum(size for _, size in processes) + own_bytes > used_bytes + SLACK
+    return own if own is not None and (own_bytes > 0.5 * own[1] or is_double) else None
 
 
 def _size(match: re.Match[str] | None) -> int | None:
@@ -203,6 +235,11 @@ def _findings(message: OutOfMemoryMessage) -> list[str]:
     capacity, allocated = message.get("capacity"), message.get("allocated") or 0
     if message.device == "the CPU":
         return ["the host's memory ran out, not a GPU's: fewer workers of the data loader, or offload less"]
+    if requested is None and any(ENGINES.search(frame.file) for frame in message.stack):
+        return [
+            "an inference engine asks for memory of its own, next to what PyTorch keeps: lower its share "
+            "(gpu_memory_utilization, mem_fraction_static), and call torch.cuda.empty_cache() before it wakes up"
+        ]
     if requested is None:
         return [
             "the driver had nothing left: other processes, or NCCL's buffers next to a full allocator; look at "
@@ -210,7 +247,9 @@ def _findings(message: OutOfMemoryMessage) -> list[str]:
         ]
     findings = []
     if capacity is not None and requested > capacity:
-        return [f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps"]
+        return [
+            f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps; {SMALLER}"
+        ]
     is_full = capacity is not None and unused + (free_bytes or 0) < SPARE * capacity
     if unused + (free_bytes or 0) >= requested > (free_bytes or 0) and not is_full:
         findings.append(
@@ -219,6 +258,12 @@ def _findings(message: OutOfMemoryMessage) -> list[str]:
         )
     if (other_processes := message.get("others") or 0) >= requested:
         findings.append(f"other processes hold {show_bytes(other_processes)} of this device: end them, or take another")
+        own_bytes, largest = message.get("process") or 0, message.get("largest other") or 0
+        if 0.75 * own_bytes < largest < 1.25 * own_bytes:
+            findings.append(
+                "one of them is about as large as this one: if it is of the same job, two processes use one device; "
+                "start one process per GPU, call torch.cuda.set_device(LOCAL_RANK), and load files with map_location"
+            )
     other_bytes = _sum_memory(message).parts.get("the rest of this process", 0)
     if other_bytes > 4 * GIB:
         findings.append(
@@ -232,11 +277,14 @@ def _findings(message: OutOfMemoryMessage) -> list[str]:
             f"the driver says {show_bytes(free_bytes)} are free, which is enough: a limit of the system "
             "(WSL, MIG, a container), or another process that has left since"
         )
-    if not findings:
+    if not findings and (capacity is None or "allocated" not in message.sizes):
+        return ["the message does not say what is in use; give the complete message, or a memory snapshot"]
+    is_fragmented_only = len(findings) == 1 and findings[0].startswith("fragmentation")
+    if not findings or (is_fragmented_only and capacity is not None and unused < FULL * capacity):
         missing_bytes = requested - (free_bytes or 0)
-        findings.append(
-            f"tensors fill it: {show_bytes(missing_bytes)} more are needed, "
-            f"and {show_bytes(allocated)} are in use; "
+        tensors = (
+            f"tensors fill it: {show_bytes(missing_bytes)} more are needed, and {show_bytes(allocated)} are in use; "
             "--against MODEL MACHINE LAYOUT says what should be there, and what would fit"
         )
+        findings.append(tensors)
     return findings

@@ -25,6 +25,8 @@ COLLECTIVES = re.compile(
     r"torch/distributed/(distributed_c10d|_functional_collectives|c10d_logger|nn/functional)\.py$"
     r"|fivefold/trainer/parallel/collectives\.py$|deepspeed/comm/|mpi4py|horovod"
 )
+COLLECTIVE_WRAPPERS = ("wrapper", "__exit__", "wait", "_fn", "log_wrapper", "reduce_scatter_fn", "all_gather_fn")
+ZERO3 = re.compile(r"deepspeed/runtime/zero/(stage3|partition)|distributed/fsdp/|_composable/fsdp/", re.IGNORECASE)
 WAITS = (  # what a thread waits for, by a frame's file and function
     ("waits for data", re.compile(
         r"utils/data/(dataloader|_utils)|multiprocessing/(queues|connection)\.py|/prefetch\.py$|datasets/.*iterable|streaming/"
@@ -45,6 +47,7 @@ class MainThread(NamedTuple):
     state: str
     line: str
     collective: str  # name of the collective it waits in, "" if none
+    is_sharded: bool = False  # it gathers or reduces the parameters of ZeRO-3 or FSDP
 
 
 def is_stacks(text: str) -> bool:
@@ -109,14 +112,14 @@ def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> MainTh
     module_stacks = [stack for _, stack in threads if stack and stack[-1].function == "<module>"]
     stack = (main_stacks or module_stacks or [threads[-1][1]])[-1]
     collective = next((frame.function for frame in reversed(_collective_frames(stack))), "")
-    line = user_line(stack)
+    line, is_sharded = user_line(stack), any(ZERO3.search(frame.file) for frame in stack)
     if collective:
-        return MainThread(rank, f"waits in {collective}", line, collective)
+        return MainThread(rank, f"waits in {collective}", line, collective, is_sharded)
     for state, file, function in WAITS:
         if any(
             file.search(frame.file) and (function is None or function.search(frame.function)) for frame in stack[:12]
         ):
-            return MainThread(rank, state, line, "")
+            return MainThread(rank, state, line, "", is_sharded)
     backward = any(frame.function in ("_engine_run_backward", "backward") for frame in stack)
     return MainThread(rank, "runs the backward" if backward else "runs", line, "")
 
@@ -124,9 +127,7 @@ def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> MainTh
 def _collective_frames(stack: Sequence[Frame]) -> list[Frame]:
     """Return the frames of torch.distributed at the inner end, without wrappers."""
     collective_frames = [frame for frame in stack[:10] if COLLECTIVES.search(frame.file)]
-    return [
-        frame for frame in collective_frames if frame.function not in ("wrapper", "__exit__", "wait", "_fn")
-    ] or collective_frames
+    return [frame for frame in collective_frames if frame.function not in COLLECTIVE_WRAPPERS] or collective_frames
 
 
 def _verdict(mains: Sequence[MainThread]) -> str:
@@ -160,15 +161,26 @@ def _places(mains: Sequence[MainThread]) -> str:
     for main in mains:
         by_place[f"{main.state}{f' at {main.line}' if main.line else ''}"].append(main.rank)
     return "; ".join(
-        f"{_format_ranks(ranks)} {state_and_line}"
+        f"{_format_ranks(ranks)} {state_and_line if len(ranks) == 1 else _pluralize(state_and_line)}"
         for state_and_line, ranks in sorted(by_place.items(), key=lambda item: len(item[1]))
     )
+
+
+def _pluralize(state: str) -> str:
+    """Return a state of several ranks: "wait in …" of "waits in …"."""
+    verb, space, rest = state.partition(" ")
+    return f"{verb.removesuffix('s')}{space}{rest}"
 
 
 def _findings(mains: Sequence[MainThread]) -> Iterator[str]:
     waits = [main for main in mains if main.collective]
     if waits and len({(main.collective, main.line) for main in waits}) > 1 and len(waits) == len(mains):
         yield "a branch that not all ranks take, or another order of collectives; a flight recorder tells which"
+    if any(main.is_sharded for main in mains):
+        yield (
+            "parameters are sharded, so every rank has to run the same modules as often: experts or branches that "
+            "some ranks skip (deepspeed.utils.set_z3_leaf_modules), different numbers of batches, generate() without synced_gpus"
+        )
     if len(mains) == 1:
         yield "one process alone does not tell who did not come: dump the stacks of every rank"
     if waits and len(waits) == len(mains) > 1 and len({(main.collective, main.line) for main in waits}) == 1:

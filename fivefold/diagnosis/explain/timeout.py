@@ -16,8 +16,13 @@ from fivefold.record import join_names
 from fivefold.results.explanation import Explanation, RankAt
 
 LINE = re.compile(
-    r"\[Rank (\d{1,6})\].{0,200}?Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d{1,18}), "
-    r"OpType=(\w{1,64})(?:, NumelIn=(\d{1,18}))?[^)\n]{0,200}Timeout\(ms\)=(\d{1,18})",
+    r"\[Rank (\d{1,6})\].{0,200}?Watchdog caught collective operation timeout:\s{1,3}WorkNCCL"
+    r"\(SeqNum=(\d{1,18}),\s{1,3}OpType=(\w{1,64})(?:,\s{1,3}NumelIn=(\d{1,18}))?[^)\n]{0,200}Timeout\(ms\)=(\d{1,18})",
+    re.IGNORECASE,
+)
+PREPARATION = re.compile(  # progress bars of what one rank does before training while the others wait
+    r"((?:Running tokenizer|Tokenizing|Map|Filter|Generating \w{1,32} split|Grouping texts|Packing)[^:|\n]{0,60}?):?"
+    r"\s{1,8}\d{1,3}%",
     re.IGNORECASE,
 )
 NEXT_STEPS = (
@@ -58,7 +63,7 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
             f"{waits[other].describe()}"
         )
     ranks = tuple(RankAt(rank=str(rank), state=waits[rank].describe()) for rank in sorted(waits))
-    findings = (*_list_findings(waits, first, is_other=other is not None), NEXT_STEPS)
+    findings = (*_list_findings(waits, first, is_other=other is not None), *_find_preparation(text), NEXT_STEPS)
     return Explanation(kind="timeout", files=files, verdict=verdict, findings=findings, ranks=ranks)
 
 
@@ -70,6 +75,17 @@ def _find_other(waits: Mapping[int, Wait], first: Wait) -> int | None:
         if wait.sequence == first.sequence and (wait.operation != first.operation or is_other_size):
             return rank
     return None
+
+
+def _find_preparation(text: str) -> Iterator[str]:
+    """Yield what a rank was doing before training when the first timeout came, by its progress bar."""
+    timeout = LINE.search(text)
+    bars = PREPARATION.findall(text, 0, timeout.start() + 1) if timeout else []
+    if bars:
+        yield (
+            f"the progress bar before it is {bars[-1].strip()!r}: the ranks wait for the one that prepares the data; "
+            "prepare it before the run, or raise the timeout (ddp_timeout, init_process_group(timeout=…))"
+        )
 
 
 def _list_findings(waits: Mapping[int, Wait], first: Wait, *, is_other: bool) -> Iterator[str]:
