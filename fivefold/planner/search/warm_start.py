@@ -57,7 +57,8 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     likely = _select_likely(solver, bounds, floors)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
     n_evaluated, start = FIRST_EVALUATED if incumbents.any_will_do else MAX_EXPLORED, 0
-    while start < min(len(best), MAX_EXPLORED) and incumbents.threshold == np.inf:
+    end = min(len(best), MAX_EXPLORED) if incumbents.any_will_do else len(best)
+    while start < end and incumbents.threshold == np.inf:
         _evaluate_likely(solver, bounds, likely, best[start : start + n_evaluated])
         start, n_evaluated = start + n_evaluated, min(MAX_EXPLORED, n_evaluated * GROWTH)
         if solver.timed and not incumbents.best:
@@ -181,7 +182,8 @@ def _evaluate_promising(solver: BranchAndBound, bounds: Bounds, candidates: Cand
     if not (solver.timed or solver.incumbents.any_will_do):  # the smallest are near those of the limits
         candidates = candidates.take(np.argsort(bounds.memory(candidates, scaled=True), kind="stable")[:MAX_REFINED])
     size = bounds.memory(candidates)
-    fits = size <= solver.incumbents.capacity
+    incumbents = solver.incumbents  # tight layouts are the faster ones: looked at only where nothing fits
+    fits = size <= (incumbents.largest_peak if solver.timed and not incumbents.none_fits else incumbents.capacity)
     candidates, size = candidates.take(fits), size[fits]
     if len(size):
         seconds = bounds.seconds(candidates)[0] if solver.timed else np.zeros(len(size))
