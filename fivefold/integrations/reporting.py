@@ -80,6 +80,7 @@ class StepReport:
             watched.save(self.folder)
         if self.prints:
             print_steps(self.predicted, self.measured)
+            print_advice(self.predicted, self.measured)
         self._log(list_figures("measured", self.measured) | list_errors(self.predicted, self.measured))
 
     def stop(self) -> None:
@@ -164,3 +165,13 @@ def print_steps(predicted: Step | None, measured: Step | None = None) -> None:
         Console().print(table(compare(predicted, measured)))
     elif (step := predicted or measured) is not None:
         Console().print(page(step))
+
+
+def print_advice(predicted: Step | None, measured: Step) -> None:
+    """Print the advice on a measured step, if its time was measured."""
+    from rich.console import Console
+
+    from fivefold.rendering.step_advice import advise_on_step
+
+    if advice := advise_on_step(measured, predicted):
+        Console().print(f"\n{advice}", markup=False, highlight=False)

@@ -79,6 +79,13 @@ class Watched:
             )
         return self._step
 
+    @property
+    def advice(self) -> str:
+        """Return how the step differs from the prediction, the largest cause that was measured, and what to change."""
+        from fivefold.rendering.step_advice import advise_on_step
+
+        return advise_on_step(self.step, self.predicted)
+
     def save(self, folder: str | Path) -> None:
         """Write ``folder/step.json``, which ``fivefold show`` and ``load`` read; on rank 0 only."""
         if not dist.is_initialized() or dist.get_rank() == 0:

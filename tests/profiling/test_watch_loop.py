@@ -126,11 +126,16 @@ def test_show_takes_it(tmp_path: Path) -> None:
     watched.save(tmp_path / "alone")
     result = CliRunner().invoke(app, ["show", str(tmp_path / "alone")], catch_exceptions=False)
     assert "measured  Sequential on this one" in result.stdout
+    assert "against=(MODEL, MACHINE, LAYOUT)" in " ".join(result.stdout.split())
     assert ff.predict("nano", "h100:1", "mbs1").world == 1
     with ff.watch(module, optimizer, against=("nano", "h100:1", "mbs1"), seq=128, gbs=4) as watched:
         steps(module, optimizer, 4)
     assert watched.tokens == 512
+    assert watched.advice.startswith("A step takes ")
+    assert "predicted are" in watched.advice
     watched.save(tmp_path / "beside")
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "beside")], catch_exceptions=False).stdout
+    assert " ".join(watched.advice.split()) in " ".join(shown.split())
     rows = json.loads(CliRunner().invoke(app, ["show", str(tmp_path / "beside"), "--json"]).stdout)
     assert {row["quantity"] for row in rows} >= {"parameters", "peak memory", "step time"}
     assert rows[0]["measured"] == WEIGHTS

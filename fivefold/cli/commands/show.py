@@ -23,6 +23,7 @@ def show(request: ShowOptions) -> None:
     from fivefold.rendering.budget import page
     from fivefold.rendering.compare import table
     from fivefold.rendering.losses import draw_losses
+    from fivefold.rendering.step_advice import advise_on_step
     from fivefold.results.step_comparison import compare, describe_assumption, read_pair
 
     folder = request.folder
@@ -30,6 +31,8 @@ def show(request: ShowOptions) -> None:
         from fivefold.rendering.table import step as step_page
 
         print_data(unpredicted_step.model_dump_json(indent=2) if request.as_json else step_page(unpredicted_step))
+        if not request.as_json:
+            print_data(f"\n{advise_on_step(unpredicted_step)}")
         return
     predicted, measured = read_pair(folder / "step.json")
     rows = compare(predicted, measured)
@@ -43,6 +46,8 @@ def show(request: ShowOptions) -> None:
             print_data(line)
         steps = predicted, *trace_compare.read_dry_run(folder / "step.json"), measured
         print_data(page(steps, findings=measured.findings))
+        if not measured.time.parts:  # of a watched loop
+            print_data(f"\n{advise_on_step(measured, predicted)}")
     if request.charts:
         title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
         for name, chart in (

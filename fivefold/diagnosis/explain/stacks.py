@@ -179,7 +179,8 @@ def _findings(mains: Sequence[MainThread]) -> Iterator[str]:
     if any(main.is_sharded for main in mains):
         yield (
             "parameters are sharded, so every rank has to run the same modules as often: experts or branches that "
-            "some ranks skip (deepspeed.utils.set_z3_leaf_modules), different numbers of batches, generate() without synced_gpus"
+            "some ranks skip (deepspeed.utils.set_z3_leaf_modules), different numbers of batches, generate() without "
+            "synced_gpus"
         )
     if len(mains) == 1:
         yield "one process alone does not tell who did not come: dump the stacks of every rank"
