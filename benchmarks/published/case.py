@@ -21,7 +21,7 @@ from fivefold.machine.spec import Collective, Machine
 from fivefold.model.spec import Model
 
 Counter = Literal["allocated", "reserved", "driver"]
-Quantity = Literal["peak", "states", "activations"]
+Quantity = Literal["peak", "states", "activations", "adapters"]  # adapters: the peak of a run that trains them
 
 DATA = Path(__file__).parent / "data"
 

@@ -25,7 +25,7 @@ from fivefold.stack.spec import Stack
 
 CHECK = "the source contradicts itself"
 OUT_OF_MEMORY = "the run ended out of memory"
-ADAPTERS = "trains adapters on frozen weights; our jobs train every weight"
+ADAPTERS = "trains adapters, whose rank and layers, or lengths of samples, were not read"
 PACKED = "fine-tuning on samples packed to an unknown mix of lengths; attention and so time are less than of one sample"
 NOTHING = "nothing was measured"
 

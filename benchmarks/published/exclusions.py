@@ -40,6 +40,7 @@ OTHER = (
 WORDS = (
     dgxc_benchmarking.UNKNOWN_MODEL["LLAMA4"],
     finetune_memory.EARLY_UPDATE,
+    finetune_memory.FLAT_GRADIENTS,
     kempnerforge.WHOLE_EXPERTS,
     kempnerforge.SAME_TOKENS,
     megatron_bridge_perf.EMPTY_STAGE,

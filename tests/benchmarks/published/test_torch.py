@@ -15,6 +15,7 @@ from benchmarks.published.readers import (
     ultrascale_playbook,
 )
 from fivefold.layout.spec import Layout
+from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.flops import work
 from fivefold.units import GIB
 
@@ -39,7 +40,7 @@ def mfu(case: Case, *, peak_flops: float, embedding: bool = False) -> float:
         (llm_foundry, 120, 0),
         (ultrascale_playbook, 15, 11),
         (misc_throughput, 40, 70),
-        (finetune_memory, 3, 87),
+        (finetune_memory, 7, 83),
     ],
 )
 def test_every_row_of_the_data_is_read(module: object, scored: int, left_out: int) -> None:
@@ -141,8 +142,22 @@ def test_internevo_shards_in_groups() -> None:
     assert sum(case.rivals == rivals for case in result.values()) == 4  # two ZeRO groups, with and without tp
 
 
+def test_lora_of_litgpt_trains_as_many_parameters_as_it_prints() -> None:
+    runs = [case for case in cases("finetune_memory").values() if case.quantity == "adapters"]
+    assert [(case.layout.mbs, case.job.adapter and case.job.adapter.base) for case in runs] == [
+        (2, None),
+        (1, None),
+        (1, "nf4"),
+        (1, "nf4"),
+    ]
+    for case in runs:
+        assert case.job.sequence == 1304
+        assert case.job.adapter is not None
+        assert count_adapters(case.model, case.job.adapter) == 4_194_304
+
+
 def test_torchtune_ladder() -> None:
-    runs = list(cases("finetune_memory").values())
+    runs = [case for case in cases("finetune_memory").values() if case.quantity == "peak"]
     assert [(case.job.stack.loss, case.job.stack.kernels, case.layout.ac) for case in runs] == [
         ("plain", "plain", "none"),
         ("fused", "fused", "none"),
