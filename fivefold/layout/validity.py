@@ -59,9 +59,16 @@ def describe_assumed_batch(job: Job, machine: Machine) -> tuple[str, ...]:
 
 def describe_uncounted(model: Model) -> tuple[str, ...]:
     """Return a warning about a part of training that is not counted, else nothing."""
+    remarks = []
+    if model.moe is not None and model.moe.joins_mlp:
+        remarks.append(
+            f"model {model.name!r}: what experts next to an MLP make is counted as added to its output; the published "
+            "code adds it one layer later, so that their messages may overlap with that layer"
+        )
     if not any(map(model.has_indexer, range(model.layers))):
-        return ()
+        return tuple(remarks)
     return (
+        *remarks,
         f"model {model.name!r}: the indexer's own loss is not counted (arXiv:2512.02556 §2.1.1, a pass over the scores "
         "of attention); its weights, gradients, states and choice of keys are.",
     )

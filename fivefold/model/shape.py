@@ -36,6 +36,7 @@ from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
 from fivefold.record import Record
+from fivefold.units import ceil_div
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -49,6 +50,11 @@ class MLA(Record):
     rope_dim: HeadDim  # dims of a head that are rotated
     v_dim: HeadDim  # dims of a value head
     norm_epsilon: Positive = 1e-6  # epsilon of the norms of both latents
+    key_norm: bool = False  # the rotary key, which all heads share, is normed before its rotation (Dots 3)
+    # queries and the output gate are made from their latent both before and after its norm (A.X K2)
+    gates_queries: bool = False
+    # what √(width / rank) multiplies after the norms: both latents (Dots 3), or that of keys and the queries (LongCat)
+    scaled: Literal["none", "latents", "queries"] = "none"
     indexer: Indexer | None = None  # chooses the keys that a query attends to; None: all
 
     @model_validator(mode="after")
@@ -57,6 +63,12 @@ class MLA(Record):
             raise ValueError("an indexer makes its queries from compressed queries: give q_rank, or no indexer")
         if self.indexer is not None and not self.indexer.has_own(0):
             raise ValueError("the first layer has no keys chosen before it: begin indexer.pattern with true")
+        if self.scaled == "queries" and self.indexer is not None:
+            raise ValueError("scaled='queries' is not supported with an indexer: leave one out")
+        if self.gates_queries and (self.q_rank is None or self.scaled != "none"):
+            raise ValueError("gates_queries is of compressed queries that are not scaled: give q_rank")
+        if self.scaled != "none" and self.q_rank is None:
+            raise ValueError(f"scaled={self.scaled!r} is of compressed queries: give q_rank, or leave it out")
         return self
 
 
@@ -82,6 +94,9 @@ class MoE(Record):
     topk_groups: Experts = 1  # groups that a token's experts are chosen from
     router_bias: bool = False  # the router has a bias
     expert_bias: bool = False  # the experts have biases
+    # experts to which the router may send a token and that give it back; ours have weights of gate and up (LongCat)
+    identity_experts: int = Field(0, ge=0, le=2**16)
+    joins_mlp: bool = False  # layers that route have an MLP too, whose output is added to that of the experts
     post_norm: bool = False  # the output of the layer's experts, shared ones too, is normed (A.X K1)
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
     router_weight_on: Literal["outputs", "inputs"] = (
@@ -92,6 +107,8 @@ class MoE(Record):
     def _check_fields(self) -> Self:
         if self.shared_gate and not self.shared_experts:
             raise ValueError("shared_gate is given, but shared_experts=0: leave it out, or give shared_experts")
+        if self.identity_experts and (self.groups > 1 or self.capacity is not None or self.expert_bias):
+            raise ValueError("identity_experts is not supported with groups, capacity or expert_bias: leave one out")
         if self.topk > self.experts:
             raise ValueError(f"topk={self.topk} is more than experts={self.experts}: lower it")
         if self.router_weight_on == "inputs" and self.expert_bias:
@@ -107,6 +124,16 @@ class MoE(Record):
                 f"topk={self.topk} is more than the {within} experts of topk_groups={self.topk_groups}: change one"
             )
         return self
+
+    @property
+    def choices(self) -> int:
+        """Return the number of experts that the router chooses from."""
+        return self.experts + self.identity_experts
+
+    @property
+    def computed_per_token(self) -> int:
+        """Return the experts that compute a token if the router chooses evenly; those that give it back do not."""
+        return ceil_div(self.topk * self.experts, self.choices)
 
 
 class Temperature(Record):
@@ -213,6 +240,9 @@ class ModelShape(Record):
     norm_epsilon: Positive = 1e-5  # added to the variance
     norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
     norm_bias: bool = True  # a LayerNorm has a bias; an RMSNorm never has one
+    # rank of two matrices, by the sigmoid of whose output the norm before a token mixer, and that before experts, is
+    # multiplied (A.X K2); None: there are none
+    norm_gate_rank: Latent | None = None
     norm_weight: bool = True  # norms have a weight, and if it is a LayerNorm the bias; False: neither (OLMo)
     final_norm: bool = True  # a norm before the head (False: GPT)
     first_norm: bool = True  # the first layer norms its input; False: an embedding_norm did (ModernBERT)
@@ -270,6 +300,7 @@ class ModelShape(Record):
     window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: attention within chunks of ``window`` tokens
     sliding: Sliding | None = None  # geometry of the attention of sliding layers; None: that of all layers
     mla: MLA | None = None  # latent attention
+    sliding_mla: MLA | None = None  # that of sliding layers; None: as ``mla`` (Dots 3)
     mixers: tuple[MixerName, ...] = ()  # token mixer per layer, repeated; empty: attention in all layers
     feed_forwards: tuple[bool, ...] = ()  # per layer, repeated: False has no feed-forward; empty: all have one
     gated_delta_net: GatedDeltaNet | None = None  # geometry of the layers that are Gated DeltaNets
@@ -315,6 +346,8 @@ class ModelShape(Record):
         if self.head_transform_bias and self.head_transform is None:
             raise ValueError("head_transform_bias is of head_transform: give its activation, or leave it out")
         self._check_differential()
+        if self.norm_gate_rank is not None and (self.block != "pre" or not self.first_norm):
+            raise ValueError("norm_gate_rank is of norms before each branch: take block='pre'")
         self._check_factors()
         if self.residual_by_depth and (self.residual_scale != 1 or self.block.startswith("parallel")):
             raise ValueError("residual_by_depth scales each sum: leave residual_scale and parallel blocks out")
@@ -368,6 +401,8 @@ class ModelShape(Record):
 
     def _check_latent(self) -> None:
         """Raise ``ValueError`` for a field that latent attention would ignore."""
+        if self.sliding_mla is not None and (self.mla is None or self.sliding_mla.indexer is not None):
+            raise ValueError("sliding_mla is of sliding layers without an indexer in a model with mla: leave it out")
         if self.mla is None:
             return
         if not all(self.rope_pattern):
@@ -390,8 +425,8 @@ class ModelShape(Record):
             raise ValueError("mla norms its latents with weights: leave norm_weight=False out")
         if self.gate_bias:
             raise ValueError("gate_bias applies to grouped attention, not to mla: leave it out")
-        if self.output_gate and self.mla.indexer is not None:
-            raise ValueError("output_gate is not supported with mla.indexer: leave one out")
+        if self.mla.gates_queries and (not self.output_gate or self.gate_per_head):
+            raise ValueError("mla.gates_queries makes an output gate for each dim: give output_gate")
         if self.qk_norm != "none":
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
 
@@ -401,10 +436,10 @@ class ModelShape(Record):
             return
         if not any(map(self.has_window, range(self.layers))):
             raise ValueError("sliding is given, but no layer slides: leave it out, or give window")
-        if self.mla is not None:
-            raise ValueError("sliding applies to grouped attention, not to mla: leave it out")
+        if self.mla is not None and (self.sliding_mla is None or self.sliding != Sliding(heads=self.sliding.heads)):
+            raise ValueError("with mla sliding has heads alone, and needs sliding_mla: leave it out, or give both")
         own, others = self._attention(slides=True), self._attention(slides=False)
-        if own.head_dim != others.head_dim and self.temperature is not None:
+        if self.mla is None and own.head_dim != others.head_dim and self.temperature is not None:
             raise ValueError(
                 "temperature is not supported with sliding.head_dim, as its table has one head dim: leave one out"
             )
@@ -433,7 +468,9 @@ class ModelShape(Record):
         """Raise ``ValueError`` for what is not supported with keys that an indexer chooses."""
         if self.mla is None or self.mla.indexer is None:
             return
-        for field in ("window", "attention_softcap", "attention_sinks", "temperature", "attention_dropout", "dropout"):
+        if self.window and self.sliding_mla is None:
+            raise ValueError("window is not supported with mla.indexer, which chooses the keys: give sliding_mla")
+        for field in ("attention_softcap", "attention_sinks", "temperature", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with mla.indexer, which chooses the keys: leave one out")
 
@@ -508,7 +545,7 @@ class ModelShape(Record):
         """Return the approximate number of parameters, without norms and biases; fast also for absurd sizes."""
         mla, moe, own = self.mla, self.moe, self.sliding
         head_dims = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
-        if own is not None:
+        if own is not None and mla is None:
             head_dims = max(head_dims, 4 * (own.heads or self.heads) * (own.head_dim or self.head_dim))
         ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
         return (self.layers + self.mtp_depth) * self.width * (head_dims + 2 * ffn) + self.vocab * self.width
@@ -543,8 +580,9 @@ class ModelShape(Record):
     def _attention(self, *, slides: bool) -> AttentionShape:
         mla, own = self.mla, self.sliding
         if mla is not None:
+            mla, heads = (self.sliding_mla, own and own.heads) if slides and self.sliding_mla else (mla, None)
             dims = mla.nope_dim + mla.rope_dim, mla.v_dim, mla.rope_dim
-            return AttentionShape(self.heads, self.heads, *dims, self.attention_sinks)
+            return AttentionShape(heads or self.heads, heads or self.heads, *dims, self.attention_sinks)
         if own is None or not slides:
             dims = self.head_dim, self.value_dim or self.head_dim, int(self.head_dim * self.rope_fraction)
             return AttentionShape(self.heads, self.kv_heads, *dims, self.attention_sinks, self.tied_values)
@@ -605,6 +643,10 @@ class ModelShape(Record):
         factors = self.residual_factors or ResidualFactors()
         return factors.attention if self.has_attention(layer) else factors.mixer, factors.feed_forward
 
+    def gates_norm(self, layer: int, name: Literal["norm1", "norm2"]) -> bool:
+        """Tell whether a norm of ``layer`` is multiplied by a gate: that before experts is, that before an MLP not."""
+        return self.norm_gate_rank is not None and (name == "norm1" or self.is_moe(layer))
+
     def has_norm1(self, layer: int) -> bool:
         """Tell whether ``layer`` has a norm with its token mixer."""
         return self.mixer_name(layer) != "none" and (self.first_norm or layer > 0)
@@ -648,10 +690,20 @@ class ModelShape(Record):
             return False
         return self.moe.pattern[layer % len(self.moe.pattern)] if self.moe.pattern else True
 
+    def has_mlp(self, layer: int) -> bool:
+        """Tell whether ``layer`` has an MLP, alone or next to experts."""
+        joins = self.moe is not None and self.moe.joins_mlp
+        return self.has_feed_forward(layer) and (joins or not self.is_moe(layer))
+
     def has_indexer(self, layer: int) -> bool:
         """Tell whether ``layer`` has an indexer, which chooses the keys that its queries attend to."""
-        indexer = self.mla.indexer if self.mla else None
+        latent = self.get_latent(layer)
+        indexer = latent.indexer if latent else None
         return indexer is not None and self.mixer_name(layer) == "attention" and indexer.has_own(layer)
+
+    def get_latent(self, layer: int) -> MLA | None:
+        """Return the latent attention of ``layer``; None: its attention is grouped."""
+        return self.sliding_mla if self.sliding_mla is not None and self.has_window(layer) else self.mla
 
     def norms_feed_forward(self, layer: int) -> bool:
         """Tell whether a norm of its own, in addition to the one before it, follows the feed-forward of ``layer``."""

@@ -95,6 +95,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     if model.mixer_name(layer) != "none":
         if model.has_norm1(layer):
             yield from _norm(model, "norm1", model.width)
+            yield from _norm_gate(model, "norm1", layer)
         mixer = model.mixer(layer)
         if mixer is not None:
             yield from mixer.weights(model.width)
@@ -108,7 +109,11 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         return
     if model.get_block(layer) != "parallel_shared":
         yield from _norm(model, "norm2", model.width)
-    yield from _experts(model) if model.is_moe(layer) else _mlp(model, "mlp", model.ffn)
+        yield from _norm_gate(model, "norm2", layer)
+    if model.is_moe(layer):
+        yield from _experts(model)
+    if model.has_mlp(layer):
+        yield from _mlp(model, "mlp", model.ffn)
     if model.norms_feed_forward(layer):
         yield from _norm(model, "norm2_post", model.width)
 
@@ -154,6 +159,12 @@ def _norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
         yield Weight(f"{name}.bias", shape, "norm")
 
 
+def _norm_gate(model: ModelShape, name: Literal["norm1", "norm2"], layer: int) -> Iterator[Weight]:
+    if model.norm_gate_rank is not None and model.gates_norm(layer, name):
+        yield Weight(f"{name}.gate_down.weight", (model.norm_gate_rank, model.width), "router")
+        yield Weight(f"{name}.gate_up.weight", (model.width, model.norm_gate_rank), "router")
+
+
 def _linear(
     name: str, out_features: int, in_features: int, kind: Literal["column", "row"], *, bias: bool
 ) -> Iterator[Weight]:
@@ -186,24 +197,28 @@ def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
 
 
 def _mla(model: ModelShape, layer: int) -> Iterator[Weight]:
-    mla = model.mla
+    mla, heads = model.get_latent(layer), model.attention(layer).heads
     assert mla is not None
-    q_out = model.heads * (mla.nope_dim + mla.rope_dim)
+    q_out = heads * (mla.nope_dim + mla.rope_dim)
     if mla.q_rank is None:
         yield from _linear("attention.q", q_out, model.width, "column", bias=False)
     else:
         yield from _linear("attention.q_down", mla.q_rank, model.width, "column", bias=model.qkv_bias)
         yield from _norm(model, "attention.q_norm", mla.q_rank)
-        yield from _linear("attention.q_up", q_out, mla.q_rank, "column", bias=False)
+        inputs = 2 * mla.q_rank if mla.gates_queries else mla.q_rank
+        yield from _linear("attention.q_up", q_out, inputs, "column", bias=False)
         if mla.indexer is not None and model.has_indexer(layer):
             yield from mla.indexer.weights(q_rank=mla.q_rank, width=model.width)
     yield from _linear("attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias)
     yield from _norm(model, "attention.kv_norm", mla.kv_rank)
-    yield from _linear("attention.kv_up", model.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
+    if mla.key_norm:
+        yield from _norm(model, "attention.key_norm", mla.rope_dim)
+    yield from _linear("attention.kv_up", heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
     yield from _sinks(model.attention(layer))
     if model.output_gate:
-        yield from _linear("attention.gate", model.gate_columns(layer), model.width, "column", bias=False)
-    yield from _linear("attention.out", model.width, model.heads * mla.v_dim, "row", bias=model.out_bias)
+        inputs = 2 * mla.q_rank if mla.gates_queries and mla.q_rank else model.width
+        yield from _linear("attention.gate", model.gate_columns(layer), inputs, "column", bias=False)
+    yield from _linear("attention.out", model.width, heads * mla.v_dim, "row", bias=model.out_bias)
 
 
 def _sinks(shape: AttentionShape) -> Iterator[Weight]:
@@ -226,12 +241,12 @@ def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
 def _experts(model: ModelShape) -> Iterator[Weight]:
     moe, width = model.moe, model.width
     assert moe is not None
-    yield Weight("moe.router.weight", (moe.experts, width), "router")
+    yield Weight("moe.router.weight", (moe.choices, width), "router")
     if moe.router_bias:
-        yield Weight("moe.router.bias", (moe.experts,), "router")
+        yield Weight("moe.router.bias", (moe.choices,), "router")
     names = ("gate", "up") if model.mlp == "gated" else ("up",)
     for name in names:
-        yield Weight(f"moe.experts.{name}", (moe.experts, moe.ffn, width), "expert_column")
+        yield Weight(f"moe.experts.{name}", (moe.choices, moe.ffn, width), "expert_column")
         if moe.expert_bias:
             yield Weight(f"moe.experts.{name}_bias", (moe.experts, moe.ffn), "expert_column")
     yield Weight("moe.experts.down", (moe.experts, width, moe.ffn), "expert_row")
@@ -247,7 +262,7 @@ def _experts(model: ModelShape) -> Iterator[Weight]:
 def count(model: ModelShape, *, active: bool = False) -> int:
     """Count the parameters of the full model; ``active``: only those used per token."""
     return sum(
-        weight.numel * model.moe.topk // model.moe.experts
+        weight.numel // weight.shape[0] * model.moe.topk * model.moe.experts // model.moe.choices
         if active and model.moe and weight.kind.startswith("expert")
         else weight.numel
         for weight in weights(model)

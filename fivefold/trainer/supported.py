@@ -193,6 +193,16 @@ def _check_model(model: Model) -> None:
         raise UserError(
             f"model {model.name!r}: the trainer does not support temperature.form='power' yet; `predict` plans it"
         )
+    if model.mla is not None and (model.mla.scaled != "none" or model.mla.gates_queries or model.mla.key_norm):
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support mla.scaled, gates_queries or key_norm yet; `predict` "
+            "plans it"
+        )
+    if moe is not None and (moe.joins_mlp or moe.identity_experts):
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support moe.joins_mlp or moe.identity_experts yet; `predict` "
+            "plans it"
+        )
     if model.mla is not None and model.mla.indexer is not None:
         raise UserError(
             f"model {model.name!r}: the trainer does not support mla.indexer yet; `predict` plans it, or leave "

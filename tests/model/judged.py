@@ -44,8 +44,11 @@ REFUSED_ALL_THE_SAME = {
     ("mpt", "logit_scale"): "the published code reads it",
     **{(kind, "layerdrop"): "layers that training leaves out" for kind in ("opt", "biogpt", "xglm")},
     **{(kind, "activation_dropout"): "dropout, which only training sees" for kind in ("biogpt", "xglm")},
-    ("diffllama", "attention_dropout"): "dropout, which only training sees",
-    ("modernbert-decoder", "attention_dropout"): "dropout, which only training sees",
+    **{
+        (kind, "attention_dropout"): "dropout, which only training sees"
+        for kind in ("diffllama", "modernbert-decoder", "deepseek_v32", "glm_moe_dsa", "axk2", "dots3_note_text")
+    },
+    ("dots3_note_text", "sliding_window_size"): "another name of sliding_window, given twice",
     ("modernbert-decoder", "mlp_dropout"): "dropout, which only training sees",
     ("openai-gpt", "is_causal"): "its mask is a table",
     ("ctrl", "max_position_embeddings"): "another name of n_positions, given twice",
@@ -53,7 +56,7 @@ REFUSED_ALL_THE_SAME = {
     ("qwen3_moe", "decoder_sparse_step"): "of the small config's two layers it leaves the same one with experts",
     **{
         (kind, "moe_layer_freq"): "the published code reads it"
-        for kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32")
+        for kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "axk2", "dots3_note_text")
     },
     **{(kind, "scoring_func"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     ("deepseek_v2", "norm_topk_prob"): "the published code reads it",

@@ -15,11 +15,7 @@ _NEEDED = {
     "its layers, or some of them, are recurrent": """
         rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
     """,
-    "norms with gates, and latent attention with gates whose keys an indexer chooses": "axk2 AXK2ForCausalLM",
     "hyper-connections, and latent attention with gates whose keys an indexer chooses": "hy_v4 HYV4ForCausalLM",
-    "sliding layers with latents of another geometry, and gates of heads on latent attention": """
-        dots3_note Dots3NoteForCausalLM; dots3_note_text Dots3NoteForCausalLM
-    """,
     "attention to compressed keys that an indexer chooses, and hyper-connections": """
         deepseek_v4 DeepseekV4ForCausalLM
     """,
@@ -36,9 +32,6 @@ _NEEDED = {
     """,
     "relative positions in the scores, and convolutions of keys and values": """
         inkling_text InklingForCausalLM; inkling2_text Inkling2ForCausalLM
-    """,
-    "two attentions and two MLPs a layer, with experts next to them, and experts that do nothing": """
-        longcat_flash LongcatFlashForCausalLM
     """,
     "passes over one stack of layers that are repeated, and gates on the output of attention": """
         hrm_text HrmTextForCausalLM

@@ -52,8 +52,9 @@ class Config(Record):
     ties_values: bool = False  # in layers that do not slide, values are the projected keys
     global_head_dim: HeadDim | None = None  # of layers that do not slide
     global_key_value_heads: Heads | None = None  # of layers that do not slide, if their values are keys
-    # keys that differ in single layers; global: those of layers that do not slide are the global ones
-    per_layer_config: dict[str | int, dict[str, Any]] | Literal["global"] | None = None
+    # keys that differ in single layers; global: those of layers that do not slide are the global ones; sliding: those
+    # of layers that slide are the keys that begin with swa_
+    per_layer_config: dict[str | int, dict[str, Any]] | Literal["global", "sliding"] | None = None
     per_layer_width: Annotated[int, Field(ge=0, le=2**22)] = 0  # of embeddings that each layer has; 0: none
     gating: bool | str = True
     use_attention_gate: bool = False
@@ -62,6 +63,7 @@ class Config(Record):
     head_transform_bias: bool = False
     head_activation: str = "gelu"  # of a matrix before the head
     norm_bias: bool = True
+    norm_gate_rank: Latent | None = None
     use_post_norm: bool = False
     embedding_multiplier: Scalar = 1.0
     embedding_width: Width | None = None  # of the embedding's table, if a projection follows it
@@ -166,6 +168,8 @@ class Config(Record):
     intermediate_multiplier: Scalar | None = 1.0
 
     num_experts: Experts | None = None
+    identity_experts: Annotated[int, Field(ge=0, le=2**16)] | None = None
+    sublayers: Layer | None = None  # layers of all blocks, in a family whose blocks are two layers
     use_routing_bias: bool = True
     num_experts_per_tok: Experts | None = None
     moe_intermediate_size: Ffn | None = None
@@ -194,6 +198,12 @@ class Config(Record):
     scoring_func: str | None = None
     num_nextn_predict_layers: Layer = 0
     q_lora_rank: Latent | None = None
+    swa_num_attention_heads: Heads | None = None  # of sliding layers, as those below
+    swa_q_lora_rank: Latent | None = None
+    swa_kv_lora_rank: Latent | None = None
+    swa_head_dim: HeadDim | None = None
+    swa_qk_nope_head_dim: HeadDim | None = None
+    swa_v_head_dim: HeadDim | None = None
     kv_lora_rank: Latent = 1
     qk_nope_head_dim: HeadDim = 1
     qk_rope_head_dim: HeadDim = 1

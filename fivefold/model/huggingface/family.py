@@ -66,6 +66,8 @@ class Family:
     to_model: Callable[[Config], Model]
     # Further keys to write, which take precedence over those that follow from ``keys``.
     write: Callable[[Model], dict[str, Any]] = _write_nothing
+    # How many of our layers are one block of the checkpoint; "<n>" in a name is the number within it.
+    layers_per_block: int = 1
     # Maps our names of weights to those in the checkpoint; in a block both are relative to the block.
     tensors: Names
     # Names that differ, by the block of a layer (``Model.get_block``).

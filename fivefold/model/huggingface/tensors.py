@@ -99,6 +99,13 @@ def parts(
     for weight in weight_by_name.values():
         is_pre = weight.name.startswith("blocks.") and model.get_block(get_layer(model, weight.name)) == "pre"
         of_layer = pre_names if is_pre else names
+        of_block = record.layers_per_block
+        if of_block > 1 and weight.name.startswith("blocks."):
+            number, place = divmod(get_layer(model, weight.name), of_block)
+            of_layer = {
+                ours: theirs.replace("<n>", str(place)) if isinstance(theirs, str) else theirs
+                for ours, theirs in of_layer.items()
+            } | {"blocks": str(names["blocks"]).format(number)}
         for part in _parts_of(weight, model, of_layer, weight_by_name, reordered=reordered, ones=record.ones):
             yield part._replace(swapped=record.swapped_rotary)
     for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
@@ -107,8 +114,9 @@ def parts(
             yield TensorPart(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
     if model.moe is not None and model.moe.balance == "free" and "moe.bias" in names:
         for layer in filter(model.is_moe, range(model.layers + model.mtp_depth)):
-            tensor_name = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
-            shape = (1, model.moe.experts) if record.bias_is_row else (model.moe.experts,)
+            number = layer // record.layers_per_block
+            tensor_name = f"{str(names['blocks']).format(number)}.{names['moe.bias']}"
+            shape = (1, model.moe.choices) if record.bias_is_row else (model.moe.choices,)
             yield TensorPart(tensor_name, shape, bias_name(model, layer), dim=len(shape) - 1)
 
 

@@ -169,7 +169,7 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
     resends = any(
         op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
     )
-    copies = local.stream_rows * moe.topk
+    copies = local.stream_rows * moe.computed_per_token
     forward_times, weights = times * (2 if resends else 1), 4 * copies
     if layout.ep > 1:
         yield RepeatedMessage("ep", "all_to_all", plan_times, 8 * moe.experts, layout.ep, "ep")

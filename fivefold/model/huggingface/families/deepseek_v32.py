@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an indexer that chooses the keys of each query."""
+"""DeepSeek-V3.2, GLM-5 and A.X K2: DeepSeek-V3 with an indexer that chooses the keys of each query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.families.deepseek import V3
-from fivefold.model.huggingface.family import Supported
+from fivefold.model.huggingface.family import FusedTensor, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
@@ -32,7 +32,7 @@ TENSORS = {
 }
 
 
-def _build(config: Config, *, pattern: tuple[bool, ...]) -> Model:
+def _build(config: Config, *, pattern: tuple[bool, ...], gates_queries: bool = False, **own: Any) -> Model:
     if config.q_lora_rank is None:
         raise config.mistake("q_lora_rank=None, with which transformers' code fails; give the rank of the queries")
     if config.qk_rope_head_dim > config.index_head_dim:
@@ -48,7 +48,8 @@ def _build(config: Config, *, pattern: tuple[bool, ...]) -> Model:
         "pattern": pattern,
     }
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
-    return build_model(config, **fields, moe=moe)
+    fields["mla"]["gates_queries"] = gates_queries
+    return build_model(config, **fields, moe=moe, **own)
 
 
 def _build_v32(config: Config) -> Model:
@@ -66,6 +67,11 @@ def _build_glm_moe_dsa(config: Config) -> Model:
         raise config.mistake("indexer_types begins with shared, without keys to share; begin with full")
     pattern = find_period(tuple(kind == "full" for kind in kinds[:layers]))
     return _build(config, pattern=() if all(pattern) else pattern)
+
+
+def _build_axk2(config: Config) -> Model:
+    """Build A.X K2: gates on the norms and on attention."""
+    return _build(config, pattern=(), gates_queries=True, output_gate=True, norm_gate_rank=config.norm_gate_rank)
 
 
 def _write(model: Model) -> dict[str, Any]:
@@ -141,4 +147,46 @@ GLM_MOE_DSA = replace(
     write=_write_glm_moe_dsa,
 )
 
-FAMILIES = (V32, GLM_MOE_DSA)
+AXK2 = replace(
+    V32,
+    model_type="axk2",
+    architecture="AXK2ForCausalLM",
+    keys=drop_keys(KEYS, "mlp_bias") | {"gated_norm_rank": "norm_gate_rank"},
+    defaults={
+        **V32.defaults,
+        "vocab_size": 163_840,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_experts": 128,
+        "q_lora_rank": 384,
+        "kv_lora_rank": 128,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 64,
+        "qk_nope_head_dim": 64,
+        "max_position_embeddings": 131_072,
+        "n_group": None,
+        "topk_group": None,
+        "first_k_dense_replace": 1,
+        "index_heads": 16,
+        "norm_gate_rank": 16,
+    },
+    to_model=_build_axk2,
+    write=lambda model: _write(model) | {"gated_norm_rank": model.norm_gate_rank},
+    tensors={
+        **V32.tensors,
+        "norm1": "input_layernorm.norm",
+        **{f"norm1.gate_{end}": f"input_layernorm.mlp.fc{n}" for n, end in ((1, "down"), (2, "up"))},
+        "norm2": "post_attention_layernorm",
+        **{f"norm2.gate_{end}": f"post_attention_layernorm.mlp.fc{n}" for n, end in ((1, "down"), (2, "up"))},
+        **dict.fromkeys(
+            ("attention.q_up", "attention.gate"),
+            FusedTensor("self_attn.q_gate_proj", ("attention.q_up", "attention.gate"), groups="heads"),
+        ),
+    },
+)
+
+FAMILIES = (V32, GLM_MOE_DSA, AXK2)

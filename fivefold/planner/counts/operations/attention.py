@@ -11,11 +11,12 @@ v dims.
 from __future__ import annotations
 
 from math import lcm
+from typing import Literal
 
 from fivefold.job import Job
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
-from fivefold.model.shape import Multipliers
+from fivefold.model.shape import MLA, Multipliers
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
 from fivefold.planner.counts.operations.linear import LinearInput, list_sub_norm, row
@@ -385,9 +386,9 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
 
     Down-projections work on the rank's local tokens, and tp gathers the small latents.
     """
-    model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
+    model, mla, rows, width = local.model, local.model.get_latent(layer), local.rows, local.width
     assert mla is not None
-    N, q_dim, indexer = local.heads, mla.nope_dim + mla.rope_dim, mla.indexer
+    N, q_dim, indexer = local.attention(layer).heads, mla.nope_dim + mla.rope_dim, mla.indexer
     gate_columns = N if model.gate_per_head else N * mla.v_dim
     local_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows, needs_all_rows=False)
     ops, up_ops = [*local_input.ops], list[Op]()
@@ -398,22 +399,29 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
         if model.output_gate:
             ops.append(gathered_input.column("attention.gate", "gate", out_features=gate_columns))
     else:
-        if model.output_gate:
+        if model.output_gate and not mla.gates_queries:
             gathered_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
             ops += [op for op in gathered_input.ops if op.kind != "cast"]
             ops.append(gathered_input.column("attention.gate", "gate", out_features=gate_columns))
         ops.append(local_input.column("attention.q_down", "cq", out_features=mla.q_rank, bias=model.qkv_bias))
-        q_ops, _ = _list_up_projection(local, "q", "cq", rank=mla.q_rank, out="q", out_features=N * q_dim)
-        up_ops += q_ops
+        if mla.gates_queries:
+            up_ops += _list_gated_queries(local, rank=mla.q_rank, out_features=N * q_dim, gate_columns=gate_columns)
+        else:
+            q_ops, _ = _list_up_projection(local, mla, "q", out="q", out_features=N * q_dim)
+            up_ops += q_ops
+        if mla.scaled == "queries":
+            up_ops.append(elementwise("attention.q_scale", "activation", ("q",), "qs", size=rows * N * q_dim * width))
         if indexer is not None and model.has_indexer(layer):
-            up_ops += choose_keys(local, indexer, latent="cqn", hidden=source)
+            up_ops += choose_keys(local, indexer, latent="cqns" if mla.scaled == "latents" else "cqn", hidden=source)
     ops.append(
         local_input.column("attention.kv_down", "ckv", out_features=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
     )
-    key_ops, key_tensors = _rotary_key(local, "ckv", "key", dim=mla.rope_dim)
-    kv_ops, kv_latent = _list_up_projection(
-        local, "kv", "ckv", rank=mla.kv_rank, out="kv", out_features=N * (mla.nope_dim + mla.v_dim)
-    )
+    key_ops, key_tensors = _rotary_key(local, "ckn" if mla.key_norm else "ckv", "key", dim=mla.rope_dim)
+    if mla.key_norm:
+        sizes = {"rows": local.stream_rows, "dim": mla.rope_dim, "width": width}
+        normed = norm("attention.key_norm", "ckv", "ckn", **sizes, kind=local.norm)
+        key_ops, key_tensors = [normed, *key_ops], key_tensors or ("ckn",)
+    kv_ops, kv_latent = _list_up_projection(local, mla, "kv", out="kv", out_features=N * (mla.nope_dim + mla.v_dim))
     gated = _gate_output(local, columns=N * mla.v_dim, gate_columns=gate_columns) if model.output_gate else []
     out_source = "og" if gated else "o"
     out = row(
@@ -428,8 +436,9 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     if indexer is not None:
         key, has_indexer = (*key_tensors, "ckv")[0], model.has_indexer(layer)
         sparse = attend_to_chosen(local, kv_latent, q="q", key=key, chosen_here=has_indexer)
-        return [*ops, *up_ops, *key_ops, *map(_gather_once, kv_ops[:-1]), *sparse, *out]
+        return [*ops, *up_ops, *key_ops, *map(_gather_once, kv_ops[:-1]), *sparse, *gated, *out]
     up_ops += [*key_ops, *kv_ops]
+    q = "qs" if mla.scaled == "queries" else "q"
     # Keys and values are views of kv, which is kept as one for the values; their gradients are joined.
     n_bytes, rope_scratch = rows * N * width, rows * N * mla.rope_dim * width
     split_kv = Op(
@@ -444,7 +453,7 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
         # Rotate and concatenate to heads of nope + rope; without positions, concatenate the key alone.
         *(
             [
-                rope("rope.q", "q", "qr", numel=n_bytes // width * q_dim, width=width)._replace(
+                rope("rope.q", q, "qr", numel=n_bytes // width * q_dim, width=width)._replace(
                     forward_scratch=rope_scratch, backward_scratch=rope_scratch
                 )
             ]
@@ -455,7 +464,7 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
             reads=("k", *key_tensors, "kv"), differentiates=("k", *key_tensors), forward_scratch=0, backward_scratch=0
         ),
     ]
-    q = "qr" if model.has_rope(layer) else "q"
+    q = "qr" if model.has_rope(layer) else q
     if model.has_temperature(layer):
         up_ops.append(rope("rope.temperature", q, "qt", numel=n_bytes // width * q_dim, width=width))
         q = "qt"
@@ -482,9 +491,10 @@ def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[
 
 
 def _list_up_projection(
-    local: Local, name: str, latent: str, *, rank: int, out: str, out_features: int
+    local: Local, mla: MLA, name: Literal["q", "kv"], *, out: str, out_features: int
 ) -> tuple[list[Op], LinearInput]:
     """List the norm of a latent and its up-projection to the heads of this rank; return the gathered latent too."""
+    latent, rank = f"c{name}", (mla.q_rank or 0) if name == "q" else mla.kv_rank
     norm_op = norm(
         f"attention.{name}_norm",
         latent,
@@ -494,8 +504,28 @@ def _list_up_projection(
         width=local.width,
         kind=local.norm,
     )
-    up_input = LinearInput(local, f"{latent}n", in_features=rank, rows=local.stream_rows)
-    return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, out_features=out_features)], up_input
+    ops, normed = [norm_op], f"{latent}n"
+    if mla.scaled == "latents" or (mla.scaled == "queries" and name == "kv"):
+        size, normed = local.stream_rows * rank * local.width, f"{latent}ns"
+        ops.append(elementwise(f"attention.{name}_scale", "activation", (f"{latent}n",), normed, size=size))
+    up_input = LinearInput(local, normed, in_features=rank, rows=local.stream_rows)
+    return [*ops, *up_input.ops, up_input.column(f"attention.{name}_up", out, out_features=out_features)], up_input
+
+
+def _list_gated_queries(local: Local, *, rank: int, out_features: int, gate_columns: int) -> list[Op]:
+    """List queries and output gate, both made from the latent after and before its norm, joined (A.X K2)."""
+    rows, width, kind = local.stream_rows, local.width, local.norm
+    size = 2 * rows * rank * width
+    up_input = LinearInput(local, "cqj", in_features=2 * rank, rows=rows)
+    return [
+        norm("attention.q_norm", "cq", "cqn", rows=rows, dim=rank, width=width, kind=kind),
+        elementwise("attention.q_join", "cast", ("cqn", "cq"), "cqj", size=size)._replace(
+            moved_bytes=2 * size, moved_backward_bytes=2 * size
+        ),
+        *up_input.ops,
+        up_input.column("attention.q_up", "q", out_features=out_features),
+        up_input.column("attention.gate", "gate", out_features=gate_columns),
+    ]
 
 
 def _list_unfused(local: Local, core: Op, *, dims: tuple[int, int]) -> list[Op]:

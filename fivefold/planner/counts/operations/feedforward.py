@@ -37,15 +37,15 @@ def experts(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``d`` [stream rows, D] through ``topk`` experts per token."""
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
-    size, sent, received = rows * model.width * local.width, rows * moe.topk, routed_rows(local)
+    size, sent, received = rows * model.width * local.width, rows * moe.computed_per_token, routed_rows(local)
     gather = Op(
         "moe.dispatch",
         "embedding",
         (source, "weights"),
-        {"routed": moe.topk * size, "share": 4 * sent},
+        {"routed": moe.computed_per_token * size, "share": 4 * sent},
         keeps=("permutation",),
-        moved_bytes=2 * moe.topk * size,
-        moved_backward_bytes=(moe.topk + 1) * size,
+        moved_bytes=2 * moe.computed_per_token * size,
+        moved_backward_bytes=(moe.computed_per_token + 1) * size,
     )
     ops = [*_router(local, source), gather]
     ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
@@ -73,10 +73,16 @@ def experts(local: Local, source: str) -> list[Op]:
             "embedding",
             ("returned",),
             {combined: size},
-            moved_bytes=(moe.topk + 1) * size,
-            moved_backward_bytes=2 * moe.topk * size,
+            moved_bytes=(moe.computed_per_token + 1) * size,
+            moved_backward_bytes=2 * moe.computed_per_token * size,
         )
     )
+    if moe.identity_experts:  # tokens times the sum of their weights
+        kept = (source, "weights")
+        op = elementwise("moe.identity", "activation", (source, combined, "weights"), f"{combined}.i", size=size)
+        ops.append(op._replace(keeps=kept, moved_bytes=3 * size, moved_backward_bytes=3 * size, backward_scratch=size))
+        ops[-1] = rename_tensors(ops[-1], {combined: f"{combined}.m", f"{combined}.i": combined})
+        ops[-2] = rename_tensors(ops[-2], {combined: f"{combined}.m"})
     return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
 
 
@@ -96,15 +102,15 @@ def _router(local: Local, source: str) -> list[Op]:
     """
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
-    scores, copies = 4 * rows * moe.experts, rows * moe.topk
-    fp32_copies = 0 if local.width == 4 else 4 * (rows + moe.experts) * model.width
+    scores, copies = 4 * rows * moe.choices, rows * moe.topk
+    fp32_copies = 0 if local.width == 4 else 4 * (rows + moe.choices) * model.width
     router = matmul(
         "moe.router",
         source,
         "choices",
         rows=rows,
         in_features=model.width,
-        out_features=moe.experts,
+        out_features=moe.choices,
         width=4,
         bias=moe.router_bias,
     )._replace(keeps=(source,), forward_scratch=fp32_copies, backward_scratch=fp32_copies)
@@ -130,7 +136,7 @@ def routed_rows(local: Local) -> int:
     share = local.job.imbalance if local.part.ep > 1 else 1.0
     if moe.capacity is not None:
         share = moe.capacity if local.facts.pads_to_capacity else min(moe.capacity, share)
-    balanced_rows = local.stream_rows * moe.topk * local.part.etp
+    balanced_rows = local.stream_rows * moe.computed_per_token * local.part.etp
     return balanced_rows if share == 1 else ceil(balanced_rows * share)
 
 
@@ -279,10 +285,12 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     def to_grouped(op: Op) -> Op:
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.merged_projections
         op = add_casts(op._replace(batch=1), local, first=first, experts=local_experts)
-        widths = tuple(size * local_experts for size in op.wgrad_numels)
+        # weights of experts that give tokens back are not used, and have gradients of zeros
+        held = local_experts if op.name.endswith(".down") else ceil_div(moe.choices, local.part.ep)
+        widths = tuple(size * held for size in op.wgrad_numels)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
         op = op._replace(
-            parameters=op.parameters * local_experts,
+            parameters=op.parameters * held,
             wgrad_numels=widths[:of_matmul],
             bias_wgrad_numel=sum(widths[of_matmul:]),
             shape=(max(1, rows // local_experts), *op.shape[1:]),

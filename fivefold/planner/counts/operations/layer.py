@@ -99,6 +99,9 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     if mixer == "none":
         return []
     ops = [_list_norm(local, "norm1", "x")] if pre else []
+    if pre and model.gates_norm(layer, "norm1"):
+        ops += _gate_norm(local, "norm1")
+        source = "norm1.gated"
     ops += attention(local, source, layer=layer) if mixer == "attention" else OPERATIONS[mixer](local, source)
     branch = "a"
     if model.joins_mamba2:
@@ -127,11 +130,23 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
         source = "x" if block_kind == "parallel" else stream
         if pre:
             ops, source = [_list_norm(local, "norm2", source)], "norm2.out"
-    ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
+            if model.gates_norm(layer, "norm2"):
+                ops, source = [*ops, *_gate_norm(local, "norm2")], "norm2.gated"
     branch = "d"
+    if model.has_mlp(layer):
+        ops += mlp(local, source)
+    if model.is_moe(layer):
+        routed = experts(local, source)
+        if model.has_mlp(layer):  # tensors of experts have the prefix "e."
+            routed = [
+                rename_tensors(op, {name: f"e.{name}" for name in list_tensors(op) if name != source}) for op in routed
+            ]
+            routed.append(elementwise("moe.join", "add", ("d", "e.d"), "de", size=local.stream_bytes))
+            branch = "de"
+        ops += routed
     if post:
         name = "norm2" if block_kind == "post" else "norm2_post"
-        ops, branch = [*ops, _list_norm(local, name, "d")], f"{name}.out"
+        ops, branch = [*ops, _list_norm(local, name, branch)], f"{name}.out"
     if block_kind == "post_sum":
         ops += [*_residual(local, "mlp", branch, stream, "z.sum"), _list_norm(local, "norm2", "z.sum", out="z")]
         return _apply_stack(local, ops, layer=layer)
@@ -162,6 +177,25 @@ def _join_mamba2(local: Local, ops: Sequence[Op], source: str) -> list[Op]:
     ]
     mixed = scale("mixer.out", "m.a", factors.mixer_out)
     return [*joined, elementwise("mixer.join", "add", (attended, mixed), "am", size=size)]
+
+
+def _gate_norm(local: Local, name: str) -> list[Op]:
+    """List the product of a norm's output and a sigmoid of two matrices of low rank on it: ``name``.out → .gated."""
+    model, rows, width, rank = local.model, local.stream_rows, local.width, local.model.norm_gate_rank
+    assert rank is not None
+    source, size, latent_size = f"{name}.out", local.stream_bytes, rows * rank * width
+    kept = (source, f"{name}.up")
+    act = elementwise(f"{name}.gate_act", "activation", (f"{name}.low",), f"{name}.lowa", size=latent_size)
+    product = elementwise(f"{name}.gate", "activation", kept, f"{name}.gated", size=size, keeps=kept)
+    down = {"in_features": model.width, "out_features": rank}
+    up = {"in_features": rank, "out_features": model.width}
+    return [
+        matmul(f"{name}.gate_down", source, f"{name}.low", rows=rows, width=width, bias=False, **down),
+        act._replace(keeps=(f"{name}.low",)),
+        matmul(f"{name}.gate_up", f"{name}.lowa", f"{name}.up", rows=rows, width=width, bias=False, **up),
+        # in fp32: the logits, their sigmoid, the product
+        product._replace(forward_scratch=4 * rows * model.width * 2, backward_scratch=4 * rows * model.width * 3),
+    ]
 
 
 def _list_norm(local: Local, name: str, source: str, *, out: str = "") -> Op:
@@ -246,7 +280,7 @@ def get_kind(model: Model, layer: int) -> Kind:
         mixer=mixer,
         feeds=model.has_feed_forward(layer),
         chooses=model.has_indexer(layer),
-        own=model.sliding is not None and model.has_window(layer),
+        own=(model.sliding is not None or model.sliding_mla is not None) and model.has_window(layer),
         end=(mixer != "none" and not model.has_norm1(layer)) or model.has_out_bias(layer) != model.out_bias,
     )
 

@@ -1,0 +1,117 @@
+"""LongCat-Flash: blocks of two layers, the first of which has experts next to its MLP (arXiv:2509.01322).
+
+The experts read what the first MLP reads, and their output is added after the second MLP. Some of them give a token
+back. We count two layers a block, and the experts' output as added in the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build(config: Config) -> Model:
+    """Build LongCat-Flash; ``num_hidden_layers``, if given, counts the layers of all blocks."""
+    rope_dim, layers = config.qk_rope_head_dim, config.sublayers
+    if config.head_dim not in (None, rope_dim):
+        raise config.mistake(f"head_dim={config.head_dim} is not qk_rope_head_dim={rope_dim}, which rotates; remove it")
+    if config.q_lora_rank is None:
+        raise config.mistake("q_lora_rank=None, with which transformers' code fails; give the rank of the queries")
+    fields = read_latent(config, read_rope(config)) | read_attention_bias(config)
+    fields["mla"]["scaled"] = "queries"
+    moe = {
+        "experts": config.num_experts,
+        "identity_experts": config.identity_experts or 0,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "balance": "free",
+        "aux_coefficient": 0.0,
+        "normalized": False,
+        "scaling": config.routed_scaling_factor,
+        "joins_mlp": True,
+        "pattern": (True, False),
+    }
+    blocks = config.num_hidden_layers if layers is None else layers // 2
+    if not blocks:
+        raise config.mistake(f"num_hidden_layers={layers} are no block of two layers; give two or more")
+    return build_model(config.replace(num_hidden_layers=2 * blocks), **fields, moe=moe)
+
+
+def _write(model: Model) -> dict[str, Any]:
+    moe = model.moe
+    return {
+        **decoder.write_latent(model),
+        "num_layers": model.layers // 2,
+        "zero_expert_num": moe.identity_experts if moe else 0,
+    }
+
+
+TENSORS = {
+    "norm1": "input_layernorm.<n>",
+    "norm2": "post_attention_layernorm.<n>",
+    "attention.out": "self_attn.<n>.o_proj",
+    "mlp.gate": "mlps.<n>.gate_proj",
+    "mlp.up": "mlps.<n>.up_proj",
+    "mlp.down": "mlps.<n>.down_proj",
+    "moe.router": "mlp.router.classifier",
+    "moe.bias": "mlp.router.e_score_correction_bias",
+    **{ours: str(theirs).replace("self_attn.", "self_attn.<n>.") for ours, theirs in decoder.LATENT_TENSORS.items()},
+}
+LONGCAT_FLASH = Family(
+    model_type="longcat_flash",
+    architecture="LongcatFlashForCausalLM",
+    keys=drop_keys(decoder.KEYS, "intermediate_size", "num_hidden_layers")
+    | drop_keys(decoder.LATENT_KEYS, "rope_interleave")
+    | map_same_names("routed_scaling_factor")
+    | {
+        "num_layers": "num_hidden_layers",
+        "num_hidden_layers": "sublayers",
+        "intermediate_size": "intermediate_size",
+        "ffn_hidden_size": "intermediate_size",
+        "num_experts_per_tok": "num_experts_per_tok",
+        "moe_topk": "num_experts_per_tok",
+        "num_local_experts": "num_experts",
+        "n_routed_experts": "num_experts",
+        "moe_intermediate_size": "moe_intermediate_size",
+        "expert_ffn_hidden_size": "moe_intermediate_size",
+        "zero_expert_num": "identity_experts",
+    },
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 131_072,
+        "hidden_size": 6144,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 10_000_000.0,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "head_dim": 64,
+        "v_head_dim": 128,
+        "num_experts": 512,
+        "num_experts_per_tok": 12,
+        "identity_experts": 256,
+        "moe_intermediate_size": 2048,
+        "routed_scaling_factor": 6.0,
+    },
+    overwritten=("qk_head_dim",),
+    to_model=_build,
+    write=_write,
+    layers_per_block=2,
+    tensors={**decoder.EXPERT_TENSORS, **TENSORS},
+    stacked_tensors={**decoder.stack_experts(), "moe.router": "mlp.router.classifier"},
+    is_trained=False,
+)
+
+FAMILIES = (LONGCAT_FLASH,)
