@@ -87,6 +87,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
         yield reason
     yield from _mixers(layout, model)
     yield from _indexer(layout, model)
+    yield from _whole_attention(layout, model)
     yield from _context(layout, model=model, job=job)
     yield from _rows(layout, model=model, job=job)
     yield from _order(layout, model)
@@ -128,6 +129,8 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
     if model.position == "learned" and job.sequence > model.positions:
         limit = model.positions
         yield f"sequence {job.sequence} is longer than the {limit} learned positions of {model.name}; try seq {limit}"
+    if model.dynamic_mask is not None and (job.stack.attention == "unfused" or job.documents == "separate"):
+        yield f"masks from values of {model.name} are counted with attention='flash' and joined documents; take these"
     if model.mla is not None and model.mla.indexer is not None:
         if job.precision.autocasts:
             yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
@@ -304,6 +307,16 @@ def _mixers(layout: Layout, model: Model) -> Iterator[str]:
     for axis, what in (("tp", "channels"), ("cp", "tokens")):
         if kinds and (degree := getattr(layout, axis)) > 1:
             yield f"{axis}={degree} would shard the {what} of {', '.join(kinds)}, which is not supported; take {axis}1"
+
+
+def _whole_attention(layout: Layout, model: Model) -> Iterator[str]:
+    """Yield the reasons why attention that is counted on one rank alone cannot be sharded."""
+    for is_present, feature in (
+        (model.attention_experts, "experts of attention"),
+        (model.dynamic_mask is not None, "masks from values"),
+    ):
+        if is_present and layout.tp * layout.cp > 1:
+            yield f"tp={layout.tp} and cp={layout.cp} are not counted with {feature} of {model.name}; take tp1 and cp1"
 
 
 def _indexer(layout: Layout, model: Model) -> Iterator[str]:

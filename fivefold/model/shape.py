@@ -33,6 +33,7 @@ from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
+from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
 from fivefold.record import Record
@@ -93,6 +94,7 @@ class MoE(Record):
     groups: Experts = 1  # groups of experts, ranked by their best expert (softmax) or two best experts (sigmoid)
     topk_groups: Experts = 1  # groups that a token's experts are chosen from
     router_bias: bool = False  # the router has a bias
+    output_bias: bool = False  # what the experts of a layer add has a bias (JetMoE)
     expert_bias: bool = False  # the experts have biases
     # experts to which the router may send a token and that give it back; ours have weights of gate and up (LongCat)
     identity_experts: int = Field(0, ge=0, le=2**16)
@@ -162,19 +164,19 @@ class MTP(Record):
 class ResidualFactors(Record):
     """Factors on the stream and on the branch that is added to it, by the kind of the branch (MiniMax)."""
 
-    attention: tuple[Scalar, Scalar] = (1.0, 1.0)
+    attention: tuple[Scalar, Scalar] = (1.0, 1.0)  # of attention
     mixer: tuple[Scalar, Scalar] = (1.0, 1.0)  # of other token mixers
-    feed_forward: tuple[Scalar, Scalar] = (1.0, 1.0)
+    feed_forward: tuple[Scalar, Scalar] = (1.0, 1.0)  # of the feed-forward
 
 
 class Multipliers(Record):
     """Factors on tensors within a layer (Falcon-H1); each but 1 is an operation of its own."""
 
-    attention_in: Scalar = 1.0
-    attention_out: Scalar = 1.0
+    attention_in: Scalar = 1.0  # of the input of attention
+    attention_out: Scalar = 1.0  # of the output of attention
     key: Scalar = 1.0  # of projected keys, before their rotation
-    mixer_in: Scalar = 1.0
-    mixer_out: Scalar = 1.0
+    mixer_in: Scalar = 1.0  # of the input of the Mamba-2
+    mixer_out: Scalar = 1.0  # of the output of the Mamba-2
     mixer_parts: tuple[Scalar, ...] = ()  # of z, x, B, C and dt of a Mamba-2; empty: all 1
     gate: Scalar = 1.0  # of the feed-forward's projected gate
     down: Scalar = 1.0  # of the feed-forward's output
@@ -202,10 +204,19 @@ class RopeScaling(Record):
 
 # The kinds of token mixers, by the field with their geometry; none: the layer is a feed-forward alone.
 MixerName = Literal[
-    "attention", "none", "short_conv", "gated_delta_net", "mamba", "mamba2", "rg_lru", "kimi_delta", "lightning"
+    "attention",
+    "none",
+    "short_conv",
+    "gated_delta_net",
+    "mamba",
+    "mamba2",
+    "rg_lru",
+    "kimi_delta",
+    "lightning",
+    "rwkv",
 ]
 Mixer = (
-    ShortConv | GatedDeltaNet | Mamba | Mamba2 | RGLRU | KimiDelta | Lightning
+    ShortConv | GatedDeltaNet | Mamba | Mamba2 | RGLRU | KimiDelta | Lightning | RWKV
 )  # the geometry of a token mixer other than attention
 
 
@@ -255,9 +266,12 @@ class ModelShape(Record):
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
     # the k-th sum of the stream is √((k − 1) / k) · stream + √(1 / k) · branch, with the embedding as the first (Beam)
     residual_by_depth: bool = False
+    residual_weights: bool = False  # the stream has a trained factor for each channel in each sum (Doge)
     residual_factors: ResidualFactors | None = None  # of each sum of the stream; None: all 1
     multipliers: Multipliers | None = None  # of tensors within a layer; None: all 1
-    mlp: Literal["gated", "plain"] = "gated"  # gated (SwiGLU, GEGLU) or plain feed-forward
+    # gated (SwiGLU, GEGLU) or plain feed-forward; receptance: a plain one of means of a token and the one before it,
+    # times the sigmoid of a projection of another mean (RWKV)
+    mlp: Literal["gated", "plain", "receptance"] = "gated"
     activation: ActivationName = "silu"  # activation function of the feed-forward
     mlp_bias: bool = False  # the feed-forward has biases
     sub_norm: bool = False  # norms before the last matrix of attention and of the MLP (sub-LayerNorm, BitNet)
@@ -278,6 +292,11 @@ class ModelShape(Record):
     # queries in pairs of heads attend to the same values, of two heads; the difference of their outputs is normed
     # (arXiv:2410.05258)
     differential: bool = False
+    # each token's queries and output are made by its ``moe.topk`` of ``moe.experts`` experts (JetMoE, arXiv:2404.07413)
+    attention_experts: bool = False
+    # values make a number of each key, which is added to its scores; a query sees this many keys.
+    # The numbers are a tensor of each query and key (Doge)
+    dynamic_mask: Tokens | None = None
     # head: per head, with one shared weight; heads: per head, each with its own weight; full: over all heads at once;
     # unit: per head without a weight, in rotary layers only
     qk_norm: Literal["none", "head", "heads", "full", "unit"] = "none"
@@ -308,6 +327,7 @@ class ModelShape(Record):
     mamba: Mamba | None = None  # geometry of the layers that are Mamba
     mamba2: Mamba2 | None = None  # geometry of the layers that are Mamba-2
     lightning: Lightning | None = None  # geometry of the layers that are lightning attention
+    rwkv: RWKV | None = None  # geometry of the layers that are the time mixing of RWKV-4
     rg_lru: RGLRU | None = None  # geometry of the layers that are RG-LRUs
     # attention and a Mamba-2 of ``mamba2`` read the same norm in each layer, and their outputs are added (Falcon-H1)
     joins_mamba2: bool = False
@@ -346,6 +366,7 @@ class ModelShape(Record):
         if self.head_transform_bias and self.head_transform is None:
             raise ValueError("head_transform_bias is of head_transform: give its activation, or leave it out")
         self._check_differential()
+        self._check_attention_experts()
         if self.norm_gate_rank is not None and (self.block != "pre" or not self.first_norm):
             raise ValueError("norm_gate_rank is of norms before each branch: take block='pre'")
         self._check_factors()
@@ -386,6 +407,18 @@ class ModelShape(Record):
         for field in ("mla", "value_dim", "output_gate", "attention_sinks", "sliding", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with differential attention: leave one out")
+
+    def _check_attention_experts(self) -> None:
+        """Raise ``ValueError`` for what is not supported with experts of attention, or with masks from values."""
+        if self.attention_experts and (self.moe is None or self.heads != self.kv_heads * self.moe.topk):
+            raise ValueError("attention_experts has moe.topk times as many heads as kv_heads: give moe, or other heads")
+        if not self.attention_experts and self.dynamic_mask is None:
+            return
+        for field in ("mla", "value_dim", "output_gate", "attention_sinks", "sliding", "differential", "qkv_clip"):
+            if getattr(self, field):
+                raise ValueError(f"{field} is not supported with attention_experts or dynamic_mask: leave one out")
+        if self.attention_experts and (self.qk_norm != "none" or self.qkv_bias or self.dynamic_mask is not None):
+            raise ValueError("attention_experts has no qk_norm, qkv_bias or dynamic_mask: leave them out")
 
     def _check_factors(self) -> None:
         """Raise ``ValueError`` for factors on sums or tensors that the model does not have."""

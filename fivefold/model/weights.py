@@ -105,6 +105,8 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
                 yield from model.mamba2.weights(model.width)
         if model.get_block(layer) == "sandwich":
             yield from _norm(model, "norm1_post", model.width)
+        if model.residual_weights:
+            yield Weight("stream1", (model.width,), "router", initial="ones")
     if not model.has_feed_forward(layer):
         return
     if model.get_block(layer) != "parallel_shared":
@@ -116,6 +118,8 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield from _mlp(model, "mlp", model.ffn)
     if model.norms_feed_forward(layer):
         yield from _norm(model, "norm2_post", model.width)
+    if model.residual_weights:
+        yield Weight("stream2", (model.width,), "router", initial="ones")
 
 
 def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]:
@@ -175,6 +179,16 @@ def _linear(
 
 def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
     shape = model.attention(layer)
+    if model.attention_experts and model.moe is not None:
+        experts, size = model.moe.experts, shape.kv_heads * shape.head_dim
+        yield Weight("attention.router.weight", (experts, model.width), "router")
+        yield Weight("attention.experts.q", (experts, size, model.width), "router")
+        yield Weight("attention.experts.out", (experts, model.width, size), "router")
+        for name in "kv":
+            yield from _linear(f"attention.{name}", size, model.width, "column", bias=False)
+        if model.out_bias:
+            yield Weight("attention.out.bias", (model.width,), "bias")
+        return
     dims = {"q": shape.query_dims, "k": shape.kv_heads * shape.head_dim}
     if not shape.tied_values:
         dims["v"] = shape.kv_heads * shape.value_dim
@@ -187,6 +201,11 @@ def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield from _linear("attention.gate", model.gate_columns(layer), model.width, "column", bias=model.qkv_bias)
         if model.gate_bias:
             yield Weight("attention.gate_bias", (shape.heads,), "vector")
+    if model.dynamic_mask is not None:
+        yield Weight("attention.mask.a", (shape.kv_heads,), "router")
+        yield Weight("attention.mask.weight", (shape.kv_heads, shape.kv_heads * shape.value_dim), "router")
+        if model.qkv_bias:
+            yield Weight("attention.mask.bias", (shape.kv_heads,), "router")
     yield from _sinks(shape)
     if model.differential:
         for name in ("q1", "k1", "q2", "k2"):
@@ -228,6 +247,10 @@ def _sinks(shape: AttentionShape) -> Iterator[Weight]:
 
 
 def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
+    if model.mlp == "receptance":
+        for part in ("up", "receptance"):
+            yield Weight(f"{name}.mix_{part}", (model.width,), "vector")
+        yield from _linear(f"{name}.receptance", model.width, model.width, "column", bias=False)
     if model.mlp == "gated":
         yield from _linear(f"{name}.gate", ffn, model.width, "column", bias=model.mlp_bias)
     yield from _linear(f"{name}.up", ffn, model.width, "column", bias=model.mlp_bias)
@@ -252,6 +275,8 @@ def _experts(model: ModelShape) -> Iterator[Weight]:
     yield Weight("moe.experts.down", (moe.experts, width, moe.ffn), "expert_row")
     if moe.expert_bias:
         yield Weight("moe.experts.down_bias", (moe.experts, width), "expert_row")
+    if moe.output_bias:
+        yield Weight("moe.bias_out", (width,), "router")
     if moe.shared_experts:
         if moe.shared_gate:
             yield Weight("moe.shared_gate.weight", (1, width), "router")

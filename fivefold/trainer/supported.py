@@ -181,6 +181,10 @@ def _check_model(model: Model) -> None:
             raise UserError(
                 f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` plans it"
             )
+    if model.mlp == "receptance":
+        raise UserError(f"model {model.name!r}: the trainer does not support mlp='receptance' yet; `predict` plans it")
+    if moe is not None and moe.output_bias:
+        raise UserError(f"model {model.name!r}: the trainer does not support moe.output_bias yet; `predict` plans it")
     if model.block == "norm_stream":
         raise UserError(
             f"model {model.name!r}: the trainer does not support block='norm_stream' yet; `predict` plans it"

@@ -52,6 +52,7 @@ REFUSED_ALL_THE_SAME = {
     ("modernbert-decoder", "mlp_dropout"): "dropout, which only training sees",
     ("openai-gpt", "is_causal"): "its mask is a table",
     ("ctrl", "max_position_embeddings"): "another name of n_positions, given twice",
+    ("rwkv", "max_position_embeddings"): "another name of context_length, given twice",
     ("phimoe", "input_jitter_noise"): "noise, which only training sees",
     ("qwen3_moe", "decoder_sparse_step"): "of the small config's two layers it leaves the same one with experts",
     **{

@@ -13,7 +13,7 @@ _NEEDED = {
         zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
     """,
     "its layers, or some of them, are recurrent": """
-        rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
+        xlstm xLSTMForCausalLM
     """,
     "hyper-connections, and latent attention with gates whose keys an indexer chooses": "hy_v4 HYV4ForCausalLM",
     "attention to compressed keys that an indexer chooses, and hyper-connections": """
@@ -36,8 +36,6 @@ _NEEDED = {
     "passes over one stack of layers that are repeated, and gates on the output of attention": """
         hrm_text HrmTextForCausalLM
     """,
-    "attention masks that are computed from values, and experts found by keys": "doge DogeForCausalLM",
-    "experts of attention next to those of the MLP": "jetmoe JetMoeForCausalLM",
     "convolutions over queries and keys, and a router of several layers": "zaya ZayaForCausalLM",
     "sinusoidal positions that are added to the embedding": """
         xlm XLMWithLMHeadModel

@@ -40,7 +40,7 @@ _HARMLESS = """
     time_step_rank time_step_min time_step_floor time_step_max time_step_scale time_step_init_scheme use_mambapy
     use_falcon_mambapy use_associative_scan mtp_layers_block_type z_loss_coefficient vocab_size_per_layer_input
     linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor
-    lambda_std_dev initializer_cutoff_factor
+    rescale_every lambda_std_dev initializer_cutoff_factor
     attn_impl init_device learned_pos_emb norm_type embedding_fraction
     w_init_variance_scale final_w_init_variance_scale
 """

@@ -7,6 +7,7 @@ lightning          lightning attention (MiniMax-01)
 mamba              Mamba (Falcon Mamba, Jamba)
 mamba2             Mamba-2 (Bamba, Granite 4, Nemotron-H)
 rg_lru             RG-LRU (Griffin, RecurrentGemma)
+rwkv               time mixing (RWKV-4)
 
 ``Model.mixers`` names the kind of every layer; the geometry of a kind is the field of ``Model`` with its name.
 """

@@ -27,6 +27,7 @@ from fivefold.planner.counts.operations.op import (
     dropout,
     elementwise,
     exchange,
+    matmul,
     norm,
     rename_tensors,
     rope,
@@ -41,6 +42,8 @@ LSE_QUERIES = 32
 
 def attention(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    if local.model.attention_experts:
+        return _list_experts(local, source, layer=layer)
     return (_list_latent if local.model.mla else _list_grouped)(local, source, layer=layer)
 
 
@@ -146,6 +149,8 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     if model.has_temperature(layer):
         ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
         q = "qt"
+    if model.dynamic_mask is not None:
+        ops += _make_mask(local, v, layer=layer)
     if model.differential:
         ops += _attend_twice(local, q=q, k=k, v=v, layer=layer)
     else:
@@ -171,6 +176,83 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             out_features=model.width,
             bias=model.has_out_bias(layer),
         ),
+    ]
+
+
+def _make_mask(local: Local, v: str, *, layer: int) -> list[Op]:
+    """List what makes a mask from values: a number of each key and key head, of the largest of which queries see keys.
+
+    The mask is a tensor of each head, query and key, which attention keeps, as transformers 5.23 makes it
+    (``DogeAttention.prepare_dynamic_mask``).
+    """
+    model, shape, width = local.model, local.attention(layer), local.width
+    assert model.dynamic_mask is not None
+    rows, heads, tokens = local.rows, shape.kv_heads, local.job.sequence
+    size, mask = rows * heads * width, rows * tokens * shape.heads * width
+    bias = model.qkv_bias
+    sizes = {"in_features": heads * shape.value_dim, "out_features": heads}
+    chosen = mask if model.dynamic_mask < tokens else 0  # zeros with ones at the chosen keys
+    decay = elementwise("attention.mask.act", "activation", ("dt",), "dta", size=size, keeps=("dt", "dta"))
+    expand = elementwise("attention.mask", "activation", ("dta",), "mask", size=mask, keeps=())
+    return [
+        matmul("attention.mask.dt", v, "dt", rows=rows, width=width, bias=bias, **sizes),
+        decay._replace(parameters=heads, wgrad_numels=(heads,), forward_scratch=2 * size, backward_scratch=2 * size),
+        expand._replace(writes={"mask": mask}, forward_scratch=mask + 2 * chosen, backward_scratch=mask),
+    ]
+
+
+def _list_experts(local: Local, source: str, *, layer: int) -> list[Op]:
+    """List attention whose queries and output each token's experts make: gather, grouped matmul, scatter, twice.
+
+    Source: transformers 5.23, ``JetMoeMoA``.
+    """
+    model, moe, shape, width = local.model, local.model.moe, local.attention(layer), local.width
+    assert moe is not None
+    rows, dim, size = local.rows, model.width, shape.kv_heads * shape.head_dim
+    copies = rows * moe.topk
+    entry = LinearInput(local, source, in_features=dim, rows=local.stream_rows)
+    routing = {"gates": copies * width, "order": 3 * 8 * copies}
+
+    def multiply(name: str, tensor: str, out: str, in_features: int, out_features: int) -> Op:
+        numel, n = in_features * out_features * moe.experts, max(1, copies // moe.experts)
+        op = matmul(name, tensor, out, rows=copies, in_features=in_features, out_features=out_features, width=width)
+        return op._replace(
+            parameters=numel, wgrad_numels=(numel,), batch=moe.experts, shape=(n, out_features, in_features)
+        )
+
+    def move(name: str, tensor: str, out: str, width_of_row: int) -> Op:
+        return elementwise(name, "embedding", (tensor,), out, size=copies * width_of_row * width, keeps=("order",))
+
+    choose = elementwise("attention.topk", "activation", ("choices",), "gates", size=4 * rows * moe.experts)
+    combine = elementwise("attention.combine", "embedding", ("ao", "gates"), "a.u", size=rows * dim * width)
+    bias = elementwise("attention.out.bias", "activation", ("a.u",), "a", size=rows * dim * width)
+    if not model.out_bias:
+        combine = combine._replace(writes={"a": rows * dim * width})
+    rotate = model.has_rope(layer)
+    q, k = ("qr", "kr") if rotate else ("q", "k")
+    return [
+        *entry.ops,
+        matmul(
+            "attention.router", source, "choices", rows=rows, in_features=dim, out_features=moe.experts, width=width
+        ),
+        choose._replace(writes=routing, keeps=("gates",)),
+        move("attention.gather", source, "copied", dim),
+        multiply("attention.experts.q", "copied", "q.sorted", dim, size),
+        move("attention.scatter", "q.sorted", "q", size),
+        *(entry.column(f"attention.{name}", name, out_features=size) for name in "kv"),
+        *(
+            [
+                rope("rope.q", "q", "qr", numel=rows * shape.query_dims, width=width),
+                rope("rope.k", "k", "kr", numel=rows * size, width=width),
+            ]
+            if rotate
+            else []
+        ),
+        *_list_core(local, q=q, k=k, v="v", layer=layer),
+        move("attention.out.gather", "o", "o.sorted", size),
+        multiply("attention.experts.out", "o.sorted", "ao", size, dim),
+        combine._replace(keeps=("ao", "gates", "order"), moved_bytes=(copies + rows) * dim * width),
+        *([bias._replace(parameters=dim, wgrad_numels=(dim,), passes_gradient=True)] if model.out_bias else []),
     ]
 
 
@@ -302,6 +384,14 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
         core = core._replace(writes=core.writes | {"lse": lse_bytes, "seeds": 16}, keeps=(*core.keeps, "seeds"))
     if message and model.mla is None and local.facts.own_attention:  # the gradient of v is a view of that of both
         core = core._replace(gradients={k: 0, v: kv_bytes})
+    if model.dynamic_mask is not None:  # the mask has a gradient, as large as it
+        mask = rows * job.sequence * heads * width
+        core = core._replace(
+            reads=(*core.reads, "mask"),
+            keeps=(*core.keeps, "mask"),
+            moved_bytes=core.moved_bytes + mask,
+            moved_backward_bytes=core.moved_backward_bytes + 2 * mask,
+        )
     ops += _list_unfused(local, core, dims=dims) if job.stack.attention == "unfused" else [core]
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))

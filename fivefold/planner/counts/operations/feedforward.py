@@ -24,6 +24,7 @@ from fivefold.planner.counts.operations.linear import (
     row,
 )
 from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.mixers.rwkv import mix, shift
 from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, exchange, matmul, rename_tensors
 from fivefold.units import ceil_div
 
@@ -83,6 +84,11 @@ def experts(local: Local, source: str) -> list[Op]:
         ops.append(op._replace(keeps=kept, moved_bytes=3 * size, moved_backward_bytes=3 * size, backward_scratch=size))
         ops[-1] = rename_tensors(ops[-1], {combined: f"{combined}.m", f"{combined}.i": combined})
         ops[-2] = rename_tensors(ops[-2], {combined: f"{combined}.m"})
+    if moe.output_bias:
+        op = elementwise("moe.bias", "activation", (combined,), f"{combined}.b", size=size)
+        op = op._replace(parameters=model.width, wgrad_numels=(model.width,), passes_gradient=True)
+        ops = [*ops[:-1], rename_tensors(ops[-1], {combined: f"{combined}.u"})]
+        ops.append(rename_tensors(op, {combined: f"{combined}.u", f"{combined}.b": combined}))
     return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
 
 
@@ -342,6 +348,8 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
 def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
     """List the operations of a tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D]."""
     model, inner = local.model, ffn // local.part.tp
+    if model.mlp == "receptance":
+        return _list_receptance(local, source, out, name=name, ffn=inner)
     m = f"{name}.m"
     reader = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
     entry = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows, reader=reader)
@@ -363,6 +371,27 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     if down != out:
         ops.append(elementwise(f"{name}.down.scale", "activation", (down,), out, size=local.stream_bytes))
     return ops
+
+
+def _list_receptance(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
+    """List RWKV-4's channel mixing: a plain MLP of a mean of a token and the one before it, and a gate of another mean.
+
+    Source: transformers 5.23, ``RwkvFeedForward``.
+    """
+    width, size = local.model.width, local.stream_bytes
+    ops = [shift(local, source, prefix=name)]
+    for part, result, out_features in (("up", f"{name}.u", ffn), ("receptance", "rl", width)):
+        ops.append(mix(local, source, "shifted", prefix=name, name=part))
+        entry = LinearInput(local, f"{part}.in", in_features=width, rows=local.stream_rows)
+        ops += [*entry.ops, entry.column(f"{name}.{part}", result, out_features=out_features)]
+    op = elementwise(f"{name}.act", "activation", (f"{name}.u",), f"{name}.m", size=local.rows * ffn * local.width)
+    ops.append(op._replace(keeps=(f"{name}.u",)))
+    ops += row(local, f"{name}.down", f"{name}.m", "v", in_features=ffn, out_features=width, bias=False)
+    return [
+        *ops,
+        elementwise(f"{name}.sigmoid", "activation", ("rl",), "r", size=size, keeps=("r",)),
+        elementwise(f"{name}.gate", "activation", ("v", "r"), out, size=size, keeps=("v", "r")),
+    ]
 
 
 def _list_up_and_gate(local: Local, entry: LinearInput, name: str, *, ffn: int, bias: bool) -> list[Op]:

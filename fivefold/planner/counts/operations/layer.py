@@ -224,6 +224,11 @@ def _residual(
         for source in (onto, branch):
             ops.append(elementwise(f"{name}.scale.{source}", "activation", (source,), f"{source}.scaled", size=size))
         onto, branch = f"{onto}.scaled", f"{branch}.scaled"
+    if model.residual_weights:
+        weighted = elementwise(f"{name}.stream", "activation", (onto,), f"{onto}.weighted", size=size, keeps=(onto,))
+        dim = local.stream_width
+        ops.append(weighted._replace(parameters=dim, wgrad_numels=(dim,), backward_scratch=size))
+        onto = f"{onto}.weighted"
     add = elementwise(f"{name}.add", "add", (onto, branch), out, size=size)
     if model.residual_scale != 1:  # the same kernel scales, so the branch has its own gradient
         scaled = f"{branch}.scaled"

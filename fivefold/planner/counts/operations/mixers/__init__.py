@@ -7,6 +7,7 @@ lightning          lightning attention
 mamba              Mamba
 mamba2             Mamba-2
 rg_lru             RG-LRU
+rwkv               time mixing of RWKV-4
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fivefold.planner.counts.operations.mixers import (
     mamba,
     mamba2,
     rg_lru,
+    rwkv,
     short_conv,
 )
 from fivefold.planner.counts.operations.op import Op
@@ -35,4 +37,5 @@ OPERATIONS: Mapping[MixerName, Callable[[Local, str], list[Op]]] = {
     "mamba": mamba.operations,
     "mamba2": mamba2.operations,
     "rg_lru": rg_lru.operations,
+    "rwkv": rwkv.operations,
 }

@@ -1,0 +1,62 @@
+"""Doge: attention masks that are made from values, and trained factors on the residual stream."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build(config: Config) -> Model:
+    """Build Doge with an MLP in every layer."""
+    return build_model(
+        config,
+        **read_rope(config),
+        **read_windows(config),
+        **read_attention_bias(config),
+        mlp_bias=config.mlp_bias,
+        qk_norm="head",
+        residual_weights=True,
+        dynamic_mask=config.index_topk,
+        embedding_dropout=0.0,
+    )
+
+
+DOGE = Family(
+    model_type="doge",
+    architecture="DogeForCausalLM",
+    keys=decoder.KEYS
+    | map_same_names("attention_bias mlp_bias hidden_dropout sliding_window")
+    | {"keep_window_size": "index_topk"},
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 32_768,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "index_topk": 2048,
+    },
+    supported={"is_moe": Supported((False,), "experts that are found by keys")},
+    overwritten=(
+        "num_experts",
+        "num_experts_per_tok",
+        "norm_topk_prob",
+        "router_aux_loss_coef",
+    ),  # unread without is_moe
+    to_model=_build,
+    write=lambda model: {"keep_window_size": model.dynamic_mask or 2048},
+    tensors={
+        **decoder.TENSORS,
+        "attention.mask.a": "self_attn.A",
+        "attention.mask": "self_attn.dt_proj",
+        "stream1": "input_residual",
+        "stream2": "post_attention_residual",
+    },
+    is_trained=False,
+)
+
+FAMILIES = (DOGE,)

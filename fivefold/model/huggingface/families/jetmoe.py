@@ -1,0 +1,72 @@
+"""JetMoE: experts make the queries and the output of attention too (arXiv:2404.07413)."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family, FusedTensor
+from fivefold.model.huggingface.mapping import build_model, read_experts
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+KV = ("attention.k", "attention.v")
+
+
+def _build(config: Config) -> Model:
+    """Build JetMoE, which has as many heads for each key head as experts for each token."""
+    kv_heads, topk = config.num_key_value_heads or 1, config.num_experts_per_tok or 1
+    return build_model(
+        config,
+        **read_rope(config),
+        heads=kv_heads * topk,
+        kv_heads=kv_heads,
+        attention_experts=True,
+        out_bias=True,
+        moe=read_experts(config) | {"output_bias": True},
+    )
+
+
+JETMOE = Family(
+    model_type="jetmoe",
+    architecture="JetMoeForCausalLM",
+    keys=drop_keys(decoder.KEYS, "hidden_act", "num_attention_heads")
+    | map_same_names("num_experts_per_tok")
+    | {
+        "kv_channels": "head_dim",
+        "activation_function": "hidden_act",
+        "num_local_experts": "num_experts",
+        "aux_loss_coef": "router_aux_loss_coef",
+    },
+    defaults={
+        **decoder.DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.01,
+        "tie_word_embeddings": True,
+    },
+    overwritten=("num_attention_heads",),
+    to_model=_build,
+    tensors={
+        **decoder.TENSORS,
+        "attention.router": "self_attention.experts.router.layer",
+        "attention.experts.q": "self_attention.experts.input_linear.weight",
+        "attention.experts.out": "self_attention.experts.output_linear.weight",
+        "attention.out.bias": "self_attention.experts.bias",
+        **dict.fromkeys(KV, FusedTensor("self_attention.kv_proj", KV)),
+        "moe.router": "mlp.router.layer",
+        **dict.fromkeys(decoder.EXPERT_GATE_UP, FusedTensor("mlp.input_linear.weight", decoder.EXPERT_GATE_UP)),
+        "moe.experts.down": "mlp.output_linear.weight",
+        "moe.bias_out": "mlp.bias",
+    },
+    is_trained=False,
+)
+
+FAMILIES = (JETMOE,)

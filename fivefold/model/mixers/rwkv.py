@@ -1,0 +1,32 @@
+"""The time mixing of RWKV-4 (arXiv:2305.13048 §3.1): an average of values, weighted by keys and age.
+
+    k, v, r = key(m_k h + (1 − m_k) h₋), value(…), receptance(…)        h₋: of the token before
+    o = Σ e^(k_s − (t − 1 − s) w) v_s + e^(u + k_t) v_t, over the sum of these factors        out(σ(r) · o)
+
+Source: transformers 5.23, ``models/rwkv/modeling_rwkv.py``, ``RwkvSelfAttention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fivefold.bounded_types import Width
+from fivefold.model.weight import Weight
+from fivefold.record import Record
+
+MIXED = ("key", "value", "receptance")  # the projections, each of a mean of a token and the one before it
+
+
+class RWKV(Record):
+    """The geometry of the time mixing of RWKV-4."""
+
+    inner: Width  # channels, each with its own decay
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of a layer of ``width``, with names relative to the block."""
+        for name in MIXED:
+            yield Weight(f"mixer.mix_{name}", (width,), "vector")
+            yield Weight(f"mixer.{name}.weight", (self.inner, width), "column")
+        yield Weight("mixer.decay", (self.inner,), "vector", initial="decays")
+        yield Weight("mixer.first", (self.inner,), "vector")
+        yield Weight("mixer.out.weight", (width, self.inner), "row")
