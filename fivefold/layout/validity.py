@@ -263,6 +263,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
         (model.moe is not None, "experts"),
         (model.mla is not None, "latent attention"),
         (model.output_gate, "output gates of attention"),
+        (model.head_transform is not None, "a matrix before the head"),
         (model.sliding is not None, "sliding layers of another geometry"),
         (not layout.sp, "nosp"),
         (model.qk_norm == "full", "norms over all heads"),
@@ -313,6 +314,7 @@ def _whole_attention(layout: Layout, model: Model) -> Iterator[str]:
     """Yield the reasons why attention that is counted on one rank alone cannot be sharded."""
     for is_present, feature in (
         (model.attention_experts, "experts of attention"),
+        (model.differential, "differential attention"),
         (model.dynamic_mask is not None, "masks from values"),
     ):
         if is_present and layout.tp * layout.cp > 1:

@@ -84,7 +84,8 @@ class Space:
         unsharded = {
             *(("tp", "cp") if model.non_attention_mixers else ())
         }  # of token mixers, only attention is sharded
-        unsharded |= {"tp", "cp"} if model.attention_experts or model.dynamic_mask is not None else set()
+        is_whole = model.attention_experts or model.dynamic_mask is not None or model.differential
+        unsharded |= {"tp", "cp"} if is_whole else set()
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
         unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)

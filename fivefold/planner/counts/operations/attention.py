@@ -157,7 +157,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ops += _list_core(local, q=q, k=k, v=v, layer=layer)
     out = "o"
     if model.output_gate:
-        ops += _gate_output(local, columns=out_columns, gate_columns=gate_columns)
+        ops += _gate_output(local, heads=shape.heads, columns=out_columns, gate_columns=gate_columns)
         out = "og"
     if model.differential:
         ops += _subtract_heads(local, out, columns=out_columns, dim=shape.head_dim)
@@ -256,14 +256,14 @@ def _list_experts(local: Local, source: str, *, layer: int) -> list[Op]:
     ]
 
 
-def _gate_output(local: Local, *, columns: int, gate_columns: int) -> list[Op]:
+def _gate_output(local: Local, *, heads: int, columns: int, gate_columns: int) -> list[Op]:
     """List the product of attention's output [rows, columns] and its gate [rows, gate_columns]: o → og."""
     model, rows, width = local.model, local.rows, local.width
     ops, size, gate_name = list[Op](), rows * columns * width, "gate"
     if model.gate_bias:
         gate_name, gate_bytes = "gateb", rows * gate_columns * width
         biased = elementwise("attention.gate.bias", "activation", ("gate",), gate_name, size=gate_bytes)
-        ops.append(biased._replace(parameters=gate_columns, wgrad_numels=(gate_columns,), passes_gradient=True))
+        ops.append(biased._replace(parameters=heads, wgrad_numels=(heads,), passes_gradient=True))
     kept = ("o", gate_name)
     gate = elementwise("attention.core.gate", "activation", kept, "og", size=size, keeps=kept, backward_scratch=size)
     if model.gate_per_head:  # its factors are small compared with the heads that they multiply
@@ -288,7 +288,9 @@ def _attend_twice(local: Local, *, q: str, k: str, v: str, layer: int) -> list[O
     ops[0] = ops[0]._replace(moved_bytes=3 * size, moved_backward_bytes=3 * size)
     for index in "12":
         ops += [
-            rename_tensors(op, {name: f"{name}{index}" for name in ("o", "lse", "seeds")})
+            rename_tensors(op, {name: f"{name}{index}" for name in ("o", "lse", "seeds")})._replace(
+                name=op.name.replace("core", f"core.{index}", 1)
+            )
             for op in _list_core(local, q=q, k=k, v=f"v{index}", layer=layer)
         ]
     joined = elementwise("attention.join", "cast", ("o1", "o2"), "o", size=2 * half)
@@ -512,7 +514,7 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
         normed = norm("attention.key_norm", "ckv", "ckn", **sizes, kind=local.norm)
         key_ops, key_tensors = [normed, *key_ops], key_tensors or ("ckn",)
     kv_ops, kv_latent = _list_up_projection(local, mla, "kv", out="kv", out_features=N * (mla.nope_dim + mla.v_dim))
-    gated = _gate_output(local, columns=N * mla.v_dim, gate_columns=gate_columns) if model.output_gate else []
+    gated = _gate_output(local, heads=N, columns=N * mla.v_dim, gate_columns=gate_columns) if model.output_gate else []
     out_source = "og" if gated else "o"
     out = row(
         local,
