@@ -194,8 +194,10 @@ def _list_defaults() -> dict[str, CatalogEntry]:
 # Name, model type, folder and configuration class in transformers, which documents the published model as its own.
 _DEFAULTS = """
     a.x-k1-519b axk1 axk1 AXK1Config
+    a.x-k2-light-20b axk2 axk2 AXK2Config
     cwm-32b cwm cwm CwmConfig
     deepseek-v3.2 deepseek_v32 deepseek_v32 DeepseekV32Config
+    dots3-note-280b dots3_note_text dots3_note Dots3NoteTextConfig
     ernie4.5-0.3b ernie4_5 ernie4_5 Ernie4_5Config
     ernie4.5-21b-a3b ernie4_5_moe ernie4_5_moe Ernie4_5_MoeConfig
     flint-40b-a3b flint flint FlintConfig
@@ -208,7 +210,9 @@ _DEFAULTS = """
     iquest-coder-40b iquestcoder iquestcoder IQuestCoderConfig
     jais2-8b jais2 jais2 Jais2Config
     jamba-v0.1 jamba jamba JambaConfig
+    kimi-linear-48b-a3b kimi_linear kimi_linear KimiLinearConfig
     kolibri1-78b-a4b kolibri1 kolibri1 Kolibri1Config
+    ling3-flash-124b bailing_hybrid bailing_hybrid BailingHybridConfig
     llama4-scout llama4_text llama4 Llama4TextConfig
     mellum2-12b-a2.5b mellum mellum MellumConfig
     minimax-m2 minimax_m2 minimax_m2 MiniMaxM2Config
@@ -375,6 +379,27 @@ CATALOG: dict[str, CatalogEntry] = {
             "moe_intermediate_size": 512,
             "shared_expert_intermediate_size": 512,
         },
+    ),
+    "qwen3.5-397b-a17b": CatalogEntry(
+        "Qwen/Qwen3.5-397B-A17B",  # its text_config
+        {
+            "model_type": "qwen3_5_moe_text",
+            "num_hidden_layers": 60,
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "vocab_size": 248_320,
+            "max_position_embeddings": 262_144,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+            "linear_num_value_heads": 64,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        },
+        "THUDM/slime@aa84536:scripts/models/qwen3.5-397B-A17B.sh; 64 value heads, with which 17 billion parameters are "
+        "active as its name says (15 with the 32 of the class); the longest sequence of docs of xorbitsai/inference",
     ),
     "nemotron3-nano-30b-a3b": CatalogEntry(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
