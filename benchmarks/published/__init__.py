@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 from benchmarks.published.case import Case, Excluded, Message
 from benchmarks.published.intervals import coverage
 from benchmarks.published.ratios import Pair, pair_runs, summarize_pairs
-from benchmarks.published.score import Score, score, score_message, summarise
+from benchmarks.published.score import PredictedFigures, Score, score, score_message, summarise
 from benchmarks.published.table import KindSummary, Summary, markdown
 from fivefold.record import Record, UserError, make_unknown_name_error
 
 if TYPE_CHECKING:
     from benchmarks.published.leave_one_source_out import FactorFit
+    from benchmarks.published.tune import TuningCase
 
 Reader = Callable[[], Iterator[Case | Message | Excluded]]
 
@@ -95,11 +96,32 @@ def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
             yield case
 
 
+def predict_case(case: Case) -> tuple[PredictedFigures, TuningCase]:
+    """Return the predicted figures of a case, and what of them no machine changes.
+
+    A full ``Step`` would also have traffic, operations and intervals. Raises ``UserError`` if the layout is not legal.
+    """
+    from benchmarks.published.tune import TuningCase, time_step
+    from fivefold.planner.predict import planner
+
+    plan = planner(case.model, case.machine, case.job)
+    estimate = plan.estimate(case.layout)
+    again, first = TuningCase(case, plan.counts, estimate.ranks), estimate.ranks[0]
+    totals = plan.allocator_totals(case.layout, estimate.ranks)
+    figures = PredictedFigures(
+        step_seconds=time_step(again, case.machine) if case.listed else estimate.step_time.seconds,
+        peak_bytes=estimate.peak_bytes,
+        states_bytes=first.parameters_bytes + first.gradients_bytes + first.optimizer_bytes,
+        activations_bytes=first.activations_bytes,
+        reserved_bytes=totals.reserved_bytes if totals else None,
+        driver_bytes=totals.driver_bytes if totals else None,
+    )
+    return figures, again
+
+
 def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[FactorFit] | None = None) -> Report:
     """Predict every case of ``sources`` and score it; ``fits``: constants found without a source, else as stored."""
     from benchmarks.published import leave_one_source_out  # only here: readers need no planner
-    from benchmarks.published.tune import TuningCase, time_step
-    from fivefold.planner.predict import planner, predict
 
     scores: list[Score] = []
     cases: dict[tuple[str, str], Case] = {}
@@ -115,16 +137,12 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[FactorFit] | None = 
                 scores.append(score_message(case))
                 continue
             try:
-                step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
+                figures, again = predict_case(case)
             except UserError as refused:
                 excluded.append(Refusal(source=case.source, row=case.row, rule=str(refused)))
             else:
                 cases[case.source, case.row] = case
-                plan = planner(case.model, case.machine, case.job)
-                again = TuningCase(case, plan.counts, plan.memory(case.layout))
-                if case.listed:
-                    step = step.replace(time=step.time.replace(step_seconds=time_step(again, case.machine)))
-                scores += score(case, step, leave_one_source_out.predictions(again, without))
+                scores += score(case, figures, leave_one_source_out.predictions(again, without))
                 excluded += [
                     Refusal(source=case.source, row=f"{case.row} {quantity}", rule=f"{quantity}: {rule}")
                     for quantity, rule in case.left_out

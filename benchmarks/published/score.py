@@ -23,7 +23,6 @@ from fivefold.layout.mesh import RankGroup
 from fivefold.planner.time.errors import RunClass, run_class
 from fivefold.planner.time.network import Network
 from fivefold.record import Record
-from fivefold.step import Step
 from fivefold.units import show_bytes
 
 # composed: of a step that was never run, but put together of kernels timed alone (``Case.composed``)
@@ -75,6 +74,17 @@ class Score(Record):
         return self.predicted / self.measured - 1
 
 
+class PredictedFigures(NamedTuple):
+    """The figures of a prediction that are scored; states and activations are those of the first pipeline rank."""
+
+    step_seconds: float
+    peak_bytes: int
+    states_bytes: int
+    activations_bytes: int
+    reserved_bytes: int | None  # the allocator's and the driver's; None on a CPU
+    driver_bytes: int | None
+
+
 class Coverage(NamedTuple):
     """Share of a source's runs inside the intervals of half and of nine tenths of all, learned without it."""
 
@@ -92,11 +102,13 @@ class Ranking(NamedTuple):
     regret: float
 
 
-def score(case: Case, step: Step, left_out: Mapping[str, float] = MappingProxyType({})) -> Iterator[Score]:
-    """Yield the quantities that the case measured, with those of the predicted ``step`` and those ``left_out``."""
+def score(
+    case: Case, figures: PredictedFigures, left_out: Mapping[str, float] = MappingProxyType({})
+) -> Iterator[Score]:
+    """Yield the quantities that the case measured, with the predicted ``figures`` and those ``left_out``."""
     pairs: list[tuple[Quantity, float, float | None, float | None]] = [
-        ("composed" if case.composed else "time", step.time.step_seconds, case.step_seconds, left_out.get("time")),
-        (case.quantity, _memory(case, step), case.memory_bytes, left_out.get(case.quantity)),
+        ("composed" if case.composed else "time", figures.step_seconds, case.step_seconds, left_out.get("time")),
+        (case.quantity, _memory(case, figures), case.memory_bytes, left_out.get(case.quantity)),
     ]
     of = run_class(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
     for quantity, predicted, measured, without in pairs:
@@ -135,16 +147,15 @@ def score_message(message: Message) -> Score:
     )
 
 
-def _memory(case: Case, step: Step) -> float:
-    first = step.memory.stages[0]
+def _memory(case: Case, figures: PredictedFigures) -> float:
     if case.quantity == "states":
-        return first.states_bytes
+        return figures.states_bytes
     if case.quantity == "activations":
-        return first.activations_bytes
+        return figures.activations_bytes
     if case.memory == "allocated":
-        return step.memory.peak_bytes
-    counted = step.memory.driver_bytes if case.memory == "driver" else step.memory.reserved_bytes
-    return counted if counted is not None else step.memory.peak_bytes
+        return figures.peak_bytes
+    counted = figures.driver_bytes if case.memory == "driver" else figures.reserved_bytes
+    return counted if counted is not None else figures.peak_bytes
 
 
 def summarise(scores: Iterable[Score], covered: Iterable[Coverage] = (), *, by: str = "source") -> tuple[Summary, ...]:

@@ -12,7 +12,6 @@ from benchmarks.published.case import Case, Excluded, Message, rows
 from benchmarks.published.intervals import learn
 from benchmarks.published.score import Score, score, score_message, summarise
 from fivefold.layout.mesh import RankGroup
-from fivefold.planner.predict import predict
 from fivefold.planner.time.network import Network
 
 HALVED = ("nccl_logs", "prime_rl", "nanotron_bench", "paddlenlp", "flagperf", "xtuner", "nemo_automodel")
@@ -38,10 +37,10 @@ def test_other_sources_have_no_held_out_rows() -> None:
 
 def test_a_held_out_row_is_scored_separately_and_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     (one, *_) = (item for item in reader("simumax_b200")() if isinstance(item, Case))
-    step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)
-    seen = [item for _ in range(6) for item in score(one, step)]
+    figures, _ = published.predict_case(one)
+    seen = [item for _ in range(6) for item in score(one, figures)]
     unseen = [item.replace(held_out=True) for item in seen]
-    assert [item.held_out for item in score(one._replace(held_out=True), step)] == [True] * (len(seen) // 6)
+    assert [item.held_out for item in score(one._replace(held_out=True), figures)] == [True] * (len(seen) // 6)
     assert {row.quantity for row in summarise([*unseen, *seen])} == {"time", "time, held out", "peak", "peak, held out"}
     assert learn(unseen) == ()
     assert learn([*unseen, *seen]) == learn(seen) != ()
@@ -53,8 +52,8 @@ def test_a_held_out_row_is_scored_separately_and_not_fitted(monkeypatch: pytest.
 def test_a_composed_row_is_scored_separately_and_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     (one, *_) = (item for item in reader("simumax_b200")() if isinstance(item, Case))
     made = one._replace(composed=True, memory_bytes=None)
-    step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)
-    (scored,) = score(made, step, {"time": 2.0})
+    figures, _ = published.predict_case(one)
+    (scored,) = score(made, figures, {"time": 2.0})
     assert (scored.quantity, scored.left_out) == ("composed", 2.0)
     assert learn([scored]) == ()
     both = iter([made, one])

@@ -10,40 +10,15 @@ from hypothesis import strategies as st
 from benchmarks import published
 from benchmarks.published import Report, reader, run, table_markdown
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.score import Score, kendall, rank, score, summarise
-from fivefold.record import UserError
-from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Work
+from benchmarks.published.score import PredictedFigures, Score, kendall, rank, score, summarise
+from benchmarks.published.tune import TuningCase
 
 CASES = {case.row: case for case in reader("simumax_b200")() if isinstance(case, Case)}
 CASE = CASES["simumax_b200-0001"]
 
 
-def step(*, seconds: float, peak: int, reserved: int | None = None) -> Step:
-    first = StageMemory(
-        stage=0,
-        parameters_bytes=1,
-        gradients_bytes=2,
-        optimizer_bytes=3,
-        activations_bytes=40,
-        temporary_bytes=5,
-        peak_bytes=peak,
-    )
-    return Step(
-        kind="predicted",
-        model="m",
-        machine="b200",
-        layout="dp1",
-        job={},
-        world=1,
-        memory=Memory(
-            peak_bytes=peak, reserved_bytes=reserved, driver_bytes=reserved and reserved + 7, stages=(first,)
-        ),
-        work=Work(parameters=1, active_parameters=1, model_flops_causal=1, model_flops_full=1, hardware_flops=1),
-        traffic=(),
-        time=Time(step_seconds=seconds, compute_seconds=seconds),
-        tokens_per_second_per_gpu=1,
-        mfu=Mfu(causal=0, full=0, hardware=0),
-    )
+def make_figures(*, seconds: float, peak: int, reserved: int | None = None) -> PredictedFigures:
+    return PredictedFigures(seconds, peak, 6, 40, reserved, reserved and reserved + 7)
 
 
 def make_score(predicted: float, measured: float, *, rivals: str = "a", source: str = "s", chip: str = "b200") -> Score:
@@ -61,15 +36,15 @@ def make_score(predicted: float, measured: float, *, rivals: str = "a", source: 
 
 def test_a_case_is_scored_on_its_measured_quantities() -> None:
     case = CASE._replace(step_seconds=2.0, memory_bytes=100.0)
-    time, peak = score(case, step(seconds=1.5, peak=110))
+    time, peak = score(case, make_figures(seconds=1.5, peak=110))
     assert (time.quantity, time.error) == ("time", -0.25)
     assert (peak.quantity, peak.error) == ("peak", pytest.approx(0.1))
     assert (time.chip, time.ranks, time.model) == ("b200", 8, case.model.name)
     assert time.run_class == ("blackwell", "one", "dense", "16 bits", "megatron", "nothing")
     assert (time.left_out, time.predicted_without_source) == (None, 1.5)
-    (again, _) = score(case, step(seconds=1.5, peak=110), {"time": 1.8})
+    (again, _) = score(case, make_figures(seconds=1.5, peak=110), {"time": 1.8})
     assert (again.predicted, again.left_out, again.predicted_without_source) == (1.5, 1.8, 1.8)
-    assert [s.quantity for s in score(case._replace(step_seconds=None), step(seconds=1, peak=1))] == ["peak"]
+    assert [s.quantity for s in score(case._replace(step_seconds=None), make_figures(seconds=1, peak=1))] == ["peak"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +59,7 @@ def test_a_case_is_scored_on_its_measured_quantities() -> None:
 )
 def test_each_meter_has_its_prediction(changes: dict[str, object], predicted: int) -> None:
     case = CASE._replace(memory_bytes=50.0, step_seconds=None, **changes)  # type: ignore[arg-type]
-    (result,) = score(case, step(seconds=1, peak=100, reserved=120))
+    (result,) = score(case, make_figures(seconds=1, peak=100, reserved=120))
     assert result.predicted == predicted
 
 
@@ -133,17 +108,17 @@ def test_the_scoring_script_scores_and_excludes_rows(monkeypatch: pytest.MonkeyP
         yield CASE._replace(source="vtrain", row="bad", layout=CASE.layout.replace(tp=3))
         yield Excluded("vtrain", "none", "nothing was measured")
 
-    def predict(*, layout: object, **_: object) -> Step:
-        if layout != CASE.layout:
-            raise UserError("heads=64 is not divisible by tp=3; try tp2")
-        return step(seconds=2.2, peak=1)
+    def predict_case(case: Case) -> tuple[PredictedFigures, TuningCase]:
+        figures, again = published_prediction(case)
+        return figures._replace(step_seconds=2.2), again
 
-    monkeypatch.setattr("fivefold.planner.predict.predict", predict)
+    published_prediction = published.predict_case
+    monkeypatch.setattr(published, "predict_case", predict_case)
     monkeypatch.setattr(published, "reader", lambda _: cases)
     report = run(["vtrain"])
     assert [(s.row, round(s.error, 9)) for s in report.scores] == [("good", 0.1)]
     assert [(r.row, r.rule) for r in report.excluded] == [
-        ("bad", "heads=64 is not divisible by tp=3; try tp2"),
+        ("bad", "layout 'dp4 tp3 pp2 zero1 1f1b mbs1': needs 24 ranks, but b200 has 8; lower a degree or use 24 ranks"),
         ("none", "nothing was measured"),
     ]
     assert table_markdown(report).splitlines()[2].startswith("| vtrain | time | 1 | +10.0% | 10.0% |")
