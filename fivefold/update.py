@@ -104,7 +104,10 @@ class Ramp(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if (self.every is None) == (self.samples is None):
-            raise ValueError("give either every (optimizer steps at each size) or samples (until the batch is full)")
+            raise ValueError(
+                "give either every (optimizer steps at each size) or "
+                "samples (sequences until the global batch is reached)"
+            )
         return self
 
     def sizes(self, full_batch: int) -> range:

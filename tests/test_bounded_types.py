@@ -69,7 +69,7 @@ def test_one_size_beyond_all_bounds_is_refused(field: str) -> None:
 
 def test_sizes_that_are_each_sound_and_together_too_large() -> None:
     Model.read({"name": "one", **ONE, "layers": 2**12}, origin="one.toml")
-    with pytest.raises(UserError, match=r"about 7e\+19 parameters are more than 1e\+17; make it smaller"):
+    with pytest.raises(UserError, match=r"about 7e\+19 parameters are more than 1e\+17; make the model smaller"):
         Model.read({"name": "one", **ONE, "layers": 2**12, "width": 2**20, "moe": EXPERTS}, origin="one.toml")
     endless = Job(sequence=2**30, global_batch=2**20, attention="unfused")
     with pytest.raises(UserError, match=r"would hold about \de\+\d\d bytes on a rank, and more than 1e\+18 are not"):

@@ -288,7 +288,7 @@ def _point(run: UnitGroup, passes: UnitPasses, *, key: str, curve: UnitTime, ran
 
 
 def find_unit(name: str, counts: Counts, layout: Layout) -> UnitGroup:
-    """Return the unit of a name as ``stage_work`` has it."""
+    """Return the units that are named ``embed``, ``head`` or ``block N``, as ``Counts.stage_work`` lists them."""
     if name in ("embed", "head"):
         return UnitGroup(name, 0, 1) if name == "embed" else counts.head(layout)
     layer = int(name.split()[1])

@@ -106,7 +106,9 @@ def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: J
     try:
         choice = choose_written(layouts, model=model, machine=machine, job=job)
     except UserError as error:
-        raise UserError(f"--write {path}: {error}; narrow the search by --where 'ac=none,full zero=3'") from None
+        raise UserError(
+            f"--write {path}: {error}; or restrict the search with --where, such as --where 'ac=none,full zero=3'"
+        ) from None
     why = f"; not the first of the ranking: {choice.why}" if choice.why else ""
     say(f"fivefold: {choice.layout} as {choice.format}{why}")
     put(choice.written, path)

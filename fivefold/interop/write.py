@@ -78,16 +78,19 @@ def check(plan: ConfigPlan, back: Reading, form: ConfigFormat) -> tuple[str, ...
     if back.model is None or back.layout is None or back.job is None:
         raise UserError(f"{option}: the config has no key for {'; '.join(back.missing)}; choose another format")
     if why := find_difference(back.model, fit_free_fields(plan.model, back.model)):
-        raise UserError(f"{option}: the config can express model {plan.model.name!r} only with {why}")
+        raise UserError(
+            f"{option}: the config cannot express model {plan.model.name!r}: read back, it has {why}; "
+            "use another format"
+        )
     if back.layout != plan.layout:
         raise UserError(
-            f"{option}: the config can express layout {str(plan.layout)!r} only as {str(back.layout)!r}; take that"
+            f"{option}: the config cannot express layout {str(plan.layout)!r}; use the nearest, {str(back.layout)!r}"
         )
     objectives = {plan.job.objective, back.job.objective}
     skipped = IGNORED_JOB_FIELDS if "dpo" in objectives else (*IGNORED_JOB_FIELDS, "objective")  # sft costs no more
     jobs = [job.replace(adapter=resolve_adapter(job.adapter)) for job in (back.job, plan.job)]
     if why := difference(jobs[0], jobs[1], skip=skipped):
-        raise UserError(f"{option}: the config can express the job only with {why}")
+        raise UserError(f"{option}: the config cannot express the job: read back, it has {why}; use another format")
     remarks = []
     if plan.model.rope_scaling != back.model.rope_scaling:
         remarks.append("rotary positions are scaled otherwise than the model's")

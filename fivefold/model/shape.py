@@ -350,7 +350,7 @@ class ModelShape(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if (size := self._approximate_parameters()) > PARAMETERS:
-            raise ValueError(f"about {size:.0e} parameters are more than {PARAMETERS:.0e}; make it smaller")
+            raise ValueError(f"about {size:.0e} parameters are more than {PARAMETERS:.0e}; make the model smaller")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}: change one")
         if self.position == "rope" and self.rope_dim % 2:
@@ -547,7 +547,10 @@ class ModelShape(Record):
                 "pre_norm_mixers is of models with block='post' and mixers other than attention: leave it out"
             )
         if self.qk_norm_after_rope and self.qk_norm not in ("head", "heads", "unit"):
-            raise ValueError(f"qk_norm_after_rope needs norms of heads, not qk_norm={self.qk_norm!r}: leave it out")
+            raise ValueError(
+                f"qk_norm_after_rope needs norms per head, and qk_norm is {self.qk_norm!r}: "
+                "set qk_norm to 'head' or leave it out"
+            )
 
     def _check_mixers(self) -> None:
         """Raise ``ValueError`` for a token mixer without a geometry, or a geometry without a layer."""

@@ -42,7 +42,10 @@ class ComparedCase(NamedTuple):
 
 
 def compare(cases: Sequence[ComparedCase], *, risk: float = FITS_RISK) -> Comparison:
-    """Predict every case. A case that cannot run is kept with its reason; ``UserError`` if none can, or one is left."""
+    """Predict every case. A case that cannot run is kept with its reason.
+
+    Raises ``UserError`` if none can run, or for fewer than two or more than ``MAX_VARIANTS`` distinct cases.
+    """
     distinct = list(dict.fromkeys(cases))
     if not 2 <= len(distinct) <= MAX_VARIANTS:
         raise UserError(f"{len(distinct)} different variants; compare takes 2 to {MAX_VARIANTS} variants")

@@ -49,7 +49,9 @@ from fivefold.step import FITS_RISK
 UNRANKABLE_DIFFERENCE = 0.02  # relative difference of step times below which a prediction cannot rank layouts
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes", "finetune"]
 Batch = Literal["advised", "job"]
-Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]
+Picture = Literal[
+    "pipeline", "memory", "memory-parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"
+]
 SettingsAction = Literal["set", "get", "unset", "list"]
 WeightsDtype = Literal["bf16", "fp32"]
 BaseFolder = Annotated[
@@ -246,9 +248,7 @@ class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption)
 class PlanRequest(MachineRequest):
     """The fields of ``plan`` on every interface."""
 
-    tokens: Annotated[
-        TokenCount, Field(description="Training tokens of the run, such as 2T (default: 1T)."), TOKENS
-    ] = 1e12
+    tokens: Annotated[TokenCount, Field(description="Training tokens of the run, such as 2T."), TOKENS] = 1e12
     batch: Annotated[
         Batch,
         Field(
@@ -338,7 +338,7 @@ class AskRequest(MachineRequest):
     ] = None
     tokens: Annotated[
         TokenCount,
-        Field(description="For batch and run: training tokens of the run, such as 2T (default: 1T)."),
+        Field(description="For batch and run: training tokens of the run, such as 2T."),
         TOKENS,
     ] = 1e12
     price: Prices = ()
@@ -448,8 +448,8 @@ class ModelsOptions(CatalogRequest, JsonOption):
     families: Annotated[
         bool,
         Field(
-            description="List the causal language models of Hugging Face transformers instead: trained, planned, or "
-            "what is missing."
+            description="List the causal language models of Hugging Face transformers instead: which can be trained, "
+            "which only predicted, and why others are not supported."
         ),
     ] = False
 
@@ -475,7 +475,10 @@ class ReportOptions(JobOptions):
     panel = "Share"
     what: Annotated[
         tuple[str, ...],
-        Field(description="A run's folder, the output of --json, rows of a sweep, or a question with job options."),
+        Field(
+            description="A run's folder, the output of --json, the rows of a sweep, or MODEL MACHINE [LAYOUT] with "
+            "job options."
+        ),
         Argument(metavar="RUN | FILE… | MODEL MACHINE [LAYOUT]"),
     ] = ()
     from_file: ConfigFile = None
@@ -530,13 +533,21 @@ class DrawOptions(JobOptions):
 
     command = "draw"
     panel = "Understand"
-    picture: Annotated[Picture, Field(description="The picture to draw."), Argument()]
+    picture: Annotated[
+        Picture,
+        Field(
+            description="Picture to draw. pipeline: the schedule over time; memory: memory over a step; memory-parts: "
+            "peak memory of each rank by component; roofline: operations against the chip's limits; topology: the "
+            "machine's links; bandwidth: a collective's bandwidth by message size; collectives, masks and formats: an "
+            "illustration of each."
+        ),
+        Argument(),
+    ]
     words: Annotated[
         tuple[str, ...],
         Field(
-            description="What is drawn: MODEL MACHINE LAYOUT (pipeline, memory, parts, roofline), MACHINE (topology, "
-            "bandwidth), a number "
-            "of ranks (collectives, masks), or number formats such as fp8 (formats)."
+            description="What is drawn: MODEL MACHINE LAYOUT (pipeline, memory, memory-parts, roofline), MACHINE "
+            "(topology, bandwidth), a number of ranks (collectives, masks), or number formats such as fp8 (formats)."
         ),
         Argument(metavar="[MODEL MACHINE LAYOUT | MACHINE | RANKS | FORMAT…]"),
     ] = ()
@@ -691,7 +702,8 @@ class DoctorOptions(JsonOption):
     file: Annotated[
         Path,
         Field(
-            description="Python file with model(), loss(model), optionally optimizer(model), step(…); or a snapshot."
+            description="Python file that defines model() and either loss(model) or step(model, optimizer); "
+            "optimizer(model) is optional. Or a memory snapshot."
         ),
         Argument(),
     ]

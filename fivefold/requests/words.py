@@ -24,7 +24,10 @@ def parse_tokens(text: str | float) -> float:
 
 
 def parse_length(text: str | float) -> int | float:
-    """Return ``8192`` or ``8k`` as a number of tokens, and numbers unchanged; raises ``ValueError`` for other text."""
+    """Return ``8192`` or ``8k`` as a number of tokens, where k is 1024; numbers are returned unchanged.
+
+    Raises ``ValueError`` for other text.
+    """
     if not isinstance(text, str):
         return text
     number, scale = (text[:-1], LENGTHS[text[-1]]) if text[-1:] in LENGTHS else (text, 1)

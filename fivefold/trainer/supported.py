@@ -76,7 +76,8 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     _check_attention(layout, job, model=model)
     if job.stack.pairs and not layout.pipeline.pairs_passes:
         raise UserError(
-            f"layout {str(layout)!r}: pairs needs a schedule of pairs; take {names_of_pairing()}, or drop it"
+            f"layout {str(layout)!r}: pairs=true overlaps a forward with a backward, for which it needs the schedule "
+            f"{names_of_pairing()}; use it, or leave pairs out"
         )
     check_trainable(job.precision)
     _check_moments(job)

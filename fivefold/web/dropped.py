@@ -61,11 +61,11 @@ class DroppedFiles:
         return f"{PREFIX}{place.name}/{path.name}"
 
     def path(self, text: str) -> Path:
-        """Return the file of a name that ``receive`` returned; raises ``UserError`` if it is not kept any more."""
+        """Return the file of a name that ``receive`` returned; raises ``UserError`` if it is no longer stored."""
         match = _NAME.fullmatch(text)
         path = self.folder / match[1] / match[2] if match and self.folder else None
         if path is None or not path.is_file():
-            raise UserError(f"{text!r} is not kept any more; drop the file again")
+            raise UserError(f"{text!r} is no longer stored; upload the file again")
         return path
 
     def strip_folder(self, text: str) -> str:

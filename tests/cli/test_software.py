@@ -47,8 +47,9 @@ def test_a_search_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
     run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--write", "best.py")
     assert Path("best.py").read_text().rstrip() in shown
     shown = run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--set", "optimizer.kind=muon")
-    assert "not possible: --to torchtitan: the config can express the job only with optimizer.kind='adamw'" in " ".join(
-        shown.split()
+    assert (
+        "not possible: --to torchtitan: the config cannot express the job: read back, it has optimizer.kind='adamw'"
+        in " ".join(shown.split())
     )
     assert "With" not in run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--stack", "fivefold")
 

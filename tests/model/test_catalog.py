@@ -187,7 +187,7 @@ def test_resolve_prefers_the_catalog() -> None:
         (
             "a.json",
             '{"architectures": ["Zamba2ForCausalLM"]}',
-            "architecture 'Zamba2ForCausalLM' is not read: its state-space layers",
+            "architecture 'Zamba2ForCausalLM' is not supported: its state-space layers",
         ),
         (
             "a.json",

@@ -27,7 +27,7 @@ LATENT = SMALL.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=6, rope_dim=4, v_
         ({"norm_weight": False, "norm_plus_one": True}, "leave one out"),
         ({"pre_norm_mixers": True}, "pre_norm_mixers is of models with block='post'"),
         ({"sub_norm": True, "norm_weight": False}, "sub_norm is not supported with norm_weight=False"),
-        ({"qk_norm": "full", "qk_norm_after_rope": True}, "qk_norm_after_rope needs norms of heads"),
+        ({"qk_norm": "full", "qk_norm_after_rope": True}, "qk_norm_after_rope needs norms per head"),
     ],
     ids=str,
 )

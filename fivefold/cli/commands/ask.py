@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | None, job: Job) -> None:
     """Answer one question: what fits, which batch size, how long a run takes, or which single change gains most.
 
-    The questions: largest micro-batch, longest sequence, fewest GPUs that have the
-    memory, largest model of the shape of MODEL, reasonable batch sizes, time and cost of
-    a run, single changes, and what fits of full fine-tuning, LoRA and QLoRA (finetune).
+    QUESTION is micro-batch (the largest that fits), sequence (the longest that fits), gpus
+    (the fewest that have the memory), model (the largest with the proportions of MODEL),
+    batch (reasonable batch sizes), run (time and cost of a full run), changes (what each
+    single change of the layout gains) or finetune (whether full fine-tuning, LoRA or QLoRA fits).
     Without a layout, the answer is for the fastest that fits. For the fewest GPUs that
     finish a run in time, use `fivefold search --deadline`.
     """

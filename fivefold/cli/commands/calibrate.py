@@ -26,7 +26,7 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     """Measure this computer: matmul, attention, memory, collectives. The result is the machine 'local'.
 
     Under torchrun on several hosts, it measures the links between them too.
-    With --for, it also measures the units and messages of one run, in the
+    With --for, it also measures the layers and messages of one run, in the
     trainer's own step; predictions use these first.
     """
     from fivefold.machine.toml import read, write

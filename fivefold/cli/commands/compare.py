@@ -74,7 +74,8 @@ def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job
 
     if job != Job():
         raise UserError(
-            "--from takes the job of the configs; drop the options, or compare a model, machines and layouts"
+            "--from takes the job from the configs; drop the job options (such as --seq), or compare a model, machines "
+            "and layouts without --from"
         )
     machine_names = [word for word in request.words if is_named(word)]
     layouts = [Layout.parse(word) for word in request.words if not is_named(word)]

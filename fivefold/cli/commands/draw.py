@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
 
-OF_STEPS = ("pipeline", "memory", "parts", "roofline")
+OF_STEPS = ("pipeline", "memory", "memory-parts", "roofline")
 SIZES = tuple(2**power for power in range(12, 35))  # buffer sizes in bytes
 
 
@@ -48,11 +48,14 @@ def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
     from fivefold.rendering.figures import roofline
 
     if len(words) != 3:
-        raise UserError(f"{picture} is of a step: fivefold draw {picture} llama3-8b h100:8 'dp8 zero3 mbs1'")
+        raise UserError(
+            f"draw {picture} needs MODEL MACHINE LAYOUT; write such as "
+            f"fivefold draw {picture} llama3-8b h100:8 'dp8 zero3 mbs1'"
+        )
     model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
     plans = planner(model, machine, job)
     step = plans.step(layout)
-    if picture == "parts":
+    if picture == "memory-parts":
         return memory_bars(step, subtitle=f"{step.model} on {step.machine}, {step.layout}")
     if picture == "roofline":
         return roofline.chart(step, chip=machine.chip, dtype=job.precision.compute)

@@ -28,7 +28,7 @@ TAIL = 64 << 20  # bytes at the end of a longer text that are read
 RANK = re.compile(r"(?:rank|trace|dump|_)[_.-]?(\d{1,6})(?:\.\w+)?$")
 
 
-class _Strange(UserError):
+class _UnknownFormat(UserError):
     """An error: a text that has none of the known forms."""
 
 
@@ -48,11 +48,11 @@ def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
     """
     explanations: list[Explanation] = []
     ranks = _Ranks({}, [], {}, [])
-    unknown_files: list[_Strange] = []
+    unknown_files: list[_UnknownFormat] = []
     for path, is_named in _files(paths):
         try:
-            explanations += _read(path, ranks, top=top)
-        except _Strange as unknown:
+            explanations += _explain_file(path, ranks, top=top)
+        except _UnknownFormat as unknown:
             if is_named:
                 raise
             unknown_files.append(unknown)
@@ -79,15 +79,15 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
         yield from ((file, file is path) for file in files)
 
 
-def _read(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
+def _explain_file(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
     try:
         with open_stream(path) as file:
-            return _read_open(path, file, ranks, top=top)
+            return _explain_open_file(path, file, ranks, top=top)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> list[Explanation]:
+def _explain_open_file(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> list[Explanation]:
     begin = file.peek(4096)[:4096]
     if not begin.strip():
         raise UserError(f"{path}: is empty; write the file again")
@@ -96,7 +96,7 @@ def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> 
     if begin.startswith(b"PK\x03\x04"):
         raise UserError(f"{path}: a zip archive, as torch.save writes; a snapshot is written by _dump_snapshot")
     if b"\0" in begin:  # binary, or zeros that a full disk left
-        raise _Strange(f"{path}: {KNOWN}")
+        raise _UnknownFormat(f"{path}: {UNKNOWN_TEXT}")
     text = _text(file)
     data = _json(text) if begin.lstrip().startswith((b"{", b"[")) else None
     if snapshot.is_snapshot(data) or flight_recorder.is_dump(data):
@@ -104,7 +104,7 @@ def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> 
     return _explain_text(text, path, ranks)
 
 
-KNOWN = (
+UNKNOWN_TEXT = (
     "neither a memory snapshot, a flight recorder, a stack dump nor a log with an out-of-memory message or losses: "
     "see docs/how-to/explain.md for how each is written"
 )
@@ -144,7 +144,7 @@ def _explain_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Exp
             return [snapshot.explain(data, files=(str(path),), top=top)]
     if not flight_recorder.is_dump(data):
         key_list = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""
-        raise UserError(f"{path}: holds a {type(data).__name__}{key_list[:200]}; it is {KNOWN}")
+        raise UserError(f"{path}: holds a {type(data).__name__}{key_list[:200]}; it is {UNKNOWN_TEXT}")
     rank = _find_rank(path, data.get("rank"))
     if rank is None:
         rank = next(number for number in range(len(ranks.dumps) + 1) if number not in ranks.dumps)
@@ -165,7 +165,7 @@ def _explain_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
     for explanation in (*from_messages, losses.explain(losses.read(text), files=files)):
         explanations += [explanation] if explanation is not None else []
     if not explanations and str(path) not in ranks.stack_files:
-        raise _Strange(f"{path}: {KNOWN}")
+        raise _UnknownFormat(f"{path}: {UNKNOWN_TEXT}")
     return explanations
 
 

@@ -139,7 +139,7 @@ class EventChunk:
 
 def plan_steps(events: Events, recording: BlockRecording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
     """Yield ``EventChunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
-    indices, sizes = _translated_lists(recording, tape=tape, layer=layer), _sizes(recording)
+    indices, sizes = _translate_lists(recording, tape=tape, layer=layer), _sizes(recording)
     special_storage = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
     chunk: list[list[int]] = []
     live = 0
@@ -185,7 +185,8 @@ class _TranslatedLists(NamedTuple):
     messages: list[int]
 
 
-def _translated_lists(recording: BlockRecording, *, tape: Tape, layer: int) -> _TranslatedLists:
+def _translate_lists(recording: BlockRecording, *, tape: Tape, layer: int) -> _TranslatedLists:
+    """Add the sites, kernels and messages of a recording to ``tape``, renamed to layer ``layer``."""
     sites = []
     for site in recording.tape.sites:
         first, dot, rest = site.module.partition(".")

@@ -118,7 +118,7 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
     wanted = str(architectures[0] if by_class and architectures else given)
     family = _find_by_class(wanted) if by_class else wanted if _find_record(wanted) else None
     if family is None and (missing := LACKS.get(wanted) or LACKS.get(str(given))):
-        raise UserError(f"{name}: architecture {wanted!r} is not read: {missing}")
+        raise UserError(f"{name}: architecture {wanted!r} is not supported: {missing}")
     if family is None:
         known = list(_list_names(by_class=by_class))
         raise UserError(

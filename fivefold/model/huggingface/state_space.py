@@ -108,7 +108,8 @@ def read_states(config: Config) -> dict[str, Any]:
     """Return the fields of Mamba-2 layers other than the heads' width and the limits of the steps."""
     if config.ssm_heads % config.ssm_groups:
         raise config.mistake(
-            f"{config.ssm_heads} heads of states are not divisible by {config.ssm_groups} groups; change one"
+            f"{config.ssm_heads} state-space heads are not divisible by {config.ssm_groups} groups; "
+            "change the number of heads or of groups"
         )
     return {
         "heads": config.ssm_heads,

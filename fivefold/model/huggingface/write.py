@@ -42,7 +42,7 @@ def to_config(model: Model) -> dict[str, Any]:
         if fewest is None or _count_differences(written_model, model) < fewest:
             fewest = _count_differences(written_model, model)
             nearest = f"; the nearest, {family.model_type}, has {field_difference}"
-    raise UserError(f"model {model.name!r}: no family of Hugging Face holds it{nearest}")
+    raise UserError(f"model {model.name!r}: no Hugging Face architecture can represent it{nearest}")
 
 
 def _list_candidates(model: Model) -> Iterator[Family]:

@@ -38,20 +38,24 @@ def work(model: Model, *, layout: Layout, job: Job) -> Work:
 
 
 def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
-    """Return the hardware FLOPs of all ranks: those of one rank without expert imbalance, times all ranks."""
+    """Return the hardware FLOPs of all ranks, without expert imbalance.
+
+    The loop counts one micro-batch on one tp rank over all stages and cp ranks; it is multiplied by dp, tp and the
+    micro-batches.
+    """
     job = job.replace(imbalance=1.0)
     counts, part = Counts(model, job), get_local_degrees(layout)
-    rank_flops = sum(
+    micro_batch_flops = sum(
         times * (_extra_backward(op) + (1 + op.backward_products + op.recomputed) * _count_executed(op, part))
         for op, times in _list_operations(counts, layout)
     )
     if job.objective == "dpo":  # the reference runs without dropout, and so with another kernel of attention
         plain = model.replace(dropout=0.0, embedding_dropout=0.0, attention_dropout=0.0)
-        rank_flops += sum(
+        micro_batch_flops += sum(
             times * runs_in_reference(op, job) * _count_executed(op, part)
             for op, times in _list_operations(Counts(plain, job), layout)
         )
-    return rank_flops * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
+    return micro_batch_flops * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
 
 
 def _list_operations(counts: Counts, layout: Layout) -> Iterator[tuple[Op, int]]:

@@ -176,15 +176,15 @@ class _Coordinator:
     def __init__(self, calls: Sequence[ModuleCall], sizes: Sequence[int], shards: int, limits: Limits) -> None:
         self.calls, self.sizes, self.limits = calls, sizes, limits
         self.padded = [shards * ceil_div(size, shards) for size in sizes]
-        self.here = {number for number, size in enumerate(sizes) if size <= limits.small}  # gathered
-        self.small = frozenset(self.here)
-        self.live = sum(self.padded[number] for number in self.here)
-        self.counted = 0  # elements that it counts as gathered
+        self.gathered = {number for number, size in enumerate(sizes) if size <= limits.small}  # gathered
+        self.small = frozenset(self.gathered)
+        self.live_padded = sum(self.padded[number] for number in self.gathered)
+        self.live_unpadded = 0  # gathered elements as the coordinator counts them, without padding
         self.gathers: list[int] = []
-        self.until = [-1] * len(sizes)  # the last step that a weight was gathered for
+        self.last_needed_step = [-1] * len(sizes)  # the last step that a weight was gathered for
         self.queue = [(number, step) for step, call in enumerate(calls) for number in call.weights]
-        self.at = 0  # position in the queue
-        self.before = [0, *accumulate(sum(sizes[number] for number in call.weights) for call in calls)]
+        self.queue_position = 0  # position in the queue
+        self.elements_before_step = [0, *accumulate(sum(sizes[number] for number in call.weights) for call in calls)]
         self.steps: dict[int, list[int]] = {}
         for number, step in self.queue:
             self.steps.setdefault(number, []).append(step)
@@ -193,34 +193,38 @@ class _Coordinator:
         """Gather what a call needs, then ahead, then free; return the elements that are gathered while it runs."""
         weights = self.calls[step].weights
         self._gather(weights)
-        waiting = {number for number in weights if self.until[number] < step}
-        for number, last in self.queue[self.at : self.at + len(waiting)]:
-            self.until[number] = last
-        self.at += len(waiting)
+        waiting = {number for number in weights if self.last_needed_step[number] < step}
+        for number, last in self.queue[self.queue_position : self.queue_position + len(waiting)]:
+            self.last_needed_step[number] = last
+        self.queue_position += len(waiting)
         self._gather_ahead()
-        live = self.live
+        live = self.live_padded
         for number in weights:
-            if number not in self.small and self.until[number] <= step + 1 and not self._is_reused(number, step + 1):
-                self.here.discard(number)
-                self.live -= self.padded[number]
-                self.counted -= self.sizes[number]
+            if (
+                number not in self.small
+                and self.last_needed_step[number] <= step + 1
+                and not self._is_reused(number, step + 1)
+            ):
+                self.gathered.discard(number)
+                self.live_padded -= self.padded[number]
+                self.live_unpadded -= self.sizes[number]
         return live
 
     def _gather(self, weights: Iterable[int]) -> None:
-        missing = [number for number in weights if number not in self.here]
+        missing = [number for number in weights if number not in self.gathered]
         if missing:
             self.gathers.append(sum(self.padded[number] for number in missing))
-            self.live += self.gathers[-1]
-            self.here.update(missing)
-            self.counted += sum(self.sizes[number] for number in missing)
+            self.live_padded += self.gathers[-1]
+            self.gathered.update(missing)
+            self.live_unpadded += sum(self.sizes[number] for number in missing)
 
     def _gather_ahead(self) -> None:
-        max_elements, ahead, total = min(self.limits.live - self.counted, self.limits.ahead), set[int](), 0
-        while self.at < len(self.queue) and total < max_elements:
-            number, step = self.queue[self.at]
-            self.at += 1
-            self.until[number] = max(self.until[number], step)
-            if number not in self.here and number not in ahead:
+        max_elements, ahead, total = min(self.limits.live - self.live_unpadded, self.limits.ahead), set[int](), 0
+        while self.queue_position < len(self.queue) and total < max_elements:
+            number, step = self.queue[self.queue_position]
+            self.queue_position += 1
+            self.last_needed_step[number] = max(self.last_needed_step[number], step)
+            if number not in self.gathered and number not in ahead:
                 ahead.add(number)
                 total += self.sizes[number]
         self._gather(sorted(ahead))
@@ -228,4 +232,7 @@ class _Coordinator:
     def _is_reused(self, number: int, step: int) -> bool:
         """Return True if a weight is used again, from ``step`` on, before ``reuse`` elements have been used."""
         following = next((following_step for following_step in self.steps[number] if following_step >= step), None)
-        return following is not None and self.before[following] - self.before[step] < self.limits.reuse
+        return (
+            following is not None
+            and self.elements_before_step[following] - self.elements_before_step[step] < self.limits.reuse
+        )

@@ -47,7 +47,7 @@ def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_tit
         for x, y in map(position, curve.points)
     )
     return plot(
-        join_elements((*paths, *_places(curves, first=first, last=last))),
+        join_elements((*paths, *_hover_columns(curves, first=first, last=last))),
         label=label,
         height=HEIGHT,
         x=[((item - first) / (last - first), f"{item:g}") for item in ticks(last, first=first, about=6)],
@@ -70,7 +70,7 @@ def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 
 
-def _places(curves: Sequence[Curve], *, first: float, last: float) -> Iterator[Raw]:
+def _hover_columns(curves: Sequence[Curve], *, first: float, last: float) -> Iterator[Raw]:
     """Yield invisible columns that show the nearest value of each curve under the mouse."""
     longest = max(curves, key=lambda curve: len(curve.points)).points
     width = SIDE / max(1, len(longest) - 1)

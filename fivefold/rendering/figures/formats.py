@@ -38,7 +38,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def smallest_normal(self) -> float:
-        """Return the smallest value with all digits."""
+        """Return the smallest normal number."""
         return float(2.0 ** (1 - self.bias)) if self.mantissa else float(2.0**-self.bias)
 
     @property
@@ -90,7 +90,7 @@ def chart(names: Sequence[str] = ()) -> Chart:
     )
     panels = [
         Panel("bits", _bits(formats)),
-        Panel("from the smallest to the largest value (darker: with all digits)", _range(formats)),
+        Panel("from the smallest to the largest value (darker: normal numbers)", _range(formats)),
         Panel("values from 1 to 2", _values(formats)),
     ]
     return stack_panels(panels, title=title, subtitle="sign · exponent · mantissa")

@@ -177,7 +177,7 @@ def _new_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Path]
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RunFailure(
-            f"{folder}: cannot be written: {reason} ({show_bytes(total)} in all); nothing is left"
+            f"{folder}: cannot be written: {reason} ({show_bytes(total)} in all); the partial output is removed"
         ) from None
     except (RuntimeError, CheckpointException) as error:
         raise RunFailure(f"{checkpoint}: cannot be read: {str(error).splitlines()[0]}") from None

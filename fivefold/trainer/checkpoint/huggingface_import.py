@@ -275,7 +275,7 @@ def _check(
     names = {part.name for part in wanted}
     if missing := [name for name in sorted(names) if name not in tensors]:
         raise UserError(
-            f"{path}: {len(missing)} of the {len(names)} tensors of its {CONFIG} are missing, such as "
+            f"{path}: {len(missing)} of the {len(names)} tensors that its {CONFIG} implies are missing, such as "
             f"{missing[0]}; it holds {len(tensors)}"
         )
     for part in wanted:

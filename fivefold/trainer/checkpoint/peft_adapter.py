@@ -112,7 +112,10 @@ class AdapterFolder:
         }
         targets = tuple(target for target, linear in TARGETS.items() if linear in linears)
         if not targets:
-            raise UserError(f"{self.path}: {WEIGHTS} holds no factors; name a folder that peft wrote")
+            raise UserError(
+                f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers ({', '.join(TARGETS)}); "
+                "name a folder whose adapter targets these"
+            )
         adapter = self.adapter.replace(targets=targets)
         factors: dict[str, Tensor] = {}
         for weight in adapter_weights(model, adapter):

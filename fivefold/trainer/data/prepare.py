@@ -228,8 +228,8 @@ def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str
     """Yield the documents that are not held out, to train the tokenizer on."""
     if plan.samples is not None:
         raise UserError(
-            f"tokenizer {plan.tokenizer!r}: is trained on text, and these are {plan.samples.kind}; "
-            "take the tokenizer of the base"
+            f"tokenizer {plan.tokenizer!r}: a tokenizer is trained on text, and the corpus holds {plan.samples.kind}; "
+            "use the tokenizer of the base model"
         )
     done = 0
     for text in read_documents(plan.files, key=plan.key):

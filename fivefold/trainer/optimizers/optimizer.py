@@ -32,7 +32,7 @@ def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer
     kind, name = job.optimizer.kind, f"{__package__}.{job.optimizer.kind}"
     if find_spec(name) is None:
         raise UserError(
-            f"optimizer {kind}: is planned, but the trainer does not have it yet; take another for train and dryrun"
+            f"optimizer {kind}: predict and search support it, train and dryrun do not yet; use another optimizer"
         )
     sharded = list(sharded_weights(units, ranks))
     settings = job.optimizer

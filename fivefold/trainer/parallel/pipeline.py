@@ -54,7 +54,7 @@ class Pipeline:
         self.shape, self.dtype, self.rank, self.losses = shape, dtype, ranks["pp"].rank, losses
         self.last, self.interleaver = table.stages - 1, ranks.interleaver
         if table.pp != ranks["pp"].size:
-            raise ValueError(f"{table.name} has rows for {table.pp} ranks, but pp={ranks['pp'].size}")
+            raise ValueError(f"schedule {table.name} is for {table.pp} pipeline ranks, but pp={ranks['pp'].size}")
         if set(table.rank_stages[self.rank]) - set(stages):
             raise ValueError(f"rank {self.rank} runs stages {table.rank_stages[self.rank]}, but has {tuple(stages)}")
         if self.interleaver is not None:

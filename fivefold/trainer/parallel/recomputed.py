@@ -85,17 +85,17 @@ class OperationInput(NamedTuple):
 class SavedHandle:
     """The object that autograd saves for an operation's tensor.
 
-    ``instead``: reference to the tensor, if it is not to be recomputed.
+    ``kept_source``: reference to the tensor, if it is not to be recomputed.
     """
 
-    def __init__(self, operation: RecomputedOperation, instead: KeptTensor | OutputView | None) -> None:
-        self.operation, self.instead = operation, instead
+    def __init__(self, operation: RecomputedOperation, kept_source: KeptTensor | OutputView | None) -> None:
+        self.operation, self.kept_source = operation, kept_source
         self.tensor: Tensor | None = None
 
     def open(self) -> Tensor:
-        """Return the saved tensor: from ``instead`` if there is one, else by running the operation again."""
-        if self.tensor is None and self.instead is not None:
-            return self.instead.open()
+        """Return the saved tensor: from ``kept_source`` if there is one, else by running the operation again."""
+        if self.tensor is None and self.kept_source is not None:
+            return self.kept_source.open()
         if self.tensor is None:
             self.operation.recompute()
         assert self.tensor is not None
@@ -176,7 +176,7 @@ class RecomputedOperation:
             result = self.rerun(inputs, saved)
         for handle, tensor in zip(self.handles, saved, strict=True):
             if (live_handle := handle()) is not None:
-                live_handle.tensor, live_handle.instead = tensor, None
+                live_handle.tensor, live_handle.kept_source = tensor, None
         for output, tensor in zip(self.outputs, _tensors(result), strict=True):
             if (live_output := output()) is not None:
                 live_output.tensor = tensor.detach()

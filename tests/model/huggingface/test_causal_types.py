@@ -57,7 +57,7 @@ def test_a_type_that_is_not_read_is_refused_with_what_it_needs(key: str) -> None
         with pytest.raises(UserError) as refusal:
             from_config(config, name="x")
         assert str(refusal.value).endswith(reason) or key == "architectures"
-        assert "is not read: " in str(refusal.value)
+        assert "is not supported: " in str(refusal.value)
 
 
 def test_the_command_lists_them_or_those_with_a_word() -> None:

@@ -17,7 +17,7 @@ NESTED = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_typ
 BARE: list[tuple[dict[str, Any], str]] = [
     (
         {"model_type": "zamba2"},
-        "x: architecture 'zamba2' is not read: its state-space layers (Mamba 1 or 2) share one attention block",
+        "x: architecture 'zamba2' is not supported: its state-space layers (Mamba 1 or 2) share one attention block",
     ),
     (
         {"architectures": ["BertModel"], "model_type": "llama"},

@@ -142,7 +142,7 @@ def draw(*words: str) -> None:
         (("collectives", "3"), ["C2", "Σ1", "0.67 buffers"]),
         (("masks", "4"), ["44%", "zig-zag"]),
         (("formats", "bf16", "fp8 e4m3"), ["mantissa", "0.0078 apart"]),
-        (("parts", "nano", "h100:2", "dp2", "--gbs", "4"), ["peak"]),
+        (("memory-parts", "nano", "h100:2", "dp2", "--gbs", "4"), ["peak"]),
     ],
     ids=lambda value: value[0],
 )
@@ -171,7 +171,7 @@ def test_a_picture_is_also_png_and_pdf(tmp_path: Path) -> None:
         (("masks", "one"), "is not a list of ranks"),
         (("topology",), "takes one MACHINE"),
         (("bandwidth", "h100:1"), "has one rank"),
-        (("roofline", "nano"), "is of a step"),
+        (("roofline", "nano"), "needs MODEL MACHINE LAYOUT"),
         (("masks", "--gbs", "16"), "masks does not depend on a job"),
         (("masks", "-o", "a.gif"), "saved as .svg, .png, .pdf or .html"),
     ],

@@ -223,14 +223,19 @@ def test_a_disk_that_fills_up(saved: Path, monkeypatch: pytest.MonkeyPatch, erro
     monkeypatch.setattr(huggingface_export, "save_file", save_or_fail)
     line = refusal(saved, file_bytes=20_000)
     reason = "No space left on device" if isinstance(error, OSError) else "os error 28"
-    assert re.fullmatch(rf"RunFailure: SOURCE/out: cannot be written: {reason} \(.* in all\); nothing is left", line)
+    assert re.fullmatch(
+        rf"RunFailure: SOURCE/out: cannot be written: {reason} \(.* in all\); the partial output is removed", line
+    )
 
 
 def test_a_model_of_no_family(forked: Fork, tmp_path: Path) -> None:
     model = MODELS["mixtral"][0]
     model = model.replace(moe=EXPERTS.replace(ffn=24))  # Mixtral's config knows one width
     forked(1, train_and_save, tmp_path / "checkpoints", model, Layout.parse("mbs4"))
-    assert "no family of Hugging Face holds it; the nearest, mixtral, has moe.ffn=80 instead of 24" in refusal(tmp_path)
+    assert (
+        "no Hugging Face architecture can represent it; the nearest, mixtral, has moe.ffn=80 instead of 24"
+        in refusal(tmp_path)
+    )
 
 
 def test_an_expert_at_a_time(saved: Path) -> None:

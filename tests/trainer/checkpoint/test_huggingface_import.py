@@ -342,7 +342,7 @@ def cut(path: Path) -> None:
 REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (
         lambda p: edit(p, model__norm__weight=None),
-        "1 of the 21 tensors of its config.json are missing, such as model.norm.weight; it holds 20",
+        "1 of the 21 tensors that its config.json implies are missing, such as model.norm.weight; it holds 20",
     ),
     "misshapen": (
         lambda p: edit(p, lm_head__weight=torch.zeros(131, 47)),
@@ -365,7 +365,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "family": (
         lambda p: change(p, architectures=["RwkvForCausalLM"]),
-        "architecture 'RwkvForCausalLM' is not read: its layers, or some of them, are recurrent",
+        "architecture 'RwkvForCausalLM' is not supported: its layers, or some of them, are recurrent",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }

@@ -297,7 +297,7 @@ def refusals() -> list[str]:
         (schedule("interleaved", pp=1, v=2, micro_batches=2), {1: lambda entry, i: entry}),
         (schedule("interleaved", pp=1, v=2, micro_batches=2), dict.fromkeys((0, 1), lambda entry, i: torch.ones(2, 3))),
     ]:
-        with pytest.raises(ValueError, match=r"rows|stages") as caught:
+        with pytest.raises(ValueError, match=r"ranks|stages") as caught:
             Pipeline(
                 table, ranks=among, wgrad_store=WgradStore(), stages=stages, shape=(ROWS, D), dtype=torch.float32
             ).step()
@@ -308,7 +308,7 @@ def refusals() -> list[str]:
 def test_invalid_pipeline_is_an_error(forked: Callable[..., Any]) -> None:
     assert forked(1, refusals) == [
         [
-            "1f1b has rows for 2 ranks, but pp=1",
+            "schedule 1f1b is for 2 pipeline ranks, but pp=1",
             "rank 0 runs stages (0, 1), but has (1,)",
             "F0.0 made rows of (2, 3) torch.float32, but (6, 16) torch.float32 travel",
         ]

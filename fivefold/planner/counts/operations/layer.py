@@ -111,10 +111,10 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
         ops, branch = [*ops, _list_norm(local, name, "a")], f"{name}.out"
     if block_kind == "post_sum":
         ops += [*_residual(local, "attention", branch, "x", "y.sum"), _list_norm(local, "norm1", "y.sum", out="y")]
-        return _apply_stack(local, ops, layer=layer)
+        return _apply_software(local, ops, layer=layer)
     onto = source if block_kind == "norm_stream" else "x"
     factors = model.get_residual_factors(layer)[0]
-    return _apply_stack(local, [*ops, *_residual(local, "attention", branch, onto, "y", factors)], layer=layer)
+    return _apply_software(local, [*ops, *_residual(local, "attention", branch, onto, "y", factors)], layer=layer)
 
 
 def feedforward_half(local: Local, *, layer: int) -> list[Op]:
@@ -149,10 +149,10 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
         ops, branch = [*ops, _list_norm(local, name, branch)], f"{name}.out"
     if block_kind == "post_sum":
         ops += [*_residual(local, "mlp", branch, stream, "z.sum"), _list_norm(local, "norm2", "z.sum", out="z")]
-        return _apply_stack(local, ops, layer=layer)
+        return _apply_software(local, ops, layer=layer)
     onto = source if block_kind == "norm_stream" else stream
     factors = model.get_residual_factors(layer)[1]
-    return _apply_stack(local, [*ops, *_residual(local, "mlp", branch, onto, "z", factors)], layer=layer)
+    return _apply_software(local, [*ops, *_residual(local, "mlp", branch, onto, "z", factors)], layer=layer)
 
 
 def _join_mamba2(local: Local, ops: Sequence[Op], source: str) -> list[Op]:
@@ -238,7 +238,7 @@ def _residual(
     return [*ops, add]
 
 
-def _apply_stack(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
+def _apply_software(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
     """Return ``ops`` as the stack runs them.
 
     This applies low-precision storage and autocast, and drops the gradient tensors of matmuls that accumulate into the

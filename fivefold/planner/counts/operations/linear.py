@@ -81,8 +81,9 @@ class LinearInput:
     def column(self, name: str, out: str, *, out_features: int, bias: bool = False, shared: bool = False) -> Op:
         """Return the column-parallel matmul to ``out`` [rows, out_features].
 
-        ``out_features`` is the size on this rank. Under 2D tensor parallelism it is a y-th of the columns that are
-        summed over the inner ranks, or of those that all of them need (``shared``: one key head for several ranks).
+        ``out_features`` is the size on this rank. Under 2D tensor parallelism each inner rank computes partial sums of
+        ``tp_inner * out_features`` columns and reduce-scatters them to ``out_features``. With ``shared`` (one key head
+        for several ranks) it all-reduces them instead, as every inner rank needs all columns.
         """
         local, inner = self.local, self.local.part.tp_inner
         partial = out if inner == 1 else f"{out}.partial"

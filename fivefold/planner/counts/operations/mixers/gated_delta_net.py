@@ -32,7 +32,9 @@ def operations(local: Local, source: str) -> list[Op]:
     K, V, N = net.key_width, net.value_width, net.value_heads
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     widths = {"q": K, "k": K, "v": V, "gate": V, "b": N, "dt": N}
-    names = dict(zip(widths, ("q", "k", "v", "z", "b", "a"), strict=True))  # "a" and "z" are tensors of the stream
+    names = dict(
+        zip(widths, ("q", "k", "v", "z", "b", "a"), strict=True)
+    )  # the checkpoint's names; here "a" and "z" are the mixer's and the layer's output
     columns = [
         entry.column(f"mixer.{names[tensor]}", tensor, out_features=out_features)
         for tensor, out_features in widths.items()

@@ -33,6 +33,7 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.kimi_delta
     assert net is not None
+    # tensors: f decays, fd and gd the low-rank latents of decays and gates, og the gated output, a the mixer's output
     inner, names = net.inner_width, {"decay": "f", "decay_down": "fd", "gate_down": "gd"}
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     ops = [*entry.ops]
