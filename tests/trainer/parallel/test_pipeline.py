@@ -297,7 +297,7 @@ def refusals() -> list[str]:
         (schedule("interleaved", pp=1, v=2, micro_batches=2), {1: lambda entry, i: entry}),
         (schedule("interleaved", pp=1, v=2, micro_batches=2), dict.fromkeys((0, 1), lambda entry, i: torch.ones(2, 3))),
     ]:
-        with pytest.raises(ValueError, match=r"ranks|stages") as caught:
+        with pytest.raises(ValueError, match=r"ranks|rows|stages") as caught:
             Pipeline(
                 table, ranks=among, wgrad_store=WgradStore(), stages=stages, shape=(ROWS, D), dtype=torch.float32
             ).step()
