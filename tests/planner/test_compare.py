@@ -33,6 +33,16 @@ def test_variants_are_told_by_the_words_in_which_they_differ() -> None:
     assert result.common == ("llama3-8b", "h100:8 price=2", "fivefold", "bf16", "seq 8192", "gbs 64", "zero3", "mbs1")
 
 
+def test_a_ratio_of_speeds_is_of_all_gpus() -> None:
+    """Both train the same tokens per step, so that it is the inverse ratio of their steps' seconds."""
+    larger = case("dp16 zero3 mbs1")._replace(machine=resolve("h100:16 price=2", local=Path("/nowhere")))
+    result = compare([case("dp8 zero3 mbs1"), larger])
+    (ratio,) = result.ratios
+    seconds = [variant.step.time.step_seconds for variant in result.variants if variant.step is not None]
+    assert ratio.speed.ratio == pytest.approx(seconds[1] / seconds[0])
+    assert ratio.speed.ratio < 0.7
+
+
 def test_hours_and_dollars_are_of_a_trillion_tokens() -> None:
     result = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs2")])
     rows = {row.name: row.values for row in result.rows}

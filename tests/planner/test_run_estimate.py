@@ -110,6 +110,15 @@ def test_without_failures_a_run_is_its_steps() -> None:
     assert run().dollars is None
 
 
+def test_evaluations_take_their_share_of_the_training() -> None:
+    """A tenth of the training's seconds more, and all of them are said to be lost to evaluations."""
+    sites = [Site(failures=0, pause_seconds=0, evaluation=share) for share in (0.0, 0.1)]
+    plain, evaluated = (run(site=site) for site in sites)
+    assert evaluated.seconds == pytest.approx(1.1 * plain.seconds, rel=1e-4)
+    assert evaluated.lost["evaluation"] == pytest.approx(0.1 * evaluated.training_seconds)
+    assert evaluated.training_seconds == plain.training_seconds
+
+
 def test_rate_per_gpu_is_over_all_ranks() -> None:
     """512 sequences of 4,096 tokens over the 8 GPUs of the layout, not over its 2 data-parallel ranks."""
     step = predict(model=LLAMA, machine=NODE, layout=Layout.parse("dp2 tp2 pp2 zero1 mbs1"), job=JOB)

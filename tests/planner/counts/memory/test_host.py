@@ -13,8 +13,12 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner, predict
+from fivefold.planner.questions import longest_sequence
+from fivefold.planner.search.rejections import find_fixes
 from fivefold.record import UserError
+from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported
+from fivefold.units import show_bytes
 
 LLAMA, JOB = build_model("llama3-8b"), Job(sequence=4096, global_batch=64)
 TWO_NODES = resolve("h100:16", local=Path("/nowhere"))
@@ -61,6 +65,18 @@ def test_a_node_that_is_half_full_holds_what_its_ranks_have() -> None:
     layout = Layout.parse("dp4 zero3 mbs1 offload=optimizer")
     result = host_bytes(Counts(LLAMA, JOB), layout, resolve("h100:4", local=Path("/nowhere")))
     assert result == pytest.approx(16 * LLAMA.parameters, rel=1e-3)
+
+
+def test_what_does_not_fit_is_told_to_offload_and_the_host_memory_that_it_takes() -> None:
+    """16 bytes of each of Llama 3 70B's 70.6 G parameters are 1.03 TiB of the one node."""
+    model, job, node = build_model("llama3-70b"), Job(global_batch=8), resolve("h100:8", local=Path("/nowhere"))
+    layout = Layout.parse("dp8 zero3 mbs1 ac=full")
+    words = r"offload=optimizer, which takes 1\.03 TiB of host memory per node"
+    with pytest.raises(UserError, match=words):
+        longest_sequence(model=model, machine=node, job=job, layout=layout)
+    first = next(find_fixes(layout, model=model, machine=node, job=job, risk=FITS_RISK))
+    peak = Planner(model=model, machine=node, job=job).step(layout.replace(offload=("optimizer",))).memory.peak_bytes
+    assert first == f"offload=optimizer: {show_bytes(peak)}, and 1.03 TiB of host memory per node"
 
 
 def test_the_engine_says_that_it_has_none() -> None:
