@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 from fivefold.cli import app
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
+from fivefold.model.catalog import names
 from fivefold.model.huggingface.causal_types import LACKING_TYPES, OTHER_NAMES
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
@@ -18,6 +21,8 @@ from fivefold.record import UserError
 from fivefold.requests.catalogs import list_families
 from fivefold.trainer.supported import check_supported
 from tests.model.mutations import FAMILIES as SMALL
+
+ROOT = Path(__file__).parents[3]
 
 
 def run(*words: str) -> str:
@@ -36,6 +41,15 @@ def test_every_causal_type_of_transformers_is_listed_once() -> None:
 def test_classes_are_those_of_transformers() -> None:
     classes = {entry.name: entry.architecture for entry in list_families() if entry.name in CAUSAL and not entry.text}
     assert {name: CAUSAL[name] for name in classes} == classes
+
+
+def test_the_page_of_features_has_their_numbers() -> None:
+    status = {entry.name: entry.status for entry in list_families()}
+    counts = Counter(status[OTHER_NAMES.get(name, name)] for name in CAUSAL)
+    text = " ".join((ROOT / "docs" / "reference" / "features.md").read_text(encoding="utf-8").split())
+    planned = counts["planned"] + counts["trained"]
+    assert f"{len(names())} in the [catalog](models.md)" in text
+    assert f"of {planned} of the {len(CAUSAL)} causal families of transformers 5.23 ({counts['trained']} of" in text
 
 
 @pytest.mark.parametrize("kind", SMALL)
