@@ -39,6 +39,7 @@ def test_a_folder_of_all_kinds_is_read_in_the_order_of_names(tmp_path: Path) -> 
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git/hidden.txt").write_text("hidden")
+    (tmp_path / ".hidden.txt").write_text("hidden")
     (tmp_path / "picture.png").write_bytes(b"\xff")
     (tmp_path / "a.txt").write_text("plain é\n")
     (tmp_path / "b/c.md").write_text("# mark")
