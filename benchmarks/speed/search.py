@@ -20,9 +20,11 @@ from fivefold.job import Job
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
+from fivefold.planner.questions import largest_model
 from fivefold.planner.search import search
 from fivefold.planner.search.space import Space
 from fivefold.rendering.grid import Grid
+from fivefold.units import show_bytes
 
 RUNS = {  # model, machine, job, processor seconds that it may take
     "GPT-3 175B on 64 A100": ("gpt3-175b", "a100:64", Job(sequence=2048, global_batch=512), 5.0),
@@ -31,7 +33,15 @@ RUNS = {  # model, machine, job, processor seconds that it may take
     "DeepSeek-V3 on 2,048 H800": ("deepseek-v3", "h800:2048", Job(sequence=4096, global_batch=15360), 20.0),
     "DeepSeek-V3 on 16,384 H800": ("deepseek-v3", "h800:16384", Job(sequence=4096, global_batch=16384), 20.0),
     "Kimi K2 on 4,096 H800": ("kimi-k2", "h800:4096", Job(sequence=4096, global_batch=16384), 20.0),
+    "A.X K1 on 64 H200, where none fits": ("a.x-k1-519b", "h200:64", Job(sequence=4096, global_batch=64), 15.0),
+    "DeepSeek-V3 with MTP on 64 H200, where none fits": (
+        "deepseek-v3-mtp",
+        "h200:64",
+        Job(sequence=4096, global_batch=64),
+        15.0,
+    ),
 }
+LARGEST_MODEL = "Largest Kimi K2 on 1,024 H200"
 WITHIN = 0.02  # as the command asks: a proposal so near to the best
 STREAM = 2000  # layouts
 
@@ -72,14 +82,28 @@ def _answer_question(name: str) -> list[tuple[str, str, str]]:
         within=WITHIN,
     )
     took = time.process_time() - before
-    best, chosen = result.best[0].step, result.proposal
-    return [
+    rows = [
         (name, f"{took:.1f} s", f"< {target:g} s"),
         ("  layouts", f"{result.tried:,}, {result.evaluated:,} evaluated", ""),
         ("  layouts per second", f"{result.tried / took:,.0f}", "> 200,000"),
+    ]
+    if not result.best:
+        miss = result.misses[0]
+        return [*rows, ("  nearest", f"{miss.layout}: {show_bytes(miss.needs_bytes)}", "")]
+    best, chosen = result.best[0].step, result.proposal
+    return [
+        *rows,
         ("  best", f"{best.layout}: {best.time.step_seconds:.2f} s", ""),
         ("  proposal", f"{chosen.layout}: {chosen.choice.step.time.step_seconds:.2f} s" if chosen else "", ""),
     ]
+
+
+def measure_largest_model() -> list[tuple[str, str, str]]:
+    """Return rows of ``ask model``."""
+    machine, job = resolve("h200:1024", local=Path("/nowhere")), Job(sequence=4096, global_batch=1024)
+    before = time.process_time()
+    answer, _ = largest_model(model=build_model("kimi-k2"), machine=machine, job=job)
+    return [(LARGEST_MODEL, f"{time.process_time() - before:.1f} s", "< 10 s"), ("  answer", answer.line, "")]
 
 
 def main() -> None:
@@ -88,6 +112,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="questions whose name holds this")
     options = parser.parse_args()
     rows = [row for name in RUNS if options.only in name for row in measure_question(name)]
+    rows += measure_largest_model() if options.only in LARGEST_MODEL else []
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     rows.append(("memory, the most of any", f"{peak:,.0f} MiB", "< 512 MiB"))
     rows.append(("estimates per second, no pipeline", f"{stream(pipelines=False):,.0f}", "> 5,000"))

@@ -187,13 +187,14 @@ class Counts:
 
     def states(self, layout: Layout, name: Name) -> UnitStates:
         """Return the bytes of a unit's states (weights, gradients, optimizer) on one rank."""
-        return self._states_of(layout, name)[0]
+        return self.states_with_parts(layout, name)[0]
 
     def parts(self, layout: Layout, name: Name) -> tuple[UnitStates, ...]:
         """Return ``states`` split as it is gathered and reduced: dense weights, experts."""
-        return self._states_of(layout, name)[1]
+        return self.states_with_parts(layout, name)[1]
 
-    def _states_of(self, layout: Layout, name: Name) -> tuple[UnitStates, tuple[UnitStates, ...]]:
+    def states_with_parts(self, layout: Layout, name: Name) -> tuple[UnitStates, tuple[UnitStates, ...]]:
+        """Return ``states`` and ``parts``."""
         key = name, self.states_key(layout)
         if key not in self._states:
             weights = self.weights(layout, name)

@@ -29,6 +29,7 @@ from fivefold.planner.time.stage_time import stage_message_seconds
 from fivefold.planner.time.unit_time import AXES
 
 FIRST_BLOCK = 2  # index of the first kind of block among the units, without and with recomputation
+UNITS_PER_MTP_MODULE = 6  # units of a model that take as long as a module of multi-token prediction in its head
 FEW_RANKS = 2  # ranks of cp and ep from whose figures those of more are scaled
 
 
@@ -67,7 +68,9 @@ class Estimates(Tables):
         kinds = list(self.counts.kinds)
         unit_counts = [kinds.count(kind) * (not recomputed) for kind in example for recomputed in (False, True)]
         self.unit_counts = np.array([1.0, 1.0, *unit_counts])  # of each unit in the model, without recomputation
-        self._pass_cost, self._state_cost = UNITS_PER_PASS * len(self.runs), UNITS_PER_STATE * len(self.runs)
+        # A module of multi-token prediction is a block in the head whose tensors are renamed twice.
+        units_per_pass = len(self.runs) + UNITS_PER_MTP_MODULE * self.counts.model.mtp_depth
+        self._pass_cost, self._state_cost = UNITS_PER_PASS * units_per_pass, UNITS_PER_STATE * len(self.runs)
         shapes = [Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule) for shape in space.shapes]
         self._ends_on_different_ranks = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
         self._overlaps_p2p = np.array(
@@ -271,40 +274,34 @@ class Estimates(Tables):
 
     def _states(self, layout: Layout) -> Floats:
         """Compute the figures of ``states``, [units, figures]."""
-        keeps, rows = policy(layout, self.counts.job), dict[Name, tuple[int, ...]]()
-        is_reduced_at_once = (
-            self.counts.reduces_every_micro_batch(layout) or self.counts.job.stack.reduce_bucket > 0
-        )  # at once into a bucket
+        job, stack = self.counts.job, self.counts.job.stack
+        keeps, rows = policy(layout, job), dict[Name, tuple[int, ...]]()
+        reduces_often = self.counts.reduces_every_micro_batch(layout)
+        is_reduced_at_once = reduces_often or stack.reduce_bucket > 0  # at once into a bucket
+        gathers_by_weight = stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
+        prefetches = not gathers_by_weight and gathers_for_backward(layout, job)
         names = [self._representative_unit(run.name) for run in self.runs]
         for name in dict.fromkeys(names):
-            state = self.counts.states(layout, name)
+            state, parts = self.counts.states_with_parts(layout, name)
             resident_bytes, bytes_at_update = list_resting_bytes(state, keeps)
             bytes_between = bytes_at_update if is_reduced_at_once or keeps.gradients_stay else state.sums
-            gathers_by_weight = (
-                self.counts.job.stack.zero3_gather == "weights"
-            )  # not all are gathered at the peak of a unit
             gathered = 0 if keeps.weights_stay or gathers_by_weight else state.gathered
+            is_block = not isinstance(name, str)
             rows[name] = (
                 resident_bytes,
                 bytes_between,
                 bytes_at_update,
                 gathered,
                 state.updated_numel,
-                self._prefetched_bytes(layout, name),
-                self._reduced_bytes(layout, name),
-                self._min_gradient_bytes(layout, name),
+                self._prefetched_bytes(parts) if prefetches and is_block else 0,
+                _reduced_bytes(parts) if reduces_often and is_block and not stack.reduce_bucket else 0,
+                self._min_gradient_bytes(name, parts, reduces=not keeps.gradients_stay),
             )
         return np.array([rows[name] for name in names], float)
 
-    def _prefetched_bytes(self, layout: Layout, name: Name) -> int:
+    def _prefetched_bytes(self, parts: Sequence[UnitStates]) -> int:
         """Return bytes of a block that are gathered during the backward before its own, at least (``passes.py``)."""
-        stack, parts = self.counts.job.stack, self.counts.parts(layout, name)
-        if (
-            isinstance(name, str)
-            or not gathers_for_backward(layout, self.counts.job)
-            or stack.zero3_gather == "weights"
-        ):
-            return 0
+        stack = self.counts.job.stack
         if stack.comm_buffers == "retained":
             return sum(part.gathered for part in parts)
         return (
@@ -313,29 +310,16 @@ class Estimates(Tables):
             else 0
         )
 
-    def _reduced_bytes(self, layout: Layout, name: Name) -> int:
-        """Return a lower bound of the bytes of full gradients while a block's are reduced in every backward.
-
-        Those of its experts may be freed before the others are made.
-        """
-        if (
-            isinstance(name, str)
-            or not self.counts.reduces_every_micro_batch(layout)
-            or self.counts.job.stack.reduce_bucket > 0
-        ):
-            return 0
-        return max((part.sums for part in self.counts.parts(layout, name) if 0 < part.reduced < part.sums), default=0)
-
-    def _min_gradient_bytes(self, layout: Layout, name: Name) -> int:
+    def _min_gradient_bytes(self, name: Name, parts: Sequence[UnitStates], *, reduces: bool) -> int:
         """Return a lower bound of the bytes of full gradients at the end of a block's first backward."""
-        stack, parts = self.counts.job.stack, [part.sums for part in self.counts.parts(layout, name)]
+        stack, sums = self.counts.job.stack, [part.sums for part in parts]
         if name == "embed" and not self.counts.model.shares_table:  # with the gradient that is added to the sums
-            recipe, reduces = self.counts.job.precision, not policy(layout, self.counts.job).gradients_stay
-            return sum(parts) + reduces * (sum(parts) * recipe.table_gradients_bytes // recipe.summed_bytes)
+            recipe = self.counts.job.precision
+            return sum(sums) + reduces * (sum(sums) * recipe.table_gradients_bytes // recipe.summed_bytes)
         if isinstance(name, str):
             return 0
         reduces_experts_midway = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
-        return max(parts) if reduces_experts_midway else sum(parts)
+        return max(sums) if reduces_experts_midway else sum(sums)
 
     def adjacent_units(
         self, candidates: CandidateLayouts, *, max_sequences: int = 1, any_recomputation: bool = False
@@ -514,6 +498,14 @@ class Estimates(Tables):
         for group_axes in axes:
             columns += self._placement_columns(candidates, group_axes)
         return np.sort(np.unique(encode_rows(columns), return_index=True)[1])
+
+
+def _reduced_bytes(parts: Sequence[UnitStates]) -> int:
+    """Return a lower bound of the bytes of full gradients while a block's are reduced in every backward.
+
+    Those of its experts may be freed before the others are made.
+    """
+    return max((part.sums for part in parts if 0 < part.reduced < part.sums), default=0)
 
 
 def list_resting_bytes(state: UnitStates, keeps: Policy) -> tuple[int, int]:
