@@ -45,11 +45,12 @@ def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
-    simple_layout = Layout(dp=2, zero=job.stack.runs.expressible_zero(1)[-1])
-    small_job = job.replace(global_batch=2, ramp=None)
+    sequences = 2 if job.objective == "dpo" else 1  # a pair is two sequences
+    simple_layout = Layout(dp=2, zero=job.stack.runs.expressible_zero(1)[-1], mbs=sequences)
+    small_job = job.replace(global_batch=2 * sequences, ramp=None)
     run(
         ConfigPlan(model, simple_layout, small_job, machine.ranks_per_node, f"{machine.name}:2"),
-        to=find_stack_format(job.stack.name),
+        to=find_stack_format(job),
     )
 
 
@@ -69,7 +70,7 @@ def choose_written(layouts: Sequence[str], *, model: Model, machine: Machine, jo
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
-    format_name, why = find_stack_format(job.stack.name), ""
+    format_name, why = find_stack_format(job), ""
     for text in dict.fromkeys(layouts):
         plan = ConfigPlan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
         try:

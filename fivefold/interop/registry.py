@@ -8,6 +8,7 @@ from pkgutil import iter_modules
 
 from fivefold import interop
 from fivefold.interop.format import ConfigFormat
+from fivefold.job import Job
 from fivefold.record import UserError, make_unknown_name_error
 
 
@@ -34,10 +35,24 @@ def find_format(name: str) -> ConfigFormat:
     raise make_unknown_name_error(name, list_written(), kind="format")
 
 
-def find_stack_format(stack: str) -> str:
-    """Return the name of the format of a stack's configs."""
-    name = next((form.name for form in FORMATS if form.stack == stack and form.emit), None)
+def list_job_formats(job: Job) -> list[ConfigFormat]:
+    """Return the formats that are written, those of the job's stack first."""
+    fine_tunes = job.adapter is not None or job.objective == "dpo"
+    written = [form for form in FORMATS if form.emit]
+    return sorted(
+        written,
+        key=lambda form: (
+            not (fine_tunes and job.stack.name in form.fine_tuning_stacks),
+            form.stack != job.stack.name,
+        ),
+    )
+
+
+def find_stack_format(job: Job) -> str:
+    """Return the name of the format of the configs of a job's stack."""
+    stack, first = job.stack.name, list_job_formats(job)[0]
+    name = first.name if stack in (first.stack, *first.fine_tuning_stacks) else None
     if name is None:
-        known = ", ".join(dict.fromkeys(form.stack for form in FORMATS))
+        known = ", ".join(dict.fromkeys(form.stack for form in FORMATS if form.stack))
         raise UserError(f"no config is written for stack {stack}; there is one for {known}")
     return name

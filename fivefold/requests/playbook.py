@@ -119,13 +119,15 @@ def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]
 
 def _list_commands(plan: ConfigPlan, machine: Machine, *, file: Path) -> dict[str, tuple[str, ...]]:
     """Return the commands to type, by software: the job's own, or ours and those that ``write`` supports."""
-    from fivefold.interop.registry import FORMATS
+    from fivefold.interop.registry import FORMATS, list_job_formats
 
     own, layout = plan.job.stack.name, plan.layout
     lines_by_software: dict[str, tuple[str, ...]] = (
         {"fivefold": _start_lines(file, machine, world=layout.world)} if own == "fivefold" else {}
     )
     writers = {form.stack: form.name for form in reversed(FORMATS) if form.emit}  # the first of several wins
+    if own in (first := list_job_formats(plan.job)[0]).fine_tuning_stacks:
+        writers[own] = first.name
     for software in OTHER_STACKS if own == "fivefold" else (own,):
         if (form := writers.get(software)) is None:
             continue
@@ -151,7 +153,7 @@ def _list_configs(plan: ConfigPlan) -> dict[str, str]:
     if plan.job.stack.name == "fivefold":
         return {}
     try:
-        return dict(_write(plan, find_stack_format(plan.job.stack.name)).files)
+        return dict(_write(plan, find_stack_format(plan.job)).files)
     except UserError:
         return {}
 

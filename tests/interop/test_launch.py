@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fivefold.adapter import Adapter
 from fivefold.interop.format import ConfigPlan
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_stack_format
@@ -16,6 +17,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.record import UserError
+from fivefold.stack.catalog import build_stack
 from fivefold.trainer.run import Run
 from tests.interop.draws import Range, plans
 
@@ -85,10 +87,9 @@ def test_skypilot_starts_as_many_ranks_as_the_layout_has() -> None:
 
 
 def test_every_stack_that_is_written_is_found() -> None:
-    assert (find_stack_format("torchtitan"), find_stack_format("megatron-core"), find_stack_format("fsdp2")) == (
-        "torchtitan",
-        "megatron",
-        "accelerate",
-    )
+    jobs = {name: Job(stack=build_stack(name)) for name in ("torchtitan", "megatron-core", "fsdp2", "internevo")}
+    formats = [find_stack_format(jobs[name]) for name in ("torchtitan", "megatron-core", "fsdp2")]
+    assert formats == ["torchtitan", "megatron", "accelerate"]
+    assert find_stack_format(jobs["fsdp2"].replace(adapter=Adapter())) == "trl"
     with pytest.raises(UserError, match="no config is written for stack internevo"):
-        find_stack_format("internevo")
+        find_stack_format(jobs["internevo"])

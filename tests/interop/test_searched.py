@@ -40,7 +40,7 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
     layouts = [ranked.step.layout for ranked in result.best]
     layouts += [result.proposal.layout] if result.proposal else []
     for layout in dict.fromkeys(layouts):
-        write(ConfigPlan(build_model(model), Layout.parse(layout), job), to=find_stack_format(stack))
+        write(ConfigPlan(build_model(model), Layout.parse(layout), job), to=find_stack_format(job))
     return len(layouts)
 
 

@@ -63,11 +63,12 @@ FORMATS = (
             main_keys=MAIN_KEYS,
             order=3,
             choose_stack=choose_stack,
+            fine_tuning_stacks=("ddp", "fsdp2", "deepspeed"),
         )
         for name, version, emit in (
+            ("trl", VERSIONS["trl"], emit_trl),  # first: the one that is written for a stack
             (AXOLOTL.name, AXOLOTL.version, emit_axolotl),
             (LLAMAFACTORY.name, LLAMAFACTORY.version, emit_llamafactory),
-            ("trl", VERSIONS["trl"], emit_trl),
         )
     ),
 )

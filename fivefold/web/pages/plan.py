@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import Field
 
 from fivefold.interop.format import ConfigFormat, ConfigPlan, Written
-from fivefold.interop.registry import FORMATS
+from fivefold.interop.registry import list_job_formats
 from fivefold.interop.write import write
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
@@ -184,8 +184,7 @@ def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float |
 
 def list_formats(noun: ResolvedRequest) -> list[ConfigFormat]:
     """Return the formats of configs, that of the job's software first."""
-    written = [form for form in FORMATS if form.emit]
-    return sorted(written, key=lambda form: form.stack != noun.job.stack.name)
+    return list_job_formats(noun.job)
 
 
 def bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
