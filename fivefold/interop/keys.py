@@ -245,7 +245,7 @@ class Values:
                 yield ParsedKey(
                     key=name,
                     value=shorten_value(value),
-                    means=f"is no key that is known of {self.software} {self.version}",
+                    means=f"is not a known key of {self.software} {self.version}",
                 )
         yield from self._iterate_kind("foreign")
         yield from self._iterate_doubted(self.doubts)

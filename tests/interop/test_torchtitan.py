@@ -177,7 +177,7 @@ def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_p
 def test_unknown_keys_are_named(tmp_path: Path) -> None:
     result = read_config_text(QWEN3_06B.replace("seq_len", "secret_kernel = 3\nseq_len"), tmp_path, ranks=8)
     assert [(said.key, said.means) for said in result.not_understood] == [
-        ("training.secret_kernel", "is no key that is known of torchtitan 0.2.2")
+        ("training.secret_kernel", "is not a known key of torchtitan 0.2.2")
     ]
 
 

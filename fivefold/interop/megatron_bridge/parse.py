@@ -80,7 +80,7 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
     software, version = ("nemo", NEMO) if is_nemo else ("megatron-bridge", BRIDGE)
     table = BOTH
     if not (target or is_nemo):
-        reason = f"what the recipe under these overrides says is not in the file; read as most of {BRIDGE}'s have it"
+        reason = f"the recipe's own values are not in this file; assumed: those of most {BRIDGE} recipes"
         document = document._replace(assumed=(*document.assumed, ParsedKey(key="(recipe)", value="", means=reason)))
         table = replace_defaults(BOTH, RECIPE)
     fields = {"job.stack.expandable_segments": bool(given.pop("expandable_segments", False))}

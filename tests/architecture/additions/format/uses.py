@@ -52,7 +52,7 @@ for attempt in (
     except UserError as error:
         messages.append(str(error))
 keys, stages, names, unknown = messages
-assert "unknown=1 (is no key that is known of megacorp 7.0)" in keys
+assert "unknown=1 (is not a known key of megacorp 7.0)" in keys
 assert "megacorp.adapters=true" in keys
 assert "layout 'dp2 tp2 pp2" in stages
 assert "megacorp" in names
