@@ -87,7 +87,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
         yield reason
     yield from _mixers(layout, model)
     yield from _indexer(layout, model)
-    yield from _whole_attention(layout, model)
+    yield from _explain_unsharded_attention(layout, model)
     yield from _context(layout, model=model, job=job)
     yield from _rows(layout, model=model, job=job)
     yield from _order(layout, model)
@@ -310,7 +310,7 @@ def _mixers(layout: Layout, model: Model) -> Iterator[str]:
             yield f"{axis}={degree} would shard the {what} of {', '.join(kinds)}, which is not supported; take {axis}1"
 
 
-def _whole_attention(layout: Layout, model: Model) -> Iterator[str]:
+def _explain_unsharded_attention(layout: Layout, model: Model) -> Iterator[str]:
     """Yield the reasons why attention that is counted on one rank alone cannot be sharded."""
     for is_present, feature in (
         (model.attention_experts, "experts of attention"),
