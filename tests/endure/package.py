@@ -117,15 +117,14 @@ def main() -> None:
 def page(rows: list[dict[str, object]]) -> str:
     """The measurement as it is kept."""
     lines = [
-        "# The package in empty environments",
+        "# 013 · The package in empty environments",
         "",
-        "`python -m tests.endure.package --markdown docs/explanation/measurements/013-package.md`: wheel and sdist are "
-        "built of a",
-        "clean clone and installed with pip into empty environments, which then answer `--version`, `predict`,",
-        "`search` and `report`. Sizes are of files, without numpy, pip and setuptools; the import is the",
-        "processor's seconds, best of five.",
+        "`python -m tests.endure.package --markdown docs/explanation/measurements/013-package.md` builds wheel and sdist "
+        "of a clean clone and installs them with pip into empty environments. Each then runs `--version`, `predict`, "
+        "`search` and `report`. The time is processor seconds of the import, best of five. Sizes are of files, without "
+        "numpy, pip and setuptools.",
         "",
-        "| Python | package | `import fivefold` | all but numpy | of it fivefold |",
+        "| Python | package | `import fivefold` | installed size | of it fivefold |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for row in rows:

@@ -107,20 +107,20 @@ def markdown(lines: Sequence[Line]) -> str:
         (
             "# 003 · Parity: every layout against one process",
             "",
-            f"`make parity`: {len(lines)} layouts on {_worlds(lines)} gloo processes, {equal} equal one process and "
-            "say exactly what the planner counts.",
-            f"fp32, {STEPS} steps of AdamW, {DOCUMENTS} documents packed into sequences of {TOKENS} tokens, a "
-            f"vocabulary of {VOCAB}, 5 or 9 layers. Worst loss error {worst_loss:.1e}, worst gradient error "
-            f"{worst:.1e}; "
-            f"bound {TOLERANCE:g}.",
+            f"`make parity` runs {len(lines)} layouts on {_worlds(lines)} gloo processes. {equal} of them equal one "
+            "process and report exactly the counts of the planner.",
+            f"Each run has {STEPS} steps of AdamW in fp32, {DOCUMENTS} documents packed into sequences of {TOKENS} "
+            f"tokens, a vocabulary of {VOCAB}, and 5 or 9 layers. The largest loss error is {worst_loss:.1e} and the "
+            f"largest gradient error {worst:.1e}; the bound is {TOLERANCE:g}.",
             "",
-            "Loss: largest |Δ|/|loss| of the steps. Gradient: largest ‖Δ‖/‖g‖ of any weight in the first and last "
-            "step, Δ the worst of all ranks' copies. Messages: number and bytes per axis and collective over all ranks "
-            "in the "
-            "third step, equal to the planner's. Forwards: of a block, that is of "
-            "its first norm, per micro-batch (and of its attention).",
-            f"Drawn: a pairwise covering array over degrees and features ({len(impossible)} pairs are in no layout of "
-            "8 ranks), the cross of schedules × recomputation × compilation, and compilation under the other axes.",
+            "- **loss**: the largest |Δ|/|loss| of the steps.",
+            "- **gradient**: the largest ‖Δ‖/‖g‖ of any weight in the first and last step, with the Δ of the worst rank.",
+            "- **messages**: number and bytes per axis and collective over all ranks in the third step.",
+            "- **forwards**: how often the first norm of a block runs per micro-batch (and its attention).",
+            "",
+            "The layouts are drawn: a pairwise covering array over degrees and features "
+            f"({len(impossible)} pairs are in no layout of 8 ranks), the cross of schedules × recomputation × "
+            "compilation, and compilation under the other axes.",
             "",
             "| model | layout | ranks | compiled | loss | gradient | worst weight | messages | forwards | s |",
             "|---|---|---|---|---|---|---|---|---|---|",
