@@ -119,10 +119,10 @@ def page(rows: list[dict[str, object]]) -> str:
     lines = [
         "# 013 · The package in empty environments",
         "",
-        "`python -m tests.endure.package --markdown docs/explanation/measurements/013-package.md` builds wheel and sdist "
-        "of a clean clone and installs them with pip into empty environments. Each then runs `--version`, `predict`, "
-        "`search` and `report`. The time is processor seconds of the import, best of five. Sizes are of files, without "
-        "numpy, pip and setuptools.",
+        "`python -m tests.endure.package --markdown docs/explanation/measurements/013-package.md` builds wheel and "
+        "sdist of a clean clone and installs them with pip into empty environments. Each then runs `--version`, "
+        "`predict`, `search` and `report`. The time is processor seconds of the import, best of five. "
+        "Sizes are of files, without numpy, pip and setuptools.",
         "",
         "| Python | package | `import fivefold` | installed size | of it fivefold |",
         "| --- | --- | ---: | ---: | ---: |",

@@ -114,7 +114,8 @@ def markdown(lines: Sequence[Line]) -> str:
             f"largest gradient error {worst:.1e}; the bound is {TOLERANCE:g}.",
             "",
             "- **loss**: the largest |Δ|/|loss| of the steps.",
-            "- **gradient**: the largest ‖Δ‖/‖g‖ of any weight in the first and last step, with the Δ of the worst rank.",
+            "- **gradient**: the largest ‖Δ‖/‖g‖ of any weight in the first and last step, with the Δ of the "
+            "worst rank.",
             "- **messages**: number and bytes per axis and collective over all ranks in the third step.",
             "- **forwards**: how often the first norm of a block runs per micro-batch (and its attention).",
             "",
