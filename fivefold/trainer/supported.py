@@ -79,6 +79,12 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"layout {str(layout)!r}: pairs=true overlaps a forward with a backward, for which it needs the schedule "
             f"{names_of_pairing()}; use it, or leave pairs out"
         )
+    normed_head = model.final_norm and model.norm_weight
+    if model.tied_embeddings and not normed_head and not model.head_bias and layout.zero == 3 and layout.shards > 1:
+        raise UserError(
+            f"layout {str(layout)!r}: the engine does not shard a tied head without weights of its own; take zero2; "
+            "`predict` plans it"
+        )
     check_trainable(job.precision)
     _check_moments(job)
     _check_model(model)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.machine import catalog as machines
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MLA, MoE
+from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_generation, check_supported, describe_idle_window
@@ -91,3 +94,14 @@ def test_text_is_not_generated_with_layers_that_have_no_cache() -> None:
     check_generation(build_model("nano"), origin="x", fix="y")
     with pytest.raises(UserError, match=r"^sample='a': mamba2 layers have no cache for generation yet; drop it$"):
         check_generation(build_model("nemotron3-nano-30b-a3b"), origin="sample='a'", fix="drop it")
+
+
+def test_a_tied_head_without_weights_of_its_own_is_planned_and_trained_up_to_zero2() -> None:
+    model = build_model("nano").replace(tied_embeddings=True, final_norm=False)
+    job = Job(sequence=64, global_batch=4)
+    for layout in (Layout.parse("dp2 zero3 mbs1"), Layout.parse("dp2 zero2 mbs1")):
+        step = predict(model=model, machine=machines.resolve("h100:2", local=Path("/nowhere")), layout=layout, job=job)
+        assert step.memory.peak_bytes > 0
+    check_supported(Layout.parse("dp2 zero2 mbs1"), job, model=model)
+    with pytest.raises(UserError, match=r"does not shard a tied head without weights of its own; take zero2"):
+        check_supported(Layout.parse("dp2 zero3 mbs1"), job, model=model)

@@ -199,7 +199,9 @@ class Counts:
         if key not in self._states:
             weights = self.weights(layout, name)
             local = self.local_parts(layout, name)
+            # a tied head without a norm has no weights
             parts = tuple(self._part_states(layout, unit, weights, shards=shards) for unit, shards, _ in local)
+            parts = parts or (UnitStates(),)
             self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
 
