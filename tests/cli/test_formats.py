@@ -137,7 +137,7 @@ def test_compare_takes_configs_and_other_layouts(
         (("--gpus", "h100:8"), "is valid with --from FILE only"),
         (("--from", "FILE", "dp8"), "needs a machine"),
         (("--from", "FILE", "--gpus", "h100:8"), "1 different variants"),
-        (("--from", "FILE", "--gpus", "h100:8", "--seq", "512", "dp8 zero3"), "drop the options"),
+        (("--from", "FILE", "--gpus", "h100:8", "--seq", "512", "dp8 zero3"), "drop the job options"),
     ],
 )
 def test_compare_reports_what_is_missing(
