@@ -20,7 +20,7 @@ demo: $(BIN)/fivefold  ## from a question to a trained step, predicted next to m
 test: $(BIN)/fivefold  ## all tests that a change needs; the slowest are named at the end
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --durations-min 2
 
-test-fast: $(BIN)/fivefold  ## the tests that start no process and no browser, with few drawn examples
+test-fast: $(BIN)/fivefold  ## the tests that start no process and no browser, with few cases and drawn examples
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(FAST_WORKERS) --dist worksteal --durations 10 --fast
 
 lint: $(BIN)/fivefold  ## format, style, spelling, types and imports

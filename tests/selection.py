@@ -1,5 +1,7 @@
 """Selects tests: ``make test-fast`` leaves out processes and the browser, ``make test`` the long part of long lists.
 
+Of a test with more than ``FAST_CASES`` cases ``make test-fast`` runs that many.
+
 Of the examples that Hypothesis draws for a test, ``make test`` tries one in ``DRAWN_SHARE``, as most faults show in the
 first few, and ``make endure`` all.
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -26,7 +29,7 @@ PROCESS_MODULES = {"subprocess", "multiprocessing"}
 PROCESS_NAMES = {"fork", "Popen", "create_subprocess_exec", "get_context"}
 BROWSER_NAMES = {"sync_playwright"}
 STARTS = ("os.fork", "os.posix_spawn", "subprocess.Popen")  # audit events
-FAST_EXAMPLES = 5
+FAST_EXAMPLES, FAST_CASES = 5, 16
 FEWEST_EXAMPLES, DRAWN_SHARE = 10, 4
 SECOND_TRY = ("processes", "browser")  # wait for other processes, which a busy machine may stop for seconds
 
@@ -129,7 +132,23 @@ def mark(items: list[pytest.Item], *, fast: bool, long: bool) -> list[pytest.Ite
         too_slow = fast and any(item.get_closest_marker(name) for name in ("processes", "browser", "slow"))
         if is_long != long or too_slow:
             left_out.append(item)
+    if fast:
+        excluded = set(left_out)
+        left_out += thin_out(item for item in items if item not in excluded)
     return left_out
+
+
+def thin_out(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Return the items beyond ``FAST_CASES`` of each test with more cases; those that stay are spread evenly."""
+    cases = defaultdict(list)
+    for item in items:
+        cases[getattr(item, "function", item)].append(item)
+    return [
+        item
+        for row in cases.values()
+        for number, item in enumerate(row)
+        if len(row) > FAST_CASES and number * FAST_CASES // len(row) == (number - 1) * FAST_CASES // len(row)
+    ]
 
 
 class ProcessGuard:

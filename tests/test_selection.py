@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.selection import ProcessGuard, count_examples, find_marks, mark, mark_share
+from tests.selection import FAST_CASES, ProcessGuard, count_examples, find_marks, mark, mark_share
 
 
 class Starter:
@@ -81,6 +82,20 @@ def test_no_case_of_a_list_is_lost(request: pytest.FixtureRequest) -> None:
     assert short == {"(0,)", "(3,)", "(6,)"}
     assert short | long == {item.name for item in items}
     assert not short & long
+
+
+@pytest.mark.parametrize("cases", [1, FAST_CASES, FAST_CASES + 1, 100])
+def test_few_of_many_cases_are_fast(cases: int, request: pytest.FixtureRequest) -> None:
+    items = [
+        pytest.Function.from_parent(request.node.parent, name=str(number), callobj=uses_nothing)
+        for number in range(cases)
+    ]
+    assert mark(items, fast=False, long=False) == []
+    left_out = {int(item.name) for item in mark(items, fast=True, long=False)}
+    kept = [number for number in range(cases) if number not in left_out]
+    assert len(kept) == min(cases, FAST_CASES)
+    gaps = {after - before for before, after in itertools.pairwise([*kept, cases])}
+    assert max(gaps) <= min(gaps) + 1
 
 
 def test_starts_of_package_processes_are_detected() -> None:

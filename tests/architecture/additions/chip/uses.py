@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from shared import JOB, LAYOUT, NODE
+from shared import JOB, LAYOUT, NODE, TINY
 
-from fivefold.job import Job
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
@@ -14,4 +13,4 @@ machine, model = resolve("z9:8", local=Path()), build_model("llama3-8b")
 steps = [predict(model=model, machine=item, layout=LAYOUT, job=JOB).time.step_seconds for item in (machine, NODE)]
 assert steps[0] == steps[1], steps
 assert machine.chip.memory_bytes == 2 * NODE.chip.memory_bytes
-assert search(model=model, machine=machine, job=Job(sequence=2048, global_batch=16)).best
+assert search(model=TINY, machine=machine, job=JOB).best
