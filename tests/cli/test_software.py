@@ -28,6 +28,7 @@ def torchtitan_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_settings(change_setting(load_settings(), "stack", "torchtitan"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torchtitan_user")
 def test_a_plan_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
     shown = run("plan", *WORDS, "--tokens", "1e10", "--write", "run.toml")

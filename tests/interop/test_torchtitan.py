@@ -229,6 +229,7 @@ TITANS = Range(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["torchtitan", "torchtitan-0.2"])
 def test_written_config_is_read_back(to: str, tmp_path: Path) -> None:
     refused = [check_round_trip(plan, to=to, folder=tmp_path) for plan in plans("torchtitan", count=40, among=TITANS)]

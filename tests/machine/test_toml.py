@@ -75,6 +75,7 @@ tables = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(tables)
 def test_any_table_reads_back(values):
     assert tomllib.loads(toml.emit(values)) == values

@@ -50,6 +50,7 @@ def test_a_step_of_any_job(start: int) -> None:
         check_engine(drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1006))
 def test_the_questions_about_any_job(seed: int) -> None:
     check_questions(case(seed))

@@ -101,6 +101,7 @@ def test_parts_of_the_time_add_up(case: Case) -> None:
     assert min(step_time.compute, step_time.bubble, step_time.optimizer, *step_time.exposed.values()) >= 0
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(st.data())
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "deepseek-v2-lite"])
@@ -127,6 +128,7 @@ def test_memory_grows_with_batch_sequence_and_depth(case: Case) -> None:
     assert peak < case.estimate(model=case.model.replace(layers=2 * case.model.layers)).peak_bytes
 
 
+@pytest.mark.slow
 @SOME
 @given(cases(layout="mbs1"))
 def test_zero_orders_states_and_peaks(case: Case) -> None:
@@ -212,6 +214,7 @@ def list_recomputations(case: Case) -> list[Estimate]:
     return [case.estimate(ac=ac) for ac in ("none", "selective", "full")]
 
 
+@pytest.mark.slow
 @SOME
 @given(cases())
 def test_recomputation_saves_memory_and_never_time(case: Case) -> None:
@@ -237,6 +240,7 @@ def test_under_zero_3_recomputation_is_free_where_gathers_are_waited_for(case: C
     assert all(after >= before * (1 - EXACT) for before, after in pairwise(seconds))
 
 
+@pytest.mark.slow
 @SOME
 @given(cases())
 def test_more_tokens_take_longer(case: Case) -> None:
@@ -267,6 +271,7 @@ def list_better_machines(machine: Machine) -> dict[str, Machine]:
     }
 
 
+@pytest.mark.slow
 @SOME
 @given(cases())
 def test_a_better_machine_is_never_slower(case: Case) -> None:
@@ -283,6 +288,7 @@ def test_h100_is_faster_than_a100(case: Case) -> None:
     assert h100.peak_bytes == a100.peak_bytes
 
 
+@pytest.mark.slow
 @SOME
 @given(cases(models=("llama3-8b", "gpt3-175b"), layout="mbs8"))
 def test_a_little_more_costs_a_little_more(case: Case) -> None:

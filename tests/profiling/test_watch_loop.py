@@ -46,6 +46,7 @@ def steps(module: nn.Module, optimizer: torch.optim.Optimizer, count: int, micro
         optimizer.zero_grad()
 
 
+@pytest.mark.slow
 def test_states_flops_and_peak_of_a_loop() -> None:
     module = model()
     optimizer = adamw(module)

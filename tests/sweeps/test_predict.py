@@ -97,6 +97,7 @@ def test_the_best_k_are_those_of_search() -> None:
     assert [row.recomputation for row in Predictor().rows(setting, texts[0])] == ["full"]
 
 
+@pytest.mark.slow
 def test_setting_without_a_layout_is_a_row() -> None:
     ((setting, texts),) = plan_of(models=["tiny"], machines=["h100:2 memory=1MiB"], layouts=["best 2"], sequences=[128])
     (row,) = Predictor().rows(setting, texts[0])

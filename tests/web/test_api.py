@@ -131,6 +131,7 @@ def test_a_page_that_shows_more_does_not_say_so_of_several_machines() -> None:
     assert SearchPage().question().front == 6
 
 
+@pytest.mark.slow
 def test_plan_is_what_the_command_prints(folder: Path) -> None:
     question = {"model": "nano", "machine": "h100:2", "tokens": "1e9", "where": "zero<=1 ac=none mbs=1 pp=1"}
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}

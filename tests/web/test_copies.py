@@ -70,6 +70,7 @@ def test_a_step_is_the_same_by_command_and_in_python(client: TestClient, asked: 
     assert not copies.file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", SEARCHES, ids=lambda asked: " ".join(asked))
 def test_a_search_is_the_same_by_command_and_in_python(folder: Path, asked: dict[str, Any]) -> None:
     question = SearchQuestion(**SMALL | asked)

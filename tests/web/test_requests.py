@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 from tests.web.requests import draw, find_fault, routes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_no_request_breaks_the_server(client: TestClient, seed: int) -> None:
     """The long form, 10,000 of them, is ``python -m tests.endure.requests``."""

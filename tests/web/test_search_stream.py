@@ -36,6 +36,7 @@ def streamed_search(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit]
     return sorted(sent), FOUND.validate_python(json.loads(json.dumps(result)))
 
 
+@pytest.mark.slow
 def test_every_layout_that_fits_is_sent_once(streamed_search: tuple[list[Fit], Any]) -> None:
     fits, result = streamed_search
     assert len({(fit.layout, fit.precision, fit.reduce) for fit in fits}) == len(fits) > 4

@@ -103,6 +103,7 @@ def test_advice_without_need_or_without_effect() -> None:
     assert "is the least that recomputation reaches" in never.reason
 
 
+@pytest.mark.slow
 def test_a_peak_in_the_update_is_no_matter_of_activations() -> None:
     def compute_small_loss(model: nn.Module) -> Tensor:
         return model(torch.randn(2, WIDTH)).square().mean()

@@ -227,6 +227,7 @@ def test_hugging_face() -> None:
     assert result.remarks == ()
 
 
+@pytest.mark.slow
 def test_the_peak_is_made_of_its_categories_and_known_places() -> None:
     result = examine(Tied, tied_loss)
     at = result.steady

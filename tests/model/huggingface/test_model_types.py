@@ -60,6 +60,7 @@ def test_the_list_of_types_is_that_of_transformers() -> None:
     assert theirs - READ <= {"gpt-sw3"}  # every type that builds a class of ours is read by its own defaults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "parameters"), [("internlm3", 8_804_241_408), ("iquestcoder", 39_794_283_520)])
 def test_a_type_with_the_class_of_another_has_its_own_defaults(kind: str, parameters: int) -> None:
     bare = {"model_type": kind}
@@ -77,6 +78,7 @@ def test_biases_of_internlm3_are_read_under_both_names() -> None:
         from_config({**config, "bias": False}, name="x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", mark_share(SHARES, range(SHARES)))
 def test_another_model_of_transformers_is_refused_beside_every_known_architecture(share: int) -> None:
     for at, (family, read) in enumerate({**FAMILIES, **WRAPPERS}.items()):

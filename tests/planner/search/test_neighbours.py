@@ -63,6 +63,7 @@ def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model) -> N
         assert all(is_legal(item, model=model, job=FEW, machine=planner.machine) for item in plain)
 
 
+@pytest.mark.slow
 def test_a_walk_takes_the_best_change_each_time_and_ends_where_none_helps() -> None:
     planner = Planner(model=SHALLOW, machine=make_tight_machine(4, gib=0.8), job=FEW)
     start = Layout.parse("pp2 tp2 mbs1 zero0")

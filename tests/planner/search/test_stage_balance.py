@@ -54,6 +54,7 @@ def test_stages_that_cannot_be_balanced_stay() -> None:
     assert balance(Layout.parse("pp4"), Planner(model=HEAVY, machine=MACHINE, job=job)) is None
 
 
+@pytest.mark.slow
 def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() -> None:
     where = Where.parse("pp=4 schedule=1f1b mbs=1 ac=none")
     result = search(model=HEAVY, machine=MACHINE, job=FEW, where=where, within=0.02)
@@ -111,6 +112,7 @@ def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recomp
     assert best[0] < 0.85 * seconds(planner, base.replace(ac="full"))
 
 
+@pytest.mark.slow
 def test_from_where_one_is_it_is_one_change() -> None:
     planner = Planner(model=HEAVY, machine=NODE, job=FEW)
     start = Layout.parse("dp2 pp4 zero1 mbs1")

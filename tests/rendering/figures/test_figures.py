@@ -156,6 +156,7 @@ def test_each_is_one_command(words: tuple[str, ...], said: list[str], tmp_path: 
     assert "NaN" not in text
 
 
+@pytest.mark.slow
 def test_a_picture_is_also_png_and_pdf(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):

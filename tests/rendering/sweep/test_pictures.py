@@ -96,6 +96,7 @@ def test_heat_map_of_the_best_in_each_cell(tmp_path: Path) -> None:
     assert "null" not in texts
 
 
+@pytest.mark.slow
 def test_a_panel_for_each_of_what_else_varies(tmp_path: Path) -> None:
     both = GRID + [item.replace(batch=1024) for item in GRID]
     assert {"batch 256", "batch 1,024"} <= set(draw_texts("mfu", both, tmp_path))
@@ -124,6 +125,7 @@ def test_scaling(tmp_path: Path) -> None:
     assert {"dp", "dp·tp", "8", "16", "tokens/s per GPU"} <= set(texts)
 
 
+@pytest.mark.slow
 def test_memory_and_mfu_by_sequence(tmp_path: Path) -> None:
     texts = draw_texts("memory", LONG, tmp_path)
     assert {"8,192", "16,384", "32,768", "ac=none", "ac=full", "activations", "optimizer"} <= set(texts)

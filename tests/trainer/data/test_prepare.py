@@ -69,6 +69,7 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
 def test_prepared_tokens_decode_to_the_text(tokenizer: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
@@ -129,6 +130,7 @@ def test_processes_write_the_same_bytes(texts: Path, tmp_path: Path, monkeypatch
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_of_what_was_read(texts: Path, tmp_path: Path) -> None:
     """Of random corpora, two have one exactly if both splits hold the same tokens; how they are cut says nothing."""
     draw, known = random.Random(12), {}
@@ -157,6 +159,7 @@ def test_a_duplicate_never_lies_on_both_sides(texts: Path, tmp_path: Path) -> No
     assert opened.index.heldout.documents >= 20
 
 
+@pytest.mark.slow
 def test_prepared_shards_are_reused_until_something_changes(texts: Path, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
 
@@ -227,6 +230,7 @@ def test_ctrl_c_leaves_nothing(workers: int, texts: Path, tmp_path: Path) -> Non
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_failed_run_leaves_what_was_there(texts: Path, tmp_path: Path) -> None:
     prepare(str(texts), directory=tmp_path / "out")
     before = contents(tmp_path / "out")

@@ -129,6 +129,7 @@ def test_gradients_are_those_of_no_recomputation(name: str, ac: str, train_plain
     assert difference(train(model, ac, order=(2, 0, 1), layers=2), train_plain(model)) < 1e-6
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     chosen=st.sets(st.sampled_from(RECOMPUTABLE), min_size=1),

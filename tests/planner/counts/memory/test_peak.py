@@ -63,6 +63,7 @@ def test_more_sharding_of_states_never_takes_more_memory() -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(mbs=st.sampled_from([1, 2, 4]), sequence=st.integers(16, 512), zero=st.integers(0, 3))
 def test_peak_grows_with_batch_and_sequence(mbs: int, sequence: int, zero: int) -> None:
@@ -76,6 +77,7 @@ def test_peak_grows_with_batch_and_sequence(mbs: int, sequence: int, zero: int) 
     assert peak(mbs, sequence) < peak(mbs, sequence + 1)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     mbs=st.sampled_from([1, 2, 4]),
