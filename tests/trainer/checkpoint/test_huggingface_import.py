@@ -365,7 +365,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "family": (
         lambda p: change(p, architectures=["RwkvForCausalLM"]),
-        "architecture 'RwkvForCausalLM' is not supported: its layers, or some of them, are recurrent",
+        "model_type 'llama' is not that of RwkvForCausalLM, and transformers builds the class of model_type",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }

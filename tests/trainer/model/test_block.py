@@ -18,7 +18,7 @@ from fivefold.trainer.model.embed import Embed
 from fivefold.trainer.model.rotary import RowInputs, rotary_tables
 
 MODEL = Model(name="m", layers=1, width=12, heads=2, kv_heads=1, head_dim=4, ffn=20, vocab=16)
-KINDS = get_args(ModelShape.model_fields["block"].annotation)
+KINDS = {*get_args(ModelShape.model_fields["block"].annotation)} - {"norm_stream"}  # which is planned, not trained
 
 
 def build_part(part: nn.Module) -> nn.Module:
@@ -36,7 +36,7 @@ def norm_of(model: Model, block: nn.Module, name: str) -> Callable[[Tensor], Ten
     return lambda x: F.rms_norm(x, (12,), factor, model.norm_epsilon)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 def test_the_kinds_of_block(kind: str, norm: str) -> None:
     model = Model.read(
@@ -75,6 +75,9 @@ def test_the_kinds_of_block(kind: str, norm: str) -> None:
     elif kind == "sandwich":
         y = x + 0.3 * n["norm1_post"](attend(n["norm1"](x)) / 0.3)
         z = y + 0.3 * n["norm2_post"](f(n["norm2"](y)) / 0.3)
+    elif kind == "post_sum":
+        y = n["norm1"](x + attend(x))
+        z = n["norm2"](y + f(y))
     else:
         z = x + attend(n["norm1"](x)) + f(n["norm1" if kind == "parallel_shared" else "norm2"](x))
     torch.testing.assert_close(block(x, rows), z, rtol=1e-5, atol=1e-5)
