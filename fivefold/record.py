@@ -132,7 +132,10 @@ def reword(line: str) -> str:
     for pattern, replacement in (
         (r"Value error, ", ""),
         (r"Input should be a valid integer(, unable to parse string as an integer)?", "must be a whole number"),
-        (r"Unable to parse input string as an integer, exceeded maximum size", "must be a whole number of few digits"),
+        (
+            r"Unable to parse input string as an integer, exceeded maximum size",
+            "must be a whole number with fewer digits",
+        ),
         (r"Input should be a valid number(, unable to parse string as a number)?", "must be a number"),
         (r"Input should be greater than or equal to (\S+)", r"must be \1 or more"),
         (r"Input should be less than or equal to (\S+)", r"must be \1 or less"),

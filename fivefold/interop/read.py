@@ -38,7 +38,7 @@ def read(
     if form is None:
         formats = ", ".join(dict.fromkeys(format_.name for format_ in FORMATS if format_.parse))
         raise UserError(
-            f"{document.origin}: unknown kind of config, without keys of {formats}; name a config of one of these"
+            f"{document.origin}: not a config that is known: it has no keys of {formats}; name a config of one of these"
         )
     result = form.read(document, asked)
     if result.model is not None and asked.model is None:

@@ -115,7 +115,10 @@ class Layout(Record):
     def _check_stages(self) -> None:
         stages = self.pp * self.v
         if self.stages and len(self.stages) != stages:
-            raise ValueError(f"{stages_word(self.stages)} lists {len(self.stages)} stages, but pp·v={stages}")
+            raise ValueError(
+                f"{stages_word(self.stages)} lists {len(self.stages)} stages, but pp·v={stages}; "
+                f"list {stages}, or change pp or v"
+            )
         if not _AC.fullmatch(self.ac):
             groups = self.recomputation.split("+")
             unknown = next((group for group in groups if group not in RECOMPUTABLE), self.ac)
@@ -353,7 +356,7 @@ def _parse_offload(token: str) -> tuple[str, ...]:
 
 def _degree(token: str, digits: str) -> int:
     if len(digits) > len(str(RANKS)) or int(digits) < 1:
-        raise UserError(f"layout token {token!r}: a degree is 1 to {RANKS}")
+        raise UserError(f"layout token {token!r}: each number must be from 1 to {RANKS}")
     return int(digits)
 
 

@@ -48,7 +48,7 @@ def compare(cases: Sequence[ComparedCase], *, risk: float = FITS_RISK) -> Compar
     """
     distinct = list(dict.fromkeys(cases))
     if not 2 <= len(distinct) <= MAX_VARIANTS:
-        raise UserError(f"{len(distinct)} different variants; compare takes 2 to {MAX_VARIANTS} variants")
+        raise UserError(f"the number of different variants is {len(distinct)}, and must be from 2 to {MAX_VARIANTS}")
     facts = _facts(distinct)
     variants = [_variant(*fields) for fields in zip(ascii_uppercase, distinct, facts, strict=False)]
     predicted = [

@@ -62,7 +62,7 @@ def test_from_a_file_is_as_by_words(
         (("write", "dp8", "--to", "torchtitan"), "needs a model; add --model NAME"),
         (("write", "dp8 zero3", "--model", "tiny", "--to", "torchtitn"), "unknown format 'torchtitn'; did you mean"),
         (("read", "README.md"), "ends in .md; configs end in"),
-        (("read", "pyproject.toml"), "unknown kind of config"),
+        (("read", "pyproject.toml"), "not a config that is known"),
     ],
 )
 def test_user_errors_are_one_line(
@@ -136,7 +136,7 @@ def test_compare_takes_configs_and_other_layouts(
         ((), "nothing to compare; give"),
         (("--gpus", "h100:8"), "is valid with --from FILE only"),
         (("--from", "FILE", "dp8"), "needs a machine"),
-        (("--from", "FILE", "--gpus", "h100:8"), "1 different variants"),
+        (("--from", "FILE", "--gpus", "h100:8"), "the number of different variants is 1"),
         (("--from", "FILE", "--gpus", "h100:8", "--seq", "512", "dp8 zero3"), "drop the job options"),
     ],
 )

@@ -176,7 +176,9 @@ def test_compare_is_what_the_command_prints(client: TestClient) -> None:
         client.get("/api/compare", params=query | {"precisions": names}) for names in ("bf16,fp8", ["bf16", "fp8"])
     ]
     assert several[0].json() == several[1].json()
-    assert "1 different variants" in client.get("/api/compare", params={"layout": "dp8"}).json()["detail"]
+    assert (
+        "the number of different variants is 1" in client.get("/api/compare", params={"layout": "dp8"}).json()["detail"]
+    )
 
 
 @pytest.mark.slow
