@@ -12,7 +12,7 @@ I: width of all N heads of d dims. The scan computes chunks of C tokens by matmu
     4Cd²    the state: its part of the output, its update
 
 The first chunk has no state, the last one updates none. The backward computes the states again, as
-``ChunkSimpleGLAFunction`` of fla-org/flash-linear-attention@0395eef:fla/ops/simple_gla/chunk.py does, which
+``ChunkSimpleGLAFunction`` of fla-org/flash-linear-attention@07784bc:fla/ops/simple_gla/chunk.py does, which
 ``chunk_lightning_attn`` of fla/ops/lightning_attn/chunk.py calls. transformers runs the same matmuls without a kernel.
 """
 
