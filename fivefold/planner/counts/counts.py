@@ -82,6 +82,7 @@ class Counts:
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._parts: dict[tuple[object, ...], UnitStates] = {}
         self._local: dict[tuple[object, ...], tuple[Sharded, ...]] = {}
+        self._weights: dict[tuple[Name, bool], list[Weight]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[UnitGroup, int], ...], ...]] = {}
         self._first_equal_stages: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.caches = Caches()  # of the modules that count from these counts
@@ -274,11 +275,18 @@ class Counts:
 
     def weights(self, layout: Layout, name: Name) -> list[Weight]:
         """Return a unit's unsharded weights; a tied table is in both ends if embedding and head are on two ranks."""
+        has_table = name == "head" and self.model.shares_table and ends_on_different_ranks(layout)
+        key = name, has_table
+        if key not in self._weights:
+            self._weights[key] = self._list_weights(name, has_table=has_table)
+        return self._weights[key]
+
+    def _list_weights(self, name: Name, *, has_table: bool) -> list[Weight]:
+        """Return ``weights``; ``has_table``: the head has a copy of the embedding's table."""
         if name == "embed":
             return list(embedding_weights(self.model))
         if name == "head":
-            shared = self.model.shares_table and ends_on_different_ranks(layout)
-            return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if shared else ())]
+            return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if has_table else ())]
         assert isinstance(name, Kind)
         block = block_weights(self.model, self.example[name])
         return list(block if self.job.adapter is None else with_adapters(block, self.job.adapter))
