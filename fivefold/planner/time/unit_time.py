@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import takewhile
+from operator import itemgetter
 from typing import NamedTuple
 
 from fivefold.job import Job
@@ -24,6 +25,7 @@ from fivefold.planner.time.network import MessageTime, Network
 from fivefold.stack.spec import Stack
 
 AXES = ("tp", "cp", "ep", "etp")
+HOST_LAUNCHES = "host launches"  # what the launches of kernels add to their seconds on the device
 
 
 class UnitTime(NamedTuple):
@@ -38,7 +40,7 @@ class UnitTime(NamedTuple):
         float, ...
     ]  # exposed seconds if no message of an axis in ``Stack.overlap`` were overlapped
     backward_unoverlapped: tuple[float, ...]
-    longest: str  # the operation or message that takes most
+    longest: str  # the operation or message that takes most, or ``HOST_LAUNCHES``
 
 
 class UnitKernels(NamedTuple):
@@ -319,7 +321,9 @@ class UnitTimer:
             forward + self.contention * self.overlapped[0],
             backward + self.contention * self.overlapped[1],
         )
+        longest = self.longest
         if self.nccl:
+            device_seconds = forward + backward + weight
             per_launch = self.constants.compiled_launch_share if self.job.stack.is_compiled else 1
             host = self.machine.chip.launch_seconds * per_launch
             forward_launch, backward_launch = (host * times for times in self._launches())
@@ -337,11 +341,12 @@ class UnitTimer:
                 both = combine_host_and_device(device, backward_launch - backward_exposed, self.constants)
                 slowdown = both / device if device else 1.0
                 backward, weight = backward * slowdown, weight * slowdown
+            longest = max(longest, (HOST_LAUNCHES, forward + backward + weight - device_seconds), key=itemgetter(1))
         forward_by_axis, backward_by_axis, forward_alone, backward_alone = (
             tuple(side.values()) for side in (*self.exposed, *self.unoverlapped)
         )
         return UnitTime(
-            forward, backward, weight, forward_by_axis, backward_by_axis, forward_alone, backward_alone, self.longest[0]
+            forward, backward, weight, forward_by_axis, backward_by_axis, forward_alone, backward_alone, longest[0]
         )
 
 

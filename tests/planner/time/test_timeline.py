@@ -19,7 +19,7 @@ from fivefold.planner.time.action_time import action_costs, pass_seconds
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.stage_time import StageSeconds, stage_seconds
 from fivefold.planner.time.steady_state import Extrapolated, distinct_tasks, extrapolate
-from fivefold.planner.time.unit_time import AXES
+from fivefold.planner.time.unit_time import AXES, HOST_LAUNCHES
 from fivefold.record import UserError
 
 JOB = Job(sequence=2048, global_batch=64)
@@ -62,6 +62,17 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights)
     assert sum(parts) == pytest.approx(step_time.seconds, rel=1e-6)
     assert step_time.compute > 0
     assert step_time.longest_part
+
+
+def test_a_step_of_small_kernels_takes_most_time_in_host_launches():
+    def longest_part(model: str, job: Job = JOB) -> str:
+        estimate = planner(job, machine="h100:8", model=model).estimate(Layout.parse("dp8"))
+        return estimate.step_time.longest_part
+
+    graphs = JOB.replace(stack=JOB.stack.replace(cuda_graphs="full"))
+    assert longest_part("tiny") == HOST_LAUNCHES
+    assert longest_part("tiny", graphs) != HOST_LAUNCHES
+    assert longest_part("llama3-8b") != HOST_LAUNCHES
 
 
 def extrapolate_step(layout, count, duration, *, hop: float, first_equal_stages) -> Extrapolated:
