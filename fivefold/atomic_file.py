@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,9 +10,13 @@ from pathlib import Path
 
 from fivefold.record import RunFailure
 
+NAME_ANOTHER = "name another path"
+FREE_SPACE = f"free some space or {NAME_ANOTHER}"
+ADVICE = {errno.ENOSPC: FREE_SPACE, errno.EDQUOT: FREE_SPACE}
+
 
 @contextmanager
-def replace_file(path: Path, *, contents: str, advice: str = "free some space or name another path") -> Iterator[Path]:
+def replace_file(path: Path, *, contents: str, advice: str = "") -> Iterator[Path]:
     """Yield a temporary path next to ``path`` that replaces it when the block ends.
 
     After an error or an interruption ``path`` is as it was, and the temporary file is gone. The folder is created.
@@ -24,7 +29,7 @@ def replace_file(path: Path, *, contents: str, advice: str = "free some space or
     contents
         What the file holds, for the error: "the trace".
     advice
-        What the user can do, for the end of the error.
+        What the user can do, for the end of the error. Default: by the cause.
 
     Raises
     ------
@@ -39,6 +44,7 @@ def replace_file(path: Path, *, contents: str, advice: str = "free some space or
         if not direct:
             os.replace(temporary, path)
     except OSError as error:
+        advice = advice or ADVICE.get(error.errno or 0, NAME_ANOTHER)
         raise RunFailure(f"{path}: {contents} cannot be written: {error.strerror or error}; {advice}") from None
     finally:
         if not direct:

@@ -1,5 +1,6 @@
 """Files are written completely or not at all."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,19 @@ def test_error_names_path_contents_reason_and_advice(tmp_path: Path) -> None:
         replace_file(path, contents="the table", advice="name another file with --out"),
     ):
         pass
+
+
+def test_advice_fits_the_cause(tmp_path: Path) -> None:
+    def write(path: Path, error: OSError | None = None) -> None:
+        with replace_file(path, contents="the table") as file:
+            if error:
+                raise error
+            file.write_text("rows")
+
+    with pytest.raises(RunFailure, match="cannot be written: Is a directory; name another path"):
+        write(tmp_path)
+    with pytest.raises(RunFailure, match="No space left on device; free some space or name another path"):
+        write(tmp_path / "table.csv", OSError(errno.ENOSPC, "No space left on device"))
 
 
 def test_device_is_written_to_and_not_replaced() -> None:
