@@ -217,6 +217,7 @@ def _machine(machines: list[Machine], links: list[CollectivePoint], *, ranks: in
         device=first.chip.name.partition(",")[0],
         backend=first.backend,
         torch=calibration.torch,
+        # of a host: ranks on CPU share it
         memory_bytes=min(machine.chip.memory_bytes for machine in machines) * (local if first.backend == "gloo" else 1),
     )
     host_only = Calibration.model_validate(calibration.model_dump() | {"collectives": slowest["collectives"]})

@@ -50,11 +50,9 @@ def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> in
     for bound in field.metadata:
         settings |= {"min": bound.ge} if isinstance(bound, Ge) else {"max": bound.le} if isinstance(bound, Le) else {}
     form = argument or option
-    if option.parser and isinstance(default, float) and default >= 1e12:
-        default = f"{default / 1e12:g}T"  # as a user writes it
-    settings |= (
-        {"show_default": f"{default / 1e12:g}T"} if isinstance(default, float) and default >= 1e12 else {}
-    )  # tokens
+    if isinstance(default, float) and default >= 1e12:  # tokens, as a user writes them
+        shown = f"{default / 1e12:g}T"
+        settings["show_default"], default = shown, shown if option.parser else default
     settings |= {"autocompletion": getattr(completion, form.completion)} if form.completion else {}
     settings |= {"metavar": form.metavar} if form.metavar else {}
     if argument is None:

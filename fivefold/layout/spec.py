@@ -172,7 +172,7 @@ class Layout(Record):
     def parse(cls, text: str) -> Layout:
         """Parse text such as ``dp2 zero1 mbs4``; a ``UserError`` names the invalid token."""
         if not text.strip():
-            raise UserError(f"layout {text!r} is empty; write such as 'dp8 zero1', or dp1 for a single GPU")
+            raise UserError(f"layout {text!r} is empty; write for example 'dp8 zero1', or dp1 for a single GPU")
         fields: dict[str, object] = {}
         for token in split_tokens(text):
             for key, value in read_token(token).items():
@@ -309,7 +309,7 @@ def spell_token(token: str) -> str:
             )
         return _ZERO_STAGES[match[1]] + (match[2] or "")
     if match := _COUNTED_DATA_PARALLEL.fullmatch(token):
-        raise UserError(f"layout token {token!r}: dp gives the number of GPUs; write 'dp{match[2]} {match[1]}'")
+        raise UserError(f"layout token {token!r}: dp gives the number of replicas; write 'dp{match[2]} {match[1]}'")
     return token
 
 

@@ -446,7 +446,9 @@ def _read(path: Path) -> Machine:
     base = values.pop("base")
     chip = re.split("[: ]", base.lower())[0] if isinstance(base, str) else None
     if chip not in ROWS:
-        raise UserError(f"{path}: base={base!r} does not begin with a chip of the catalog; write such as 'l40s:320'")
+        raise UserError(
+            f"{path}: base={base!r} does not begin with a chip of the catalog; write for example 'l40s:320'"
+        )
     base_fields = resolve(str(base), local=path).model_dump() | {"name": path.stem}
     return Machine.read(_merge(base_fields, values), origin=str(path))
 

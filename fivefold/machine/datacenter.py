@@ -83,7 +83,7 @@ def apply_assumptions(words: Sequence[str]) -> Site:
         if key not in READ:
             raise make_unknown_name_error(key, list(READ), kind="assumption")
         if not equals or not text:
-            raise UserError(f"--assume {word!r} is not NAME=VALUE; write such as failures=2 or grid=france")
+            raise UserError(f"--assume {word!r} is not NAME=VALUE; write for example failures=2 or grid=france")
         try:
             values |= READ[key](text)
         except ValueError as error:
@@ -99,13 +99,13 @@ def parse_seconds(text: str) -> float:
 def _parse_quantity(text: str, units: Mapping[str, float], *, such: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", text)
     if match is None or match[2] not in units:
-        raise ValueError(f"is not a number and a unit; write such as {such}")
+        raise ValueError(f"is not a number and a unit; write for example {such}")
     return float(match[1]) * units[match[2]]
 
 
 def _number(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
-        raise ValueError("is not a number; write such as 1.2")
+        raise ValueError("is not a number; write for example 1.2")
     return float(text)
 
 

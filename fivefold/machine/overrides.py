@@ -81,14 +81,14 @@ def _price(machine: Machine, value: str) -> Machine:
 
 def _number(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", text):
-        raise ValueError("is not a number; write such as 2.5")
+        raise ValueError("is not a number; write for example 2.5")
     return float(text)
 
 
 def _parse_quantity(text: str, units: Mapping[str, float], *, such: str) -> float:
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([A-Za-z]+)", text)
     if match is None or match[2] not in units:
-        raise ValueError(f"is not a number and a unit; write such as {such}")
+        raise ValueError(f"is not a number and a unit; write for example {such}")
     return float(match[1]) * units[match[2]]
 
 

@@ -371,7 +371,9 @@ class ModelShape(Record):
             raise ValueError("norm_gate_rank is of norms before each branch: take block='pre'")
         self._check_factors()
         if self.residual_by_depth and (self.residual_scale != 1 or self.block.startswith("parallel")):
-            raise ValueError("residual_by_depth scales each sum: leave residual_scale and parallel blocks out")
+            raise ValueError(
+                "residual_by_depth scales each residual sum: leave residual_scale out and take no parallel block"
+            )
         if self.position == "alibi" and self.attention_softcap is not None:
             raise ValueError("attention_softcap is not supported with position='alibi': leave one out")
         self._check_latent()
@@ -428,7 +430,7 @@ class ModelShape(Record):
             raise ValueError("joins_mamba2 is of pre-norm layers with grouped attention: leave mixers and mla out")
         parts = len(self.multipliers.mixer_parts) if self.multipliers is not None else 0
         if self.multipliers is not None and not self.joins_mamba2:
-            raise ValueError("multipliers are of layers with joins_mamba2: leave them out")
+            raise ValueError("multipliers need joins_mamba2=true: give it, or leave them out")
         if parts not in (0, 5):
             raise ValueError(f"multipliers.mixer_parts has {parts} factors, not five, of z, x, B, C and dt")
 
@@ -470,7 +472,9 @@ class ModelShape(Record):
         if not any(map(self.has_window, range(self.layers))):
             raise ValueError("sliding is given, but no layer slides: leave it out, or give window")
         if self.mla is not None and (self.sliding_mla is None or self.sliding != Sliding(heads=self.sliding.heads)):
-            raise ValueError("with mla sliding has heads alone, and needs sliding_mla: leave it out, or give both")
+            raise ValueError(
+                "with mla, sliding may set only heads, and needs sliding_mla: leave sliding out, or give both"
+            )
         own, others = self._attention(slides=True), self._attention(slides=False)
         if self.mla is None and own.head_dim != others.head_dim and self.temperature is not None:
             raise ValueError(

@@ -262,6 +262,8 @@ def _scale_heads(model: Model, share: float) -> Sliding:
     own = model.attention_shapes[-1]
     kv_heads = max(1, round(own.kv_heads * share))
     assert model.sliding is not None
+    if model.mla is not None:  # of latent attention every head has keys of its own
+        return model.sliding.replace(heads=kv_heads)
     return model.sliding.replace(kv_heads=kv_heads, heads=own.heads // own.kv_heads * kv_heads)
 
 

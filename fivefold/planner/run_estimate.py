@@ -32,7 +32,7 @@ NEVER = 100 * 365 * DAY  # between failures; a run that never fails is saved as 
 def validate_tokens(tokens: float) -> float:
     """Return ``tokens`` if a run can have that many. Otherwise raises a ``UserError``."""
     if not 1 <= tokens <= RUN_TOKENS:
-        raise UserError(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
+        raise UserError(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write for example 1e12")
     return tokens
 
 

@@ -276,7 +276,7 @@ def section(what: Section) -> str:
     """Return a section of a view: its heading, then its table or pairs."""
     body = what.body
     if isinstance(body, Parts):
-        raise TypeError(f"the parts of {what.title} are drawn as bars")
+        raise TypeError(f"section {what.title!r} holds parts; draw them as bars")
     if isinstance(body, Grid):
         content = grid(body) if body.rows else paragraph("none", kind="soft")
     else:

@@ -63,7 +63,8 @@ def _cases(
     if not names or not texts:
         missing = "machine" if not names else "layout"
         raise UserError(
-            f"compare needs a {missing}; write such as: fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'"
+            f"compare needs a {missing}; write for example: fivefold compare llama3-8b h100:8 'dp8 zero1' "
+            "'dp4 tp2 zero1'"
         )
     model, machines = resolve(words[0]), [machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]

@@ -71,7 +71,8 @@ AdapterText = Annotated[
 AttentionKernel = Annotated[
     Attention | None,
     Field(
-        description="Attention kernel; unfused stores the T x T scores. Default: that of --stack (flash for fivefold)."
+        description="Attention kernel. blocks pads heads of latent attention to one dim, as PyTorch does on CPU; "
+        "unfused stores the T x T scores. Default: that of --stack (flash for fivefold)."
     ),
 ]
 Settings = Annotated[

@@ -102,7 +102,7 @@ def apply_prices(machines: Sequence[Machine], prices: Sequence[str]) -> list[Mac
 def _range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,7})-([0-9]{1,7})", text)
     if match is None or not 0 < int(match[1]) <= int(match[2]):
-        raise UserError(f"--ranks {text!r} is not a range of ranks; write such as 64-512")
+        raise UserError(f"--ranks {text!r} is not a range of ranks; write for example 64-512")
     return int(match[1]), int(match[2])
 
 
@@ -114,5 +114,5 @@ def _deadline(text: str) -> float:
     except ValueError as error:
         raise UserError(f"--deadline {text!r} {error}") from None
     if not seconds:
-        raise UserError(f"--deadline {text!r} is not a time; write such as 30d")
+        raise UserError(f"--deadline {text!r} is not a time; write for example 30d")
     return seconds

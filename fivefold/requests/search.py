@@ -108,7 +108,10 @@ def search_layouts(
 
 
 def measure_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:
-    """Return the best layouts by measured time; measured units are stored in the machine file of ``local``."""
+    """Return the best layouts by measured time.
+
+    The measured times of blocks, embedding and head are stored in the machine file of ``local``.
+    """
     from fivefold.machine.toml import read, write
     from fivefold.rendering.progress import bar
     from fivefold.requests.machines import local_file

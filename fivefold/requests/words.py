@@ -39,7 +39,7 @@ def parse_length(text: str | float) -> int | float:
 def split_list(text: str, *, option: str) -> tuple[str, ...]:
     """Return the entries of ``a,b``; raises ``UserError`` naming ``option`` if one is empty."""
     if text and not all(word.strip() for word in text.split(",")):
-        raise UserError(f"{option} {text!r} is not a list; write such as a,b")
+        raise UserError(f"{option} {text!r} is not a list; write for example a,b")
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -47,5 +47,5 @@ def parse_bytes(text: str, *, option: str = "--budget") -> int:
     """Return ``24GiB`` in bytes."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([KMG]i?B|B)", text.strip())
     if match is None or float(match[1]) * UNITS[match[2]] < 1:
-        raise UserError(f"{option} {text!r} is not a size; write such as 24GiB or 500MiB")
+        raise UserError(f"{option} {text!r} is not a size; write for example 24GiB or 500MiB")
     return int(float(match[1]) * UNITS[match[2]])

@@ -85,7 +85,10 @@ class Sweep(Record):
         return sweep
 
     def requests(self) -> list[str]:
-        """Return what is requested for every setting: layout texts, perhaps with an open degree, and ``best K``."""
+        """Return what is requested for every setting: layout texts and ``best K``.
+
+        A layout text may leave a degree open (``dp*``).
+        """
         texts: list[str] = []
         for line in self.layouts:
             expanded = [line] if _BEST.fullmatch(line.strip()) else alternatives(line)

@@ -64,5 +64,5 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["24", "GiB", "-1GiB", "0GiB", "24 gigs"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(UserError, match="write such as 24GiB or 500MiB"):
+    with pytest.raises(UserError, match="write for example 24GiB or 500MiB"):
         parse_bytes(text)

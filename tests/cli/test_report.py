@@ -160,7 +160,7 @@ def test_report_of_files_that_commands_wrote() -> None:
         ((), "nothing to report; write fivefold report RUN"),
         (("--from", "a.toml"), "add only the machine, such as --gpus h100:64"),
         (("nano", "h100:2", "--from", "a.toml", "--gpus", "h100:2"), "add only the machine"),
-        (("nano",), "report nano needs a machine; write such as: fivefold report nano h100:8"),
+        (("nano",), "report nano needs a machine; write for example: fivefold report nano h100:8"),
         (("own",), "report own needs a machine"),
         (("own/config.json",), "report own/config.json needs a machine"),
         (

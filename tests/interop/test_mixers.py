@@ -30,7 +30,11 @@ LACKING: list[tuple[Model, str]] = [
 @pytest.mark.parametrize("to", ["megatron", "bridge", "nanotron", "torchtitan", "torchtitan-0.2"])
 def test_a_config_that_would_drop_a_part_of_the_model_is_not_written(to: str, model: Model, lacks: str) -> None:
     plan = ConfigPlan(model=model, layout=Layout(dp=8), job=Job(sequence=4096, global_batch=8))
-    says = f"can express .* only with {lacks}" if to in ("megatron", "bridge") else f"^model '{model.name}'"
+    says = (
+        f"cannot express model .*: read back, it has {lacks}"
+        if to in ("megatron", "bridge")
+        else f"^model '{model.name}'"
+    )
     with pytest.raises(UserError, match=says):
         write(plan, to=to)
 

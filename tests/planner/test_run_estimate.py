@@ -180,7 +180,7 @@ def test_assumptions_are_read_by_name() -> None:
         ("pue", "'pue' is not NAME=VALUE"),
         ("pue=0.5", "pue: must be 1 or more"),
         ("grid=mars", "is not a known grid"),
-        ("restart=10", "is not a number and a unit; write such as 90s"),
+        ("restart=10", "is not a number and a unit; write for example 90s"),
         ("failures=-1", "is not a number"),
     ):
         with pytest.raises(UserError, match=line):

@@ -49,7 +49,7 @@ def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
 
     if len(words) != 3:
         raise UserError(
-            f"draw {picture} needs MODEL MACHINE LAYOUT; write such as "
+            f"draw {picture} needs MODEL MACHINE LAYOUT; write for example "
             f"fivefold draw {picture} llama3-8b h100:8 'dp8 zero3 mbs1'"
         )
     model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])

@@ -145,7 +145,7 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
     from fivefold.rendering import report as page
 
     if len(what) == 1:
-        raise UserError(f"report {what[0]} needs a machine; write such as: fivefold report {what[0]} h100:8")
+        raise UserError(f"report {what[0]} needs a machine; write for example: fivefold report {what[0]} h100:8")
     if len(what) > 3:
         raise UserError("a report needs a run's folder, files that a command wrote, or MODEL MACHINE [LAYOUT]")
     model, machine = resolve(what[0]), load_machine(what[1])

@@ -50,7 +50,7 @@ def examine(
     if step is None and loss is None:
         raise UserError("the file defines neither loss(model) nor step(model, optimizer); write one of them")
     if budget_bytes is not None and budget_bytes <= 0:
-        raise UserError(f"a budget of {budget_bytes} bytes is too small; write such as 24GiB")
+        raise UserError(f"a budget of {budget_bytes} bytes is too small; write for example 24GiB")
     check_ranks([("--fsdp", fsdp), ("--tp", tp)])
     user = UserCode(make_model, make_optimizer or _adamw, step or plain_step(loss))  # type: ignore[arg-type]
     on_progress = report or (lambda _: None)

@@ -44,7 +44,7 @@ class _Ranks(NamedTuple):
 def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
     """Explain every file, or of a folder every file that it can; dumps of ranks are explained together.
 
-    ``top``: how many lines are listed.
+    ``top``: how many lines of code are listed, those that hold the most memory.
     """
     explanations: list[Explanation] = []
     ranks = _Ranks({}, [], {}, [])

@@ -41,7 +41,19 @@ class Costs(NamedTuple):
 class Endpoint:
     """The part of one rank in a message, or in several that are issued as one (``batch_isend_irecv``)."""
 
-    __slots__ = ("after", "at", "before", "end", "exchanges", "missing", "open", "posted", "rank", "start", "waiter")
+    __slots__ = (
+        "after",
+        "at",
+        "before",
+        "end",
+        "exchanges",
+        "is_awaited",
+        "missing",
+        "open",
+        "posted",
+        "rank",
+        "start",
+    )
 
     def __init__(self, rank: int, at: int) -> None:
         self.rank, self.at = rank, at  # index of the tape, and of the (first) START event in it
@@ -52,7 +64,7 @@ class Endpoint:
         self.open = 0  # exchanges that have not ended
         self.posted = -1.0  # second of issue; -1: not issued yet
         self.start = self.end = 0.0
-        self.waiter = False  # the rank is blocked in the WAIT for it
+        self.is_awaited = False  # the rank is blocked in the WAIT for it
 
 
 class MatchedEndpoints:
@@ -163,7 +175,7 @@ class Streams:
             self.blocked.pop(index, None)
             blocked = next(simulations[index], None)
             if blocked is not None:
-                blocked.endpoint.waiter = True
+                blocked.endpoint.is_awaited = True
                 self.blocked[index] = blocked
         for exchange in self.exchanges.values():
             for index, at, _ in exchange.parts:
@@ -235,8 +247,8 @@ class Streams:
             endpoint.open -= 1
             endpoint.end = max(endpoint.end, exchange.end)
             if not endpoint.open:
-                if endpoint.waiter:
-                    endpoint.waiter = False
+                if endpoint.is_awaited:
+                    endpoint.is_awaited = False
                     self._runnable.append(endpoint.rank)
                 if endpoint.after is not None:
                     yield endpoint.after

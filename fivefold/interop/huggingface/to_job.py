@@ -238,7 +238,7 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     replica_count = values[f"{PARALLEL}dp_replicate_size"]
     if replica_count > 1:
         if replicas % replica_count:
-            raise UserError(f"{values.origin}: dp_replicate_size={replica_count} does not divide {replicas} ranks")
+            raise UserError(f"{values.origin}: dp_replicate_size={replica_count} does not divide dp·cp={replicas}")
         fields["layout.shard_group"] = replicas // replica_count
     elif strategy.startswith("HYBRID") and replicas > per_node and replicas % per_node == 0:
         fields["layout.shard_group"] = per_node

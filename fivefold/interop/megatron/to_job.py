@@ -364,8 +364,8 @@ def parse_stages(text: str, *, origin: str) -> tuple[int, ...]:
         expanded = next_expanded
     if not re.fullmatch(r"[tmEL|]+", expanded) or len(expanded) > 100_000:
         raise UserError(
-            f"{origin}: pipeline_model_parallel_layout {text!r} has other letters than E, t, m, L and |; write such as "
-            "Et*3|t*4L"
+            f"{origin}: pipeline_model_parallel_layout {text!r} has other letters than E, t, m, L and |; write for "
+            "example Et*3|t*4L"
         )
     return tuple(stage.count("t") for stage in expanded.split("|"))
 

@@ -103,7 +103,7 @@ def _precision(values: Values) -> Recipe:
         return recipe("fp32")
     if values["model.dtype"] not in ("bfloat16", "float16"):
         raise UserError(
-            f"{values.origin}: model.dtype is {values['model.dtype']!r}; it is bfloat16, float16 or float32"
+            f"{values.origin}: model.dtype is {values['model.dtype']!r}; it must be bfloat16, float16 or float32"
         )
     base = recipe("bf16" if values["model.dtype"] == "bfloat16" else "fp16")
     if values[f"{OPTIMIZER}accumulate_grad_in_fp32"]:

@@ -84,8 +84,8 @@ def read_mamba2(config: Config) -> dict[str, Any]:
         dim = inner // heads
     if not isinstance(dim, int) or dim * heads != inner:
         raise config.mistake(
-            f"{heads} heads of a state of {dim} dims are not {config.ssm_expand} · hidden_size={config.hidden_size} "
-            "wide, with which transformers' code fails; change one"
+            f"heads · head dim = {heads} · {dim} is not expand · hidden_size = {config.ssm_expand} · "
+            f"{config.hidden_size}, with which transformers' code fails; change one"
         )
     return {"head_dim": dim, **read_states(config), **read_limits(config)}
 
@@ -93,7 +93,7 @@ def read_mamba2(config: Config) -> dict[str, Any]:
 def read_mamba(config: Config) -> dict[str, Any]:
     """Return the fields of Mamba layers, which are ``expand`` times as wide as the stream."""
     if config.ssm_rank != "auto" and not isinstance(config.ssm_rank, int):
-        raise config.mistake(f"rank {config.ssm_rank!r} of the steps is no number; give one, or 'auto'")
+        raise config.mistake(f"time_step_rank={config.ssm_rank!r} is no number; give one, or 'auto'")
     return {
         "inner": config.ssm_expand * config.hidden_size,
         "state": config.ssm_state,

@@ -40,14 +40,15 @@ class Incumbents:
     """The ``top`` best, the fastest under each of ``levels`` memory budgets, and the losers by cause.
 
     ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``best_only``: only the best must
-    be found, and what is within ``slack`` of it. ``improved``: told each better layout and its score; ``fitted``: told
-    every evaluated layout that fits.
+    be found, and what is within ``slack`` of it. ``improved``: called with each better layout and its score;
+    ``fitted``: called with every evaluated layout that fits.
 
     ``work``: that of the search, which allows a gap to the optimum once it is large; without it, the best is exact. If
     ``any_will_do``, the search ends there without a layout.
 
-    ``largest_peak``: which the predicted peak of no layout exceeds that fits. ``largest_tight``: the same of those that
-    are tight, of which the best is found too, if it beats all that fit; 0: they are not looked at.
+    ``largest_peak``: no layout that fits has a larger predicted peak. ``largest_tight``: the same of tight layouts,
+    which have a higher risk of running out of memory than is allowed; the best of them is found too, if it beats all
+    that fit. 0: they are not looked at.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Incumbents:
         self.slack, self.work = slack, work
         self.largest_peak, self.largest_tight = largest_peak, max(largest_peak, largest_tight)
         self.looks_at_tight = largest_tight > largest_peak
-        self.none_fits = False  # of the space that is searched, so that only tight ones are looked for
+        self.none_fits = False  # no layout of the space that is searched; tight ones are then looked for alone
         self.is_undecided = False  # layouts that may fit were dropped as the work was spent before one was found
         self.tight: EvaluatedLayout | None = None
         self.best: list[EvaluatedLayout] = []

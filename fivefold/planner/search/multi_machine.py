@@ -102,7 +102,7 @@ def _check(machines: Sequence[Machine], by: Goal) -> None:
     if without_power:
         raise UserError(
             f"--by energy: the watts of {', '.join(without_power)} are not known; "
-            f"write such as '{without_power[0]}:8 watts=300'"
+            f"write for example '{without_power[0]}:8 watts=300'"
         )
 
 

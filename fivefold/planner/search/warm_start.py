@@ -75,9 +75,10 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
 
 
 def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections, done: int) -> bool:
-    """Evaluate some layout that fits, or a tight one; False where there is neither, when all count as too large.
+    """Evaluate some layout that fits, or a tight one; return False if there is neither.
 
-    ``rejections`` and ``done``: those before this space.
+    ``rejections`` and ``done``: layouts that were rejected and counted before this space. If none fits, all of this
+    space count as too large.
     """
     incumbents = solver.incumbents
     sizes = Incumbents(

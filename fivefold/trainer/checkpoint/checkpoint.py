@@ -220,7 +220,7 @@ def _check_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None
     if saved[TEXT] != current[TEXT]:
         raise UserError(
             f"{path}: was trained on another text ({saved[TEXT][:12]}, and the corpus is now {current[TEXT][:12]}), or "
-            f"with another share of it held out; give back the text, its order and data.heldout, or start a new run"
+            f"with another share of it held out; restore the text, its order and data.heldout, or start a new run"
         )
 
 

@@ -132,7 +132,9 @@ def load_template(tokenizer: Path | None, *, file: Path | None = None) -> ChatTe
         source, origin = _default_template(config.get("chat_template")), str((folder or Path()) / CONFIG_FILE)
     if not source:
         where = (
-            f"{folder} has no {TEMPLATE_FILE}, and no chat_template in {CONFIG_FILE}" if folder else "it has no files"
+            f"{folder} has no {TEMPLATE_FILE}, and no chat_template in {CONFIG_FILE}"
+            if folder
+            else "a tokenizer that was built here has none"
         )
         raise UserError(
             f"tokenizer {tokenizer or 'built here'}: no chat template: {where}; "

@@ -189,7 +189,7 @@ def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
 
 def _document_end(file: BinaryIO, offset: int, limit: int) -> int:
     """Return the end of the line at ``offset``; if it is ``limit`` or more bytes away, the next UTF-8 character."""
-    if offset == 0:
+    if offset == 0:  # a document begins with the file
         return 0
     file.seek(offset)
     line = file.readline(limit)

@@ -150,7 +150,10 @@ def _extract_prompt(record: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping
     """Return a record of preferences whose prompt is the messages with which both completions begin."""
     chosen, rejected = (_field(record, key) for key in keys[1:])
     if isinstance(chosen, str) or isinstance(rejected, str):
-        raise SampleError(f"has no key {keys[0]!r}, and only messages may begin with their prompt; add it")
+        raise SampleError(
+            f"has no key {keys[0]!r}, and chosen and rejected are texts, which cannot contain it (lists of messages "
+            "can); add it"
+        )
     both = read_messages(chosen), read_messages(rejected)
     common = next((at for at, (one, other) in enumerate(zip(*both, strict=False)) if one != other), min(map(len, both)))
     if not common or common == min(map(len, both)):

@@ -54,8 +54,8 @@ class _Attention(nn.Module):
         self.run: Run = call_directly
         self.kernels: Kernels = EAGER
         slides, self.shape = model.has_window(layer), model.attention(layer)
-        self.rotates, self.tempers = model.has_rope(layer), model.has_temperature(layer)
-        self.own_tables = slides and model.rope_theta_sliding is not None
+        self.rotates, self.has_temperature = model.has_rope(layer), model.has_temperature(layer)
+        self.has_sliding_rope = slides and model.rope_theta_sliding is not None
         self.chunk = model.window if slides and model.window_kind == "chunks" else None
         self.rule = AttentionMask.from_layer(model, layer=layer)
         self.core: Core | Unfused = Flash(self.rule)
@@ -154,12 +154,12 @@ class GroupedAttention(_Attention):
         if self.norms_heads and not self.norms_rotated:
             q, k = self._normalize(q, k)
         if self.rotates:
-            tables = rows.rotary(own=self.own_tables)
+            tables = rows.rotary(own=self.has_sliding_rope)
             q = self.run("rope.q", self.kernels.rotate_first, q, *tables)
             k = self.run("rope.k", self.kernels.rotate_first, k, *tables)
         if self.norms_heads and self.norms_rotated:
             q, k = self._normalize(q, k)
-        if self.tempers:
+        if self.has_temperature:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return (q, k, v), gate
 
@@ -197,7 +197,7 @@ class LatentAttention(_Attention):
 
     def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         mla, tokens = self.mla, rows.tokens
-        tables = rows.rotary(own=self.own_tables) if self.rotates else None
+        tables = rows.rotary(own=self.has_sliding_rope) if self.rotates else None
         q, kv, gate = self._project_down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
@@ -213,7 +213,7 @@ class LatentAttention(_Attention):
         else:
             q = self.run("rope.q", self.kernels.rotate_last, q, *tables)
             k = self.run("rope.k", self.kernels.append_rotated, k, key, *tables)
-        if self.tempers:
+        if self.has_temperature:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return (q, k, v), gate
 
@@ -222,9 +222,9 @@ class LatentAttention(_Attention):
         mla, tokens = self.mla, rows.tokens
         q = _split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
         if self.rotates:
-            tables = rows.rotary(own=self.own_tables)
+            tables = rows.rotary(own=self.has_sliding_rope)
             q, key = self.kernels.rotate_last(q, *tables), self.kernels.rotate_last(key, *tables)
-        if self.tempers:
+        if self.has_temperature:
             q = self.kernels.rotate_first(q, *rows.temperature())
         k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), key), dim=-1)
         return q, k, k[..., : mla.kv_rank]

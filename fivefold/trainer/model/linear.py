@@ -320,26 +320,26 @@ def begin_input_gradient(gradients: Sequence[Tensor], linears: tuple[Linear, ...
 
 
 def _accumulate_grads(
-    linears: tuple[Linear, ...], again: Wait, *, inner: list[Tensor], outer: list[Tensor | None], in_sums: bool
+    linears: tuple[Linear, ...], wait_input: Wait, *, inner: list[Tensor], outer: list[Tensor | None], in_sums: bool
 ) -> None:
     """Compute and accumulate weight and bias gradients one by one, so that each can be freed before the next.
 
-    ``again``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: gradients of the layers'
+    ``wait_input``: waits for the input. ``inner``: gradients of the GEMM outputs; ``outer``: gradients of the layers'
     outputs, for the biases, because under row-parallel sp each rank has only its rows of them. None: no bias.
     """
     gemms = linears[0].gemms
-    columns = gemms.columns(again())
+    columns = gemms.columns(wait_input())
     # all buffers first: after a GEMM a CPU's caches hold none of this
-    rooms = [_room(linear.matrix) if in_sums and gemms.adds else None for linear in linears]
-    for linear, product, output, room in zip(linears, inner, outer, rooms, strict=True):
+    buffers = [_room(linear.matrix) if in_sums and gemms.adds else None for linear in linears]
+    for linear, product, output, buffer in zip(linears, inner, outer, buffers, strict=True):
         if linear.bias is not None and output is not None:
             accumulate_grad(linear.bias, output.sum(0))
-        if room is None:
+        if buffer is None:
             accumulate_grad(linear.matrix, gemms.wgrad(product, columns))
         else:
-            gemms.add_wgrad(product, columns, room)
-    for linear, room in zip(linears, rooms, strict=True):
-        if room is not None:
+            gemms.add_wgrad(product, columns, buffer)
+    for linear, buffer in zip(linears, buffers, strict=True):
+        if buffer is not None:
             linear.matrix.collect(None)  # type: ignore[attr-defined]
 
 

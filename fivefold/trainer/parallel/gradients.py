@@ -162,7 +162,10 @@ class Gradients:
         return self._received[index] > 0
 
     def accumulate(self, index: int, gradient: Tensor | Cast | None) -> None:
-        """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
+        """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk.
+
+        A ``Cast`` is a gradient in fp8 with its scales.
+        """
         if gradient is None:
             return
         columns = self._sums_of(index)

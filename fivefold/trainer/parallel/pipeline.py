@@ -185,7 +185,7 @@ class Pipeline:
         """Hand the output of ``part`` to the next stage: keep it if that stage is on this rank, else start an isend."""
         if rows.shape != self.shape or rows.dtype != self.dtype:
             actual, expected = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
-            raise ValueError(f"{format_part(part)} made rows of {actual}, but {expected} travel")
+            raise ValueError(f"{format_part(part)} made rows of {actual}, but stages exchange {expected}")
         target = receiver(part, path=self.table.paths[part[2]])
         if target is None:
             self._local_rows[part] = rows

@@ -33,7 +33,7 @@ from fivefold.web.pages.stream import Begun, Fit, Stream
 from fivefold.web.question import SearchQuestion, replace_ranks
 from fivefold.web.site import WebServer
 
-CROSSING = 150  # lines of the parallel coordinates
+MAX_LINES = 150  # of the parallel coordinates
 CHOICE_AXES = ("tp", "cp", "pp", "ep", "v", "dp", "zero", "mbs", "ac")
 SKETCHED, DRAWN = 10, 400  # layouts in the table while a search runs, and points of its picture at the end
 FITS: tuple[Column[Fit], ...] = (
@@ -196,7 +196,7 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
 
 def draw_choices(asked: SearchQuestion, fits: Sequence[Fit]) -> Raw:
     """Draw the choices of the fastest layouts that fit, with their memory and step time, as parallel coordinates."""
-    fits = sorted(fits, key=lambda fit: fit.seconds)[:CROSSING]
+    fits = sorted(fits, key=lambda fit: fit.seconds)[:MAX_LINES]
     layouts = [Layout.parse(fit.layout) for fit in fits]
     size, unit = byte_unit(max((fit.peak_bytes for fit in fits), default=1))
     scale, time_name = time_unit(max((fit.seconds for fit in fits), default=1.0))

@@ -38,8 +38,8 @@ def size(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
-def scale_of(model: Model) -> float:
-    return model.attention_scale or model.head_dim**-0.5
+def scale_of(model: Model, layer: int) -> float:
+    return model.attention_scale or model.attention(layer).head_dim ** -0.5
 
 
 LAST = {entry.config["model_type"]: name for name, entry in CATALOG.items()}  # of each architecture
@@ -55,10 +55,12 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
     assert model.parameters == size(module) + (count_mtp_parameters(module) if model.mtp else 0)
     assert model.replace(source="") == build_model(name).replace(source="")  # the old keys and those of transformers 5
     scales = [part.scaling for part in module.modules() if hasattr(part, "scaling")]
-    attentions = sum(model.has_attention(layer) for layer in range(model.layers))
-    assert scales == pytest.approx([scale_of(model)] * attentions, rel=1e-12)
-    norms = [part for part in module.modules() if "Norm" in type(part).__name__]
-    assert {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms} == {
+    attentions = filter(model.has_attention, range(model.layers))
+    assert scales == pytest.approx([scale_of(model, layer) for layer in attentions], rel=1e-12)
+    # that of an indexer is a constant of its own
+    norms = [part for name, part in module.named_modules() if "Norm" in type(part).__name__ and "indexer" not in name]
+    epsilons = {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms}
+    assert epsilons - {None} == {  # None: a gated norm, whose inner norm has it
         model.norm_epsilon,
         model.mla.norm_epsilon if model.mla else model.norm_epsilon,
     }

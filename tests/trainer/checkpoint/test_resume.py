@@ -163,7 +163,7 @@ def test_another_text() -> None:
         assert_line(
             line,
             r"run/checkpoints/step-00000012: was trained on another text \([0-9a-f]{12}, and the corpus is now "
-            r"[0-9a-f]{12}\), or with another share of it held out; give back the text, its order and data.heldout, "
+            r"[0-9a-f]{12}\), or with another share of it held out; restore the text, its order and data.heldout, "
             r"or start a new run",
         )
     rewrite(lambda text: text)

@@ -27,7 +27,9 @@ def _build_falcon_h1(config: Config) -> Model:
     width = config.ssm_inner or config.ssm_expand * config.hidden_size
     dim = width // config.ssm_heads if config.ssm_head_dim == "auto" else config.ssm_head_dim
     if not isinstance(dim, int) or dim * config.ssm_heads != width:
-        raise config.mistake(f"{config.ssm_heads} heads of a state of {dim} dims are not {width} wide; change one")
+        raise config.mistake(
+            f"mamba_n_heads={config.ssm_heads} · mamba_d_head={dim} is not mamba_d_ssm={width}; change one"
+        )
     if config.ssm_bias != config.ssm_out_bias:
         raise config.mistake("mamba_proj_bias and projectors_bias differ, which is not supported; give both one value")
     order = "before_gate" if config.norms_before_gate else "after_gate"

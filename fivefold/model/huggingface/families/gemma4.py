@@ -70,7 +70,7 @@ def _read_full_layers(config: Config, slides: list[bool]) -> tuple[int, int]:
     transformers writes them as keys of single layers (``per_layer_config``).
     """
     head_dim, kv_heads = read_head_dim(config), config.num_key_value_heads or config.num_attention_heads
-    if isinstance(config.per_layer_config, str):
+    if isinstance(config.per_layer_config, str):  # the default of files that lack the key
         own = config.global_key_value_heads if config.ties_values else None
         return config.global_head_dim or head_dim, own or kv_heads
     given = {str(layer).lstrip("0") or "0": keys for layer, keys in (config.per_layer_config or {}).items()}

@@ -517,7 +517,11 @@ def _list_gather_bytes(
 
 
 def _count_freed_gathers(rules: PassRules, unit: UnitGroupMemory, *, is_regathered: bool) -> int:
-    """Return the bytes of gathered weights that a backward frees; ``is_regathered``: a block's are gathered for it."""
+    """Return the bytes of gathered weights that a backward frees.
+
+    ``is_regathered``: the weights of a block are gathered again for the backward. Where the head shares the embedding
+    table, its backward frees the table too.
+    """
     own_bytes = (
         unit.states.gathered if rules.gathers_weights and (is_regathered or _stays_gathered(rules, unit.group)) else 0
     )
@@ -768,9 +772,9 @@ def _with_bucket(
     *,
     ends: bool,
 ) -> LiveBytes:
-    """Return a moment of a backward with the bucket's copy.
+    """Add to a moment of a backward the bucket's flat copy of gradients, and the shards since the first reduction.
 
-    It is at the end of a unit that fills the bucket, and has shards from then on.
+    ``ends``: the moment is the end of the unit, which may fill the bucket.
     """
     unit, last = units[group_index], group_index == 0
     earlier_bytes = sum(group.group.times * group.states.sums for group in units[group_index + 1 :])
