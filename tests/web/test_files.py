@@ -90,8 +90,8 @@ def test_an_explanation_names_cause_and_change_and_no_folder(examples: TestClien
     ("files", "said"),
     [
         ((), "there is no file"),
-        (("dropped:7/rank0.json",), "drop the file again"),
-        (("dropped:../demo.toml",), "drop the file again"),
+        (("dropped:7/rank0.json",), "upload the file again"),
+        (("dropped:../demo.toml",), "upload the file again"),
         (("../README.md",), "outside of the folder"),
         (("/etc/passwd",), "outside of the folder"),
         (("demo.sh",), "is no"),
@@ -122,8 +122,8 @@ def test_large_files_are_refused_and_the_oldest_removed(examples: TestClient, mo
         examples.post("/files", params={"name": name}, content=b"loss" * 20).json()["file"] for name in ("a", "../b c")
     )
     assert second.endswith("/.._b_c")
-    assert "drop the file again" in read(examples, "explain", files=first)[1]
-    assert "drop the file again" not in read(examples, "explain", files=second)[1]
+    assert "upload the file again" in read(examples, "explain", files=first)[1]
+    assert "upload the file again" not in read(examples, "explain", files=second)[1]
 
 
 def test_another_site_cannot_drop_files(examples: TestClient) -> None:
