@@ -34,6 +34,7 @@ def test_the_page_has_every_question() -> None:
     assert set(QUESTIONS) == set(get_args(Question))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default::fivefold.record.UsageWarning")
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_answers_are_those_of_the_copied_command(client: TestClient, folder: Path, question: str) -> None:

@@ -21,6 +21,7 @@ from tests.cli.commands import run
 from tests.web.browser import NEEDS_CHROMIUM, is_within_window, list_violations
 from tests.web.conftest import SECRET
 
+pytestmark = pytest.mark.slow  # the server reads files in a process of its own
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRACES = ("traces/rank0.json.gz", "traces/rank1.json.gz")
 
