@@ -58,8 +58,8 @@ def _write(model: Model) -> dict[str, Any]:
             "linear_num_heads": net.heads,
             "short_conv_kernel_size": net.taps,
             "kda_safe_gate": net.lower_bound is not None,
+            "kda_lower_bound": net.lower_bound or -5.0,
         }
-        sizes |= {"kda_lower_bound": net.lower_bound or -5.0}
     return {
         **list_layer_kinds(model),
         **sizes,

@@ -11,16 +11,8 @@ from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
-FIELDS: dict[str, Any] = {
-    "norm": "layernorm",
-    "norm_epsilon": 1e-5,
-    "mlp": "plain",
-    "position": "learned",
-    "position_offset": 2,
-    "qkv_bias": True,
-    "out_bias": True,
-    "mlp_bias": True,
-}
+BIASES: dict[str, Any] = {"norm": "layernorm", "mlp": "plain", "qkv_bias": True, "out_bias": True, "mlp_bias": True}
+FIELDS: dict[str, Any] = BIASES | {"norm_epsilon": 1e-5, "position": "learned", "position_offset": 2}
 WHOLE = {"layerdrop": Supported((0,), "layers that are left out at random")}
 TENSORS = decoder.TENSORS | {
     "norm1": "self_attn_layer_norm",
@@ -41,11 +33,16 @@ def _build_opt(config: Config) -> Model:
     return build_model(config, **FIELDS)
 
 
-def _build_biogpt(config: Config) -> Model:
-    """Build BioGPT: the embedding is multiplied by the root of its width."""
+def build_scaled(config: Config, **fields: Any) -> Model:
+    """Build a model whose embedding is multiplied by the root of its width, and dropped as hidden values are."""
     scale = config.hidden_size**0.5 if config.mup_enabled else 1.0
     dropout = config.hidden_dropout
-    return build_model(config.replace(embedding_dropout=dropout), **FIELDS, embedding_scale=scale)
+    return build_model(config.replace(embedding_dropout=dropout), **fields, embedding_scale=scale)
+
+
+def write_scaled(model: Model) -> dict[str, Any]:
+    """Return the key that says whether the embedding is multiplied."""
+    return {"scale_embedding": model.embedding_scale != 1}
 
 
 OPT = Family(
@@ -111,8 +108,8 @@ BIOGPT = Family(
     },
     overwritten=("layer_norm_eps",),
     supported={**WHOLE, "activation_dropout": Supported((0,), "dropout within the MLP")},
-    to_model=_build_biogpt,
-    write=lambda model: {"scale_embedding": model.embedding_scale != 1},
+    to_model=lambda config: build_scaled(config, **FIELDS),
+    write=write_scaled,
     tensors=TENSORS
     | {
         "blocks": "biogpt.layers.{}",

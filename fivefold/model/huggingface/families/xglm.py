@@ -8,26 +8,12 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import GPT_KEYS, drop_keys
 from fivefold.model.huggingface.families.gpt2 import PLACES
-from fivefold.model.huggingface.families.opt import TENSORS, WHOLE
+from fivefold.model.huggingface.families.opt import BIASES, TENSORS, WHOLE, build_scaled, write_scaled
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
-FIELDS: dict[str, Any] = {
-    "norm": "layernorm",
-    "mlp": "plain",
-    "position": "sinusoidal",
-    "qkv_bias": True,
-    "out_bias": True,
-    "mlp_bias": True,
-}
-
-
-def _build_xglm(config: Config) -> Model:
-    """Build XGLM: the embedding is multiplied by the root of its width."""
-    scale = config.hidden_size**0.5 if config.mup_enabled else 1.0
-    dropout = config.hidden_dropout
-    return build_model(config.replace(embedding_dropout=dropout), **FIELDS, norm_epsilon=1e-5, embedding_scale=scale)
+FIELDS: dict[str, Any] = BIASES | {"position": "sinusoidal"}
 
 
 def _build_ctrl(config: Config) -> Model:
@@ -67,8 +53,8 @@ XGLM = Family(
         "add_cross_attention": Supported((False,), "cross-attention"),
         "pad_token_id": Supported((1, 0, None), "a table of positions with a row of zeros that texts reach"),
     },
-    to_model=_build_xglm,
-    write=lambda model: {"scale_embedding": model.embedding_scale != 1},
+    to_model=lambda config: build_scaled(config, **FIELDS, norm_epsilon=1e-5),
+    write=write_scaled,
     tensors=TENSORS
     | {
         "blocks": "model.layers.{}",
