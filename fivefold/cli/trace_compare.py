@@ -44,14 +44,14 @@ def _dry_run(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tup
     In that case the reason is printed.
     """
     from fivefold.dry_run import dryrun
-    from fivefold.dry_run.time.pictures import spans
+    from fivefold.dry_run.time.pictures import list_action_spans
 
     dry_run = dryrun(model=model, machine=machine, layout=layout, job=run.job, table=run.table(layout))
-    if dry_run.step is None or dry_run.played is None or dry_run.table is None:
+    if dry_run.step is None or dry_run.simulation is None or dry_run.table is None:
         say(f"no dry run: {dry_run.findings[0]}")
         return None, []
     rows = zip(dry_run.ranks, dry_run.table.rows, strict=True)
-    return dry_run.step, [spans(dry_run.played, dry_run.steady_tapes[rank], row) for rank, row in rows]
+    return dry_run.step, [list_action_spans(dry_run.simulation, dry_run.steady_tapes[rank], row) for rank, row in rows]
 
 
 def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, dry_run: Rows) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 from fivefold.dry_run import match, report
 from fivefold.dry_run.failures import describe_failure, silence_fake_tensor_log
-from fivefold.dry_run.fake.world import differ_over_cp, representatives
+from fivefold.dry_run.fake.world import has_uneven_cp_work, list_representatives
 from fivefold.dry_run.rank_tapes import RankTapes, describe_assumptions, run_rank
 from fivefold.dry_run.report import DryRun, RankSummary
-from fivefold.dry_run.time.play import play
+from fivefold.dry_run.time.simulation import simulate
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
@@ -56,7 +56,7 @@ def dryrun(
     streams, job = machine.can_overlap, job.replace(stack=job.stack.with_device_kernels(gpu=machine.backend == "nccl"))
     job = job if streams else job.replace(overlap=())  # one stream: nothing overlaps with compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-    kept_ranks = {*representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job)), *ranks}
+    kept_ranks = {*list_representatives(layout, by_cp=has_uneven_cp_work(model, layout=layout, job=job)), *ranks}
     rank_summaries: list[RankSummary] = []
     tapes: dict[int, RankTapes] = {}
     run_ranks = range(layout.world) if every_rank else sorted(kept_ranks)
@@ -72,20 +72,22 @@ def dryrun(
             raise
         except Exception as error:
             return DryRun(step=None, findings=(describe_failure(error, rank=rank),))
-        rank_summaries.append(report.summarise(rank_tapes, machine=machine, layout=layout, job=job))
-        tapes[rank] = rank_tapes if rank in kept_ranks else report.messages_only(rank_tapes)
+        rank_summaries.append(report.summarize_rank(rank_tapes, machine=machine, layout=layout, job=job))
+        tapes[rank] = rank_tapes if rank in kept_ranks else report.keep_messages(rank_tapes)
     findings = report.find_out_of_memory(rank_summaries, model=model, machine=machine, layout=layout, job=job)
-    mismatches = _message_findings(list(tapes.values()), streams=streams)
+    mismatches = _find_message_errors(list(tapes.values()), streams=streams)
     if mismatches:
         return DryRun(step=None, findings=(*findings, *mismatches), rank_summaries=tuple(rank_summaries))
     tapes = {rank: tapes[rank] for rank in sorted(kept_ranks)}
     steady = [tapes_of_rank.steady for tapes_of_rank in tapes.values()]
-    timed_step = play(steady, machine=machine, job=job, world=layout.world)
-    step = report.step(rank_summaries, steady[0], timed_step, model=model, machine=machine, layout=layout, job=job)
-    return DryRun(step, findings, tuple(rank_summaries), tapes, timed_step, table, describe_assumptions(model, job))
+    simulation = simulate(steady, machine=machine, job=job, world=layout.world)
+    step = report.build_dry_run_step(
+        rank_summaries, steady[0], simulation, model=model, machine=machine, layout=layout, job=job
+    )
+    return DryRun(step, findings, tuple(rank_summaries), tapes, simulation, table, describe_assumptions(model, job))
 
 
-def _message_findings(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:
+def _find_message_errors(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:
     """Return mismatched messages and deadlocks of the first step, or else of the steady step."""
-    of_first_step = match.findings([rank.first for rank in ranks], streams=streams)
-    return of_first_step or match.findings([rank.steady for rank in ranks], streams=streams)
+    first_step_findings = match.findings([rank.first for rank in ranks], streams=streams)
+    return first_step_findings or match.findings([rank.steady for rank in ranks], streams=streams)

@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fivefold.dry_run.record.call_sites import ROOT, TORCH
+from fivefold.dry_run.record.call_sites import REPOSITORY_FOLDER, TORCH_FOLDER
 from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.tape import SCOPE
 from fivefold.record import RunFailure
 
 PACKAGE_FOLDER = str(Path(__file__).parent)
-CANNOT_BE_FAKED = (
-    "torch._subclasses"  # module of the exceptions for values or operations that fake tensors do not support
-)
+# module of the exceptions for values or operations that fake tensors do not support
+FAKE_TENSOR_MODULE = "torch._subclasses"
 
 
 @contextmanager
@@ -41,32 +40,32 @@ def silence_fake_tensor_log() -> Iterator[None]:
 
 def describe_failure(error: Exception, *, rank: int) -> str:
     """Return the finding for ``error``; raises ``RunFailure`` if the dry run itself failed and the job might run."""
-    frames = list(_frames(error.__traceback__))
+    frames = list(_iterate_frames(error.__traceback__))
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     frame, line = next(
-        (f, n) for f, n in reversed(frames) if not f.f_code.co_filename.startswith((TORCH, PACKAGE_FOLDER))
+        (f, n) for f, n in reversed(frames) if not f.f_code.co_filename.startswith((TORCH_FOLDER, PACKAGE_FOLDER))
     )
-    site = f"{frame.f_code.co_filename.removeprefix(ROOT)}:{line} {frame.f_code.co_qualname}"
-    if type(error).__module__.startswith(CANNOT_BE_FAKED) or frames[-1][0].f_code.co_filename.startswith(
+    site = f"{frame.f_code.co_filename.removeprefix(REPOSITORY_FOLDER)}:{line} {frame.f_code.co_qualname}"
+    if type(error).__module__.startswith(FAKE_TENSOR_MODULE) or frames[-1][0].f_code.co_filename.startswith(
         PACKAGE_FOLDER
     ):
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        raised_at = traceback.extract_tb(error.__traceback__)[-1]
         raise RunFailure(
-            f"rank {rank} cannot be dry-run at {site}: {reason} ({Path(where.filename).name}:{where.lineno})"
+            f"rank {rank} cannot be dry-run at {site}: {reason} ({Path(raised_at.filename).name}:{raised_at.lineno})"
         )
-    recorder, operation = _recorder_and_operation(frames)
-    context = [f"rank {rank}", _scope(recorder), _module(frames, recorder)]
+    recorder, operation = _find_recorder_and_operation(frames)
+    context = [f"rank {rank}", _describe_scope(recorder), _find_running_module(frames, recorder)]
     description = ": ".join(filter(None, (operation, reason)))
     return f"{', '.join(filter(None, context))}: {description}; fix {site}"
 
 
-def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+def _iterate_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
     while trace is not None:
         yield trace.tb_frame, trace.tb_lineno
         trace = trace.tb_next
 
 
-def _recorder_and_operation(frames: list[tuple[FrameType, int]]) -> tuple[TapeRecorder | None, str]:
+def _find_recorder_and_operation(frames: list[tuple[FrameType, int]]) -> tuple[TapeRecorder | None, str]:
     """Find, in the frames of the exception, the recorder (or None) and the torch operation that it ran (or "")."""
     name = TapeRecorder.__torch_dispatch__.__qualname__
     operation = next((str(f.f_locals["func"].name()) for f, _ in reversed(frames) if f.f_code.co_qualname == name), "")
@@ -74,7 +73,7 @@ def _recorder_and_operation(frames: list[tuple[FrameType, int]]) -> tuple[TapeRe
     return next((candidate for candidate in candidates if isinstance(candidate, TapeRecorder)), None), operation
 
 
-def _scope(recorder: TapeRecorder | None) -> str:
+def _describe_scope(recorder: TapeRecorder | None) -> str:
     """Return, in words, the scope on the tape when the exception was raised."""
     if recorder is None or recorder.silent:
         return "before the first step"
@@ -83,16 +82,16 @@ def _scope(recorder: TapeRecorder | None) -> str:
     )
 
 
-def _module(frames: list[tuple[FrameType, int]], recorder: TapeRecorder | None) -> str:
+def _find_running_module(frames: list[tuple[FrameType, int]], recorder: TapeRecorder | None) -> str:
     """Return the path of the innermost module that ran; in a backward, of the module that created the autograd node."""
     paths: dict[int, str] = {}
     innermost = ""
     for frame, _ in frames:
-        owner: Any = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
+        frame_self: Any = frame.f_locals.get("self")
+        if isinstance(frame_self, nn.Module):
             if not paths:
-                paths = {id(part): path for path, part in owner.named_modules()}
-            innermost = paths.get(id(owner), innermost)
-        elif isinstance(owner, torch.autograd.function.BackwardCFunction) and recorder is not None:
-            innermost = recorder.places.maker(owner) or innermost
+                paths = {id(submodule): path for path, submodule in frame_self.named_modules()}
+            innermost = paths.get(id(frame_self), innermost)
+        elif isinstance(frame_self, torch.autograd.function.BackwardCFunction) and recorder is not None:
+            innermost = recorder.call_sites.find_creating_module(frame_self) or innermost
     return innermost

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fivefold.dry_run.record.tape import SCOPE, Tape, TapeMessage
 from fivefold.dry_run.time.streams import Endpoint, MatchedEndpoints, Streams
 
-Part = tuple[int, int, TapeMessage]  # index of the tape, index of the START event, message
+IssuedMessage = tuple[int, int, TapeMessage]  # index of the tape, index of the START event, message
 
 
 def findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
@@ -24,8 +24,8 @@ def findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
 
     ``streams``: messages of a communicator run in issue order, as with NCCL; else, as with gloo, in any order.
     """
-    played = Streams(tapes, streams=streams)
-    return _Mismatches(played).list_mismatches() or deadlocks(played)
+    simulation = Streams(tapes, streams=streams)
+    return _Mismatches(simulation).list_mismatches() or find_deadlocks(simulation)
 
 
 # Mismatched messages
@@ -34,86 +34,101 @@ def findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
 class _Mismatches:
     """A search for the first mismatch of each communicator or (sender, receiver) pair: later ones follow from it."""
 
-    def __init__(self, played: Streams) -> None:
-        self.tapes, self.played = played.tapes, played
-        self.lines: dict[Hashable, list[MatchedEndpoints]] = {}
-        for exchange in played.exchanges.values():
-            self.lines.setdefault(exchange.key, []).append(exchange)
+    def __init__(self, simulation: Streams) -> None:
+        self.tapes, self.simulation = simulation.tapes, simulation
+        self.exchanges_by_key: dict[Hashable, list[MatchedEndpoints]] = {}
+        for exchange in simulation.exchanges.values():
+            self.exchanges_by_key.setdefault(exchange.key, []).append(exchange)
 
     def list_mismatches(self) -> list[str]:
         """Return one line per communicator or pair that has a mismatch."""
-        lines = (self._line(sorted(line, key=lambda exchange: exchange.number)) for line in self.lines.values())
-        return [line for line in lines if line]
+        findings = (
+            self._find_first_mismatch(sorted(exchanges, key=lambda exchange: exchange.number))
+            for exchanges in self.exchanges_by_key.values()
+        )
+        return [finding for finding in findings if finding]
 
-    def _line(self, exchanges: list[MatchedEndpoints]) -> str:
+    def _find_first_mismatch(self, exchanges: list[MatchedEndpoints]) -> str:
         for exchange in exchanges:
-            check = self._pair if exchange.parts[0][2].collective == "p2p" else self._group
+            check = self._check_p2p if exchange.messages[0][2].collective == "p2p" else self._check_collective
             mismatch = check(exchange, exchanges)
             if mismatch:
                 return mismatch
         return ""
 
-    def _pair(self, exchange: MatchedEndpoints, exchanges: list[MatchedEndpoints]) -> str:
+    def _check_p2p(self, exchange: MatchedEndpoints, exchanges: list[MatchedEndpoints]) -> str:
         """Compare a send with its receive; return the finding, or "" if they match."""
-        parts = exchange.parts
-        index, _, message = parts[0]
+        messages = exchange.messages
+        index, _, message = messages[0]
         rank, peer = self.tapes[index].rank, message.peer
-        what = f"{_ordinal(exchange.number)} p2p {'from' if message.receives else 'to'} rank {peer}"
-        if len(parts) < len(message.members[:2]) and peer in self.played.places:
-            n_here, n_there = (sum(len(m.parts) > n for m in exchanges) for n in (0, 1))
-            have, lack, fix = ("receives", "sends", "send") if message.receives else ("sends", "receives", "receive")
+        label = f"{_ordinal(exchange.number)} p2p {'from' if message.receives else 'to'} rank {peer}"
+        if len(messages) < len(message.members[:2]) and peer in self.simulation.tape_of_rank:
+            n_here, n_there = (sum(len(exchange_of_key.messages) > n for exchange_of_key in exchanges) for n in (0, 1))
+            has, lacks, fix = ("receives", "sends", "send") if message.receives else ("sends", "receives", "receive")
             return (
-                f"rank {rank} {have} {self.say(parts[0])} as its {what}, but rank {peer} never {lack} it: {n_here} "
-                f"against {n_there} over {message.axis}; {fix} it on rank {peer}, or drop it on rank {rank}"
+                f"rank {rank} {has} {self.describe(messages[0])} as its {label}, but rank {peer} never {lacks} it: "
+                f"{n_here} against {n_there} over {message.axis}; {fix} it on rank {peer}, or drop it on rank {rank}"
             )
-        if len(parts) > 1 and _size(message) != _size(parts[1][2]):
+        if len(messages) > 1 and _dtype_and_numel(message) != _dtype_and_numel(messages[1][2]):
             return (
-                f"rank {rank}: its {what} is {self.say(parts[0])}, which meets {self.say(parts[1])} on rank {peer}; "
-                "send and receive the same numel and dtype in the same order"
+                f"rank {rank}: its {label} is {self.describe(messages[0])}, which meets {self.describe(messages[1])} "
+                f"on rank {peer}; send and receive the same numel and dtype in the same order"
             )
         return ""
 
-    def _group(self, exchange: MatchedEndpoints, exchanges: list[MatchedEndpoints]) -> str:
+    def _check_collective(self, exchange: MatchedEndpoints, exchanges: list[MatchedEndpoints]) -> str:
         """Compare a collective over all its members; return the finding, or "" if they match."""
-        parts = exchange.parts
-        first = parts[0]
+        messages = exchange.messages
+        first = messages[0]
         index, _, message = first
-        own = self.tapes[index].rank
-        members = [member for member in message.members if member in self.played.places]
-        if len(parts) >= len(members) and all(_kind(part[2]) == _kind(message) for part in parts[1:]):
+        first_rank = self.tapes[index].rank
+        members = [member for member in message.members if member in self.simulation.tape_of_rank]
+        if len(messages) >= len(members) and all(
+            _signature(issued[2]) == _signature(message) for issued in messages[1:]
+        ):
             return ""
-        counts = Counter(self.tapes[at].rank for m in exchanges for at, _, _ in m.parts)
+        counts = Counter(
+            self.tapes[tape_index].rank
+            for exchange_of_key in exchanges
+            for tape_index, _, _ in exchange_of_key.messages
+        )
         ending = f"; they issue {', '.join(f'{counts[rank]} on rank {rank}' for rank in members)}"
         uneven = ending if len({counts[rank] for rank in members}) > 1 else ""
         fix = "let every rank of the group issue the same collectives in the same order"
-        what = f"{_ordinal(exchange.number)} collective over {message.axis} of ranks {_abbreviate(message.members)}"
-        for part in parts[1:]:
-            if _kind(part[2]) != _kind(message):
-                rank = self.tapes[part[0]].rank
-                return f"rank {rank}: its {what} is {self.say(part)}, on rank {own} {self.say(first)}{uneven}; {fix}"
-        if len(parts) < len(members):
-            arrived = {self.tapes[at].rank for at, _, _ in parts}
+        label = f"{_ordinal(exchange.number)} collective over {message.axis} of ranks {_abbreviate(message.members)}"
+        for issued in messages[1:]:
+            if _signature(issued[2]) != _signature(message):
+                rank = self.tapes[issued[0]].rank
+                return (
+                    f"rank {rank}: its {label} is {self.describe(issued)}, on rank {first_rank} "
+                    f"{self.describe(first)}{uneven}; {fix}"
+                )
+        if len(messages) < len(members):
+            arrived = {self.tapes[tape_index].rank for tape_index, _, _ in messages}
             missing = [rank for rank in members if rank not in arrived]
-            return f"rank {own}: the {what}, {self.say(first)}, never comes on {_ranks(missing)}{uneven}; {fix}"
+            return (
+                f"rank {first_rank}: the {label}, {self.describe(first)}, never comes on {_format_ranks(missing)}"
+                f"{uneven}; {fix}"
+            )
         return ""
 
-    def say(self, part: Part) -> str:
+    def describe(self, issued: IssuedMessage) -> str:
         """Describe a message, with its scope and site."""
-        return _describe(self.tapes[part[0]], part)
+        return _describe(self.tapes[issued[0]], issued)
 
 
-def _size(message: TapeMessage) -> tuple[str, int]:
+def _dtype_and_numel(message: TapeMessage) -> tuple[str, int]:
     return message.dtype, message.numel
 
 
-def _kind(message: TapeMessage) -> tuple[str, str, int]:
+def _signature(message: TapeMessage) -> tuple[str, str, int]:
     return message.collective, message.dtype, -1 if message.collective == "all_to_all" else message.numel
 
 
 # Deadlocks: cycles in the graph of waiting ranks
 
 
-class _Step(NamedTuple):
+class _WaitLink(NamedTuple):
     """A link of the wait chain: a rank's endpoint of a message that cannot begin."""
 
     endpoint: Endpoint
@@ -121,46 +136,53 @@ class _Step(NamedTuple):
     queued: bool = False  # the endpoint that the previous step needs is queued behind this one on its stream
 
 
-def deadlocks(played: Streams) -> list[str]:
+def find_deadlocks(simulation: Streams) -> list[str]:
     """Simulate the tapes; return a line for the cycle of waiting ranks, then one per rank blocked behind it."""
-    if played.run():
+    if simulation.run():
         return []
-    blocked = {index: blocked.endpoint for index, blocked in played.blocked.items()}
-    path: list[_Step] = []
-    step: _Step | None = _Step(next(iter(blocked.values())), waits=True)
+    blocked = {index: blocked.endpoint for index, blocked in simulation.blocked.items()}
+    path: list[_WaitLink] = []
+    step: _WaitLink | None = _WaitLink(next(iter(blocked.values())), waits=True)
     while step is not None and step.endpoint not in [link.endpoint for link in path]:
         path.append(step)
         step = _predecessor(step.endpoint, blocked)
     if step is not None:
-        begin = next(i for i, link in enumerate(path) if link.endpoint is step.endpoint)
-        path = [step, *path[begin + 1 :]]  # the repeated step, as reached from the last one: it has ``queued`` set
-    ranks = sorted({played.tapes[link.endpoint.rank].rank for link in path})
+        cycle_begin = next(i for i, link in enumerate(path) if link.endpoint is step.endpoint)
+        path = [
+            step,
+            *path[cycle_begin + 1 :],
+        ]  # the repeated step, as reached from the last one: it has ``queued`` set
+    ranks = sorted({simulation.tapes[link.endpoint.rank].rank for link in path})
     fix = (
         "issue them in the same order on both ranks, as one batch, or over groups of their own"
         if any(link.queued for link in path)
         else "start what the other waits for before waiting"
     )
-    lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(_describe_step(link, played) for link in path)}; {fix}"]
+    findings = [
+        f"deadlock of {_format_ranks(ranks)}: {'; '.join(_describe_step(link, simulation) for link in path)}; {fix}"
+    ]
     for index, endpoint in sorted(blocked.items()):
         if not any(link.endpoint.rank == index for link in path):
-            lines.append(f"behind a deadlock, {_describe_step(_Step(endpoint, waits=True), played)}; fix that")
-    return lines
+            findings.append(
+                f"behind a deadlock, {_describe_step(_WaitLink(endpoint, waits=True), simulation)}; fix that"
+            )
+    return findings
 
 
-def _describe_step(step: _Step, played: Streams) -> str:
+def _describe_step(step: _WaitLink, simulation: Streams) -> str:
     """Describe what a rank waits for, or which message blocks its stream."""
-    tape = played.tapes[step.endpoint.rank]
+    tape = simulation.tapes[step.endpoint.rank]
     message = _describe(
-        tape, _find_unstarted(step.endpoint).parts[_find_unstarted(step.endpoint).endpoints.index(step.endpoint)]
+        tape, _find_unstarted(step.endpoint).messages[_find_unstarted(step.endpoint).endpoints.index(step.endpoint)]
     )
-    scope_name = scope(tape, played.blocked[step.endpoint.rank].at) if step.waits else ""
+    scope_name = describe_scope(tape, simulation.blocked[step.endpoint.rank].event) if step.waits else ""
     if step.queued:
         waits_for = f"what it waits for in {scope_name}, " if step.waits else ""
         return f"rank {tape.rank} has its part of that on one stream behind {waits_for}{message}"
     return f"rank {tape.rank} waits in {scope_name} for {message}"
 
 
-def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | None:
+def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _WaitLink | None:
     """Return what must end before this endpoint's message can begin.
 
     It is the WAIT that keeps another member from issuing its part, or the message before that part on its stream; None
@@ -169,31 +191,31 @@ def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | No
     for other in _find_unstarted(endpoint).endpoints:
         if other.posted < 0:
             blocked_endpoint = blocked.get(other.rank)
-            return _Step(blocked_endpoint, waits=True) if blocked_endpoint is not None else None
-        if other.missing and other.before is not None:
-            return _Step(other.before, waits=blocked.get(other.rank) is other.before, queued=True)
+            return _WaitLink(blocked_endpoint, waits=True) if blocked_endpoint is not None else None
+        if other.n_pending and other.previous is not None:
+            return _WaitLink(other.previous, waits=blocked.get(other.rank) is other.previous, queued=True)
     return None
 
 
 def _find_unstarted(endpoint: Endpoint) -> MatchedEndpoints:
     """Return the first message of an endpoint that has not begun."""
-    return next(exchange for exchange in endpoint.exchanges if exchange.missing)
+    return next(exchange for exchange in endpoint.exchanges if exchange.n_pending)
 
 
 # Descriptions
 
 
-def scope(tape: Tape, at: int) -> str:
-    """Describe the scope of event ``at``."""
-    for event in range(at, -1, -1):
-        if tape.events[4 * event] == SCOPE:
-            return str(tape.scopes[tape.events[4 * event + 1]])
+def describe_scope(tape: Tape, event: int) -> str:
+    """Describe the scope of event ``event``."""
+    for earlier in range(event, -1, -1):
+        if tape.events[4 * earlier] == SCOPE:
+            return str(tape.scopes[tape.events[4 * earlier + 1]])
     return "start"
 
 
-def _describe(tape: Tape, part: Part) -> str:
-    _, at, message = part
-    return f"{_describe_message(message)} in {scope(tape, at)} ({tape.sites[message.site]})"
+def _describe(tape: Tape, issued: IssuedMessage) -> str:
+    _, event, message = issued
+    return f"{_describe_message(message)} in {describe_scope(tape, event)} ({tape.sites[message.site]})"
 
 
 def _describe_message(message: TapeMessage) -> str:
@@ -214,5 +236,5 @@ def _abbreviate(members: Sequence[int]) -> str:
     return ", ".join(names if len(names) <= 8 else [*names[:4], "…", *names[-2:]])
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {_abbreviate(ranks)}"

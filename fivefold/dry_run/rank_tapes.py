@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from fivefold.dry_run.fake.world import even_experts, fake_rank, gpu_attention, index_groups
+from fivefold.dry_run.fake.world import fake_rank, index_groups, route_evenly, use_gpu_attention
 from fivefold.dry_run.record.recorder import TapeRecorder
-from fivefold.dry_run.record.repetition import NotRepeatable, PartLog, repeat, shorten
-from fivefold.dry_run.record.replay import play_like_blocks
+from fivefold.dry_run.record.repetition import ActionLog, NotRepeatable, insert_copies, shorten_row
+from fivefold.dry_run.record.replay import replay_equal_blocks
 from fivefold.dry_run.record.tape import Scope, Tape
 from fivefold.job import Job
 from fivefold.layout.schedule.action import Action
@@ -38,7 +38,7 @@ CATEGORIES = {
 PHASES = {"F": "forward", "B": "backward", "BW": "backward", "W": "weights", "FB": "pair"}
 
 # files whose lines are never reported as a site: the line of their caller is reported
-THROUGH = (str(Path(__file__).parents[1] / "trainer" / "parallel" / "collectives.py"),)
+SKIPPED_FILES = (str(Path(__file__).parents[1] / "trainer" / "parallel" / "collectives.py"),)
 
 
 class RankTapes(NamedTuple):
@@ -93,17 +93,17 @@ def _record_rank(
     stack = job.stack.with_device_kernels(gpu=streams)
     kernels = "eager" if stack.is_compiled else stack.kernels
     job = job.replace(compile=False, kernels=kernels, documents="joined")
-    recorder = TapeRecorder(rank=rank, categories=CATEGORIES, through=THROUGH)
+    recorder = TapeRecorder(rank=rank, categories=CATEGORIES, skipped_files=SKIPPED_FILES)
     with fake_rank(layout, rank=rank), recorder:
         recorder.silent = True
         device = torch.device("cpu")
         built = build(model=model, layout=layout, job=job, device=device, table=table, streams=streams)
-        even_experts(built.module)
+        route_evenly(built.module)
         if streams:
-            gpu_attention(built.module)
+            use_gpu_attention(built.module)
         recorder.groups = index_groups(built.ranks)
         if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
-            play_like_blocks(built, model=model, layout=layout, recorder=recorder)
+            replay_equal_blocks(built, model=model, layout=layout, recorder=recorder)
         first, steady = record_steps(built, recorder, model=model, layout=layout, job=job, repeats=repeats)
         weights = (shard.local_weight.weight for shard in built.base_shards)
         return RankTapes(rank, first, steady, built.parameters, {weight.name: weight.numel for weight in weights})
@@ -120,33 +120,33 @@ def record_steps(
     engine.hold_reference()
     pipeline = engine.pipeline
     interleaves = built.ranks.interleaver is not None  # events of two micro-batches then alternate
-    repetition = shorten(pipeline.row) if repeats and not interleaves else None
+    repetition = shorten_row(pipeline.row) if repeats and not interleaves else None
     if repetition is not None:
         pipeline.row = repetition.row
-        run, full = repetition.run_share
+        n_run, n_full = repetition.run_share
         for unit in built.units:
-            unit.gradients.repeat(run, before=full)
-    log = PartLog(pipeline.row)
-    pass_ended = pipeline.on_pass
+            unit.gradients.repeat(n_run, before=n_full)
+    log = ActionLog(pipeline.row)
+    log_pass_end = pipeline.on_pass
 
     def on_action(action: Action) -> None:
-        log.action_begins(len(recorder.tape))
-        recorder.enter_scope(_scope(action))
+        log.log_action_begin(len(recorder.tape))
+        recorder.enter_scope(_make_scope(action))
 
     def on_pass() -> None:
-        assert pass_ended is not None
-        pass_ended()
-        log.pass_ended(len(recorder.tape))
+        assert log_pass_end is not None
+        log_pass_end()
+        log.log_pass_end(len(recorder.tape))
 
     pipeline.on_action, pipeline.on_pass = on_action, on_pass
     recorder.silent = False
     tapes = []
-    with recorder.places.install_hooks(built.module):
+    with recorder.call_sites.install_hooks(built.module):
         for _ in range(2):
             log.begin_step()
-            tapes.append(_step(engine, recorder))
+            tapes.append(_record_step(engine, recorder))
             if repetition is not None:
-                repeat(tapes[-1], log, repetition, recorder=recorder)
+                insert_copies(tapes[-1], log, repetition, recorder=recorder)
     return tapes
 
 
@@ -165,7 +165,7 @@ def describe_assumptions(model: Model, job: Job) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _step(engine: Engine, recorder: TapeRecorder) -> Tape:
+def _record_step(engine: Engine, recorder: TapeRecorder) -> Tape:
     """Record one step on a new tape, which begins with an ALLOC of every live storage."""
     layout, job, built = engine.layout, engine.job, engine.built
     recorder.silent = True
@@ -173,17 +173,17 @@ def _step(engine: Engine, recorder: TapeRecorder) -> Tape:
     engine.tokens = torch.zeros(shape, dtype=torch.long)
     recorder.silent = False
     inputs = [engine.tokens, engine.loads, engine.keys, engine.reference_log_probs]
-    recorder.name([*inputs, *built.module.buffers(), *built.module.tables], "inputs")
-    recorder.name(built.gather_scales(), "fp8 scales")
-    recorder.name(built.weights(), "parameters")
-    recorder.name(built.moments(), "optimizer")
-    recorder.cut()
+    recorder.set_category([*inputs, *built.module.buffers(), *built.module.tables], "inputs")
+    recorder.set_category(built.gather_scales(), "fp8 scales")
+    recorder.set_category(built.weights(), "parameters")
+    recorder.set_category(built.moments(), "optimizer")
+    recorder.finish_tape()
     engine.meter = recorder
     engine.step(engine.tokens)
-    tape = recorder.cut()
+    tape = recorder.finish_tape()
     engine.zero_grad()
     return tape
 
 
-def _scope(action: Action) -> Scope:
+def _make_scope(action: Action) -> Scope:
     return Scope(PHASES[action.kind], action.stage, action.micro_batch)

@@ -15,7 +15,7 @@ from fivefold.dry_run.memory.breakdown import LiveStorage, list_largest, stage_m
 from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.rank_tapes import RankTapes
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
-from fivefold.dry_run.time.play import SimulatedTapes
+from fivefold.dry_run.time.simulation import SimulatedTapes
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.schedule.table import Table
@@ -57,7 +57,7 @@ class DryRun(NamedTuple):
     findings: tuple[str, ...]
     rank_summaries: tuple[RankSummary, ...] = ()
     tapes: Mapping[int, RankTapes] = {}  # by rank: one rank of each pipeline rank, and the requested ranks
-    played: SimulatedTapes | None = None
+    simulation: SimulatedTapes | None = None
     table: Table | None = None  # the pipeline schedule that was run
     assumed: tuple[str, ...] = ()  # differences from the real run
 
@@ -95,21 +95,25 @@ class DryRun(NamedTuple):
         )
 
 
-def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> RankSummary:
+def summarize_rank(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> RankSummary:
     """Reduce a rank's tapes to a ``RankSummary``, so that the tapes can be freed."""
     stage = pipeline_rank(tapes.rank, layout)
     reserved_bytes, shortage = None, ""
     if machine.backend == "nccl":
-        both, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
-        replayed = replay_allocator(both, expandable=expandable, capacity_bytes=available_bytes(machine, layout))
+        tapes_of_rank, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
+        replayed = replay_allocator(
+            tapes_of_rank, expandable=expandable, capacity_bytes=available_bytes(machine, layout)
+        )
         shortage = str(replayed.shortage or "")
-        reserved_bytes = (replay_allocator(both, expandable=expandable) if shortage else replayed).reserved_bytes
+        reserved_bytes = (
+            replay_allocator(tapes_of_rank, expandable=expandable) if shortage else replayed
+        ).reserved_bytes
     flops = sum(tapes.steady.kernels[index].flops for kind, index, *_ in tapes.steady if kind == KERNEL)
     first, steady = (stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
     return RankSummary(tapes.rank, first, steady, reserved_bytes, shortage, flops, tapes.weights)
 
 
-def messages_only(tapes: RankTapes) -> RankTapes:
+def keep_messages(tapes: RankTapes) -> RankTapes:
     """Drop allocations and kernels from a rank's tapes: only messages, waits and scopes remain."""
     return tapes._replace(first=_select_messages(tapes.first), steady=_select_messages(tapes.steady))
 
@@ -128,10 +132,10 @@ def pipeline_rank(rank: int, layout: Layout) -> int:
     return group(layout, "pp").place(rank)
 
 
-def step(
+def build_dry_run_step(
     rank_summaries: Sequence[RankSummary],
     tape: Tape,
-    played: SimulatedTapes,
+    simulation: SimulatedTapes,
     *,
     model: Model,
     machine: Machine,
@@ -139,8 +143,8 @@ def step(
     job: Job,
 ) -> Step:
     """Build the step record. ``tape``: the steady tape of the first representative, whose traffic is reported."""
-    stages = _stages(rank_summaries, layout)
-    reserved_bytes = [share.reserved_bytes for share in rank_summaries if share.reserved_bytes is not None]
+    stages = _list_stage_memory(rank_summaries, layout)
+    reserved_bytes = [summary.reserved_bytes for summary in rank_summaries if summary.reserved_bytes is not None]
     return build_step(
         "dry run",
         model=model,
@@ -151,12 +155,15 @@ def step(
             peak_bytes=max(stage.peak_bytes for stage in stages),
             reserved_bytes=max(reserved_bytes, default=None),
             capacity_bytes=machine.chip.memory_bytes,
-            risk=max(_risk(share, model=model, machine=machine, layout=layout, job=job) for share in rank_summaries),
+            risk=max(
+                _estimate_risk(summary, model=model, machine=machine, layout=layout, job=job)
+                for summary in rank_summaries
+            ),
             stages=stages,
         ),
-        work=_work(rank_summaries, work(model, layout=layout, job=job), layout),
+        work=_count_work(rank_summaries, work(model, layout=layout, job=job), layout),
         traffic=traffic(tape),
-        time=played.time(),
+        time=simulation.time(),
         remarks=describe_idle(layout, machine),
     )
 
@@ -186,17 +193,17 @@ def describe_peak(tapes: RankTapes, *, rows: int = 16) -> RankPeak:
         bytes_by_category[storage.category] += storage.bytes
         module = ".".join("*" if part.isdigit() else part for part in storage.site.module.split("."))
         groups.setdefault((storage.category, module, storage.site.line), []).append(storage)
-    holdings = [_holding(group, *key) for key, group in groups.items()]
-    holdings.sort(key=lambda holding: -holding.bytes)
-    return RankPeak(tapes.rank, dict(bytes_by_category.most_common()), holdings[:rows])
+    tensor_groups = [_summarize_group(group, *key) for key, group in groups.items()]
+    tensor_groups.sort(key=lambda tensors: -tensors.bytes)
+    return RankPeak(tapes.rank, dict(bytes_by_category.most_common()), tensor_groups[:rows])
 
 
-def _holding(together: Sequence[LiveStorage], category: str, module: str, line: str) -> PeakTensors:
-    sizes = [storage.bytes for storage in together]
-    scopes, phases = ({name(storage.scope) for storage in together} for name in (str, lambda scope: scope.phase))
+def _summarize_group(storages: Sequence[LiveStorage], category: str, module: str, line: str) -> PeakTensors:
+    sizes_bytes = [storage.bytes for storage in storages]
+    scopes, phases = ({name(storage.scope) for storage in storages} for name in (str, lambda scope: scope.phase))
     allocated_in = next((min(names) for names in (scopes, phases) if len(names) == 1), "")
     allocated_in = "" if allocated_in == "start" else allocated_in  # live before the step
-    return PeakTensors(sum(sizes), len(sizes), max(sizes), category, allocated_in, module, line)
+    return PeakTensors(sum(sizes_bytes), len(sizes_bytes), max(sizes_bytes), category, allocated_in, module, line)
 
 
 def available_bytes(machine: Machine, layout: Layout) -> int:
@@ -204,19 +211,19 @@ def available_bytes(machine: Machine, layout: Layout) -> int:
     return machine.chip.memory_bytes - driver_bytes(machine, layout)
 
 
-def is_out_of_memory(share: RankSummary, machine: Machine, layout: Layout) -> bool:
+def is_out_of_memory(summary: RankSummary, machine: Machine, layout: Layout) -> bool:
     """Return whether a rank runs out of memory, by size or by fragmentation."""
-    return bool(share.shortage) or share.peak_bytes > available_bytes(machine, layout)
+    return bool(summary.shortage) or summary.peak_bytes > available_bytes(machine, layout)
 
 
-def _risk(share: RankSummary, *, model: Model, machine: Machine, layout: Layout, job: Job) -> float:
+def _estimate_risk(summary: RankSummary, *, model: Model, machine: Machine, layout: Layout, job: Job) -> float:
     """Return the probability that a rank runs out of memory in a real run, given the error of predicted peaks.
 
     Fragmentation is that of the replayed allocator; all of it counts as lost.
     """
-    if is_out_of_memory(share, machine, layout):
+    if is_out_of_memory(summary, machine, layout):
         return 1.0
-    peak, reserved_bytes = share.peak_bytes, share.reserved_bytes
+    peak, reserved_bytes = summary.peak_bytes, summary.reserved_bytes
     totals = (
         None
         if reserved_bytes is None
@@ -230,13 +237,13 @@ def find_out_of_memory(
     rank_summaries: Sequence[RankSummary], *, model: Model, machine: Machine, layout: Layout, job: Job
 ) -> tuple[str, ...]:
     """Return one finding if any rank runs out of memory: the rank with the highest peak, its peak, a layout to try."""
-    failing = [share for share in rank_summaries if is_out_of_memory(share, machine, layout)]
+    failing = [summary for summary in rank_summaries if is_out_of_memory(summary, machine, layout)]
     if not failing:
         return ()
-    available, fullest = available_bytes(machine, layout), max(failing, key=lambda share: share.peak_bytes)
-    if fullest.peak_bytes <= available:
-        return (fullest.shortage,)
-    stage = max(fullest.first, fullest.steady, key=lambda memory: memory.peak_bytes)
+    available, worst = available_bytes(machine, layout), max(failing, key=lambda summary: summary.peak_bytes)
+    if worst.peak_bytes <= available:
+        return (worst.shortage,)
+    stage = max(worst.first, worst.steady, key=lambda memory: memory.peak_bytes)
     driver = machine.chip.memory_bytes - available
     driver_text = f", of which the driver takes {show_bytes(driver)}" if driver else ""
     more_text = (
@@ -246,7 +253,7 @@ def find_out_of_memory(
     )
     advice = _advice(model=model, machine=machine, layout=layout, job=job)
     return (
-        f"rank {fullest.rank} needs {show_bytes(stage.peak_bytes)} at its peak, {stage.peak_cause}, but {machine.name} "
+        f"rank {worst.rank} needs {show_bytes(stage.peak_bytes)} at its peak, {stage.peak_cause}, but {machine.name} "
         f"has {show_bytes(machine.chip.memory_bytes)}{driver_text}{more_text}; {advice}",
     )
 
@@ -256,12 +263,12 @@ def _advice(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
     sharded = range(layout.zero + 1, 4) if layout.dp * layout.cp > 1 else ()
     changes: list[dict[str, object]] = [{"zero": stage} for stage in sharded if stage > 1]
     changes += [{"ac": "selective"}, {"ac": "full"}, {"mbs": 1}]
-    nearest = layout
+    candidate = layout
     for change in changes:
-        nearest = nearest.replace(**change)
-        memory = _predicted_memory(nearest, model=model, machine=machine, job=job)
+        candidate = candidate.replace(**change)
+        memory = _predicted_memory(candidate, model=model, machine=machine, job=job)
         if memory is not None and memory.fits:
-            return f"try {str(nearest)!r}, of which the planner says {show_bytes(memory.peak_bytes)}"
+            return f"try {str(candidate)!r}, of which the planner says {show_bytes(memory.peak_bytes)}"
     return "cut the model more (tp, pp, cp): fivefold search finds the layouts that fit, fivefold ask gpus on how many"
 
 
@@ -272,42 +279,42 @@ def _predicted_memory(layout: Layout, *, model: Model, machine: Machine, job: Jo
         return None
 
 
-def _stages(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[StageMemory, ...]:
+def _list_stage_memory(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[StageMemory, ...]:
     """Return, for each pipeline rank, the memory of the simulated rank with the highest peak."""
-    fullest: dict[int, StageMemory] = {}
+    fullest_of_stage: dict[int, StageMemory] = {}
     for summary in rank_summaries:
         stage = pipeline_rank(summary.rank, layout)
-        if stage not in fullest or summary.steady.peak_bytes > fullest[stage].peak_bytes:
-            fullest[stage] = summary.steady
-    return tuple(fullest[stage] for stage in sorted(fullest))
+        if stage not in fullest_of_stage or summary.steady.peak_bytes > fullest_of_stage[stage].peak_bytes:
+            fullest_of_stage[stage] = summary.steady
+    return tuple(fullest_of_stage[stage] for stage in sorted(fullest_of_stage))
 
 
-def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) -> Work:
+def _count_work(rank_summaries: Sequence[RankSummary], planned: Work, layout: Layout) -> Work:
     """Sum the hardware FLOPs of all ranks, and the parameters of all weights, whose shards may be uneven across ranks.
 
-    Model FLOPs and active parameters stay as ``counted``.
+    Model FLOPs and active parameters stay as ``planned``.
     """
-    represented = count_represented_ranks([summary.rank for summary in rank_summaries], layout=layout)
+    ranks_represented = count_represented_ranks([summary.rank for summary in rank_summaries], layout=layout)
     weights = {name: size for summary in rank_summaries for name, size in summary.weights.items()}
-    flops = sum(represented[summary.rank] * summary.flops for summary in rank_summaries)
-    return counted.replace(parameters=sum(weights.values()), hardware_flops=flops)
+    flops = sum(ranks_represented[summary.rank] * summary.flops for summary in rank_summaries)
+    return planned.replace(parameters=sum(weights.values()), hardware_flops=flops)
 
 
-def data(dry_run: DryRun, predicted: Step | None) -> dict[str, object]:
+def dump_dry_run(dry_run: DryRun, predicted: Step | None) -> dict[str, object]:
     """Return the result as JSON: both steps, memory of the first one, the live bytes at the peak, and the findings."""
     if dry_run.step is None:
         return {"findings": dry_run.findings}
-    peak_moment = describe_peak(dry_run.tapes[dry_run.peak_rank.rank])
+    peak = describe_peak(dry_run.tapes[dry_run.peak_rank.rank])
     return {
         "predicted": predicted.model_dump(mode="json") if predicted else None,
         "dry_run": dry_run.step.model_dump(mode="json"),
         "first_step": [
-            share.first.model_dump(mode="json") for share in dry_run.rank_summaries if share.rank in dry_run.ranks
+            summary.first.model_dump(mode="json") for summary in dry_run.rank_summaries if summary.rank in dry_run.ranks
         ],
         "peak": {
-            "rank": peak_moment.rank,
-            "bytes": peak_moment.parts,
-            "largest": [holding._asdict() for holding in peak_moment.largest],
+            "rank": peak.rank,
+            "bytes": peak.parts,
+            "largest": [tensors._asdict() for tensors in peak.largest],
         },
         "findings": dry_run.findings,
         "assumed": dry_run.assumed,

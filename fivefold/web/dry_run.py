@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from fivefold.dry_run import DryRun
-from fivefold.dry_run.memory.breakdown import levels as every_level
-from fivefold.dry_run.memory.living import list_live_groups
+from fivefold.dry_run.memory.breakdown import list_levels as list_event_levels
+from fivefold.dry_run.memory.live_groups import list_live_groups
 from fivefold.dry_run.record.tape import KERNEL, START, Tape, TapeMessage
 from fivefold.dry_run.report import describe_peak
-from fivefold.dry_run.time.pictures import levels, spans
-from fivefold.dry_run.time.play import SimulatedTapes, TimedSpan
+from fivefold.dry_run.time.pictures import list_action_spans, thin_levels
+from fivefold.dry_run.time.simulation import SimulatedTapes, TimedSpan
 from fivefold.machine.spec import Machine
 from fivefold.rendering import memory as shown
 from fivefold.rendering.drawing import memory, pipeline, streams
@@ -34,17 +34,17 @@ LIVE_TENSOR_INTERVALS = 240  # points in time at which live tensors are listed
 
 def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
     """Return the full answer as HTML."""
-    if dry_run.step is None or dry_run.played is None or dry_run.table is None:
+    if dry_run.step is None or dry_run.simulation is None or dry_run.table is None:
         return fragment("dryrun_result.html", dry_run=dry_run)
     rank, chip = dry_run.peak_rank.rank, machine.chip.memory_bytes
     tape, at_peak = dry_run.steady_tapes[rank], describe_peak(dry_run.tapes[rank])
-    memory_levels = levels(dry_run.played, tape)
+    memory_levels = thin_levels(dry_run.simulation, tape)
     rows = tuple(
-        spans(dry_run.played, dry_run.steady_tapes[shown_rank], row)
+        list_action_spans(dry_run.simulation, dry_run.steady_tapes[shown_rank], row)
         for shown_rank, row in zip(dry_run.ranks, dry_run.table.rows, strict=True)
     )
     parts = split_bytes(at_peak.parts)
-    stream_rows = stream_lines(dry_run.played, tape)
+    stream_rows = stream_lines(dry_run.simulation, tape)
     scale_bytes, limit = scale(sum(at_peak.parts.values()), chip)
     return fragment(
         "dryrun_result.html",
@@ -58,23 +58,23 @@ def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
         parts=parts,
         bar=draw_stacked(parts, total=scale_bytes, label="memory at the peak", limit=limit),
         memory=memory.picture(
-            memory_levels, rank=rank, capacity_bytes=chip, labels=list_live_tensors(dry_run.played, tape)
+            memory_levels, rank=rank, capacity_bytes=chip, labels=list_live_tensors(dry_run.simulation, tape)
         ),
         memory_looks=[(name, name) for name in memory.list_looks(memory_levels)],
         memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
         pipeline=pipeline.picture(rows, label=finding(dry_run.step.time)),
         pipeline_looks=pipeline.list_looks(rows),
         pipeline_finding=finding(dry_run.step.time),
-        streams=streams.picture(stream_rows, last=dry_run.played.step_seconds, label=f"streams of rank {rank}"),
+        streams=streams.picture(stream_rows, last=dry_run.simulation.step_seconds, label=f"streams of rank {rank}"),
     )
 
 
-def list_live_tensors(played: SimulatedTapes, tape: Tape) -> list[tuple[float, float, str]]:
+def list_live_tensors(simulation: SimulatedTapes, tape: Tape) -> list[tuple[float, float, str]]:
     """Return intervals of the step, in seconds, with the live tensors at the fullest moment of each."""
-    event_levels = every_level(tape)  # ``seconds`` of these levels are indices of events
-    seconds = played.seconds_at(tape.rank)
+    event_levels = list_event_levels(tape)  # ``seconds`` of these levels are indices of events
+    seconds = simulation.seconds_at(tape.rank)
     times = seconds[[int(level.seconds) for level in event_levels]]
-    edges = np.linspace(0.0, played.step_seconds, LIVE_TENSOR_INTERVALS + 1)
+    edges = np.linspace(0.0, simulation.step_seconds, LIVE_TENSOR_INTERVALS + 1)
     bounds = np.searchsorted(times, edges)
     intervals, last = [], 0
     for index in range(LIVE_TENSOR_INTERVALS):
@@ -97,13 +97,13 @@ def _words(level: Level, group: Any, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def stream_lines(played: SimulatedTapes, tape: Tape) -> list[tuple[str, list[streams.StreamPiece]]]:
+def stream_lines(simulation: SimulatedTapes, tape: Tape) -> list[tuple[str, list[streams.StreamPiece]]]:
     """Return the compute stream, then one line per communicator."""
-    timed = list(played.spans(tape.rank))
+    timed = list(simulation.spans(tape.rank))
     lines = {"compute": list(_compute(tape, [span for span in timed if span.kind == KERNEL]))}
     axes: dict[str, str] = {}
     for span in (span for span in timed if span.kind == START and span.end > span.start):
-        message = tape.messages[span.place]
+        message = tape.messages[span.list_index]
         if message.group not in axes:
             same_axis = sum(name.split()[0] == message.axis for name in axes.values())
             axes[message.group] = f"{message.axis} {same_axis + 1}" if same_axis else message.axis
@@ -115,7 +115,7 @@ def stream_lines(played: SimulatedTapes, tape: Tape) -> list[tuple[str, list[str
 
 def _compute(tape: Tape, kernels: list[TimedSpan]) -> Iterator[streams.StreamPiece]:
     for span in kernels:
-        kernel = tape.kernels[span.place]
+        kernel = tape.kernels[span.list_index]
         site = tape.sites[kernel.site]
         look = "k-F" if kernel.kind == "matmul" else "k-BW" if kernel.kind.startswith("attention") else "k-update"
         yield streams.StreamPiece(span.start, span.end, look, f"{kernel.kind}: {site}")

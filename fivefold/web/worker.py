@@ -206,7 +206,7 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     report(0, 0, "PyTorch and the training code are loaded")
     from fivefold.dry_run import dryrun as run
-    from fivefold.dry_run.report import data
+    from fivefold.dry_run.report import dump_dry_run
     from fivefold.web.dry_run import html
 
     def begin(done: int, total: int) -> None:
@@ -215,7 +215,7 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     dry_run = run(model=model, machine=machine, layout=layout, job=job, progress=begin)
     report(1, 1, "the pictures are drawn")
     predicted = None if dry_run.step is None else predict(model=model, machine=machine, layout=layout, job=job)
-    return {"data": data(dry_run, predicted), "html": html(dry_run, machine=machine, predicted=predicted)}
+    return {"data": dump_dry_run(dry_run, predicted), "html": html(dry_run, machine=machine, predicted=predicted)}
 
 
 def read_trace(asked: dict[str, Any], report: Report) -> Any:

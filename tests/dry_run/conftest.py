@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.fake.world import list_representatives
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import Tape
 from fivefold.job import Job
@@ -26,7 +26,7 @@ def _make_tapes(
     model = model or TINY.replace(layers=max(2, result.pp * result.v))
     if job is None:
         job = Job(sequence=36 if result.cp == 3 else 32, global_batch=4 * (result.dp if result.pp > 1 else 1))
-    ranks = range(result.world) if all_ranks else representatives(result)
+    ranks = range(result.world) if all_ranks else list_representatives(result)
     return [run_rank(model=model, layout=result, job=job, rank=rank, streams=True).steady for rank in ranks]
 
 

@@ -44,7 +44,7 @@ def record_on(device: str, work: Callable[[Callable[..., Tensor]], object]) -> T
             return torch.empty(shape, dtype=dtype, device=device)
 
         kept = work(new)
-        tape = recorder.cut()
+        tape = recorder.finish_tape()
         del kept
     return tape
 
@@ -113,7 +113,7 @@ def test_every_weight_has_a_step_counter() -> None:
     tapes = run_rank(model=model, layout=Layout.parse("dp1"), job=job, rank=0, streams=True)
     born = dict(initial_allocations(tapes.steady))
     opened = [event for event in tapes.steady if event[0] == ALLOC and born.get(event[1]) == event[3]]
-    living = [size for _, _, size, site in opened if tapes.steady.sites[site].category == "optimizer"]
+    named_tensors = [size for _, _, size, site in opened if tapes.steady.sites[site].category == "optimizer"]
     weights = 2 * 9 + 3  # of two blocks; table, last norm, head
-    assert living.count(4) == weights
-    assert sum(living) == 2 * 4 * model.parameters + 4 * weights
+    assert named_tensors.count(4) == weights
+    assert sum(named_tensors) == 2 * 4 * model.parameters + 4 * weights

@@ -45,7 +45,7 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
     table = Run(schedule=request.schedule, job=job).table(layout)
     with bar("executing") as progress:
         from fivefold.dry_run import dryrun as run
-        from fivefold.dry_run.report import data
+        from fivefold.dry_run.report import dump_dry_run
 
         dry_run = run(
             model=model,
@@ -61,7 +61,9 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
         # The planner knows only the layout's own schedules.
         is_predictable = dry_run.step is not None and table is None
         predicted = predict(model=model, machine=machine, layout=layout, job=job) if is_predictable else None
-    show(json_module.dumps(data(dry_run, predicted), indent=2) if request.as_json else _page(dry_run, predicted))
+    show(
+        json_module.dumps(dump_dry_run(dry_run, predicted), indent=2) if request.as_json else _page(dry_run, predicted)
+    )
     if dry_run.step is not None:
         if request.over_time and not request.as_json:
             _draw(dry_run, machine)
@@ -161,38 +163,39 @@ def _save_charts(dry_run: DryRun, machine: Machine, *, folder: Path) -> None:
 
 def _list_spans(dry_run: DryRun) -> tuple[list[tuple[Span, ...]], list[Level], int]:
     """Return spans of every pipeline rank, memory over time of the one with the highest peak, and its number."""
-    from fivefold.dry_run.time.pictures import levels, spans
+    from fivefold.dry_run.time.pictures import list_action_spans, thin_levels
 
-    assert dry_run.played is not None
+    assert dry_run.simulation is not None
     assert dry_run.table is not None
     steady = dry_run.steady_tapes
     rows = [
-        spans(dry_run.played, steady[rank], row) for rank, row in zip(dry_run.ranks, dry_run.table.rows, strict=True)
+        list_action_spans(dry_run.simulation, steady[rank], row)
+        for rank, row in zip(dry_run.ranks, dry_run.table.rows, strict=True)
     ]
     rank = dry_run.peak_rank.rank
-    return rows, levels(dry_run.played, steady[rank]), rank
+    return rows, thin_levels(dry_run.simulation, steady[rank]), rank
 
 
 def _save_snapshot(dry_run: DryRun, rank: int, *, path: Path, expandable: bool) -> None:
-    from fivefold.dry_run.memory.snapshot import save
+    from fivefold.dry_run.memory.snapshot import write_snapshot
 
     tapes = dry_run.tapes[rank]
-    save((tapes.first, tapes.steady), path, expandable=expandable)
+    write_snapshot((tapes.first, tapes.steady), path, expandable=expandable)
     say(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
 
 
 def _save_trace(dry_run: DryRun, ranks: tuple[int, ...], *, path: Path) -> None:
-    from fivefold.dry_run.time.trace import save
+    from fivefold.dry_run.time.trace import write_trace
 
-    assert dry_run.played is not None
+    assert dry_run.simulation is not None
     assert dry_run.step is not None
     step = dry_run.step
-    about = {
+    metadata = {
         "model": step.model,
         "machine": step.machine,
         "layout": step.layout,
         "step_seconds": f"{step.time.step_seconds:.6g}",
         "drawn": "dry run, time estimated and not measured",
     }
-    save(dry_run.played, path, ranks=ranks, about=about)
+    write_trace(dry_run.simulation, path, ranks=ranks, metadata=metadata)
     say(f"wrote {path}; open it at https://ui.perfetto.dev")

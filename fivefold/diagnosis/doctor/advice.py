@@ -186,8 +186,8 @@ def _find_drops(lifetimes: StepLifetimes, calls: Sequence[ForwardCall]) -> dict[
         for key in call.inputs & lives.keys():
             if call.end < lives[key].death < backward_begin:
                 size -= lives[key].bytes
-        level = int(lifetimes.living[call.begin - 1])
-        rise = int(lifetimes.living[call.begin : call.end].max(initial=level)) - level
+        level = int(lifetimes.live_bytes[call.begin - 1])
+        rise = int(lifetimes.live_bytes[call.begin : call.end].max(initial=level)) - level
         drops_by_module[call.module].append(
             Drop(
                 call.end,
@@ -231,12 +231,12 @@ def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
 
 def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
     """Return cumulative work and FLOPs before each event; the work of a kernel is max(FLOPs, 295 · bytes moved)."""
-    flops, moved = np.zeros((2, len(lifetimes.tape) + 1), np.int64)
+    flops, moved_bytes = np.zeros((2, len(lifetimes.tape) + 1), np.int64)
     for event, (kind, first, _, _) in enumerate(lifetimes.tape):
         if kind == KERNEL:
             kernel = lifetimes.tape.kernels[first]
-            flops[event + 1], moved[event + 1] = kernel.flops, kernel.moved_bytes
-    return np.cumsum(np.maximum(flops, FLOPS_PER_BYTE * moved)), np.cumsum(flops)
+            flops[event + 1], moved_bytes[event + 1] = kernel.flops, kernel.moved_bytes
+    return np.cumsum(np.maximum(flops, FLOPS_PER_BYTE * moved_bytes)), np.cumsum(flops)
 
 
 # The choices
@@ -248,12 +248,12 @@ def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
     for drop in drops:
         change[drop.end] -= drop.bytes
         change[drop.back] += drop.bytes
-    living = lifetimes.living + np.cumsum(change[:-1])
-    recompute_peaks = [int(living[drop.back - 1]) + drop.rise for drop in drops]
+    live_bytes = lifetimes.live_bytes + np.cumsum(change[:-1])
+    recompute_peaks = [int(live_bytes[drop.back - 1]) + drop.rise for drop in drops]
     return (
-        max(int(living[lifetimes.begin :].max()), *recompute_peaks)
+        max(int(live_bytes[lifetimes.begin :].max()), *recompute_peaks)
         if recompute_peaks
-        else int(living[lifetimes.begin :].max())
+        else int(live_bytes[lifetimes.begin :].max())
     )
 
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fivefold.diagnosis.doctor.watch import HERE, Role, shorten_path
-from fivefold.dry_run.record.call_sites import ROOT
+from fivefold.dry_run.record.call_sites import REPOSITORY_FOLDER
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, CodeSite, Scope, Tape
 from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, ModuleCost, generalize_path
 
-PACKAGE_FOLDER = HERE.removeprefix(ROOT)
+PACKAGE_FOLDER = HERE.removeprefix(REPOSITORY_FOLDER)
 MAX_TENSOR_GROUPS = 12  # groups of equal tensors that are listed at the peak
 
 
@@ -41,7 +41,7 @@ class StepLifetimes(NamedTuple):
     tape: Tape
     lives: tuple[Lifetime, ...]  # in order of birth
     scopes: tuple[tuple[int, Scope], ...]  # first event, scope
-    living: NDArray[np.int64]  # live bytes after each event
+    live_bytes: NDArray[np.int64]  # live bytes after each event
 
     def scope(self, place: int) -> int:
         """Return the number of the scope of an event."""
@@ -50,12 +50,12 @@ class StepLifetimes(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         """Return the most bytes that are live at the same time in the step."""
-        return int(self.living[self.begin :].max(initial=0))
+        return int(self.live_bytes[self.begin :].max(initial=0))
 
     @property
     def peak_place(self) -> int:
         """Return the event after which live bytes are at their peak."""
-        return self.begin + int(np.argmax(self.living[self.begin :]))
+        return self.begin + int(np.argmax(self.live_bytes[self.begin :]))
 
     @property
     def begin(self) -> int:

@@ -81,7 +81,7 @@ def run_steps(
                     if isinstance(value, Tensor)
                 )
                 watch.note(states, "optimizer")
-                tapes.append(watch.cut())
+                tapes.append(watch.finish_tape())
     first, steady = (read(tape, watch.roles) for tape in tapes)
     if steady.begin == len(steady.tape):
         raise UserError("step(model, optimizer) ran no operation; it has to train the model")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from fivefold.dry_run.record.recorder import SCALAR, TapeRecorder
+from fivefold.dry_run.record.recorder import READ_SCALAR, TapeRecorder
 from fivefold.dry_run.record.tape import KERNEL, CodeSite, Kernel, Scope, Tape
 from fivefold.record import UserError
 from fivefold.trainer.measure.meter import tensors
@@ -52,7 +52,7 @@ class ModuleRecorder(TapeRecorder):
     """A recorder of a user's step on one rank. ``roles``: by storage id; ``calls``: of followed modules."""
 
     def __init__(self) -> None:
-        super().__init__(rank=0, through=(__file__,))
+        super().__init__(rank=0, skipped_files=(__file__,))
         self.memo: MutableMapping[Any, Any] | None = None  # memo of fake tensors, cleared while the model is built
         self.roles: dict[int, Role] = {}
         self.calls: list[ForwardCall] = []
@@ -69,7 +69,7 @@ class ModuleRecorder(TapeRecorder):
         """Install hooks on all modules, gradients and the optimizer; record the calls of ``modules``."""
         parameters = dict(model.named_parameters())
         with ExitStack() as stack:
-            stack.enter_context(self.places.install_hooks(model))
+            stack.enter_context(self.call_sites.install_hooks(model))
             hooks: list[Any] = [register_module_forward_pre_hook(self._on_module)]
             hooks += [
                 parameter.register_post_accumulate_grad_hook(self._make_gradient_hook(name))
@@ -90,16 +90,16 @@ class ModuleRecorder(TapeRecorder):
 
     def begin(self) -> None:
         """Begin a new step on a new tape."""
-        self.cut()
+        self.finish_tape()
         self._phase, self._making_inputs = "", True
 
-    def note(self, living: Iterable[tuple[str, Tensor]], category: str) -> None:
+    def note(self, named_tensors: Iterable[tuple[str, Tensor]], category: str) -> None:
         """Set the role of these (name, tensor) pairs; an unknown storage is recorded as allocated now."""
-        for name, tensor in living:
+        for name, tensor in named_tensors:
             if tensor.untyped_storage().nbytes():
                 if tensor.untyped_storage()._cdata not in self._ids:
-                    self.name([tensor], category)
-                self.roles[self.id_of(tensor)] = Role(category, name)
+                    self.set_category([tensor], category)
+                self.roles[self.storage_id(tensor)] = Role(category, name)
 
     def _on_module(self, _module: nn.Module, _inputs: object) -> None:
         self._making_inputs = False
@@ -120,7 +120,7 @@ class ModuleRecorder(TapeRecorder):
     def _make_begin_hook(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
         def on_begin(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self._update_scope()
-            starts.append((self.place(), self._storages((args, kwargs))))
+            starts.append((self.count_events(), self._storages((args, kwargs))))
 
         return on_begin
 
@@ -128,7 +128,9 @@ class ModuleRecorder(TapeRecorder):
         def on_end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             begin, inputs = starts.pop()
             if self._phase == "forward":
-                self.calls.append(ForwardCall(path, self.tape, begin, self.place(), inputs, self._storages(output)))
+                self.calls.append(
+                    ForwardCall(path, self.tape, begin, self.count_events(), inputs, self._storages(output))
+                )
 
         return on_end
 
@@ -144,7 +146,7 @@ class ModuleRecorder(TapeRecorder):
         if device is not None and torch.device(device).type not in PLACES:
             raise UserError(f"{self._line()}: a tensor goes to {device}; {CUDA}")
         self._update_scope()
-        if func is SCALAR:
+        if func is READ_SCALAR:
             return self._scalar(func, args)
         if func.name() == SPLIT_ATTENTION:
             self._remark(
@@ -160,7 +162,7 @@ class ModuleRecorder(TapeRecorder):
         """Enter a new scope if the phase (forward, backward, recompute, update) has changed."""
         phase = "forward"
         if torch._C._current_graph_task_id() != -1:
-            phase = "recompute" if torch.is_grad_enabled() or self.places.module else "backward"
+            phase = "recompute" if torch.is_grad_enabled() or self.call_sites.module else "backward"
         elif self.updating:
             phase = "update"
         if phase != self._phase:
@@ -187,29 +189,29 @@ class ModuleRecorder(TapeRecorder):
         self._remark(f"{self._line()}: asks a tensor for its value, which is taken as {assumed_value}")
         return False if dtype == torch.bool else 0.0
 
-    def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
+    def _record_kernel(self, func: Any, args: Any, out: Any, outputs: list[Tensor], frame: FrameType) -> None:
         flops = _convolution_flops(func, args, out)
         if not flops:
             if torch.is_autocast_enabled("cuda"):
                 self._remark("torch.autocast('cuda') does nothing to tensors on the CPU: write autocast('cpu') here")
-            super()._kernel(func, args, out, made, frame)
+            super()._record_kernel(func, args, out, outputs, frame)
             return
         self._flush()
-        moved = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in made)
-        site = self.tape.site(self.places.site(func, frame))
-        kernel = Kernel("convolution", (), str(made[0].dtype)[6:], flops, moved, 1, site)
+        moved_bytes = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in outputs)
+        site = self.tape.site(self.call_sites.site(func, frame))
+        kernel = Kernel("convolution", (), str(outputs[0].dtype)[6:], flops, moved_bytes, 1, site)
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
-    def _register(self, key: int, size: int, site: CodeSite) -> None:
+    def _register_storage(self, key: int, size: int, site: CodeSite) -> None:
         if self._making_inputs and self._phase == "forward":
             self.roles[key] = Role("inputs", "")
-        super()._register(key, size, site)
+        super()._register_storage(key, size, site)
 
     def _remark(self, remark: str) -> None:
         self.remarks[remark] = None
 
     def _line(self) -> str:
-        frame = self.places.frame()
+        frame = self.call_sites.find_frame()
         return f"{shorten_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 

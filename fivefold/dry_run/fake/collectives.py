@@ -26,17 +26,17 @@ class TapeGroup(NamedTuple):
 
 
 class Handle(Work):
-    """A handle of a fake message; the first ``wait`` calls ``waited``, which records a WAIT event."""
+    """A handle of a fake message; the first ``wait`` calls ``on_wait``, which records a WAIT event."""
 
-    def __init__(self, waited: Callable[[], None]) -> None:
+    def __init__(self, on_wait: Callable[[], None]) -> None:
         super().__init__()
-        self._waited: Callable[[], None] | None = waited
+        self._on_wait: Callable[[], None] | None = on_wait
 
     def wait(self, timeout: object = None) -> bool:
         """Report the wait and return at once: nothing is sent."""
-        if self._waited is not None:
-            self._waited()
-            self._waited = None
+        if self._on_wait is not None:
+            self._on_wait()
+            self._on_wait = None
         return True
 
 
@@ -45,19 +45,19 @@ def describe_message(
 ) -> tuple[TapeMessage, Tensor]:
     """Describe a c10d call as a ``TapeMessage``; also return its full tensor (for a list, the first tensor)."""
     group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
-    described = groups(group.group_name)
+    tape_group = groups(group.group_name)
     receives = func is c10d.recv_.default
-    collective, full = COLLECTIVES[c10d.send.default if receives else func]
-    full_tensors = list(tensors(args[full]))
+    collective, tensor_argument = COLLECTIVES[c10d.send.default if receives else func]
+    full_tensors = list(tensors(args[tensor_argument]))
     message = TapeMessage(
-        described.axis,
+        tape_group.axis,
         group.group_name,
-        described.members,
+        tape_group.members,
         collective,
         str(full_tensors[0].dtype)[6:],
         sum(tensor.numel() for tensor in full_tensors),
         sum(tensor.nbytes for tensor in full_tensors),
-        described.members[args[2]] if collective == "p2p" else -1,
+        tape_group.members[args[2]] if collective == "p2p" else -1,
         receives,
         site,
         collective == "p2p" and _continues_batch(full_tensors[0]),

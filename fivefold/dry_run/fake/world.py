@@ -38,27 +38,27 @@ def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
         raise RuntimeError(
             "a dry run creates its own process group, but this process has one already; destroy it first"
         )
-    hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
+    previous_hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         dist.destroy_process_group()
-        sys.excepthook = hook
+        sys.excepthook = previous_hook
 
 
-def representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, ...]:
+def list_representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, ...]:
     """Return the first rank of each pipeline rank. Among the ranks with the same stages its shards are the largest.
 
-    ``by_cp``: return one for each pipeline and context rank, which is needed if ``differ_over_cp``.
+    ``by_cp``: return one for each pipeline and context rank, which is needed if ``has_uneven_cp_work``.
     """
     pp, cp = group(layout, "pp"), group(layout, "cp")
     cp_ranks = range(cp.ranks if by_cp else 1)
     return tuple(sorted(stage * pp.stride + cp_rank * cp.stride for stage in range(pp.ranks) for cp_rank in cp_ranks))
 
 
-def differ_over_cp(model: Model, *, layout: Layout, job: Job) -> bool:
+def has_uneven_cp_work(model: Model, *, layout: Layout, job: Job) -> bool:
     """Return whether the ranks of a ring do unequal work: under a window the first chunks see fewer keys."""
     windows = {get_window(model, job, layer=layer) for layer in range(model.layers)}
     return layout.cp > 1 and layout.cp_kind == "ring" and (windows != {None} or model.dropout_rates.attention > 0)
@@ -67,20 +67,21 @@ def differ_over_cp(model: Model, *, layout: Layout, job: Job) -> bool:
 def count_represented_ranks(dry_run_ranks: Sequence[int], *, layout: Layout) -> Counter[int]:
     """Count the ranks that each simulated rank represents: itself, those of its pp and cp rank, or of its pp rank."""
     pp, cp = group(layout, "pp"), group(layout, "cp")
-    nearest: dict[tuple[int, ...], int] = {}
+    representative: dict[tuple[int, ...], int] = {}
     for rank in dry_run_ranks:
         for key in ((rank,), (-1, pp.place(rank), cp.place(rank)), (-1, pp.place(rank))):
-            nearest.setdefault(key, rank)
+            representative.setdefault(key, rank)
     ranks_and_keys = ((rank, (-1, pp.place(rank), cp.place(rank))) for rank in range(layout.world))
     return Counter(
-        nearest[next(key for key in ((rank,), keys, keys[:2]) if key in nearest)] for rank, keys in ranks_and_keys
+        representative[next(key for key in ((rank,), pp_and_cp_key, pp_and_cp_key[:2]) if key in representative)]
+        for rank, pp_and_cp_key in ranks_and_keys
     )
 
 
-def even_experts(module: nn.Module) -> None:
+def route_evenly(module: nn.Module) -> None:
     """Modify every MoE layer of ``module`` to route the same number of rows to each expert."""
-    for layer in (part for part in module.modules() if isinstance(part, Moe)):
-        layer.experts.ends = even_ends
+    for layer in (submodule for submodule in module.modules() if isinstance(submodule, Moe)):
+        layer.experts.ends = compute_even_ends
         if isinstance(layer.dispatcher, AllToAllDispatcher):
             layer.dispatcher = dispatcher = EvenDispatcher(
                 layer.dispatcher.ep, layer.dispatcher.etp, fp8_cast=layer.dispatcher.fp8_cast
@@ -88,7 +89,7 @@ def even_experts(module: nn.Module) -> None:
             layer.experts.meanwhile = dispatcher.meanwhile
 
 
-def even_ends(offsets: Tensor, rows: int) -> list[int]:
+def compute_even_ends(offsets: Tensor, rows: int) -> list[int]:
     """Return the end row of each expert, without reading ``offsets``."""
     return [rows * (expert + 1) // len(offsets) for expert in range(len(offsets))]
 
@@ -110,12 +111,14 @@ class EvenDispatchPlan(DispatchPlan):
         return [*shares, *[shares[self.ep.rank]] * (self.ep.size * self.etp.size)]
 
 
-def gpu_attention(module: nn.Module) -> None:
+def use_gpu_attention(module: nn.Module) -> None:
     """Replace the flash core by the GPU's kernel, which needs no padding, where dims of k and v differ.
 
     Attention with sinks keeps its core, which needs the log-sum-exp of a kernel that pads, on GPUs too.
     """
-    for layer in (part for part in module.modules() if isinstance(part, GroupedAttention | LatentAttention)):
+    for layer in (
+        submodule for submodule in module.modules() if isinstance(submodule, GroupedAttention | LatentAttention)
+    ):
         differs = isinstance(layer, LatentAttention) or layer.shape.head_dim != layer.shape.value_dim
         if differs and isinstance(layer.core, Flash) and layer.sinks is None:
             layer.core = GpuFlash(layer.rule)

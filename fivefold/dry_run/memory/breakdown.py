@@ -34,9 +34,9 @@ CATEGORIES = (
     "temporary",
 )
 PARAMETERS, OPTIMIZER, INPUTS, SCALES, GRADIENTS, ACTIVATIONS, GATHERS, LOGITS, TEMPORARY = range(len(CATEGORIES))
-NAMED = {name: place for place, name in enumerate(CATEGORIES)} | {"pipeline": TEMPORARY, "widened": TEMPORARY}
-BY_LIFE = -1
-PASSES = ("forward", "backward", "pair")  # phases in which activations are allocated
+CATEGORY_INDEX = {name: place for place, name in enumerate(CATEGORIES)} | {"pipeline": TEMPORARY, "widened": TEMPORARY}
+BY_LIFETIME = -1
+ACTIVATION_PHASES = ("forward", "backward", "pair")  # phases in which activations are allocated
 MAX_LEVELS = 20_000
 
 
@@ -59,21 +59,21 @@ class Lifetimes(NamedTuple):
     category: Ints
 
 
-def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = None) -> list[Level]:
+def list_levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = None) -> list[Level]:
     """Return live bytes after each event that changes them; thinned to some 20,000 events, the peak among them.
 
     ``seconds``: the time of each event; by default its index.
     """
     events, lives = list_events(tape), lifetimes(tape)
-    live_bytes = _live_bytes(lives, len(events))
+    live_bytes = _sum_live_bytes(lives, len(events))
     total = live_bytes.sum(axis=0)
     changed = np.flatnonzero(np.diff(total, prepend=-1))
-    changed = changed[changed >= _first_event(events)]
-    kept_events = _thin(changed, total)
+    changed = changed[changed >= _find_last_initial_event(events)]
+    kept_events = _thin_events(changed, total)
     times = kept_events if seconds is None else np.asarray(seconds)[kept_events]
     states = live_bytes[:GRADIENTS].sum(axis=0)
     rows = np.stack([states, *live_bytes[GRADIENTS:]])[:, kept_events].T.tolist()
-    causes = _causes(tape, events, kept_events)
+    causes = _describe_causes(tape, events, kept_events)
     return [Level._make((time, *row, cause)) for time, row, cause in zip(times.tolist(), rows, causes, strict=True)]
 
 
@@ -84,17 +84,17 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     in flight.
     """
     events, lives = list_events(tape), lifetimes(tape)
-    live_bytes = _live_bytes(lives, len(events))
-    total, begin = live_bytes.sum(axis=0), _first_event(events)
+    live_bytes = _sum_live_bytes(lives, len(events))
+    total, begin = live_bytes.sum(axis=0), _find_last_initial_event(events)
     peak = begin + int(np.argmax(total[begin:]))
-    ends = np.append(_scope_events(events)[1:] - 1, len(events) - 1)
-    gradients = int(live_bytes[GRADIENTS, ends[_update_scope(tape, events) - 1]])
+    ends = np.append(_find_scope_events(events)[1:] - 1, len(events) - 1)
+    gradients = int(live_bytes[GRADIENTS, ends[_find_update_scope(tape, events) - 1]])
     parameters, optimizer = int(live_bytes[PARAMETERS, begin]), int(live_bytes[OPTIMIZER, ends[-1]])
     activations = int(
         (live_bytes[ACTIVATIONS] + live_bytes[LOGITS])[np.append(ends, _select_paired_events(tape, events))].max()
     )
     temporary = int(total[peak]) - parameters - optimizer - gradients - activations
-    (cause,) = _causes(tape, events, np.array([peak]))
+    (cause,) = _describe_causes(tape, events, np.array([peak]))
     return StageMemory(
         stage=stage,
         parameters_bytes=parameters,
@@ -112,18 +112,18 @@ def initial_bytes(tape: Tape, category: int) -> int:
 
     INPUTS: tokens, position tables, buffers of modules; SCALES: the scales that fp8 gathers need.
     """
-    lives, begin = lifetimes(tape), _first_event(list_events(tape))
+    lives, begin = lifetimes(tape), _find_last_initial_event(list_events(tape))
     return int(lives.size[(lives.category == category) & (lives.birth <= begin)].sum())
 
 
 def list_largest(tape: Tape, n: int) -> list[LiveStorage]:
     """Return the ``n`` largest storages that are live at the peak."""
     events, lives = list_events(tape), lifetimes(tape)
-    begin = _first_event(events)
-    peak = begin + int(np.argmax(_live_bytes(lives, len(events)).sum(axis=0)[begin:]))
+    begin = _find_last_initial_event(events)
+    peak = begin + int(np.argmax(_sum_live_bytes(lives, len(events)).sum(axis=0)[begin:]))
     live_rows = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
     chosen = live_rows[np.argsort(-lives.size[live_rows], kind="stable")[:n]]
-    scopes = events[_scope_events(events)[_scopes(events, lives.birth[chosen])], 1]
+    scopes = events[_find_scope_events(events)[_number_scopes(events, lives.birth[chosen])], 1]
     return [
         LiveStorage(
             int(lives.size[row]), CATEGORIES[lives.category[row]], tape.sites[lives.site[row]], tape.scopes[scope]
@@ -150,13 +150,13 @@ def list_events(tape: Tape) -> Ints:
 def lifetimes(tape: Tape) -> Lifetimes:
     """Return the events, site and category of each storage's allocation and free."""
     events = list_events(tape)
-    lives = _pair_frees(events)
+    lives = _pair_allocations(events)
     category = _site_categories(tape)[lives.site]
-    lives = _split_received(tape, events, lives._replace(category=category))
-    return lives._replace(category=_fill_categories(tape, events, lives))
+    lives = _split_pipeline_receives(tape, events, lives._replace(category=category))
+    return lives._replace(category=_classify_by_lifetime(tape, events, lives))
 
 
-def _pair_frees(events: Ints) -> Lifetimes:
+def _pair_allocations(events: Ints) -> Lifetimes:
     """Pair every ALLOC with its FREE: the next event of the same storage."""
     positions = np.flatnonzero(events[:, 0] <= FREE)
     positions = positions[np.lexsort((positions, events[positions, 1]))]
@@ -171,15 +171,19 @@ def _pair_frees(events: Ints) -> Lifetimes:
 
 
 def _site_categories(tape: Tape) -> Ints:
-    """Return the category of each site of the tape; ``BY_LIFE`` if it has none."""
-    return np.array([NAMED.get(site.category, BY_LIFE) for site in tape.sites] or [BY_LIFE], dtype=np.int64)
+    """Return the category of each site of the tape; ``BY_LIFETIME`` if it has none."""
+    return np.array(
+        [CATEGORY_INDEX.get(site.category, BY_LIFETIME) for site in tape.sites] or [BY_LIFETIME], dtype=np.int64
+    )
 
 
-def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
+def _split_pipeline_receives(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
     """Make payloads of pp messages temporary; give a received one a second row, from its WAIT, without category."""
-    hops = np.array([payload.collective == "p2p" and payload.axis == "pp" for payload in tape.messages] or [False])
+    is_pipeline_message = np.array(
+        [message.collective == "p2p" and message.axis == "pp" for message in tape.messages] or [False]
+    )
     starts = np.flatnonzero(events[:, 0] == START)
-    starts = starts[hops[events[starts, 2]] & (events[starts, 3] >= 0)]
+    starts = starts[is_pipeline_message[events[starts, 2]] & (events[starts, 3] >= 0)]
     if not len(starts):
         return lives
     order = np.lexsort((lives.birth, events[lives.birth, 1]))  # by storage
@@ -202,7 +206,7 @@ def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
         lives.death[arrived_rows],
         lives.size[arrived_rows],
         lives.site[arrived_rows],
-        np.full_like(arrived_rows, BY_LIFE),
+        np.full_like(arrived_rows, BY_LIFETIME),
     )
     old_rows = lives._replace(category=category, death=death)
     return Lifetimes._make(
@@ -210,20 +214,23 @@ def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
     )
 
 
-def _fill_categories(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
-    """Fill in the categories that are ``BY_LIFE``, by the phases of ALLOC and FREE."""
-    first, last = _scopes(events, lives.birth), _scopes(events, lives.death)
+def _classify_by_lifetime(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
+    """Fill in the categories that are ``BY_LIFETIME``, by the phases of ALLOC and FREE."""
+    first, last = _number_scopes(events, lives.birth), _number_scopes(events, lives.death)
     phase = np.array([scope.phase for scope in tape.scopes] or [""])
-    scope_of_number = events[_scope_events(events), 1]
+    scope_of_number = events[_find_scope_events(events), 1]
     birth_phase, death_phase = phase[scope_of_number[first]], phase[scope_of_number[last]]
     is_logits = np.array([_is_logits(site) for site in tape.sites] or [False])[lives.site]
     is_activation = (
-        np.isin(birth_phase, PASSES) & (last > first) & (death_phase != "update") & (lives.death < len(events))
+        np.isin(birth_phase, ACTIVATION_PHASES)
+        & (last > first)
+        & (death_phase != "update")
+        & (lives.death < len(events))
     )
     by_lifetime = np.where(is_activation, np.where(is_logits, LOGITS, ACTIVATIONS), TEMPORARY)
     by_lifetime = np.where(is_logits & np.isin(birth_phase, ("forward", "pair")), LOGITS, by_lifetime)
     by_lifetime = np.where(birth_phase == "start", INPUTS, by_lifetime)
-    return np.where(lives.category == BY_LIFE, by_lifetime, lives.category)
+    return np.where(lives.category == BY_LIFETIME, by_lifetime, lives.category)
 
 
 def _is_logits(site: CodeSite) -> bool:
@@ -236,34 +243,34 @@ def _is_logits(site: CodeSite) -> bool:
 # Scopes and events
 
 
-def _scope_events(events: Ints) -> Ints:
+def _find_scope_events(events: Ints) -> Ints:
     return np.flatnonzero(events[:, 0] == SCOPE)
 
 
-def _scopes(events: Ints, places: Ints) -> Ints:
+def _number_scopes(events: Ints, event_indices: Ints) -> Ints:
     """Return for each event the number of its scope, counted over the SCOPE events; a tape begins with one."""
-    return np.searchsorted(_scope_events(events), places, side="right") - 1
+    return np.searchsorted(_find_scope_events(events), event_indices, side="right") - 1
 
 
-def _update_scope(tape: Tape, events: Ints) -> int:
+def _find_update_scope(tape: Tape, events: Ints) -> int:
     """Return the number of the scope in which the optimizer runs, or one after the last."""
-    scopes = events[_scope_events(events), 1].tolist()
+    scopes = events[_find_scope_events(events), 1].tolist()
     return next((number for number, scope in enumerate(scopes) if tape.scopes[scope].phase == "update"), len(scopes))
 
 
 def _select_paired_events(tape: Tape, events: Ints) -> Ints:
     """Return the events within FB pairs: with two passes in one action, the peak is between them, not after."""
     pairs = np.array([scope.phase == "pair" for scope in tape.scopes])
-    return np.flatnonzero(pairs[events[_scope_events(events), 1]][_scopes(events, np.arange(len(events)))])
+    return np.flatnonzero(pairs[events[_find_scope_events(events), 1]][_number_scopes(events, np.arange(len(events)))])
 
 
-def _first_event(events: Ints) -> int:
+def _find_last_initial_event(events: Ints) -> int:
     """Return the last of the initial ALLOC events, which list the storages that were live before the step."""
     other_events = np.flatnonzero(events[1:, 0] != ALLOC)
     return int(other_events[0]) if len(other_events) else len(events) - 1
 
 
-def _live_bytes(lives: Lifetimes, count: int) -> Ints:
+def _sum_live_bytes(lives: Lifetimes, count: int) -> Ints:
     """Return live bytes of each category after each event, [categories, events]."""
     change = np.zeros((len(CATEGORIES), count + 1), dtype=np.int64)
     np.add.at(change, (lives.category, lives.birth), lives.size)
@@ -271,26 +278,28 @@ def _live_bytes(lives: Lifetimes, count: int) -> Ints:
     return change[:, :count].cumsum(axis=1)
 
 
-def _thin(changed: Ints, total: Ints) -> Ints:
+def _thin_events(changed: Ints, total: Ints) -> Ints:
     """Thin ``changed`` to ``MAX_LEVELS``: in equal stretches the events with most and least memory, first and last."""
     if len(changed) <= MAX_LEVELS:
         return changed
     stretches = np.array_split(changed, MAX_LEVELS // 2)
     extremes = {
-        int(pick(total[stretch])) + offset for offset, stretch in _offsets(stretches) for pick in (np.argmax, np.argmin)
+        int(pick(total[stretch])) + offset
+        for offset, stretch in _list_offsets(stretches)
+        for pick in (np.argmax, np.argmin)
     }
     return changed[sorted(extremes | {0, len(changed) - 1})]
 
 
-def _offsets(stretches: Sequence[Ints]) -> list[tuple[int, Ints]]:
+def _list_offsets(stretches: Sequence[Ints]) -> list[tuple[int, Ints]]:
     starts = np.cumsum([0, *(len(stretch) for stretch in stretches[:-1])])
     return list(zip(starts.tolist(), stretches, strict=True))
 
 
-def _causes(tape: Tape, events: Ints, places: Ints) -> list[str]:
+def _describe_causes(tape: Tape, events: Ints, event_indices: Ints) -> list[str]:
     """Describe each event: "phase of micro-batch, module operation (file:line)"; a FREE by its phase alone."""
-    scope_numbers = events[_scope_events(events), 1][_scopes(events, places)].tolist()
+    scope_numbers = events[_find_scope_events(events), 1][_number_scopes(events, event_indices)].tolist()
     scopes = [str(scope) for scope in tape.scopes]
     sites = [str(site) for site in tape.sites]
-    births = zip(events[places, 0].tolist(), events[places, 3].tolist(), scope_numbers, strict=True)
+    births = zip(events[event_indices, 0].tolist(), events[event_indices, 3].tolist(), scope_numbers, strict=True)
     return [f"{scopes[scope]}, {sites[site]}" if kind == ALLOC else scopes[scope] for kind, site, scope in births]

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from fivefold.planner.counts.memory.allocator import segment
 from fivefold.units import MIB, ceil_div
 
-SMALLEST = 512  # bytes; block sizes are multiples of it
-SMALL = MIB  # the largest tensor of the small pool; a large block is split only if more than this remains
-PAGES = (20 * MIB, 2 * MIB)  # page sizes of expandable segments: large pool, small pool
-FIRST_ADDRESS, ENDLESS = 1 << 40, 1 << 46  # ENDLESS: size of an expandable segment if there is no capacity
+BLOCK_ALIGNMENT_BYTES = 512  # block sizes are multiples of it
+MAX_SMALL_BYTES = MIB  # the largest tensor of the small pool; a large block is split only if more than this remains
+PAGE_BYTES = (20 * MIB, 2 * MIB)  # page sizes of expandable segments: large pool, small pool
+FIRST_ADDRESS = 1 << 40
+UNLIMITED_SEGMENT_BYTES = 1 << 46  # size of an expandable segment if there is no capacity
 USED, IDLE, UNMAPPED = range(3)
 OnSegment = Callable[[str, int, int], None]
 
@@ -33,7 +34,7 @@ class AllocatorBlock:
         self.before: AllocatorBlock | None = None
         self.after: AllocatorBlock | None = None
 
-    def cut(self, size: int, state: int) -> AllocatorBlock:
+    def split(self, size: int, state: int) -> AllocatorBlock:
         """Shrink to the first ``size`` bytes; return the rest as a new block in ``state``."""
         rest = AllocatorBlock(self.address + size, self.size - size, self.pool, state)
         rest.before, rest.after = self, self.after
@@ -42,7 +43,7 @@ class AllocatorBlock:
         self.after, self.size = rest, size
         return rest
 
-    def join(self) -> None:
+    def merge_next(self) -> None:
         """Merge the next block into this one."""
         merged = self.after
         assert merged is not None
@@ -57,20 +58,20 @@ class Pool:
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        self.page = PAGES[small]
+        self.page = PAGE_BYTES[small]
         self.idle: list[tuple[int, int, AllocatorBlock]] = []
         self.unmapped: list[tuple[int, AllocatorBlock]] = []
 
-    def settle(self, block: AllocatorBlock) -> AllocatorBlock:
+    def insert(self, block: AllocatorBlock) -> AllocatorBlock:
         """Insert an unused block, merged with neighbours of the same state; return the merged block."""
         before, after = block.before, block.after
         if before is not None and before.state == block.state:
             self.take(before)
-            before.join()
+            before.merge_next()
             block = before
         if after is not None and after.state == block.state:
             self.take(after)
-            block.join()
+            block.merge_next()
         if block.state == IDLE:
             insort(self.idle, (block.size, block.address, block))
         else:
@@ -100,8 +101,8 @@ class Allocator:
 
     def allocate(self, size: int) -> AllocatorBlock | None:
         """Allocate a block of at least ``size`` bytes; None if out of memory, after unused segments were released."""
-        size = max(SMALLEST, ceil_div(size, SMALLEST) * SMALLEST)
-        pool = self._pools[size <= SMALL]
+        size = max(BLOCK_ALIGNMENT_BYTES, ceil_div(size, BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES)
+        pool = self._pools[size <= MAX_SMALL_BYTES]
         block = self._best_fit(pool, size) or self._grow(pool, size)
         if block is None:
             self.release()
@@ -111,8 +112,8 @@ class Allocator:
         pool.take(block)
         block.state = USED
         rest = block.size - size
-        if rest >= SMALLEST if pool.small or self.expandable else rest > SMALL:
-            pool.settle(block.cut(size, IDLE))
+        if rest >= BLOCK_ALIGNMENT_BYTES if pool.small or self.expandable else rest > MAX_SMALL_BYTES:
+            pool.insert(block.split(size, IDLE))
         self.allocated_bytes += block.size
         return block
 
@@ -120,7 +121,7 @@ class Allocator:
         """Free a block; it can be reused at once, as all kernels run in order on one stream."""
         self.allocated_bytes -= block.size
         block.state = IDLE
-        block.pool.settle(block)
+        block.pool.insert(block)
 
     def release(self) -> None:
         """Return completely unused segments, or pages of expandable ones, to the driver (``empty_cache``)."""
@@ -166,7 +167,7 @@ class Allocator:
         size = segment(size)
         if not self._has_room(size):
             return None
-        block = pool.settle(self._segment(pool, size, IDLE))
+        block = pool.insert(self._segment(pool, size, IDLE))
         self._reserve("segment_alloc", block.address, size)
         return block
 
@@ -175,8 +176,8 @@ class Allocator:
         starts = (_growth_start(gap) for _, gap in pool.unmapped)
         block = next((start for start in starts if _contiguous_bytes(start, size) >= size), None)
         if block is None:
-            total = ENDLESS if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
-            block = pool.settle(self._segment(pool, ceil_div(total, pool.page) * pool.page, UNMAPPED))
+            total = UNLIMITED_SEGMENT_BYTES if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
+            block = pool.insert(self._segment(pool, ceil_div(total, pool.page) * pool.page, UNMAPPED))
             if block.size < size:
                 return None
         if block.state == UNMAPPED:
@@ -202,9 +203,9 @@ class Allocator:
         pool.take(gap)
         gap.state = IDLE
         if size < gap.size:
-            pool.settle(gap.cut(size, UNMAPPED))
+            pool.insert(gap.split(size, UNMAPPED))
         self._reserve("segment_map", gap.address, size)
-        return pool.settle(gap)
+        return pool.insert(gap)
 
     def _unmap(self, block: AllocatorBlock) -> None:
         """Unmap the complete pages of an idle block."""
@@ -215,17 +216,17 @@ class Allocator:
             return
         pool.take(block)
         if first > block.address:
-            start, block = block, block.cut(first - block.address, UNMAPPED)
-            pool.settle(start)
+            start, block = block, block.split(first - block.address, UNMAPPED)
+            pool.insert(start)
         block.state = UNMAPPED
         if size < block.size:
-            pool.settle(block.cut(size, IDLE))
-        pool.settle(block)
+            pool.insert(block.split(size, IDLE))
+        pool.insert(block)
         self._reserve("segment_unmap", first, -size)
 
     def _segment(self, pool: Pool, size: int, state: int) -> AllocatorBlock:
         block = self.heads[self._next] = AllocatorBlock(self._next, size, pool, state)
-        self._next += ceil_div(size, PAGES[False]) * PAGES[False]  # keep all segments aligned to large pages
+        self._next += ceil_div(size, PAGE_BYTES[False]) * PAGE_BYTES[False]  # keep all segments aligned to large pages
         return block
 
     def _has_room(self, size: int) -> bool:

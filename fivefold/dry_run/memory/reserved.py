@@ -54,20 +54,20 @@ class Reserved(NamedTuple):
 
 
 def replay_allocator(
-    tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None, resident: Sequence[int] = ()
+    tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None, workspaces: Sequence[int] = ()
 ) -> Reserved:
     """Replay the ``tapes`` of one rank in order, and return the peaks of the allocator.
 
-    ``resident``: sizes in bytes of allocations that are live throughout, such as the workspaces of cuBLAS.
+    ``workspaces``: sizes in bytes of allocations that are live throughout, such as the workspaces of cuBLAS.
     """
     allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes)
-    requested = peak_requested = sum(resident)
-    for size in resident:
+    requested = peak_requested = sum(workspaces)
+    for size in workspaces:
         allocator.allocate(size)
     peak_allocated, peak_reserved = allocator.allocated_bytes, allocator.reserved_bytes
     inactive, peak_event, shortage = peak_reserved - peak_allocated, (0, 0, CodeSite("", "", "")), None
     blocks: dict[int, tuple[AllocatorBlock, int]] = {}
-    for tape_index, event, storage, size, site in changes(tapes):
+    for tape_index, event, storage, size, site in list_changes(tapes):
         if not size:
             block, freed_bytes = blocks.pop(storage)
             allocator.free(block)
@@ -101,7 +101,7 @@ def replay_allocator(
     return Reserved(peak_requested, peak_allocated, peak_reserved, inactive, *peak_event, shortage)
 
 
-def changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, int]]:
+def list_changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield allocations and frees of one rank's ``tapes`` as (tape, event, storage, bytes or 0 for a free, site).
 
     A tape begins with an ALLOC of every live storage: a storage of the previous tape that is missing there was freed.

@@ -17,7 +17,7 @@ from typing import Any
 from fivefold.atomic_file import replace_file
 from fivefold.dry_run.memory.breakdown import birth_categories
 from fivefold.dry_run.memory.caching_allocator import Allocator, AllocatorBlock
-from fivefold.dry_run.memory.reserved import changes, initial_allocations
+from fivefold.dry_run.memory.reserved import initial_allocations, list_changes
 from fivefold.dry_run.record.tape import CodeSite, Tape
 
 PROTOCOL = 4
@@ -25,14 +25,14 @@ UNKNOWN = "unknown"  # the viewer's name for no category, used for temporary sto
 Frames = list[dict[str, Any]]
 
 
-def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes: int | None = None) -> None:
+def write_snapshot(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes: int | None = None) -> None:
     """Write the snapshot of one rank's ``tapes`` to ``path``, atomically; raise ``RunFailure`` if that fails."""
-    contents = snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
+    contents = build_snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
     with replace_file(path, contents="the snapshot") as temporary, temporary.open("wb") as file:
         pickle.dump(contents, file, protocol=PROTOCOL)
 
 
-def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None) -> dict[str, Any]:
+def build_snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None) -> dict[str, Any]:
     """Build the snapshot, in the format of ``torch.cuda.memory._snapshot()``; beyond capacity it ends with "oom"."""
     trace = _Trace()
     allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes, on_segment=trace.add)
@@ -43,7 +43,7 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
         storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)
     }
     birth_categories_of_tapes = [birth_categories(tape) for tape in tapes]
-    for tape_index, event, storage, size, number in changes(tapes):
+    for tape_index, event, storage, size, number in list_changes(tapes):
         if not size:
             block, size, site = blocks.pop(storage)
             for action in ("free_requested", "free_completed"):
@@ -51,7 +51,7 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
             allocator.free(block)
             continue
         site = tapes[tape_index].sites[number]
-        trace.frames = frames.setdefault(site, _frames(site))  # also for the segments that the allocation needs
+        trace.frames = frames.setdefault(site, _list_frames(site))  # also for the segments that the allocation needs
         new_block = allocator.allocate(size)
         if new_block is None:
             trace.add_out_of_memory(size, (capacity_bytes or 0) - allocator.reserved_bytes)
@@ -65,7 +65,7 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
         trace.add("alloc", new_block.address, size, category=category)
         blocks[storage] = new_block, size, site
     used = {block.address: (size, frames[site]) for block, size, site in blocks.values()}
-    segments = [_segment(run, used, expandable=expandable) for run in allocator.segments()]
+    segments = [_dump_segment(segment_blocks, used, expandable=expandable) for segment_blocks in allocator.segments()]
     return {
         "segments": segments,
         "device_traces": [trace.entries],
@@ -97,9 +97,11 @@ class _Trace:
         self.entries.append(entry | {"frames": self.frames})
 
 
-def _segment(run: list[AllocatorBlock], used: dict[int, tuple[int, Frames]], *, expandable: bool) -> dict[str, Any]:
+def _dump_segment(
+    segment_blocks: list[AllocatorBlock], used: dict[int, tuple[int, Frames]], *, expandable: bool
+) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = []
-    for block in run:
+    for block in segment_blocks:
         requested, frames = used.get(block.address, (0, []))
         blocks.append(
             {
@@ -113,13 +115,13 @@ def _segment(run: list[AllocatorBlock], used: dict[int, tuple[int, Frames]], *, 
     allocated = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
     return {
         "device": 0,
-        "address": run[0].address,
-        "total_size": sum(block.size for block in run),
+        "address": segment_blocks[0].address,
+        "total_size": sum(block.size for block in segment_blocks),
         "allocated_size": allocated,
         "active_size": allocated,
         "requested_size": sum(block["requested_size"] for block in blocks),
         "stream": 0,
-        "segment_type": "small" if run[0].pool.small else "large",
+        "segment_type": "small" if segment_blocks[0].pool.small else "large",
         "segment_pool_id": (0, 0),
         "is_expandable": expandable,
         "frames": [],
@@ -127,14 +129,14 @@ def _segment(run: list[AllocatorBlock], used: dict[int, tuple[int, Frames]], *, 
     }
 
 
-def _frames(site: CodeSite) -> Frames:
+def _list_frames(site: CodeSite) -> Frames:
     """Return the stack frames of a site, innermost first: operation, line, module."""
     frames: Frames = []
     if site.operation:
         frames.append({"filename": "torch", "line": 0, "name": site.operation})
     if site.line:
-        place, _, function = site.line.partition(" ")
-        file, _, line = place.rpartition(":")
+        location, _, function = site.line.partition(" ")
+        file, _, line = location.rpartition(":")
         frames.append({"filename": file, "line": int(line), "name": function})
     if site.module or not frames:
         frames.append({"filename": "module", "line": 0, "name": site.module or site.category or UNKNOWN})

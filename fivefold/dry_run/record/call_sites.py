@@ -19,23 +19,22 @@ from torch import nn
 
 from fivefold.dry_run.record.tape import CodeSite
 
-LEAF = (
-    2**62
-)  # AccumulateGrad nodes, which no module created, have higher numbers; they belong to the node that ran before
-TORCH, OWN = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
-LIBRARY = (TORCH, OWN)  # folders whose frames are never a site: torch, and the dry run itself
-ROOT = str(Path(__file__).parents[3]) + "/"
+# AccumulateGrad nodes, which no module created, have higher numbers; they belong to the node that ran before
+LEAF_NODE_NUMBER = 2**62
+TORCH_FOLDER, DRY_RUN_FOLDER = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+LIBRARY_FOLDERS = (TORCH_FOLDER, DRY_RUN_FOLDER)  # folders whose frames are never a site: torch, and the dry run itself
+REPOSITORY_FOLDER = str(Path(__file__).parents[3]) + "/"
 
 
 class CallSites:
     """A tracker of the running module, which names sites.
 
-    ``categories``: memory category of the storages that a function allocates, by its qualified name. ``through``: files
-    that are skipped, so that their caller is the site.
+    ``categories``: memory category of the storages that a function allocates, by its qualified name.
+    ``skipped_files``: files whose caller is the site.
     """
 
-    def __init__(self, *, categories: Mapping[str, str], through: tuple[str, ...]) -> None:
-        self._categories, self._skipped = categories, (*LIBRARY, *through)
+    def __init__(self, *, categories: Mapping[str, str], skipped_files: tuple[str, ...]) -> None:
+        self._categories, self._skipped = categories, (*LIBRARY_FOLDERS, *skipped_files)
         self.module = self._last_backward_module = ""
         self._module_starts: tuple[list[int], list[str]] = ([0], [""])  # first autograd node number, module path
         self._lines: dict[tuple[CodeType, int], str] = {}
@@ -44,11 +43,11 @@ class CallSites:
     def install_hooks(self, module: nn.Module) -> Iterator[None]:
         """Install forward hooks on all submodules of ``module``, which track the one that runs."""
         hooks = []
-        for path, part in module.named_modules():
+        for path, submodule in module.named_modules():
             if path:
                 stack: list[str] = []
-                hooks.append(part.register_forward_pre_hook(self._enter_hook(path, stack), prepend=True))
-                hooks.append(part.register_forward_hook(self._leave_hook(stack), always_call=True))
+                hooks.append(submodule.register_forward_pre_hook(self._enter_hook(path, stack), prepend=True))
+                hooks.append(submodule.register_forward_hook(self._leave_hook(stack), always_call=True))
         try:
             yield
         finally:
@@ -79,21 +78,21 @@ class CallSites:
             numbers.append(number)
             paths.append(path)
 
-    def enter_again(self) -> None:
+    def reenter(self) -> None:
         """Enter the running module again, after nodes of other modules were created in between."""
         self.enter(self.module)
 
     @contextmanager
     def enter_module(self, module: str) -> Iterator[None]:
         """Report ``module`` as the running module within."""
-        former, self.module = self.module, module
+        previous, self.module = self.module, module
         try:
             yield
         finally:
-            self.module = former
+            self.module = previous
 
-    def frame(self) -> FrameType:
-        """Return the innermost frame outside of torch, the dry run and ``through`` files."""
+    def find_frame(self) -> FrameType:
+        """Return the innermost frame outside of torch, the dry run and ``skipped_files`` files."""
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(self._skipped):
             frame = frame.f_back
@@ -104,7 +103,7 @@ class CallSites:
         key = frame.f_code, frame.f_lineno
         line = self._lines.get(key)
         if line is None:
-            file = frame.f_code.co_filename.removeprefix(ROOT)
+            file = frame.f_code.co_filename.removeprefix(REPOSITORY_FOLDER)
             line = self._lines[key] = f"{file}:{frame.f_lineno} {frame.f_code.co_qualname}"
         return CodeSite(
             self.find_running_module(), line, func.name(), self._categories.get(frame.f_code.co_qualname, "")
@@ -115,11 +114,11 @@ class CallSites:
         node = torch._C._current_autograd_node()
         if node is None or self.module:  # recomputation runs through modules again
             return self.module
-        self._last_backward_module = self.maker(node)
+        self._last_backward_module = self.find_creating_module(node)
         return self._last_backward_module
 
-    def maker(self, node: Any) -> str:
+    def find_creating_module(self, node: Any) -> str:
         """Return the module whose forward created an autograd node; for a leaf's node, that of the previous node."""
         number: int = node._sequence_nr()
         numbers, paths = self._module_starts
-        return paths[bisect_right(numbers, number) - 1] if number < LEAF else self._last_backward_module
+        return paths[bisect_right(numbers, number) - 1] if number < LEAF_NODE_NUMBER else self._last_backward_module

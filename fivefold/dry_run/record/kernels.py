@@ -28,7 +28,7 @@ from fivefold.trainer.measure.meter import (
 from fivefold.trainer.measure.meter import GROUPED as GROUPED_FLOAT8
 
 aten = torch.ops.aten
-NO_WORK = frozenset(
+OPERATIONS_WITHOUT_KERNEL = frozenset(
     {
         "empty",
         "new_empty",
@@ -40,7 +40,9 @@ NO_WORK = frozenset(
         "detach_",
     }
 )
-FILLS = frozenset({"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"})  # write their target, do not read it
+WRITE_ONLY_OPERATIONS = frozenset(
+    {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}
+)  # write their target, do not read it
 
 
 def classify_kernel(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
@@ -84,47 +86,50 @@ class FusedKernel:
     """
 
     def __init__(self, code: CodeType, site: CodeSite, dtype: str) -> None:
-        self.code, self.last = code, -1
-        self.site, self.dtype, self.operations, self.passed_bytes = site, dtype, 0, 0
-        self._read: dict[int, dict[Part, int]] = {}  # bytes by storage, and range within it
-        self._wrote: dict[int, dict[Part, int]] = {}
+        self.code, self.last_instruction = code, -1
+        self.site, self.dtype, self.operations, self.unfused_bytes = site, dtype, 0, 0
+        self._read: dict[int, dict[StorageRange, int]] = {}  # bytes by storage, and range within it
+        self._wrote: dict[int, dict[StorageRange, int]] = {}
 
     def can_continue(self, frame: FrameType) -> bool:
         """Return whether ``frame`` may be the same call: a new call or iteration is at an earlier instruction."""
-        return frame.f_code is self.code and frame.f_lasti > self.last
+        return frame.f_code is self.code and frame.f_lasti > self.last_instruction
 
-    def add(self, func: Any, args: Any, made: list[Tensor], *, ids: dict[int, int]) -> None:
-        """Add one operation. ``made``: its new tensors; ``ids``: storage ids by address."""
+    def add(self, func: Any, args: Any, outputs: list[Tensor], *, ids: dict[int, int]) -> None:
+        """Add one operation. ``outputs``: its new tensors; ``ids``: storage ids by address."""
         self.operations += 1
-        written = [*made, *_list_written(func, args)]
-        fills = func._opname in FILLS or func._overloadname == "out"
-        unread = {id(tensor) for tensor in written} if fills else frozenset()
+        written = [*outputs, *_list_written(func, args)]
+        is_write_only = func._opname in WRITE_ONLY_OPERATIONS or func._overloadname == "out"
+        unread_ids = {id(tensor) for tensor in written} if is_write_only else frozenset()
         for tensor in tensors(args):
-            key, part = _range_of(tensor, ids)
-            if id(tensor) in unread:
+            storage_id, storage_range = _find_storage_range(tensor, ids)
+            if id(tensor) in unread_ids:
                 continue
-            self.passed_bytes += tensor.nbytes
-            if key not in self._wrote:
-                self._read.setdefault(key, {})[part] = tensor.nbytes
+            self.unfused_bytes += tensor.nbytes
+            if storage_id not in self._wrote:
+                self._read.setdefault(storage_id, {})[storage_range] = tensor.nbytes
         for tensor in written:
-            self.passed_bytes += tensor.nbytes
-            key, part = _range_of(tensor, ids)
-            self._wrote.setdefault(key, {})[part] = tensor.nbytes
+            self.unfused_bytes += tensor.nbytes
+            storage_id, storage_range = _find_storage_range(tensor, ids)
+            self._wrote.setdefault(storage_id, {})[storage_range] = tensor.nbytes
 
-    def count_moved_bytes(self, living: Mapping[int, tuple[int, CodeSite]]) -> int:
-        """Return bytes read of older storages plus bytes written to ``living`` ones, at most its size for each."""
+    def count_moved_bytes(self, live_storages: Mapping[int, tuple[int, CodeSite]]) -> int:
+        """Return bytes read from older storages plus bytes written to ``live_storages``, at most the size of each."""
 
-        def total(parts: dict[int, dict[Part, int]], kept: bool) -> int:
-            sizes = [(sum(bytes_of_part.values()), living.get(key)) for key, bytes_of_part in parts.items()]
+        def total(ranges_of_storage: dict[int, dict[StorageRange, int]], kept: bool) -> int:
+            sizes = [
+                (sum(bytes_of_range.values()), live_storages.get(storage_id))
+                for storage_id, bytes_of_range in ranges_of_storage.items()
+            ]
             return sum(min(size, storage[0]) if storage else 0 if kept else size for size, storage in sizes)
 
         return total(self._read, False) + total(self._wrote, True)
 
 
-Part = tuple[int, torch.Size]  # a range of a storage: offset in elements, and the tensor's shape
+StorageRange = tuple[int, torch.Size]  # a range of a storage: offset in elements, and the tensor's shape
 
 
-def _range_of(tensor: Tensor, ids: Mapping[int, int]) -> tuple[int, Part]:
+def _find_storage_range(tensor: Tensor, ids: Mapping[int, int]) -> tuple[int, StorageRange]:
     return ids.get(tensor.untyped_storage()._cdata, -1), (int(tensor.storage_offset()), tensor.size())
 
 

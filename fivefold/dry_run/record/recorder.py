@@ -20,12 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.dry_run.fake.collectives import Handle, TapeGroup, describe_message, make_result
 from fivefold.dry_run.record.call_sites import CallSites
-from fivefold.dry_run.record.kernels import NO_WORK, FusedKernel, allocate_grouped, classify_kernel
+from fivefold.dry_run.record.kernels import OPERATIONS_WITHOUT_KERNEL, FusedKernel, allocate_grouped, classify_kernel
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape
 from fivefold.trainer.measure.meter import GROUPED_WIDE, operation_flops, tensors
 
-SCALAR, RESIZE = torch.ops.aten._local_scalar_dense.default, torch.ops.inductor.resize_storage_bytes_.default
-HIDDEN = -1  # id of a storage whose ALLOC and FREE are not recorded
+READ_SCALAR, RESIZE_STORAGE = (
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.inductor.resize_storage_bytes_.default,
+)
+HIDDEN_ID = -1  # id of a storage whose ALLOC and FREE are not recorded
 NO_SITE = CodeSite("", "", "")
 
 
@@ -33,7 +36,7 @@ class TapeRecorder(TorchDispatchMode):
     """A recorder that writes ``tape`` while it is entered.
 
     It runs on top of a ``FakeTensorMode``, or on real tensors without process groups. ``groups``: ``TapeGroup`` of a
-    process group, by its name. ``categories``, ``through``: as for ``CallSites``. Messages are not sent: each
+    process group, by its name. ``categories``, ``skipped_files``: as for ``CallSites``. Messages are not sent: each
     collective returns at once. A number read from a tensor (``.item()``) is 0. While ``silent``, storages are tracked
     but no event is written.
     """
@@ -44,20 +47,20 @@ class TapeRecorder(TorchDispatchMode):
         rank: int,
         groups: Callable[[str], TapeGroup] | None = None,
         categories: Mapping[str, str] = {},
-        through: tuple[str, ...] = (),
+        skipped_files: tuple[str, ...] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rank, self.groups = rank, groups
-        self.places = CallSites(categories=categories, through=through)
+        self.call_sites = CallSites(categories=categories, skipped_files=skipped_files)
         self.tape = Tape(rank)
         self._ids: dict[int, int] = {}  # id of each live storage, by address
         self._live: dict[int, tuple[int, CodeSite]] = {}  # bytes and site of each live storage, by id
         self._next = 0
         self._handles = 0
-        self._works: list[object] = []  # work handles: C++ holds them without their Python object
-        self._fused: FusedKernel | None = None
+        self._work_handles: list[object] = []  # work handles: C++ holds them without their Python object
+        self._fused_kernel: FusedKernel | None = None
         self.live_bytes = 0
-        self._hiding = False
+        self._is_hiding = False
         self.silent = False
 
     @classmethod
@@ -67,19 +70,19 @@ class TapeRecorder(TorchDispatchMode):
 
     # The tape
 
-    def cut(self) -> Tape:
+    def finish_tape(self) -> Tape:
         """Return the tape so far and begin a new one, with an ALLOC of every live storage."""
         self._flush()
         finished, self.tape = self.tape, Tape(self.rank)
-        self._works.clear()
+        self._work_handles.clear()
         self.tape.add(SCOPE, self.tape.scope(Scope("start")))
         for storage, (size, site) in self._live.items():
             self.tape.add(ALLOC, storage, size, self.tape.site(site))
         return finished
 
-    def name(self, living: Iterable[Tensor], category: str) -> None:
-        """Set the category of the storages of ``living``, from the next tape on; record unknown ones as allocated."""
-        for tensor in living:
+    def set_category(self, named_tensors: Iterable[Tensor], category: str) -> None:
+        """Set the category of storages from the next tape on; record unknown ones as allocated."""
+        for tensor in named_tensors:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids:
                 if storage.nbytes():
@@ -116,20 +119,20 @@ class TapeRecorder(TorchDispatchMode):
         finally:
             self._flush()
             self.tape, self.live_bytes = outer, live
-            self.places.enter_again()
+            self.call_sites.reenter()
 
-    def place(self) -> int:
+    def count_events(self) -> int:
         """Return the number of events on the tape."""
         self._flush()
         return len(self.tape)
 
-    def id_of(self, tensor: Tensor) -> int:
+    def storage_id(self, tensor: Tensor) -> int:
         """Return the id of a tensor's storage."""
         return self._ids[tensor.untyped_storage()._cdata]
 
-    def site_here(self) -> CodeSite:
+    def module_site(self) -> CodeSite:
         """Return a site that names the running module only."""
-        return CodeSite(self.places.find_running_module(), "", "")
+        return CodeSite(self.call_sites.find_running_module(), "", "")
 
     def reserve_ids(self, count: int) -> int:
         """Reserve ``count`` consecutive storage ids; return the first."""
@@ -141,7 +144,7 @@ class TapeRecorder(TorchDispatchMode):
         first, self._handles = self._handles, self._handles + count
         return first
 
-    def play(self, events: NDArray[np.int64], *, live_bytes: int) -> None:
+    def append_events(self, events: NDArray[np.int64], *, live_bytes: int) -> None:
         """Append ``events`` [n, 4] to the tape; ``live_bytes``: bytes that they allocate less those that they free."""
         self._flush()
         self.tape.events.frombytes(events.tobytes())
@@ -150,20 +153,20 @@ class TapeRecorder(TorchDispatchMode):
     @contextmanager
     def hide_storages(self) -> Iterator[None]:
         """Hide storages created within: neither their ALLOC nor their FREE is recorded."""
-        self._hiding, former = True, self._hiding
+        self._is_hiding, was_hiding = True, self._is_hiding
         try:
             yield
         finally:
-            self._hiding = former
+            self._is_hiding = was_hiding
 
-    def make(self, tensor: Callable[[], Tensor], *, site: int) -> Tensor:
+    def create_tensor(self, tensor: Callable[[], Tensor], *, site: int) -> Tensor:
         """Create a tensor and record its storage at site number ``site`` of the tape."""
         self._flush()
         with self.hide_storages():
             created = tensor()
         storage = created.untyped_storage()
         self._ids[storage._cdata] = key = self.reserve_ids(1)
-        self._register(key, storage.nbytes(), self.tape.sites[site])
+        self._register_storage(key, storage.nbytes(), self.tape.sites[site])
         return created
 
     def free_early(self, tensor: Tensor) -> None:
@@ -171,7 +174,7 @@ class TapeRecorder(TorchDispatchMode):
         address = tensor.untyped_storage()._cdata
         self._flush()
         self._record_free(address)
-        self._ids[address] = HIDDEN
+        self._ids[address] = HIDDEN_ID
 
     # Operations
 
@@ -180,71 +183,80 @@ class TapeRecorder(TorchDispatchMode):
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
-            return self._message(func, args)
-        if func is SCALAR:
+            return self._record_message(func, args)
+        if func is READ_SCALAR:
             dtype = args[0].dtype
             return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
-        if func is RESIZE:
+        if func is RESIZE_STORAGE:
             self._resize(args[0], args[1])
             return None
         fake = func in GROUPED_WIDE and isinstance(args[0], FakeTensor)
         out = allocate_grouped(*args) if fake else func(*args, **(kwargs or {}))
-        if self._hiding:
+        if self._is_hiding:
             for tensor in tensors(out):
                 if tensor.untyped_storage()._cdata not in self._ids:
                     self._record_storage(tensor.untyped_storage(), NO_SITE)
             return out
         if self.silent:
             return out
-        frame = self.places.frame()
-        if self._fused is not None and not func.is_view and not self._fused.can_continue(frame):
+        frame = self.call_sites.find_frame()
+        if self._fused_kernel is not None and not func.is_view and not self._fused_kernel.can_continue(frame):
             self._flush()
         outputs = list(tensors(out))
         for tensor in outputs:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids and storage.nbytes():
-                self._record_storage(storage, self.places.site(func, frame))
-        if not func.is_view and func._opname not in NO_WORK:
-            self._kernel(func, args, out, outputs, frame)
+                self._record_storage(storage, self.call_sites.site(func, frame))
+        if not func.is_view and func._opname not in OPERATIONS_WITHOUT_KERNEL:
+            self._record_kernel(func, args, out, outputs, frame)
         return out
 
-    def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
+    def _record_kernel(self, func: Any, args: Any, out: Any, outputs: list[Tensor], frame: FrameType) -> None:
         kind, shape = classify_kernel(func, args, out)
         if kind == "moving":
-            if self._fused is None:
-                self._fused = FusedKernel(
-                    frame.f_code, self.places.site(func, frame), str(made[0].dtype)[6:] if made else ""
+            if self._fused_kernel is None:
+                self._fused_kernel = FusedKernel(
+                    frame.f_code, self.call_sites.site(func, frame), str(outputs[0].dtype)[6:] if outputs else ""
                 )
-            self._fused.last = frame.f_lasti
-            self._fused.add(func, args, made, ids=self._ids)
+            self._fused_kernel.last_instruction = frame.f_lasti
+            self._fused_kernel.add(func, args, outputs, ids=self._ids)
             return
         self._flush()
-        moved = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in made)
-        site = self.tape.site(self.places.site(func, frame))
+        moved_bytes = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in outputs)
+        site = self.tape.site(self.call_sites.site(func, frame))
         flops = operation_flops(func, args, out)
-        kernel = Kernel(kind, shape, str(next(tensors(args)).dtype)[6:], flops, moved, 1, site)
+        kernel = Kernel(kind, shape, str(next(tensors(args)).dtype)[6:], flops, moved_bytes, 1, site)
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _flush(self) -> None:
         """End the current fused kernel and write its KERNEL event."""
-        fused, self._fused = self._fused, None
-        if fused is not None and not self.silent:
-            moved = fused.count_moved_bytes(self._live)
-            site = self.tape.site(fused.site)
-            kernel = Kernel("moving", (), fused.dtype, 0, moved, fused.operations, site, fused.passed_bytes)
+        fused_kernel, self._fused_kernel = self._fused_kernel, None
+        if fused_kernel is not None and not self.silent:
+            moved_bytes = fused_kernel.count_moved_bytes(self._live)
+            site = self.tape.site(fused_kernel.site)
+            kernel = Kernel(
+                "moving",
+                (),
+                fused_kernel.dtype,
+                0,
+                moved_bytes,
+                fused_kernel.operations,
+                site,
+                fused_kernel.unfused_bytes,
+            )
             self.tape.add(KERNEL, self.tape.kernel(kernel))
 
-    def _message(self, func: Any, args: Any) -> Any:
+    def _record_message(self, func: Any, args: Any) -> Any:
         self._flush()
         assert self.groups is not None
-        site = self.tape.site(self.places.site(func, self.places.frame()))
+        site = self.tape.site(self.call_sites.site(func, self.call_sites.find_frame()))
         message, tensor = describe_message(func, args, self.groups, site=site)
         handle = self.reserve_handles(1)
         storage = self._ids.get(tensor.untyped_storage()._cdata, -1)
         self.tape.add(START, handle, self.tape.message(message), storage)
         work = Handle(lambda: self._record_wait(handle))
         boxed: torch.ScriptObject = work.boxed()
-        self._works.append((work, boxed))
+        self._work_handles.append((work, boxed))
         return make_result(func, args, boxed)
 
     def _record_wait(self, handle: int) -> None:
@@ -255,13 +267,13 @@ class TapeRecorder(TorchDispatchMode):
 
     def _record_storage(self, storage: torch.UntypedStorage, site: CodeSite) -> None:
         weakref.finalize(storage, self._record_free, storage._cdata)
-        if self._hiding:
-            self._ids[storage._cdata] = HIDDEN
+        if self._is_hiding:
+            self._ids[storage._cdata] = HIDDEN_ID
             return
         self._ids[storage._cdata] = key = self.reserve_ids(1)
-        self._register(key, storage.nbytes(), site)
+        self._register_storage(key, storage.nbytes(), site)
 
-    def _register(self, key: int, size: int, site: CodeSite) -> None:
+    def _register_storage(self, key: int, size: int, site: CodeSite) -> None:
         self._live[key] = size, site
         self.live_bytes += size
         if not self.silent:
@@ -269,7 +281,7 @@ class TapeRecorder(TorchDispatchMode):
 
     def _record_free(self, address: int) -> None:
         key = self._ids.pop(address, None)
-        if key is not None and key != HIDDEN:
+        if key is not None and key != HIDDEN_ID:
             self.live_bytes -= self._live.pop(key)[0]
             if not self.silent:
                 self.tape.add(FREE, key)
@@ -286,4 +298,4 @@ class TapeRecorder(TorchDispatchMode):
         storage.resize_(size)
         if size and is_tracked:
             self._ids[address] = key = self.reserve_ids(1)
-            self._register(key, size, self.places.site(RESIZE, self.places.frame()))
+            self._register_storage(key, size, self.call_sites.site(RESIZE_STORAGE, self.call_sites.find_frame()))

@@ -18,8 +18,10 @@ from torch import Tensor
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, WAIT, Tape
 
 Events = NDArray[np.int64]  # [n, 4]
-DELIVER, PUT_OFF, NOTHING = 100, 101, 102  # further kinds: weight gradient computed, or deferred; event dropped
-X, G = 0, 1  # ids of the forward's input and of the output's gradient; storages allocated inside are numbered from 2
+# further kinds of events: a weight gradient is computed, or deferred; the event is dropped
+DELIVER_GRADIENT, DEFER_GRADIENT, DROPPED = 100, 101, 102
+# storage ids of the forward's input and of the output's gradient; storages allocated inside are numbered from 2
+INPUT_ID, OUTPUT_GRADIENT_ID = 0, 1
 
 
 class NotReplayable(Exception):
@@ -43,21 +45,21 @@ class TensorShape(NamedTuple):
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
 
 
-Made = tuple[int, TensorShape]  # storage id and shape of a tensor that leaves the block: y or dx
+BlockOutput = tuple[int, TensorShape]  # storage id and shape of a tensor that leaves the block: y or dx
 
 
 class BlockRecording(NamedTuple):
-    """One block's forward and backward. Storage ids count from ``G`` + 1; sites etc. index the lists of ``tape``."""
+    """One block's forward and backward. Storage ids begin at 2; sites etc. index the lists of ``tape``."""
 
     tape: Tape
     forward: Events
     backward: Events
-    works: tuple[Events, ...]  # deferred weight gradients, each the events of one W
+    deferred_wgrads: tuple[Events, ...]  # deferred weight gradients, each the events of one W
     end: Events  # events when the autograd graph is freed
     ids: int
     handles: int
-    y: Made
-    dx: Made
+    y: BlockOutput
+    dx: BlockOutput
     gradients: tuple[
         tuple[str, tuple[TensorShape, ...]], ...
     ]  # weight's name, its gradient's tensors, in order of delivery
@@ -68,18 +70,18 @@ def cut_recording(
     spans: list[tuple[int, int]],
     *,
     ids: dict[int, int],
-    y: Made,
-    dx: Made,
+    y: BlockOutput,
+    dx: BlockOutput,
     gradients: tuple[tuple[str, tuple[TensorShape, ...]], ...],
 ) -> BlockRecording:
     """Cut ``spans`` (first, end) out of ``tape`` and renumber their ids and handles; may raise ``NotReplayable``."""
     events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
     handles: dict[int, int] = {}
-    parts = [events[start:stop].copy() for start, stop in spans]
+    events_of_spans = [events[start:stop].copy() for start, stop in spans]
     allocated = set(events[events[:, 0] == ALLOC, 1].tolist())  # storages allocated during the recording
     freed = set[int]()
-    for part in parts:
-        for event in part:
+    for span_events in events_of_spans:
+        for event in span_events:
             kind = event[0]
             if kind == ALLOC:
                 event[1] = ids.setdefault(int(event[1]), len(ids))
@@ -89,7 +91,7 @@ def cut_recording(
             elif kind == FREE:
                 if int(event[1]) not in allocated:
                     raise NotReplayable
-                event[0] = NOTHING
+                event[0] = DROPPED
             elif kind == START:
                 event[1] = handles.setdefault(int(event[1]), len(handles))
                 event[3] = ids.get(int(event[3]), -1)
@@ -99,12 +101,14 @@ def cut_recording(
                 event[1] = handles[int(event[1])]
     if y[0] not in ids or dx[0] not in ids or set(range(2, len(ids))) - freed - {ids[y[0]], ids[dx[0]]}:
         raise NotReplayable
-    forward, backward, end, *works = [part[part[:, 0] != NOTHING] for part in parts]
+    forward, backward, end, *deferred_wgrads = [
+        span_events[span_events[:, 0] != DROPPED] for span_events in events_of_spans
+    ]
     return BlockRecording(
         tape,
         forward,
         backward,
-        tuple(works),
+        tuple(deferred_wgrads),
         end,
         len(ids) - 2,
         len(handles),
@@ -120,26 +124,26 @@ class EventChunk:
     def __init__(self, events: Events) -> None:
         kinds = events[:, 0]
         self.events = events
-        self.ids = np.isin(kinds, (ALLOC, FREE))
-        self.handles = np.isin(kinds, (START, WAIT))
-        self.carrying = (kinds == START) & (events[:, 3] > G)
-        self.entering = np.flatnonzero((kinds == START) & (events[:, 3] == X))
+        self.has_storage_id = np.isin(kinds, (ALLOC, FREE))
+        self.has_handle = np.isin(kinds, (START, WAIT))
+        self.has_inner_payload = (kinds == START) & (events[:, 3] > OUTPUT_GRADIENT_ID)
+        self.input_payload_rows = np.flatnonzero((kinds == START) & (events[:, 3] == INPUT_ID))
         self.sizes: dict[int, int] = {}
         self.live_bytes = 0
 
     def renumber(self, *, first_id: int, first_handle: int) -> Events:
         """Return the events with the ids and handles of one micro-batch."""
-        out = self.events.copy()
-        out[self.ids, 1] += first_id - G - 1
-        out[self.handles, 1] += first_handle
-        out[self.carrying, 3] += first_id - G - 1
-        out[self.entering, 3] = -1
-        return out
+        renumbered = self.events.copy()
+        renumbered[self.has_storage_id, 1] += first_id - OUTPUT_GRADIENT_ID - 1
+        renumbered[self.has_handle, 1] += first_handle
+        renumbered[self.has_inner_payload, 3] += first_id - OUTPUT_GRADIENT_ID - 1
+        renumbered[self.input_payload_rows, 3] = -1
+        return renumbered
 
 
 def plan_steps(events: Events, recording: BlockRecording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
     """Yield ``EventChunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
-    indices, sizes = _translate_lists(recording, tape=tape, layer=layer), _sizes(recording)
+    indices, sizes = _translate_to_tape(recording, tape=tape, layer=layer), _list_sizes(recording)
     special_storage = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
     chunk: list[list[int]] = []
     live = 0
@@ -154,11 +158,13 @@ def plan_steps(events: Events, recording: BlockRecording, part: int, *, tape: Ta
 
     for kind, first, second, third in events.tolist():
         is_step = (
-            kind in (DELIVER, PUT_OFF) or (kind == ALLOC and first == special_storage) or (kind == FREE and first <= G)
+            kind in (DELIVER_GRADIENT, DEFER_GRADIENT)
+            or (kind == ALLOC and first == special_storage)
+            or (kind == FREE and first <= OUTPUT_GRADIENT_ID)
         )
         if is_step:
             yield from finish_chunk()
-            path = tape.sites[indices.sites[second]].module if kind == DELIVER else ""
+            path = tape.sites[indices.sites[second]].module if kind == DELIVER_GRADIENT else ""
             yield kind, indices.sites[third] if kind == ALLOC else first, path
         elif kind == FREE and first in (recording.y[0], recording.dx[0]):
             continue  # a real tensor in replay: its finalizer records the FREE
@@ -177,7 +183,7 @@ def plan_steps(events: Events, recording: BlockRecording, part: int, *, tape: Ta
     yield from finish_chunk()
 
 
-class _TranslatedLists(NamedTuple):
+class _TranslatedIndices(NamedTuple):
     """The indices of a recording's sites, kernels and messages on another tape."""
 
     sites: list[int]
@@ -185,7 +191,7 @@ class _TranslatedLists(NamedTuple):
     messages: list[int]
 
 
-def _translate_lists(recording: BlockRecording, *, tape: Tape, layer: int) -> _TranslatedLists:
+def _translate_to_tape(recording: BlockRecording, *, tape: Tape, layer: int) -> _TranslatedIndices:
     """Add the sites, kernels and messages of a recording to ``tape``, renamed to layer ``layer``."""
     sites = []
     for site in recording.tape.sites:
@@ -196,9 +202,9 @@ def _translate_lists(recording: BlockRecording, *, tape: Tape, layer: int) -> _T
         sites.append(tape.site(site))
     kernels = [tape.kernel(kernel._replace(site=sites[kernel.site])) for kernel in recording.tape.kernels]
     messages = [tape.message(message._replace(site=sites[message.site])) for message in recording.tape.messages]
-    return _TranslatedLists(sites, kernels, messages)
+    return _TranslatedIndices(sites, kernels, messages)
 
 
-def _sizes(recording: BlockRecording) -> dict[int, int]:
-    parts = (recording.forward, recording.backward, recording.end, *recording.works)
+def _list_sizes(recording: BlockRecording) -> dict[int, int]:
+    parts = (recording.forward, recording.backward, recording.end, *recording.deferred_wgrads)
     return {first: second for part in parts for kind, first, second, _ in part.tolist() if kind == ALLOC}

@@ -49,27 +49,31 @@ class Repetition(NamedTuple):
     run_share: tuple[int, int]
 
 
-def shorten(row: Sequence[P2PStep]) -> Repetition | None:
+def shorten_row(row: Sequence[P2PStep]) -> Repetition | None:
     """Leave out as many actions of a rank's ``row`` as possible; None if too few periods are equal."""
-    codes: dict[Hashable, int] = {}
-    code = np.array([codes.setdefault(_move(step, -step.action.micro_batch), len(codes)) for step in row])
+    code_of_action: dict[Hashable, int] = {}
+    action_codes = np.array(
+        [code_of_action.setdefault(_shift_step(step, -step.action.micro_batch), len(code_of_action)) for step in row]
+    )
     micro_batch = np.array([step.action.micro_batch for step in row])
-    best: Repetition | None = None
+    longest: Repetition | None = None
     for period in range(1, min(len(row) // (RUN_PERIODS + 1), MAX_PERIOD) + 1):
-        shifts = np.where(code[:-period] == code[period:], micro_batch[period:] - micro_batch[:-period], 0)
+        shifts = np.where(
+            action_codes[:-period] == action_codes[period:], micro_batch[period:] - micro_batch[:-period], 0
+        )
         start = 0
-        for shift, run in groupby(shifts.tolist()):
-            length = len(list(run))
+        for shift, shifts_in_run in groupby(shifts.tolist()):
+            length = len(list(shifts_in_run))
             copies = length // period - RUN_PERIODS
-            if shift > 0 and copies * period > (best.copies * best.period if best else 0):
-                best = _leave_out(row, start + RUN_PERIODS * period, period, shift, copies) or best
+            if shift > 0 and copies * period > (longest.copies * longest.period if longest else 0):
+                longest = _leave_out(row, start + RUN_PERIODS * period, period, shift, copies) or longest
             start += length
-    return best
+    return longest
 
 
 def _leave_out(row: Sequence[P2PStep], cut: int, period: int, shift: int, copies: int) -> Repetition | None:
     """Return ``row`` without ``copies`` periods from ``cut`` on; None if the rest is not a schedule by itself."""
-    rest = (_move(step, -copies * shift) for step in row[cut + copies * period :])
+    rest = (_shift_step(step, -copies * shift) for step in row[cut + copies * period :])
     shortened = (*row[:cut], *rest)
     counts = [Counter(part for step in steps for part in parts(step.action)) for steps in (row, shortened)]
     forwards, backwards, weights = ({part[1:] for part in counts[1] if part[0] == kind} for kind in "FBW")
@@ -80,14 +84,14 @@ def _leave_out(row: Sequence[P2PStep], cut: int, period: int, shift: int, copies
     return Repetition(shortened, cut, period, shift, copies, shares.pop()) if len(shares) == 1 else None
 
 
-def _move(step: P2PStep, shift: int) -> P2PStep:
+def _shift_step(step: P2PStep, shift: int) -> P2PStep:
     """Return ``step`` with all its micro-batches ``shift`` later."""
     kind, stage, micro_batch, backward_stage, backward = step.action
     action = Action(kind, stage, micro_batch + shift, backward_stage, backward + shift if kind == "FB" else backward)
-    return P2PStep(action, _later(step.post_receives, shift), _later(step.wait_sends, shift))
+    return P2PStep(action, _shift_messages(step.post_receives, shift), _shift_messages(step.wait_sends, shift))
 
 
-def _later(messages: Sequence[Part], shift: int) -> tuple[Part, ...]:
+def _shift_messages(messages: Sequence[Part], shift: int) -> tuple[Part, ...]:
     return tuple((kind, stage, micro_batch + shift) for kind, stage, micro_batch in messages)
 
 
@@ -98,7 +102,7 @@ Names = dict[tuple[int, int], Name]  # by (ALLOC, storage id) or (START, handle)
 START_OF_STEP, END_OF_STEP = ("start", -1, -1), ("end", -1, -1)
 
 
-class PartLog:
+class ActionLog:
     """Notes where on the tape of a step the parts of ``row`` begin: each F, B and W, and the time before an action."""
 
     def __init__(self, row: Sequence[P2PStep]) -> None:
@@ -109,41 +113,41 @@ class PartLog:
         """Forget the former step."""
         self.parts: list[tuple[int, Label, tuple[Part, ...]]] = []  # first event, label, receives posted in it
         self.ends = [0]  # event after the start of the step and after each action
-        self._begun = 0
-        self._coming: list[Label] = []
-        self._wait(0, START_OF_STEP)
+        self._n_begun = 0
+        self._pending_labels: list[Label] = []
+        self._log_gap(0, START_OF_STEP)
 
-    def action_begins(self, event: int) -> None:
+    def log_action_begin(self, event: int) -> None:
         """Note that the next action of the row begins with ``event``."""
-        kind, stage, micro_batch, backward_stage, backward = self._row[self._begun].action
-        self._begun += 1
-        self._coming = [("F", stage, micro_batch), ("BW", backward_stage, backward)]
+        kind, stage, micro_batch, backward_stage, backward = self._row[self._n_begun].action
+        self._n_begun += 1
+        self._pending_labels = [("F", stage, micro_batch), ("BW", backward_stage, backward)]
         if kind != "FB":
-            self._coming = [(kind, stage, micro_batch)]
-        self.parts.append((event, self._coming.pop(0), ()))
+            self._pending_labels = [(kind, stage, micro_batch)]
+        self.parts.append((event, self._pending_labels.pop(0), ()))
 
-    def pass_ended(self, event: int) -> None:
+    def log_pass_end(self, event: int) -> None:
         """Note that an F, B or W has ended before ``event``."""
-        if self._coming:
-            self.parts.append((event, self._coming.pop(0), ()))
+        if self._pending_labels:
+            self.parts.append((event, self._pending_labels.pop(0), ()))
             return
         self.ends.append(event)
-        if self._begun < len(self._row):
-            action = self._row[self._begun].action
-            self._wait(event, (f"before {action.kind}", action.stage, action.micro_batch))
+        if self._n_begun < len(self._row):
+            action = self._row[self._n_begun].action
+            self._log_gap(event, (f"before {action.kind}", action.stage, action.micro_batch))
         else:
             self.parts.append((event, END_OF_STEP, ()))
 
-    def _wait(self, event: int, label: Label) -> None:
-        self.parts.append((event, label, self._row[self._begun].post_receives))
+    def _log_gap(self, event: int, label: Label) -> None:
+        self.parts.append((event, label, self._row[self._n_begun].post_receives))
 
 
-def repeat(tape: Tape, log: PartLog, repetition: Repetition, *, recorder: TapeRecorder) -> None:
+def insert_copies(tape: Tape, log: ActionLog, repetition: Repetition, *, recorder: TapeRecorder) -> None:
     """Insert the periods into ``tape`` that its shortened row leaves out. Raises ``NotRepeatable``."""
     _, cut, period, shift, copies, _ = repetition
-    start, middle, end = (log.ends[cut - back * period] for back in (2, 1, 0))
+    start, middle, end = (log.ends[cut - periods_back * period] for periods_back in (2, 1, 0))
     events = list(tape)
-    names = _name_all(events, log, cut=end, left_out=copies * shift)
+    names = _name_storages_and_messages(events, log, cut=end, skipped_micro_batches=copies * shift)
     template = _Template(tape, events[middle:end], names, shift=shift, copies=copies, recorder=recorder)
     if template.describe(events[start:middle], periods=-1) != template.describe(events[middle:end], periods=0):
         raise NotRepeatable
@@ -154,13 +158,18 @@ def repeat(tape: Tape, log: PartLog, repetition: Repetition, *, recorder: TapeRe
     tape.events = array("q", result.tobytes())
 
 
-def _name_all(events: Sequence[Event], log: PartLog, *, cut: int, left_out: int) -> Names:
-    """Name all storages and messages; from event ``cut`` on, micro-batches are ``left_out`` later than in the log."""
+def _name_storages_and_messages(
+    events: Sequence[Event], log: ActionLog, *, cut: int, skipped_micro_batches: int
+) -> Names:
+    """Name all storages and messages.
+
+    From event ``cut`` on, micro-batches are ``skipped_micro_batches`` later than in the log.
+    """
     names: Names = {}
     counts: Counter[Hashable] = Counter()
     for (begin, label, receives), (end, *_) in pairwise([*log.parts, (len(events), END_OF_STEP, ())]):
-        later = left_out if begin >= cut else 0
-        label, arriving = _label_later(label, later), iter(_later(receives, later))
+        shift = skipped_micro_batches if begin >= cut else 0
+        label, arriving = _shift_label(label, shift), iter(_shift_messages(receives, shift))
 
         def name(label: Label, *key: int) -> Name:
             counts[label, key] += 1
@@ -181,9 +190,9 @@ def _name_all(events: Sequence[Event], log: PartLog, *, cut: int, left_out: int)
     return names
 
 
-def _label_later(label: Label, shift: int) -> Label:
-    what, stage, micro_batch = label
-    return label if micro_batch < 0 else (what, stage, micro_batch + shift)
+def _shift_label(label: Label, shift: int) -> Label:
+    phase, stage, micro_batch = label
+    return label if micro_batch < 0 else (phase, stage, micro_batch + shift)
 
 
 class _Template:
@@ -194,17 +203,19 @@ class _Template:
     ) -> None:
         self.tape, self.events, self.names, self.shift, self.copies = tape, events, names, shift, copies
         self.numbers = {name: number for (_, number), name in names.items()}
-        self.created = {
+        self.created_names = {
             kind: [names[kind, event[1]] for event in events if event[0] == kind] for kind in (ALLOC, START)
         }
         self.first_numbers = {  # of the first copy
-            ALLOC: recorder.reserve_ids(copies * len(self.created[ALLOC])),
-            START: recorder.reserve_handles(copies * len(self.created[START])),
+            ALLOC: recorder.reserve_ids(copies * len(self.created_names[ALLOC])),
+            START: recorder.reserve_handles(copies * len(self.created_names[START])),
         }
-        named = [(*name, place) for group in self.created.values() for place, name in enumerate(group)]
-        self.kinds = {(label[:2], key) for label, key, _ in named}
-        self.places = {(label[:2], key, label[2] % shift): (label[2], place) for label, key, place in named}
-        if len(self.places) < len(named):
+        positioned = [(*name, position) for group in self.created_names.values() for position, name in enumerate(group)]
+        self.kinds = {(label[:2], key) for label, key, _ in positioned}
+        self.positions = {
+            (label[:2], key, label[2] % shift): (label[2], position) for label, key, position in positioned
+        }
+        if len(self.positions) < len(positioned):
             raise NotRepeatable
 
     def describe(self, events: Sequence[Event], *, periods: int) -> list[Hashable]:
@@ -212,7 +223,7 @@ class _Template:
         described: list[Hashable] = []
         for event in events:
             kind, first, second, _ = event
-            names = tuple(self._moved_name(kind, number, -periods) for _, kind, number in _references(event))
+            names = tuple(self._shift_name(kind, number, -periods) for _, kind, number in _references(event))
             if kind == SCOPE:
                 scope = self.tape.scopes[first]
                 described.append((kind, scope._replace(micro_batch=scope.micro_batch - periods * self.shift)))
@@ -222,30 +233,30 @@ class _Template:
                 described.append((kind, first if kind == KERNEL else 0, names))
         return described
 
-    def _moved_name(self, kind: int, number: int, periods: int) -> Name | int:
+    def _shift_name(self, kind: int, number: int, periods: int) -> Name | int:
         """Return the name of a storage or message ``periods`` later; if it is not of a micro-batch, its number."""
         label, key = self.names[kind, number]
         if (label[:2], key) not in self.kinds:
             return number
-        return _label_later(label, periods * self.shift), key
+        return _shift_label(label, periods * self.shift), key
 
-    def _copy_and_place(self, name: Name) -> tuple[int, int]:
+    def _find_copy_and_position(self, name: Name) -> tuple[int, int]:
         """Return the number of the copy that creates ``name`` (the template is 0, earlier periods below), and where."""
         label, key = name
         try:
-            micro_batch, place = self.places[label[:2], key, label[2] % self.shift]
+            micro_batch, position = self.positions[label[:2], key, label[2] % self.shift]
         except KeyError:
             raise NotRepeatable from None
-        return (label[2] - micro_batch) // self.shift, place
+        return (label[2] - micro_batch) // self.shift, position
 
-    def _number_in(self, kind: int, number: int, periods: int) -> int:
+    def _shift_number(self, kind: int, number: int, periods: int) -> int:
         """Return the number, ``periods`` later, of a storage or message."""
-        name = self._moved_name(kind, number, periods)
+        name = self._shift_name(kind, number, periods)
         if isinstance(name, int):
             return name
-        copy, place = self._copy_and_place(name)
+        copy, position = self._find_copy_and_position(name)
         if copy > 0:
-            return self.first_numbers[kind] + (copy - 1) * len(self.created[kind]) + place
+            return self.first_numbers[kind] + (copy - 1) * len(self.created_names[kind]) + position
         if name not in self.numbers:
             raise NotRepeatable
         return self.numbers[name]
@@ -254,19 +265,21 @@ class _Template:
         """Yield the events [n, 4] of each copy."""
         columns = np.array(self.events, dtype=np.int64).reshape(-1, 4)
         scopes = np.flatnonzero(columns[:, 0] == SCOPE)
-        cells = [(row, *cell) for row, event in enumerate(self.events) for cell in _references(event)]
-        cells = [cell for cell in cells if not isinstance(self._moved_name(*cell[2:], 0), int)]
-        places = [self._copy_and_place(self.names[cell[2:]]) for cell in cells]
-        origins = np.array([copy for copy, _ in places])  # relative to the copy that refers to them
-        counts = np.array([len(self.created[kind]) for *_, kind, _ in cells])
-        firsts = np.array([self.first_numbers[kind] for *_, kind, _ in cells]) + [place for _, place in places]
-        rows, positions = np.array([cell[:2] for cell in cells]).reshape(-1, 2).T
+        references = [(row, *reference) for row, event in enumerate(self.events) for reference in _references(event)]
+        references = [reference for reference in references if not isinstance(self._shift_name(*reference[2:], 0), int)]
+        positions = [self._find_copy_and_position(self.names[reference[2:]]) for reference in references]
+        origins = np.array([copy for copy, _ in positions])  # relative to the copy that refers to them
+        counts = np.array([len(self.created_names[kind]) for *_, kind, _ in references])
+        firsts = np.array([self.first_numbers[kind] for *_, kind, _ in references]) + [
+            position for _, position in positions
+        ]
+        rows, event_columns = np.array([reference[:2] for reference in references]).reshape(-1, 2).T
         for copy in range(1, self.copies + 1):
             copied = columns.copy()
-            copied[rows, positions] = firsts + (copy + origins - 1) * counts
-            for cell in np.flatnonzero(copy + origins < 1):  # before the copies
-                copied[rows[cell], positions[cell]] = self._number_in(*cells[cell][2:], copy)
-            copied[scopes, 1] = [self._scope_later(scope, copy) for scope in columns[scopes, 1].tolist()]
+            copied[rows, event_columns] = firsts + (copy + origins - 1) * counts
+            for reference in np.flatnonzero(copy + origins < 1):  # before the copies
+                copied[rows[reference], event_columns[reference]] = self._shift_number(*references[reference][2:], copy)
+            copied[scopes, 1] = [self._shift_scope(scope, copy) for scope in columns[scopes, 1].tolist()]
             yield copied
 
     def translate(self, events: Sequence[Event]) -> NDArray[np.int64]:
@@ -276,12 +289,12 @@ class _Template:
         for row, event in enumerate(events):
             for column, kind, number in _references(event):
                 if (kind, number) not in new:
-                    columns[row, column] = self._number_in(kind, number, self.copies)
+                    columns[row, column] = self._shift_number(kind, number, self.copies)
             if event[0] == SCOPE:
-                columns[row, 1] = self._scope_later(event[1], self.copies)
+                columns[row, 1] = self._shift_scope(event[1], self.copies)
         return columns
 
-    def _scope_later(self, scope: int, periods: int) -> int:
+    def _shift_scope(self, scope: int, periods: int) -> int:
         value = self.tape.scopes[scope]
         if value.micro_batch < 0:
             return scope
@@ -298,24 +311,24 @@ def _references(event: Event) -> list[tuple[int, int, int]]:
     return [(1, START, first)] if kind == WAIT else []
 
 
-def _check_storages(ran: NDArray[np.int64], result: NDArray[np.int64]) -> None:
+def _check_storages(executed: NDArray[np.int64], result: NDArray[np.int64]) -> None:
     """Raise ``NotRepeatable`` unless storages are freed once, after their allocation, and those that stay are equal."""
 
     def list_lasting(columns: NDArray[np.int64]) -> list[int]:
         allocated, freed = (np.flatnonzero(columns[:, 0] == kind) for kind in (ALLOC, FREE))
         allocated = allocated[np.argsort(columns[allocated, 1])]
-        places = np.searchsorted(columns[allocated, 1], columns[freed, 1])
-        is_known = places < len(allocated)
+        positions = np.searchsorted(columns[allocated, 1], columns[freed, 1])
+        is_known = positions < len(allocated)
         if (
             not is_known.all()
-            or (columns[allocated[places], 1] != columns[freed, 1]).any()
-            or (allocated[places] > freed).any()
-            or len(np.unique(places)) < len(places)
+            or (columns[allocated[positions], 1] != columns[freed, 1]).any()
+            or (allocated[positions] > freed).any()
+            or len(np.unique(positions)) < len(positions)
             or len(np.unique(columns[allocated, 1])) < len(allocated)
         ):
             raise NotRepeatable
-        sizes: list[int] = np.delete(columns[allocated, 2], places).tolist()
+        sizes: list[int] = np.delete(columns[allocated, 2], positions).tolist()
         return sorted(sizes)
 
-    if list_lasting(ran) != list_lasting(result):
+    if list_lasting(executed) != list_lasting(result):
         raise NotRepeatable

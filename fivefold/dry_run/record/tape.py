@@ -61,7 +61,7 @@ class Kernel(NamedTuple):
     moved_bytes: int  # read and written
     launches: int  # torch operations that it represents: more than 1 if elementwise operations were fused
     site: int
-    passed_bytes: int = 0  # read and written by those operations one after another
+    unfused_bytes: int = 0  # read and written by those operations one after another
 
 
 class TapeMessage(NamedTuple):

@@ -39,7 +39,7 @@ DTYPES: dict[str, Dtype] = {
     "float8_e5m2": "fp8",
     "uint8": "fp4",
 }
-INTEGERS = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, for which the host waits
+COUNT_DTYPES = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, for which the host waits
 
 
 class Pricer:
@@ -49,32 +49,35 @@ class Pricer:
         self.machine, self.job, self.constants = machine, job, constants
         self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job, constants=constants)
         self.network = Network(machine, constants)
-        self.nccl = machine.backend == "nccl"
+        self.uses_nccl = machine.backend == "nccl"
         share = constants.compiled_launch_share if job.stack.is_compiled else 1
-        self.host = machine.chip.launch_seconds * share if self.nccl else 0.0
+        self.kernel_launch_seconds = machine.chip.launch_seconds * share if self.uses_nccl else 0.0
         self.launches_elementwise = (
             self.prices.plain or self.prices.eager
         )  # the host launches elementwise operations one by one
         if job.stack.cuda_graphs == "full":
-            self.host = 0.0
+            self.kernel_launch_seconds = 0.0
 
-    def costs(self, tape: Tape) -> Costs:
+    def price_tape(self, tape: Tape) -> Costs:
         """Return the seconds of every kernel and message in the tape's lists."""
-        can_slow = self.nccl and not self.job.stack.launch_blocking
+        messages_slow_compute = self.uses_nccl and not self.job.stack.launch_blocking
         return Costs(
-            kernels=[self.kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
-            launches=[self.host * (kernel.launches if self.launches_elementwise else 1) for kernel in tape.kernels],
-            messages=[self.message(message, rank=tape.rank) for message in tape.messages],
-            drag=[
-                self.constants.hidden_message_slowdown * (can_slow and _slows_compute(message))
+            kernels=[self.price_kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
+            kernel_launches=[
+                self.kernel_launch_seconds * (kernel.launches if self.launches_elementwise else 1)
+                for kernel in tape.kernels
+            ],
+            messages=[self.price_message(message, rank=tape.rank) for message in tape.messages],
+            compute_slowdown=[
+                self.constants.hidden_message_slowdown * (messages_slow_compute and _slows_compute(message))
                 for message in tape.messages
             ],
-            reads=[message.dtype in INTEGERS for message in tape.messages],
-            launch=self.host,
-            blocking=self.job.stack.launch_blocking and self.nccl,
+            host_waits=[message.dtype in COUNT_DTYPES for message in tape.messages],
+            message_launch_seconds=self.kernel_launch_seconds,
+            is_blocking=self.job.stack.launch_blocking and self.uses_nccl,
         )
 
-    def kernel(self, kernel: Kernel, *, line: str = "") -> float:
+    def price_kernel(self, kernel: Kernel, *, line: str = "") -> float:
         """Return a kernel's seconds on the device; ``line``: its site's line, which selects the calibrated curve."""
         if kernel.kind == "matmul":
             rows, columns, inner, batch = kernel.shape
@@ -83,7 +86,7 @@ class Pricer:
             return self._attention(kernel)
         if self.prices.eager:
             extra_seconds = (kernel.launches - 1) * self.constants.smallest_kernel_seconds
-            return self.prices.memory_bound_seconds(max(kernel.moved_bytes, kernel.passed_bytes)) + extra_seconds
+            return self.prices.memory_bound_seconds(max(kernel.moved_bytes, kernel.unfused_bytes)) + extra_seconds
         curve = CURVES.get(line.rpartition(" ")[2], "copy")
         return self.prices.memory_bound_seconds(kernel.moved_bytes, kernel=curve)
 
@@ -116,7 +119,7 @@ class Pricer:
             constants=self.constants,
         )
 
-    def message(self, message: TapeMessage, *, rank: int) -> float:
+    def price_message(self, message: TapeMessage, *, rank: int) -> float:
         """Return a message's seconds on the links between its ranks; 0 for a group of one."""
         members = message.members
         if len(members) == 1:

@@ -17,33 +17,33 @@ from typing import Any
 import numpy as np
 
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, Tape
-from fivefold.dry_run.time.play import SimulatedTapes, TimedSpan
+from fivefold.dry_run.time.simulation import SimulatedTapes, TimedSpan
 from fivefold.rendering import trace
 
 MAX_SPANS = 50_000  # kernels, and messages, per rank: some 15 MB
-STEPS = 2000  # resolution of memory: the counter is written when it has changed by peak ÷ STEPS
-SCOPES, MODULES, COMPUTE = range(3)  # line numbers; communicators follow
+MEMORY_STEPS = 2000  # resolution of memory: the counter is written when it has changed by peak ÷ MEMORY_STEPS
+SCOPE_LINE, MODULE_LINE, COMPUTE_LINE = range(3)  # line numbers; communicators follow
 
 
-def save(played: SimulatedTapes, path: Path, *, ranks: Sequence[int], about: dict[str, str]) -> None:
-    """Write the trace of ``ranks``, which must be among the simulated ones, with ``about`` as its metadata."""
-    trace.write((event for rank in ranks for event in _events(played, rank)), path, about=about)
+def write_trace(simulation: SimulatedTapes, path: Path, *, ranks: Sequence[int], metadata: dict[str, str]) -> None:
+    """Write the trace of ``ranks``, which must be among the simulated ones, with ``metadata`` as its metadata."""
+    trace.write((event for rank in ranks for event in _list_trace_events(simulation, rank)), path, about=metadata)
 
 
-def _events(played: SimulatedTapes, rank: int) -> Iterator[dict[str, Any]]:
+def _list_trace_events(simulation: SimulatedTapes, rank: int) -> Iterator[dict[str, Any]]:
     """Yield all trace events of one rank."""
-    tape = next(tape for tape in played.tapes if tape.rank == rank)
-    spans = list(played.spans(rank))
-    groups = _groups(tape)
+    tape = next(tape for tape in simulation.tapes if tape.rank == rank)
+    spans = list(simulation.spans(rank))
+    groups = _name_communicators(tape)
     yield from trace.names(rank, f"rank {rank}", ("scopes", "modules", "compute", *groups.values()))
     kernels = _select_longest([span for span in spans if span.kind == KERNEL])
     for span in spans:
         if span.kind == SCOPE:
-            name = str(tape.scopes[span.place])
-            yield trace.event(name, "scope", rank, SCOPES, start=span.start, end=span.end, known={})
-    yield from _modules(tape, kernels)
+            name = str(tape.scopes[span.list_index])
+            yield trace.event(name, "scope", rank, SCOPE_LINE, start=span.start, end=span.end, known={})
+    yield from _list_module_spans(tape, kernels)
     for span in kernels:
-        kernel = tape.kernels[span.place]
+        kernel = tape.kernels[span.list_index]
         site = tape.sites[kernel.site]
         arguments = {
             "at": str(site),
@@ -53,10 +53,10 @@ def _events(played: SimulatedTapes, rank: int) -> Iterator[dict[str, Any]]:
             "moved_bytes": kernel.moved_bytes,
         }
         name = site.operation.partition("::")[2] or kernel.kind
-        yield trace.event(name, kernel.kind, rank, COMPUTE, start=span.start, end=span.end, known=arguments)
-    lines = {group: COMPUTE + 1 + line for line, group in enumerate(groups)}
+        yield trace.event(name, kernel.kind, rank, COMPUTE_LINE, start=span.start, end=span.end, known=arguments)
+    lines = {group: COMPUTE_LINE + 1 + line for line, group in enumerate(groups)}
     for span in _select_longest([span for span in spans if span.kind == START]):
-        message = tape.messages[span.place]
+        message = tape.messages[span.list_index]
         arguments = {
             "at": str(tape.sites[message.site]),
             "payload_bytes": message.payload,
@@ -67,7 +67,7 @@ def _events(played: SimulatedTapes, rank: int) -> Iterator[dict[str, Any]]:
         yield trace.event(
             name, message.axis, rank, lines[message.group], start=span.start, end=span.end, known=arguments
         )
-    yield from _memory(tape, played)
+    yield from _list_memory_counters(tape, simulation)
 
 
 def _select_longest(spans: list[TimedSpan]) -> list[TimedSpan]:
@@ -78,7 +78,7 @@ def _select_longest(spans: list[TimedSpan]) -> list[TimedSpan]:
     return [span for span in spans if span.end - span.start >= min_seconds][:MAX_SPANS]
 
 
-def _groups(tape: Tape) -> dict[str, str]:
+def _name_communicators(tape: Tape) -> dict[str, str]:
     """Return the name of each communicator of a rank: its axis, numbered if the axis has several."""
     axes = dict.fromkeys((message.axis, message.group) for message in tape.messages)
     axis_names = [axis for axis, _ in axes]
@@ -90,21 +90,21 @@ def _groups(tape: Tape) -> dict[str, str]:
     return names
 
 
-def _modules(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[str, Any]]:
+def _list_module_spans(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[str, Any]]:
     """Yield one span per run of kernels of the same module."""
-    begun: TimedSpan | None = None
+    first_span: TimedSpan | None = None
     module, end = "", 0.0
     for span in [*kernels, None]:
-        span_module = tape.sites[tape.kernels[span.place].site].module if span else None
-        if begun is not None and span_module != module:
+        span_module = tape.sites[tape.kernels[span.list_index].site].module if span else None
+        if first_span is not None and span_module != module:
             if module:
-                yield trace.event(module, "module", tape.rank, MODULES, start=begun.start, end=end, known={})
-            begun = None
+                yield trace.event(module, "module", tape.rank, MODULE_LINE, start=first_span.start, end=end, known={})
+            first_span = None
         if span is not None:
-            begun, module, end = begun or span, span_module or "", span.end
+            first_span, module, end = first_span or span, span_module or "", span.end
 
 
-def _memory(tape: Tape, played: SimulatedTapes) -> Iterator[dict[str, Any]]:
+def _list_memory_counters(tape: Tape, simulation: SimulatedTapes) -> Iterator[dict[str, Any]]:
     """Yield live bytes as a counter: at its peak, and whenever it has changed by more than a step."""
     rows = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
     sizes = dict(rows[rows[:, 0] == ALLOC, 1:3].tolist())
@@ -113,8 +113,8 @@ def _memory(tape: Tape, played: SimulatedTapes) -> Iterator[dict[str, Any]]:
     live = np.cumsum(changes)
     if not len(live):
         return
-    step = int(live.max()) // STEPS
-    seconds = played.seconds_at(tape.rank)[chosen]
+    step = int(live.max()) // MEMORY_STEPS
+    seconds = simulation.seconds_at(tape.rank)[chosen]
     last_written, peak = -step - 1, int(live.argmax())
     for i, (second, live_bytes) in enumerate(zip(seconds.tolist(), live.tolist(), strict=True)):
         if abs(live_bytes - last_written) > step or i == peak:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple, Protocol
 
-from fivefold.dry_run.fake.world import differ_over_cp, representatives
+from fivefold.dry_run.fake.world import has_uneven_cp_work, list_representatives
 from fivefold.dry_run.memory.breakdown import INPUTS, SCALES, initial_bytes, stage_memory
 from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import KERNEL, START, Tape
@@ -76,7 +76,7 @@ def run(case: ComparedOnMachine) -> Verdict:
     step = planner.step(layout)
     tapes = [
         run_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams)
-        for rank in representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job))
+        for rank in list_representatives(layout, by_cp=has_uneven_cp_work(model, layout=layout, job=job))
     ]
     stages_of = [pipeline_rank(tape.rank, layout) for tape in tapes]
     first = [tapes[stages_of.index(stage)] for stage in range(layout.pp)]

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map_only
 
 from fivefold.dry_run.fake.collectives import Handle, make_result
 from fivefold.dry_run.fake.world import index_groups
-from fivefold.dry_run.rank_tapes import CATEGORIES, THROUGH, RankTapes, record_steps
-from fivefold.dry_run.record.recorder import SCALAR, TapeRecorder
+from fivefold.dry_run.rank_tapes import CATEGORIES, SKIPPED_FILES, RankTapes, record_steps
+from fivefold.dry_run.record.recorder import READ_SCALAR, TapeRecorder
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
@@ -46,7 +46,9 @@ class Told(NamedTuple):
 def play(model: Model, layout: Layout, job: Job) -> Told:
     """Build and run three steps, in which experts are chosen in turn."""
     routing.choose_experts = route_in_turn(routing.choose_experts)
-    recorder = Sender(rank=torch.distributed.get_rank(), categories=CATEGORIES, through=(*THROUGH, __file__))
+    recorder = Sender(
+        rank=torch.distributed.get_rank(), categories=CATEGORIES, skipped_files=(*SKIPPED_FILES, __file__)
+    )
     with recorder:
         recorder.silent = True
         built = build(model=model, layout=layout, job=job, device=torch.device("cpu"), streams=False)
@@ -55,9 +57,9 @@ def play(model: Model, layout: Layout, job: Job) -> Told:
     engine = Engine(built, model=model, layout=layout, job=job)
     engine.hold_reference()
     tokens = torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, job.row_tokens()))
-    living = [tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables]
-    living += [*built.weights(), *built.moments()]
-    meter = Meter(living, axis=built.ranks.axis)
+    named_tensors = [tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables]
+    named_tensors += [*built.weights(), *built.moments()]
+    meter = Meter(named_tensors, axis=built.ranks.axis)
     with Sending(), meter:
         engine.step(tokens)
     said = {(line.axis, line.collective): (line.messages, line.bytes) for line in meter.traffic}
@@ -68,18 +70,18 @@ class Sender(TapeRecorder):
     """The recorder, but messages are sent and numbers are asked of tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args) if func is SCALAR else super().__torch_dispatch__(func, types, args, kwargs)
+        return func(*args) if func is READ_SCALAR else super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _message(self, func: Any, args: Any) -> Any:
-        out = super()._message(func, args)
-        handle: Any = self._works[-1][0]  # type: ignore[index]
-        noted, arrive = handle._waited, send(func, args)
+    def _record_message(self, func: Any, args: Any) -> Any:
+        out = super()._record_message(func, args)
+        handle: Any = self._work_handles[-1][0]  # type: ignore[index]
+        noted, arrive = handle._on_wait, send(func, args)
 
         def wait() -> None:
             noted()
             arrive()
 
-        handle._waited = wait
+        handle._on_wait = wait
         return out
 
 

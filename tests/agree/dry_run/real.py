@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_impls import op_implementations_dict
 
-from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.fake.world import list_representatives
 from fivefold.dry_run.memory.breakdown import stage_memory
 from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import Tape
@@ -152,7 +152,7 @@ def run(case: Case) -> Verdict:
     model, layout, job = case.model, case.layout, case.job
     torch.set_num_threads(1)
     ran: list[Told] = run_forked(layout.world, play, model, layout, job)
-    ranks = range(layout.world) if case.every else representatives(layout)
+    ranks = range(layout.world) if case.every else list_representatives(layout)
     with patch.dict(op_implementations_dict, dict.fromkeys(BAGS, _sum_bags)):
         results = [run_rank(model=model, layout=layout, job=job, rank=rank, streams=False) for rank in ranks]
     said = [sum_traffic(result.steady) for result in results]

@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Iterator
 
-from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.fake.world import list_representatives
 from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.layout.spec import Layout
@@ -56,7 +56,7 @@ def error(case: Case) -> float:
     planned = Planner(model=case.model, machine=case.machine, job=case.job).step(case.layout).memory.reserved_bytes
     assert planned is not None
     results = []
-    for rank in representatives(case.layout):
+    for rank in list_representatives(case.layout):
         tapes = run_rank(model=case.model, layout=case.layout, job=case.job, rank=rank, streams=case.streams)
         results.append(replay_allocator([tapes.first, tapes.steady], expandable=False).reserved_bytes)
     return planned / max(results) - 1

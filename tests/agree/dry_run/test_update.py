@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.fake.world import list_representatives
 from fivefold.dry_run.memory.breakdown import stage_memory
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Tape
@@ -58,7 +58,7 @@ def test_planned_memory_of_the_update_equals_the_dry_run(
 ) -> None:
     model, layout, job = case.model, case.layout, case.job.replace(optimizer=Optimizer(kind=kind))
     planner = Planner(model=model, machine=case.machine, job=job)
-    step, first = planner.step(layout), representatives(layout)
+    step, first = planner.step(layout), list_representatives(layout)
     tapes = {  # Muon's ranks differ in their products: some have no matrix in the last round
         rank: run_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams).steady
         for rank in (range(layout.world) if kind == "muon" else first)

@@ -174,7 +174,7 @@ def test_torchs_own_writer_names_categories() -> None:
 @pytest.mark.slow
 def test_a_snapshot_of_a_dry_run_has_its_totals(tmp_path: Path) -> None:
     from fivefold.dry_run import dryrun
-    from fivefold.dry_run.memory.snapshot import save
+    from fivefold.dry_run.memory.snapshot import write_snapshot
     from fivefold.dry_run.report import describe_peak
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
@@ -186,14 +186,14 @@ def test_a_snapshot_of_a_dry_run_has_its_totals(tmp_path: Path) -> None:
         model=model("nano"), machine=chips, layout=Layout.parse("dp2 zero3 mbs2"), job=Job(sequence=128, global_batch=8)
     )
     tapes = result.tapes[0]
-    save((tapes.first, tapes.steady), tmp_path / "x.pickle", expandable=False)
+    write_snapshot((tapes.first, tapes.steady), tmp_path / "x.pickle", expandable=False)
     memory = explain(safe_pickle.load(tmp_path / "x.pickle"), files=("x",), top=99).memory
     assert memory is not None
     assert result.step is not None
     assert memory.held_bytes == result.step.memory.peak_bytes
     assert memory.parts == describe_peak(tapes).parts
     assert sum(line.bytes for line in memory.lines) == memory.held_bytes
-    save((tapes.first, tapes.steady), tmp_path / "x.pickle", expandable=False, capacity_bytes=2 * 2**20)
+    write_snapshot((tapes.first, tapes.steady), tmp_path / "x.pickle", expandable=False, capacity_bytes=2 * 2**20)
     short = explain(safe_pickle.load(tmp_path / "x.pickle"), files=("x",), top=1)
     assert "ran out of memory, at fivefold/trainer/" in short.verdict
 

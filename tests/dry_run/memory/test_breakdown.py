@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from fivefold.dry_run.memory.breakdown import LiveStorage, levels, list_largest, stage_memory
+from fivefold.dry_run.memory.breakdown import LiveStorage, list_largest, list_levels, stage_memory
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Scope, Tape, TapeMessage
 
 FORWARD, BACKWARD, UPDATE = Scope("forward", 1, 0), Scope("backward", 1, 0), Scope("update")
@@ -55,7 +55,7 @@ def step() -> Tape:
 
 def test_peak_of_a_small_tape_worked_by_hand() -> None:
     tape = step()
-    result = levels(tape)
+    result = list_levels(tape)
     top = max(result, key=lambda level: level.live_bytes)
     assert top.live_bytes == 3040 + 64 + 300 + 500 + 400 + 90 + 64
     assert top[1:7] == (3040, 400, 64 + 300, 90, 500, 64)
@@ -97,7 +97,7 @@ def test_the_largest_that_live_at_the_peak() -> None:
 def test_seconds_of_each_event_may_be_given() -> None:
     tape = step()
     clock = np.arange(len(tape)) / 4
-    plain, timed = levels(tape), levels(tape, clock)
+    plain, timed = list_levels(tape), list_levels(tape, clock)
     assert [level.seconds / 4 for level in plain] == [level.seconds for level in timed]
     assert [level[1:] for level in plain] == [level[1:] for level in timed]
 
@@ -114,7 +114,7 @@ def test_a_million_events_in_seconds_and_the_peak_is_kept() -> None:
         tape.add(ALLOC, key, size, place)
         tape.add(FREE, key)
     begin = time.perf_counter()
-    result, memory = levels(tape), stage_memory(tape, 0)
+    result, memory = list_levels(tape), stage_memory(tape, 0)
     assert time.perf_counter() - begin < 10  # about 1 s on a core of its own
     assert len(result) <= 20_002
     assert memory.peak_bytes == max(level.live_bytes for level in result) == 7 + sizes.max()

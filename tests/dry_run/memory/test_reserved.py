@@ -150,7 +150,7 @@ def test_steps_follow_one_another() -> None:
 
 
 def test_resident_tensors_add_to_the_peak() -> None:
-    result = replay_allocator([tape(12 * MIB)], expandable=False, resident=(32 * MIB, 32 * MIB))
+    result = replay_allocator([tape(12 * MIB)], expandable=False, workspaces=(32 * MIB, 32 * MIB))
     assert result[:3] == (76 * MIB, 76 * MIB, 76 * MIB)
 
 

@@ -15,7 +15,7 @@ import pytest
 viz = pytest.importorskip("torch.cuda._memory_viz")
 
 from fivefold.dry_run.memory.reserved import replay_allocator  # noqa: E402
-from fivefold.dry_run.memory.snapshot import save, snapshot  # noqa: E402
+from fivefold.dry_run.memory.snapshot import build_snapshot, write_snapshot  # noqa: E402
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, CodeSite, Scope, Tape  # noqa: E402
 from fivefold.record import RunFailure  # noqa: E402
 from fivefold.units import MIB  # noqa: E402
@@ -51,7 +51,7 @@ def tapes() -> list[Tape]:
 
 def write(folder: Path, *, expandable: bool) -> dict[str, Any]:
     path = folder / "new" / "rank0.pickle"
-    save(tapes(), path, expandable=expandable)
+    write_snapshot(tapes(), path, expandable=expandable)
     assert [item.name for item in path.parent.iterdir()] == ["rank0.pickle"]
     assert {opcode.name for opcode, *_ in pickletools.genops(path.read_bytes())} <= OPCODES
     result: dict[str, Any] = pickle.loads(path.read_bytes())
@@ -124,7 +124,7 @@ def test_addresses_lie_in_segments_when_they_are_used() -> None:
     """What the viewer's history relies on: every tensor within what was allocated or mapped by then."""
     for expandable in (False, True):
         mapped: list[tuple[int, int]] = []
-        for entry in snapshot(tapes(), expandable=expandable)["device_traces"][0]:
+        for entry in build_snapshot(tapes(), expandable=expandable)["device_traces"][0]:
             start, end = entry["addr"], entry["addr"] + entry["size"]
             if entry["action"] in ("segment_alloc", "segment_map"):
                 assert all(end <= begin or start >= stop for begin, stop in mapped)
@@ -135,7 +135,7 @@ def test_addresses_lie_in_segments_when_they_are_used() -> None:
 
 
 def test_snapshot_ends_with_the_final_memory() -> None:
-    result = snapshot(tapes(), expandable=False, capacity_bytes=80 * MIB)
+    result = build_snapshot(tapes(), expandable=False, capacity_bytes=80 * MIB)
     last = result["device_traces"][0][-1]
     # 40 and the 30 with 12 in it cannot be given back
     assert (last["action"], last["size"], last["device_free"]) == ("oom", 30 * MIB, 10 * MIB)
@@ -151,6 +151,6 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("fivefold.dry_run.memory.snapshot.pickle.dump", fail_full)
     with pytest.raises(RunFailure, match="the snapshot cannot be written: No space left on device; free some space"):
-        save(tapes(), path, expandable=False)
+        write_snapshot(tapes(), path, expandable=False)
     assert [item.name for item in tmp_path.iterdir()] == ["rank0.pickle"]
     assert path.read_bytes() == b"former"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.fake.world import list_representatives
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record import repetition
-from fivefold.dry_run.record.repetition import NotRepeatable, repeat, shorten
+from fivefold.dry_run.record.repetition import NotRepeatable, insert_copies, shorten_row
 from fivefold.dry_run.record.tape import ALLOC, Tape
 from fivefold.job import Job, recipe
 from fivefold.layout.schedule import schedule
@@ -34,7 +34,7 @@ def test_a_shortened_row_with_its_periods_equals_the_full_row(text: str, micro_b
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
     for rank in (0, layout.pp // 2, layout.pp - 1):
         row = p2p_steps(table, rank=rank)
-        short = shorten(row)
+        short = shorten_row(row)
         assert short is not None
         period = short.row[short.cut - short.period : short.cut]
         copies = [_later(step, copy * short.shift) for copy in range(1, short.copies + 1) for step in period]
@@ -55,9 +55,9 @@ def _later(step: P2PStep, shift: int) -> P2PStep:
 
 def test_a_row_that_never_returns_is_not_shortened() -> None:
     table = schedule("gpipe", pp=4, v=1, micro_batches=32)
-    assert shorten(p2p_steps(table, rank=0)) is None
+    assert shorten_row(p2p_steps(table, rank=0)) is None
     short_row = p2p_steps(schedule("1f1b", pp=1, v=1, micro_batches=4), rank=0)
-    assert shorten(short_row) is None
+    assert shorten_row(short_row) is None
 
 
 CASES = [
@@ -88,11 +88,11 @@ def test_copied_micro_batches_equal_executed_ones(
     copied: list[Tape] = []
 
     def repeat_and_record(tape: Tape, *arguments: Any, **options: Any) -> None:
-        repeat(tape, *arguments, **options)
+        insert_copies(tape, *arguments, **options)
         copied.append(tape)
 
-    monkeypatch.setattr("fivefold.dry_run.rank_tapes.repeat", repeat_and_record)
-    for rank in representatives(layout)[:2]:
+    monkeypatch.setattr("fivefold.dry_run.rank_tapes.insert_copies", repeat_and_record)
+    for rank in list_representatives(layout)[:2]:
         copied.clear()
         short = run_rank(model=model, layout=layout, job=job, rank=rank, streams=True)
         assert copied == [short.first, short.steady], "nothing was copied"

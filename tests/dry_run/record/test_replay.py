@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.fake.world import list_representatives
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.recording import NotReplayable, cut_recording
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
@@ -67,7 +67,7 @@ def test_replayed_blocks_equal_executed_ones(
         return recorded[-1]
 
     monkeypatch.setattr("fivefold.dry_run.record.replay.cut_recording", cut_and_record)
-    for rank in representatives(layout):
+    for rank in list_representatives(layout):
         recorded.clear()
         played = run_rank(model=model, layout=layout, job=job, rank=rank, streams=streams)
         assert recorded, "nothing was played"
@@ -94,7 +94,7 @@ def test_other_ranks_of_a_stage_equal_its_first_or_use_less_memory() -> None:
         rank: run_rank(model=DENSE, layout=layout, job=job, rank=rank, streams=True).steady
         for rank in range(layout.world)
     }
-    for first in representatives(layout):
+    for first in list_representatives(layout):
         for rank in range(first, first + layout.world // layout.pp):
             mine, its = _counts(tapes[rank]), _counts(tapes[first])
             assert mine[1:] == its[1:]

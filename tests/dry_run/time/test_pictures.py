@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.dry_run import dryrun
-from fivefold.dry_run.time.pictures import LEVELS, levels, spans
+from fivefold.dry_run.time.pictures import CHART_INTERVALS, list_action_spans, thin_levels
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -27,17 +27,17 @@ def test_a_picture_shows_the_whole_step(layout: str) -> None:
         layout=Layout.parse(layout),
         job=Job(sequence=64, global_batch=8),
     )
-    assert result.played is not None
+    assert result.simulation is not None
     assert result.table is not None
     for rank, row in zip(result.ranks, result.table.rows, strict=True):
         tape = result.steady_tapes[rank]
-        drawn = spans(result.played, tape, row)
+        drawn = list_action_spans(result.simulation, tape, row)
         assert [span.name for span in drawn] == [*map(str, row), "update"]
         assert all(0 <= one.start <= one.end <= two.start + 1e-12 for one, two in pairwise(drawn))
-        assert drawn[-1].end <= result.played.step_seconds
+        assert drawn[-1].end <= result.simulation.step_seconds
         assert all(0 <= span.messages <= span.end - span.start for span in drawn)
-        lives = levels(result.played, tape)
+        lives = thin_levels(result.simulation, tape)
         share = next(rank_summary for rank_summary in result.rank_summaries if rank_summary.rank == rank)
         assert max(level.live_bytes for level in lives) == share.steady.peak_bytes
-        assert len(lives) <= 3 * (LEVELS + 1)
+        assert len(lives) <= 3 * (CHART_INTERVALS + 1)
         assert all(one.seconds <= two.seconds for one, two in pairwise(lives))

@@ -10,7 +10,7 @@ import pytest
 
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
 from fivefold.dry_run.time import trace
-from fivefold.dry_run.time.play import SimulatedTapes, play
+from fivefold.dry_run.time.simulation import SimulatedTapes, simulate
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve
 from fivefold.record import RunFailure
@@ -19,23 +19,23 @@ H100 = resolve("h100:8", local=Path())
 
 
 @pytest.fixture(scope="module")
-def played(make_tapes: Callable[..., list[Tape]]) -> SimulatedTapes:
-    return play(make_tapes("tp2 pp2"), machine=H100, job=Job(), world=4)
+def simulation(make_tapes: Callable[..., list[Tape]]) -> SimulatedTapes:
+    return simulate(make_tapes("tp2 pp2"), machine=H100, job=Job(), world=4)
 
 
-def save(played: SimulatedTapes, path: Path, *ranks: int) -> list[dict[str, Any]]:
-    trace.save(played, path, ranks=ranks, about={"model": "tiny"})
+def write_trace(simulation: SimulatedTapes, path: Path, *ranks: int) -> list[dict[str, Any]]:
+    trace.write_trace(simulation, path, ranks=ranks, metadata={"model": "tiny"})
     result = json.loads(path.read_text())
     assert result["otherData"] == {"model": "tiny"}
     events: list[dict[str, Any]] = result["traceEvents"]
     return events
 
 
-def test_kernels_messages_scopes_and_memory(played: SimulatedTapes, tmp_path: Path) -> None:
-    events = save(played, tmp_path / "t.json", 0, 3)
+def test_kernels_messages_scopes_and_memory(simulation: SimulatedTapes, tmp_path: Path) -> None:
+    events = write_trace(simulation, tmp_path / "t.json", 0, 3)
     assert {event["pid"] for event in events} == {0, 3}
     for rank in (0, 3):
-        tape = played.tapes[rank]
+        tape = simulation.tapes[rank]
         mine = [event for event in events if event["pid"] == rank]
         lines = {e["args"]["name"]: e["tid"] for e in mine if e["name"] == "thread_name"}
         assert list(lines)[:3] == ["scopes", "modules", "compute"]
@@ -53,8 +53,8 @@ def test_kernels_messages_scopes_and_memory(played: SimulatedTapes, tmp_path: Pa
         assert on["tp"][0]["args"]["at"].endswith(")")
 
 
-def test_the_peak_is_reported(played: SimulatedTapes, tmp_path: Path) -> None:
-    tape = played.tapes[0]
+def test_the_peak_is_reported(simulation: SimulatedTapes, tmp_path: Path) -> None:
+    tape = simulation.tapes[0]
     live = peak = 0
     sizes: dict[int, int] = {}
     for kind, storage, size, _ in tape:
@@ -64,21 +64,21 @@ def test_the_peak_is_reported(played: SimulatedTapes, tmp_path: Path) -> None:
         elif kind == FREE:
             live -= sizes[storage]
         peak = max(peak, live)
-    told = [e["args"]["bytes"] for e in save(played, tmp_path / "t.json", 0) if e["ph"] == "C"]
+    told = [e["args"]["bytes"] for e in write_trace(simulation, tmp_path / "t.json", 0) if e["ph"] == "C"]
     assert max(told) == peak
     assert len(told) < len(tape)
 
 
 def test_trace_keeps_the_longest_of_many_kernels(
-    played: SimulatedTapes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulation: SimulatedTapes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = [e["dur"] for e in save(played, tmp_path / "a.json", 0) if e["ph"] == "X" and e["tid"] == 2]
+    whole = [e["dur"] for e in write_trace(simulation, tmp_path / "a.json", 0) if e["ph"] == "X" and e["tid"] == 2]
     monkeypatch.setattr(trace, "MAX_SPANS", 40)
-    few = [e["dur"] for e in save(played, tmp_path / "b.json", 0) if e["ph"] == "X" and e["tid"] == 2]
+    few = [e["dur"] for e in write_trace(simulation, tmp_path / "b.json", 0) if e["ph"] == "X" and e["tid"] == 2]
     assert sorted(few) == sorted(whole)[-40:]
 
 
-def test_path_that_cannot_be_written_is_one_line(played: SimulatedTapes, tmp_path: Path) -> None:
+def test_path_that_cannot_be_written_is_one_line(simulation: SimulatedTapes, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFailure, match="the trace cannot be written: File exists"):
-        trace.save(played, tmp_path / "file" / "t.json", ranks=[0], about={})
+        trace.write_trace(simulation, tmp_path / "file" / "t.json", ranks=[0], metadata={})

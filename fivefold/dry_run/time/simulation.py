@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.dry_run.match import deadlocks
+from fivefold.dry_run.match import find_deadlocks
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.dry_run.time.prices import Pricer
 from fivefold.dry_run.time.streams import Streams
@@ -42,10 +42,10 @@ class RankTime(NamedTuple):
 
 
 class TimedSpan(NamedTuple):
-    """A kernel, message, wait or scope, in seconds; ``place``: its index in the tape's list (a wait: of messages)."""
+    """A kernel, message, wait or scope, in seconds; ``list_index``: its index in the tape's list."""
 
     kind: int  # as in tape.py
-    place: int
+    list_index: int  # of a wait: in the list of messages
     start: float
     end: float
 
@@ -57,35 +57,35 @@ class SimulatedTapes:
         self.tapes = tuple(streams.tapes)
         self.step_seconds = max(streams.clocks)
         self._streams = streams
-        self.ranks = tuple(self._rank_time(place) for place in range(len(self.tapes)))
+        self.ranks = tuple(self._break_down_rank(tape_index) for tape_index in range(len(self.tapes)))
 
     def time(self) -> Time:
         """Return the step's time; its breakdown is that of the rank with the smallest bubble."""
         busiest = min(self.ranks, key=lambda rank: rank.bubble)
-        parts = {f"{axis} messages": seconds for axis, seconds in busiest.exposed.items()}
-        parts |= {"pipeline bubble": busiest.bubble, "optimizer": busiest.update, "compute": busiest.compute}
+        seconds_by_part = {f"{axis} messages": seconds for axis, seconds in busiest.exposed.items()}
+        seconds_by_part |= {"pipeline bubble": busiest.bubble, "optimizer": busiest.update, "compute": busiest.compute}
         return Time(
             step_seconds=self.step_seconds,
             compute_seconds=busiest.compute,
             bubble_seconds=busiest.bubble,
             exposed_seconds=busiest.exposed,
             optimizer_seconds=busiest.update,
-            longest_part=max(parts, key=lambda name: parts[name]),
+            longest_part=max(seconds_by_part, key=lambda name: seconds_by_part[name]),
         )
 
     def seconds_at(self, rank: int) -> Seconds:
         """Return the second at which each event of a rank has ended; for a START, when it was issued to the device."""
-        index = self._streams.places[rank]
-        is_start = np.frombuffer(self.tapes[index].events, dtype=np.int64)[::4] == START
-        return np.maximum.accumulate(np.where(is_start, 0.0, self._streams.ends[index]))
+        tape_index = self._streams.tape_of_rank[rank]
+        is_start = np.frombuffer(self.tapes[tape_index].events, dtype=np.int64)[::4] == START
+        return np.maximum.accumulate(np.where(is_start, 0.0, self._streams.ends[tape_index]))
 
     def spans(self, rank: int) -> Iterator[TimedSpan]:
         """Yield the spans of a rank's device, in order of issue; a scope lasts until the next one begins."""
-        index = self._streams.places[rank]
-        begins, ends = self._streams.begins[index], self._streams.ends[index]
+        tape_index = self._streams.tape_of_rank[rank]
+        begins, ends = self._streams.begins[tape_index], self._streams.ends[tape_index]
         messages: dict[int, int] = {}
         scope: tuple[int, float] | None = None
-        for event, (kind, first, second, _) in enumerate(self.tapes[index]):
+        for event, (kind, first, second, _) in enumerate(self.tapes[tape_index]):
             if kind == KERNEL:
                 yield TimedSpan(kind, first, begins[event], ends[event])
             elif kind == START:
@@ -99,14 +99,14 @@ class SimulatedTapes:
                     yield TimedSpan(SCOPE, scope[0], scope[1], begins[event])
                 scope = first, begins[event]
         if scope is not None:
-            yield TimedSpan(SCOPE, scope[0], scope[1], self._streams.clocks[index])
+            yield TimedSpan(SCOPE, scope[0], scope[1], self._streams.clocks[tape_index])
 
-    def _rank_time(self, place: int) -> RankTime:
+    def _break_down_rank(self, tape_index: int) -> RankTime:
         """Break down a rank's seconds: add up bubble, exposed messages and update; the rest is compute."""
-        tape, streams = self.tapes[place], self._streams
-        begins, ends = streams.begins[place], streams.ends[place]
+        tape, streams = self.tapes[tape_index], self._streams
+        begins, ends = streams.begins[tape_index], streams.ends[tape_index]
         rows = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
-        starts = dict(zip(rows[rows[:, 0] == START, 1].tolist(), streams.issued[place], strict=True))
+        starts = dict(zip(rows[rows[:, 0] == START, 1].tolist(), streams.issued_endpoints[tape_index], strict=True))
         messages = dict(rows[rows[:, 0] == START, 1:3].tolist())
         updates = [event for event in np.flatnonzero(rows[:, 0] == SCOPE).tolist() if _is_update(tape, event)]
         update_begin = updates[0] if updates else len(tape)
@@ -127,22 +127,22 @@ class SimulatedTapes:
                 wait_seconds[message.axis] = wait_seconds.get(message.axis, 0.0) + seconds - idle
             if event >= update_begin:
                 update_waits += seconds
-        end = streams.clocks[place]
+        end = streams.clocks[tape_index]
         update = end - begins[update_begin] - update_waits if updates else 0.0
         bubble = wait_seconds.pop("")
         compute = end - update - bubble - sum(wait_seconds.values())
         return RankTime(tape.rank, compute, bubble + self.step_seconds - end, wait_seconds, update)
 
 
-def _is_update(tape: Tape, at: int) -> bool:
-    return tape.scopes[tape.events[4 * at + 1]].phase == "update"
+def _is_update(tape: Tape, event: int) -> bool:
+    return tape.scopes[tape.events[4 * event + 1]].phase == "update"
 
 
-def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> SimulatedTapes:
+def simulate(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> SimulatedTapes:
     """Simulate a step of some ranks of ``world``, usually one per pipeline rank; raise ``UserError`` on a deadlock."""
     pricer = Pricer(machine=machine, job=job, world=world)
-    streams = Streams(tapes, streams=machine.can_overlap, costs=[pricer.costs(tape) for tape in tapes])
-    lines = deadlocks(streams)
-    if lines:
-        raise UserError(lines[0])
+    streams = Streams(tapes, streams=machine.can_overlap, costs=[pricer.price_tape(tape) for tape in tapes])
+    findings = find_deadlocks(streams)
+    if findings:
+        raise UserError(findings[0])
     return SimulatedTapes(streams)

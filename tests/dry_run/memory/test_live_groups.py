@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fivefold.dry_run.memory.breakdown import levels
-from fivefold.dry_run.memory.living import list_live_groups
+from fivefold.dry_run.memory.breakdown import list_levels
+from fivefold.dry_run.memory.live_groups import list_live_groups
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, CodeSite, Scope, Tape
 
 
@@ -42,7 +42,7 @@ def test_live_bytes_are_allocated_minus_freed() -> None:
             told[item.module, item.line] += item.bytes
         assert told == expected
         assert sum(entry.number for entry in result[at]) == len(live)
-    for level in levels(made):
+    for level in list_levels(made):
         assert sum(entry.bytes for entry in result[int(level.seconds)]) == level.live_bytes
 
 

@@ -11,7 +11,7 @@ from fivefold.dry_run.memory.breakdown import CATEGORIES, lifetimes
 from fivefold.dry_run.record.tape import Tape
 
 
-class Living(NamedTuple):
+class LiveGroup(NamedTuple):
     """A group of live storages that one line of code has allocated in modules of one kind (``blocks.*.mlp``)."""
 
     bytes: int  # sum over the group
@@ -21,8 +21,8 @@ class Living(NamedTuple):
     line: str  # file:line function
 
 
-def list_live_groups(tape: Tape, places: Sequence[int], *, n: int = 5) -> list[list[Living]]:
-    """Return the ``n`` largest groups that are live after each of the events at ``places``."""
+def list_live_groups(tape: Tape, event_indices: Sequence[int], *, n: int = 5) -> list[list[LiveGroup]]:
+    """Return the ``n`` largest groups that are live after each of the events at ``event_indices``."""
     lives = lifetimes(tape)
     names = [
         (".".join("*" if part.isdigit() else part for part in site.module.split(".")), site.line) for site in tape.sites
@@ -33,13 +33,13 @@ def list_live_groups(tape: Tape, places: Sequence[int], *, n: int = 5) -> list[l
     )
     group = np.array([group_numbers.setdefault(key, len(group_numbers)) for key in keys], dtype=np.int64)
     groups = list(group_numbers)
-    groups_of_places = []
-    for place in places:
-        is_live = (lives.birth <= place) & (lives.death > place)
+    groups_by_event = []
+    for event in event_indices:
+        is_live = (lives.birth <= event) & (lives.death > event)
         sizes = np.bincount(group[is_live], weights=lives.size[is_live], minlength=len(groups))
         counts = np.bincount(group[is_live], minlength=len(groups))
         largest = [i for i in np.argsort(-sizes, kind="stable")[:n].tolist() if sizes[i]]
-        groups_of_places.append(
-            [Living(int(sizes[i]), int(counts[i]), CATEGORIES[groups[i][0]], *groups[i][1:]) for i in largest]
+        groups_by_event.append(
+            [LiveGroup(int(sizes[i]), int(counts[i]), CATEGORIES[groups[i][0]], *groups[i][1:]) for i in largest]
         )
-    return groups_of_places
+    return groups_by_event

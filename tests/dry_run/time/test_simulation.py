@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape, TapeMessage
-from fivefold.dry_run.time.play import SimulatedTapes, play
 from fivefold.dry_run.time.prices import Pricer
+from fivefold.dry_run.time.simulation import SimulatedTapes, simulate
 from fivefold.dry_run.time.streams import Costs, Streams
 from fivefold.job import Job
 from fivefold.layout.mesh import RankGroup
@@ -55,11 +55,26 @@ def tape(rank: int, text: str, message: TapeMessage = SUM) -> Tape:
     return result
 
 
-def costs(*, kernel: float = 1.0, message: float = 3.0, launch: float = 0.0, drag: float = 0.0, **also: bool) -> Costs:
-    return Costs([kernel], [launch], [message], [drag], [also.get("reads", False)], launch, also.get("blocking", False))
+def costs(
+    *,
+    kernel: float = 1.0,
+    message: float = 3.0,
+    message_launch_seconds: float = 0.0,
+    compute_slowdown: float = 0.0,
+    **also: bool,
+) -> Costs:
+    return Costs(
+        [kernel],
+        [message_launch_seconds],
+        [message],
+        [compute_slowdown],
+        [also.get("host_waits", False)],
+        message_launch_seconds,
+        also.get("is_blocking", False),
+    )
 
 
-def simulate(
+def simulate_with_costs(
     *tapes: Tape, streams: bool = True, each: list[Costs] | None = None, **also: float | bool
 ) -> SimulatedTapes:
     engine = Streams(tapes, streams=streams, costs=each or [costs(**also)] * len(tapes))  # type: ignore[arg-type]
@@ -77,7 +92,7 @@ def simulate(
     ],
 )
 def test_messages_overlap_compute(text: str, seconds: float) -> None:
-    result = simulate(tape(0, text))
+    result = simulate_with_costs(tape(0, text))
     assert result.step_seconds == seconds
     (rank,) = result.ranks
     assert rank.compute == text.count("k")
@@ -86,11 +101,11 @@ def test_messages_overlap_compute(text: str, seconds: float) -> None:
 
 
 def test_gloo_messages_block_the_waiting_rank() -> None:
-    assert simulate(tape(0, "kskkkkw"), streams=False).step_seconds == 8.0
+    assert simulate_with_costs(tape(0, "kskkkkw"), streams=False).step_seconds == 8.0
 
 
 def test_a_collective_begins_when_the_last_has_come() -> None:
-    result = simulate(tape(0, "ksw"), tape(1, "kkkkksw"))
+    result = simulate_with_costs(tape(0, "ksw"), tape(1, "kkkkksw"))
     early, late = result.ranks
     assert result.step_seconds == 8.0
     assert (early.compute, early.bubble, early.exposed["dp"]) == (1.0, 4.0, 3.0)
@@ -99,7 +114,7 @@ def test_a_collective_begins_when_the_last_has_come() -> None:
 
 
 def test_pipeline_bubbles_are_waits() -> None:
-    result = simulate(tape(0, "kks", SEND), tape(1, "swkukk", RECEIVE))
+    result = simulate_with_costs(tape(0, "kks", SEND), tape(1, "swkukk", RECEIVE))
     first, second = result.ranks
     assert result.step_seconds == 8.0  # 2 + 3 + 1 + 2
     assert (first.compute, first.bubble) == (2.0, 6.0)
@@ -113,22 +128,28 @@ def test_pipeline_bubbles_are_waits() -> None:
 
 def test_the_host_runs_ahead_until_it_reads_a_result() -> None:
     kernels = "k" * 10
-    assert simulate(tape(0, kernels), launch=0.5).step_seconds == 10.5
-    assert simulate(tape(0, kernels), launch=2.0).step_seconds == 21.0
-    assert simulate(tape(0, kernels), launch=0.5, blocking=True).step_seconds == 15.0
+    assert simulate_with_costs(tape(0, kernels), message_launch_seconds=0.5).step_seconds == 10.5
+    assert simulate_with_costs(tape(0, kernels), message_launch_seconds=2.0).step_seconds == 21.0
+    assert simulate_with_costs(tape(0, kernels), message_launch_seconds=0.5, is_blocking=True).step_seconds == 15.0
     text = kernels + "sw" + kernels
-    assert simulate(tape(0, text), launch=0.75).step_seconds == pytest.approx(23.75)  # the host has run far ahead
-    assert simulate(tape(0, text), launch=0.75, reads=True).step_seconds == pytest.approx(24.5)
+    assert simulate_with_costs(tape(0, text), message_launch_seconds=0.75).step_seconds == pytest.approx(
+        23.75
+    )  # the host has run far ahead
+    assert simulate_with_costs(
+        tape(0, text), message_launch_seconds=0.75, host_waits=True
+    ).step_seconds == pytest.approx(24.5)
 
 
 def test_overlapped_messages_slow_compute() -> None:
-    assert simulate(tape(0, "kskkkkw"), drag=0.1).step_seconds == pytest.approx(5.3)
-    assert simulate(tape(0, "kskw"), drag=0.1).step_seconds == pytest.approx(4.1)  # a third is hidden
+    assert simulate_with_costs(tape(0, "kskkkkw"), compute_slowdown=0.1).step_seconds == pytest.approx(5.3)
+    assert simulate_with_costs(tape(0, "kskw"), compute_slowdown=0.1).step_seconds == pytest.approx(
+        4.1
+    )  # a third is hidden
 
 
 def test_a_deadlock_has_no_time() -> None:
     with pytest.raises(UserError, match="deadlock of rank"):
-        play([tape(0, "sw", RECEIVE._replace(peer=1)), tape(1, "sw", RECEIVE)], machine=H100, job=Job(), world=2)
+        simulate([tape(0, "sw", RECEIVE._replace(peer=1)), tape(1, "sw", RECEIVE)], machine=H100, job=Job(), world=2)
 
 
 # Prices
@@ -136,27 +157,29 @@ def test_a_deadlock_has_no_time() -> None:
 
 def test_kernels_and_messages_cost_what_the_planner_says() -> None:
     pricer, chip = Pricer(machine=H100, job=Job(), world=16), slowest_chip(H100)
-    assert pricer.kernel(Kernel("matmul", (4096, 1024, 512, 2), "bfloat16", 0, 0, 1, 0)) == roofline.matmul(
+    assert pricer.price_kernel(Kernel("matmul", (4096, 1024, 512, 2), "bfloat16", 0, 0, 1, 0)) == roofline.matmul(
         chip, m=4096, n=1024, k=512, dtype="bf16", batch=2
     )
-    assert pricer.kernel(Kernel("moving", (), "float32", 0, 10**9, 1, 0)) == roofline.memory_bound_seconds(
+    assert pricer.price_kernel(Kernel("moving", (), "float32", 0, 10**9, 1, 0)) == roofline.memory_bound_seconds(
         chip, moved_bytes=10**9
     )
     full = 4 * 8 * 2048 * 2048 * 128
     whole = {"tokens": 2048, "keys": 2048, "head_dim": 128, "dtype": "bf16"}
     causal = Kernel("attention", (8, 2048, 2048, 128), "bfloat16", full, 0, 1, 0)
-    assert pricer.kernel(causal) == roofline.attention(chip, flops=full / 2, **whole)  # type: ignore[arg-type]
+    assert pricer.price_kernel(causal) == roofline.attention(chip, flops=full / 2, **whole)  # type: ignore[arg-type]
     back = causal._replace(kind="attention_backward", flops=2 * full)
-    assert pricer.kernel(back) == roofline.attention(chip, flops=full / 2, **whole, backward=True)  # type: ignore[arg-type]
+    assert pricer.price_kernel(back) == roofline.attention(chip, flops=full / 2, **whole, backward=True)  # type: ignore[arg-type]
     block = causal._replace(shape=(8, 2048, 1024, 128), flops=full // 2)  # of a ring: all is seen
-    assert pricer.kernel(block) == roofline.attention(chip, flops=full / 2, **{**whole, "keys": 1024})  # type: ignore[arg-type]
+    assert pricer.price_kernel(block) == roofline.attention(chip, flops=full / 2, **{**whole, "keys": 1024})  # type: ignore[arg-type]
     network = Network(H100)
     gather = TapeMessage("dp", "d", tuple(range(0, 16, 2)), "all_gather", "bfloat16", 2**20, 2**21, -1, False, 0)
-    assert pricer.message(gather, rank=0) == network.seconds("all_gather", 2**21, RankGroup(8, 2))
+    assert pricer.price_message(gather, rank=0) == network.seconds("all_gather", 2**21, RankGroup(8, 2))
     near, far = (SEND._replace(peer=peer, payload=2**24) for peer in (7, 8))
-    assert pricer.message(near, rank=4) == network.seconds("p2p", 2**24, RankGroup(2, 3))
-    assert pricer.message(far, rank=7) == network.seconds("p2p", 2**24, RankGroup(2, 8))  # neighbours in two nodes
-    assert pricer.message(far, rank=7) > pricer.message(near, rank=4)
+    assert pricer.price_message(near, rank=4) == network.seconds("p2p", 2**24, RankGroup(2, 3))
+    assert pricer.price_message(far, rank=7) == network.seconds(
+        "p2p", 2**24, RankGroup(2, 8)
+    )  # neighbours in two nodes
+    assert pricer.price_message(far, rank=7) > pricer.price_message(near, rank=4)
 
 
 def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
@@ -184,15 +207,15 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
         ),
     )
     pricer = Pricer(machine=GLOO.replace(calibration=measured), job=Job(), world=2)
-    assert pricer.kernel(Kernel("matmul", (64, 32, 16, 2), "bfloat16", 0, 0, 1, 0)) == pytest.approx(0.5)
+    assert pricer.price_kernel(Kernel("matmul", (64, 32, 16, 2), "bfloat16", 0, 0, 1, 0)) == pytest.approx(0.5)
     full = 4 * 4 * 64 * 64 * 8
     forward = Kernel("attention", (4, 64, 64, 8), "bfloat16", full, 0, 1, 0)
-    assert pricer.kernel(forward) == pytest.approx(0.5)
-    assert pricer.kernel(forward._replace(kind="attention_backward", flops=2 * full)) == pytest.approx(0.75)
+    assert pricer.price_kernel(forward) == pytest.approx(0.5)
+    assert pricer.price_kernel(forward._replace(kind="attention_backward", flops=2 * full)) == pytest.approx(0.75)
     moving = Kernel("moving", (), "bfloat16", 0, 1024, 3, 0)
-    assert pricer.kernel(moving) == pytest.approx(0.125)
-    assert pricer.kernel(moving, line="activations.py:20 _Gated.forward") == pytest.approx(2.0)
-    assert pricer.host == 0.0
+    assert pricer.price_kernel(moving) == pytest.approx(0.125)
+    assert pricer.price_kernel(moving, line="activations.py:20 _Gated.forward") == pytest.approx(2.0)
+    assert pricer.kernel_launch_seconds == 0.0
 
 
 # Full steps
@@ -205,7 +228,7 @@ def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, make_tapes:
     model, result = build_model("llama3-8b").replace(layers=2), Layout.parse(layout)
     job = Job(sequence=4096, global_batch=4)
     tapes = make_tapes(layout, model, job=job, all_ranks=False)
-    step = play(tapes, machine=H100, job=job, world=result.world)
+    step = simulate(tapes, machine=H100, job=job, world=result.world)
     planned = predict(model=model, machine=H100, layout=result, job=job).time
     assert step.step_seconds == pytest.approx(planned.step_seconds, rel=0.15)
     assert step.time().compute_seconds == pytest.approx(planned.compute_seconds, rel=0.2)
@@ -216,14 +239,14 @@ def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, make_tapes:
 def test_replicas_are_in_lockstep(layout: str, make_tapes: MakeTapes) -> None:
     every, some = (make_tapes(layout, all_ranks=item) for item in (True, False))
     world = Layout.parse(layout).world
-    whole, short = (play(tapes, machine=H100, job=Job(), world=world) for tapes in (every, some))
+    whole, short = (simulate(tapes, machine=H100, job=Job(), world=world) for tapes in (every, some))
     assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-3)  # vocabularies are cut unevenly
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [H100, GLOO], ids=["nccl", "gloo"])
 def test_the_seconds_of_every_rank_are_the_step(machine: object, make_tapes: MakeTapes) -> None:
-    step = play(make_tapes("tp2 pp2"), machine=machine, job=Job(), world=4)  # type: ignore[arg-type]
+    step = simulate(make_tapes("tp2 pp2"), machine=machine, job=Job(), world=4)  # type: ignore[arg-type]
     for place, rank in enumerate(step.ranks):
         assert rank.seconds == pytest.approx(step.step_seconds)
         assert min(rank.compute, rank.bubble, rank.update, *rank.exposed.values()) >= 0
@@ -240,6 +263,6 @@ def test_a_million_events_in_seconds() -> None:
         for storage in range(200_000):
             item.add(ALLOC, storage, 8, 0)
     begin = time.perf_counter()
-    result = simulate(*tapes)
+    result = simulate_with_costs(*tapes)
     assert time.perf_counter() - begin < 20  # 2 on one core that does nothing else
     assert result.step_seconds == pytest.approx(50_000 * 5)
