@@ -93,7 +93,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _order(layout, model)
     yield from _pipeline(layout, model=model, job=job)
     yield from _ramp(layout, model=model, job=job)
-    yield from _adapter(layout, model=model, job=job)
+    yield from _adapter(layout, job)
     yield from _preferences(layout, model=model, job=job)
 
 
@@ -149,6 +149,15 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
             f"precision {job.precision.name} is PyTorch's autocast, which {job.stack.name} does not use; "
             f"take {job.precision.compute}, or a stack that does, such as ddp"
         )
+    yield from _adapter_mismatches(model, job)
+    if job.objective == "dpo":
+        for is_present, feature, fix in (
+            (model.moe is not None, f"experts of {model.name}", "a dense model"),
+            (job.precision.is_low_precision, f"precision {job.precision.name}", "bf16"),
+            (job.stack.loss == "chunked", "a loss in chunks", "loss=fused"),
+        ):
+            if is_present:
+                yield f"objective=dpo is not modelled with {feature}; take {fix}"
 
 
 def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:
@@ -178,7 +187,11 @@ def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
         yield f"{stack.name} does not support cp={layout.cp_kind}; use cp={runs.cp_kinds[0]} or another stack"
     for is_missing, feature, fix in (
         (layout.shard_group and not runs.shard_groups, "shard groups", f"zero{layout.zero}"),
-        (layout.etp > 1 and not runs.expert_tensor, "tensor parallelism of experts", "etp1"),
+        (
+            layout.etp > 1 and not (runs.expert_tensor and "ep" in runs.axes),
+            "tensor parallelism of experts",
+            "etp1",
+        ),
         (not layout.sp and not runs.no_sp, "tensor parallelism without sequence parallelism", "it without nosp"),
         (bool(layout.stages) and not runs.uneven_stages, "stages of other sizes", "it without stages="),
         (not runs.supports_order(layout.order), "other orders of the ranks", _format_orders(runs)),
@@ -271,6 +284,8 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
         (model.qk_norm == "heads", "norms of heads by weights of their own"),
         (not job.stack.kernel_facts.two_dimensional_tp, f"the stack {job.stack.name}"),
         (job.stack.loss == "chunked", "a loss in chunks"),
+        (job.adapter is not None, "adapters"),
+        (job.objective == "dpo", "objective=dpo"),
         (not find_cost(job.optimizer.kind).counts_2d_tp, f"optimizer {job.optimizer.kind}"),
     ):
         if is_present:
@@ -409,8 +424,8 @@ def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
             return
 
 
-def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
-    """Yield the reasons why adapters are not modelled with this layout, model or job."""
+def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why adapters are not modelled with this model or job, under any layout."""
     adapter, recipe, stack = job.adapter, job.precision, job.stack
     if adapter is None:
         return
@@ -425,9 +440,6 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         ),
         (bool(model.feed_forwards), f"layers of {model.name} without a feed-forward", "a model whose layers have both"),
         (model.output_gate, f"the output gate of attention of {model.name}", "a model without one"),
-        (layout.tp_inner > 1, "2D tensor parallelism", f"{str(layout.replace(tp_inner=1))!r}"),
-        (layout.pipeline.splits_backward, f"{layout.schedule}, whose backward is split", "1f1b"),
-        (layout.pipeline.enters_both_ends, layout.schedule, "1f1b"),
         (recipe.is_low_precision, f"precision {recipe.name}", "bf16"),
         (not find_cost(job.optimizer.kind).elementwise, f"optimizer {job.optimizer.kind}", "adamw"),
         (stack.merged_projections, f"merged projections of the stack {stack.name}", "merged_projections=false"),
@@ -436,16 +448,6 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
             f"wgrad_accumulation={stack.wgrad_accumulation} of the stack {stack.name}",
             "wgrad_accumulation=separate",
         ),
-        (
-            stack.zero3_gather == "weights" and layout.zero == 3 and layout.shards > 1,
-            f"ZeRO-3 of the stack {stack.name}, which gathers weight by weight",
-            "zero2, or another stack",
-        ),
-        (
-            adapter.base == "int8" and (layout.tp > 1 or (layout.zero == 3 and layout.shards > 1)),
-            "a sharded base in int8, which bitsandbytes does not shard",
-            "dp with zero0 to zero2, or base=nf4",
-        ),
     ):
         if is_present:
             yield f"adapters are not modelled with {feature}; take {fix}"
@@ -453,6 +455,36 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         fix = "fp32" if in_fp32 else "bf16"
         yield f"adapter.base={adapter.base} is not modelled with {recipe.name} activations; take base={fix} or nf4"
+
+
+def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None:
+    """Return why the schedule is not modelled with the job's adapters, in one line; None if it is."""
+    pipeline = PIPELINE_SCHEDULES[schedule]
+    if job.adapter is None or not (pipeline.splits_backward or pipeline.enters_both_ends):
+        return None
+    why = f"{schedule}, whose backward is split" if pipeline.splits_backward else schedule
+    return f"adapters are not modelled with {why}; take 1f1b"
+
+
+def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str | None:
+    """Return why the base of the job's adapters cannot be sharded like this, in one line; None if it can be."""
+    if job.adapter is None:
+        return None
+    is_zero3 = zero == 3 and shards > 1
+    if is_zero3 and job.stack.zero3_gather == "weights":
+        feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
+        return f"adapters are not modelled with {feature}; take zero2, or another stack"
+    if job.adapter.base == "int8" and (tp > 1 or is_zero3):
+        feature = "a sharded base in int8, which bitsandbytes does not shard"
+        return f"adapters are not modelled with {feature}; take dp with zero0 to zero2, or base=nf4"
+    return None
+
+
+def _adapter(layout: Layout, job: Job) -> Iterator[str]:
+    """Yield the reasons why the job's adapters are not modelled with this layout."""
+    schedule = explain_unsupported_schedule(layout.schedule, job)
+    base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
+    yield from filter(None, (schedule, base))
 
 
 def _preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
@@ -464,10 +496,6 @@ def _preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     for is_present, feature, fix in (
         (layout.pp > 1, f"pp{layout.pp}", "pp1"),
         (layout.cp > 1, f"cp{layout.cp}, which splits the sequences of a pair over ranks", "cp1"),
-        (layout.tp_inner > 1, "2D tensor parallelism", f"{str(layout.replace(tp_inner=1))!r}"),
-        (model.moe is not None, f"experts of {model.name}", "a dense model"),
-        (job.precision.is_low_precision, f"precision {job.precision.name}", "bf16"),
-        (job.stack.loss == "chunked", "a loss in chunks", "loss=fused"),
     ):
         if is_present:
             yield f"objective=dpo is not modelled with {feature}; take {fix}"

@@ -158,8 +158,9 @@ def _list_spaces(
     **space_arguments: Any,
 ) -> list[tuple[Job, Space]]:
     """Return the layouts of every job and number of ranks. Raises ``UserError`` if there is none."""
-    validate_job(model, job)
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
+    for variant in jobs:
+        validate_job(model, variant)
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **space_arguments))
     if not any(space.layouts for _, space in spaces):

@@ -22,7 +22,14 @@ from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import can_simulate, explain_unsupported_2d, is_divisible_by_tp, neighbours
+from fivefold.layout.validity import (
+    can_simulate,
+    explain_unsharded_base,
+    explain_unsupported_2d,
+    explain_unsupported_schedule,
+    is_divisible_by_tp,
+    neighbours,
+)
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import (
@@ -79,7 +86,9 @@ class Space:
         stack = job.stack.runs
         self.model, self.job, self.world, self.stack = model, job, world, stack
         self.two_dimensional = two_dimensional  # also tp = x·y
-        self.schedules = tuple(name for name in schedules if name in stack.schedules)
+        self.schedules = tuple(
+            name for name in schedules if name in stack.schedules and explain_unsupported_schedule(name, job) is None
+        )
         config_axes = stack.config_axes or stack.axes
         unsharded = {
             *(("tp", "cp") if model.non_attention_mixers else ())
@@ -88,6 +97,7 @@ class Space:
         unsharded |= {"tp", "cp"} if is_whole else set()
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
         unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
+        unsharded |= {"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set()
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)
         self.where = where
         all_recomputations = dict.fromkeys((*list_recomputations(model, recomputations), *where.values_of("ac")))
@@ -240,7 +250,9 @@ class Space:
         return [
             (zero, size)
             for zero, size in pairs
-            if self.where.is_allowed("zero", zero) and self.where.is_allowed("shards", size)
+            if self.where.is_allowed("zero", zero)
+            and self.where.is_allowed("shards", size)
+            and explain_unsharded_base(self.job, tp=1, zero=zero, shards=size) is None
         ]
 
     def _encode_zeros(self, partials: PartialLayouts) -> Ints:

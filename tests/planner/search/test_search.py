@@ -97,6 +97,21 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int, only: dict[
     assert result.evaluated < result.tried / 10
 
 
+@pytest.mark.parametrize(
+    "narrowed", [{"adapter": "lora:16"}, {"adapter": "qlora:16", "objective": "dpo"}, {"objective": "dpo"}], ids=str
+)
+def test_the_best_of_fine_tuning_are_those_of_brute_force(narrowed: dict[str, Any]) -> None:
+    machine, job = make_tight_machine(4, gib=0.6), Job.model_validate({**dict(FEW), "global_batch": 8, **narrowed})
+    only: dict[str, Any] = {"recomputations": ("none", "full"), "placements": False}
+    model = SMALL.replace(layers=4, width=256, ffn=1024)
+    every = search_by_brute_force(model, machine, job, **only)
+    result = search(model=model, machine=machine, job=job, top=1, **only)
+    best = result.best[0].step
+    fastest = min((item.step_time.seconds, item.peak_bytes) for item in every)
+    assert (best.time.step_seconds, best.memory.peak_bytes) == fastest
+    assert result.evaluated < result.tried
+
+
 @pytest.mark.parametrize("batch", mark_share(2, [4, 16]))
 def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
     """Of all that run out of memory with a probability above the limit, but less likely than not."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import can_express, reasons, refuse
+from fivefold.layout.validity import can_express, list_mismatches, reasons, refuse
 from fivefold.layout.where import ANY, Where
 from fivefold.model.catalog import build_model
 from fivefold.model.mixers.short_conv import ShortConv
@@ -25,6 +27,7 @@ from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack, SupportedLayouts
 from fivefold.update import Ramp
+from tests.planner import draws
 from tests.selection import mark_share
 
 DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
@@ -32,6 +35,14 @@ MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=
 MIXER = MOE.replace(name="mixer", mixers=("short_conv", "attention"), short_conv=ShortConv())
 JOB = Job(sequence=64, global_batch=8)
 LEAVE_OUT = ("megatron-core", "deepspeed", "torchtitan", "nanotron", "fsdp2")
+
+JOBS_THAT_NARROW: list[dict[str, Any]] = [
+    {"adapter": "lora:16"},
+    {"adapter": {"rank": 16, "base": "int8"}},
+    {"adapter": "qlora:16", "stack": "deepspeed"},
+    {"objective": "dpo"},
+    {"objective": "dpo", "adapter": "qlora:16"},
+]
 
 
 def list_leaves(space: Space) -> CandidateLayouts:
@@ -99,6 +110,28 @@ def list_parsed(model: Model, *, world: int) -> frozenset[Layout]:
 @pytest.mark.parametrize("model", mark_share(3, [MOE, DENSE, MIXER]), ids=lambda model: model.name)
 def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:
     _check_space(model, JOB.replace(sequence=sequence))
+
+
+@pytest.mark.parametrize("job", JOBS_THAT_NARROW, ids=str)
+def test_the_space_of_adapters_and_preferences_is_every_legal_layout_once(job: dict[str, Any]) -> None:
+    every, mine = _space(DENSE, JOB), _check_space(DENSE, Job.model_validate({**dict(JOB), **job}))
+    assert mine < every
+
+
+@pytest.mark.parametrize("seed", mark_share(4, range(24)))
+def test_the_space_of_a_drawn_job_is_every_legal_layout_once(seed: int) -> None:
+    _check_space(*_draw_model_and_job(random.Random(seed)))
+
+
+def _draw_model_and_job(some: random.Random) -> tuple[Model, Job]:
+    """Draw until they are valid and fit each other."""
+    while True:
+        try:
+            model, job = draws.model(some), draws.job(some, batch=8).replace(sequence=64, ramp=None)
+        except (UserError, ValidationError):
+            continue
+        if next(list_mismatches(model, job), None) is None:
+            return model, job
 
 
 def test_a_batch_that_grows_leaves_out_more() -> None:
