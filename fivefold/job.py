@@ -138,6 +138,14 @@ class Recipe(Record):
             return self
         return self.replace(name=f"{self.name}-grad16", accumulated_bytes=0)
 
+    def list_changes(self) -> dict[str, Any]:
+        """Return the parts that differ from the named recipe; empty if no recipe has this name."""
+        name = self.name.removesuffix("-grad16")
+        named = RECIPES.get(self.name) or (RECIPES[name].with_reduce_dtype(in_fp32=False) if name in RECIPES else self)
+        return {
+            part: getattr(self, part) for part in type(self).model_fields if getattr(self, part) != getattr(named, part)
+        }
+
     @property
     def summed_bytes(self) -> int:
         """Return the bytes in which a gradient is accumulated and reduced, which is how it is kept as a state."""
@@ -310,13 +318,13 @@ class Job(Record):
             changes = {key: value for key, value in values.items() if key in FACTS}
             stack = _stack(values.get("stack", {}), changes)
             values = {key: value for key, value in values.items() if key not in FACTS} | {"stack": stack}
+            in_fp32 = not isinstance(stack, Stack) or stack.reduce_in_fp32
             precision = values.get("precision", "bf16")
             if isinstance(precision, str):
-                values["precision"] = recipe(precision).with_reduce_dtype(
-                    in_fp32=not isinstance(stack, Stack) or stack.reduce_in_fp32
-                )
+                values["precision"] = recipe(precision).with_reduce_dtype(in_fp32=in_fp32)
             elif isinstance(precision, dict) and isinstance(name := precision.get("name"), str) and name in RECIPES:
-                values["precision"] = RECIPES[name].model_dump() | precision
+                named = RECIPES[name].with_reduce_dtype(in_fp32=in_fp32 or "accumulated_bytes" in precision)
+                values["precision"] = named.model_dump() | precision | {"name": named.name}
             if values.get("objective", "pretrain") == "sft":
                 values.setdefault("documents", "separate")
             if isinstance(adapter := values.get("adapter"), str):

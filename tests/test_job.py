@@ -101,3 +101,12 @@ def test_a_recipe_by_name_is_what_the_stack_makes_of_it(said: object, name: str)
     """As text too, as the command line has it."""
     job = Job.read({"precision": "bf16", "reduce_in_fp32": said}, origin="test")
     assert (job.precision.name, job.stack.reduce_in_fp32) == (name, name == "bf16")
+    changed = Job.read({"precision": {"name": "bf16", "master_bytes": 2}, "reduce_in_fp32": said}, origin="test")
+    assert changed.precision == job.precision.replace(master_bytes=2)
+    assert changed.precision.list_changes() == {"master_bytes": 2}
+
+
+def test_gradients_that_are_given_in_fp32_are_kept_with_any_stack() -> None:
+    table = {"name": "bf16", "accumulated_bytes": 4}
+    job = Job.read({"precision": table, "stack": "megatron-core"}, origin="test")
+    assert (job.precision.accumulated_bytes, job.precision.name) == (4, "bf16")

@@ -7,7 +7,7 @@ from itertools import combinations
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from fivefold.job import RECIPES, Job, recipe
+from fivefold.job import RECIPES, Job, Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -82,14 +82,21 @@ def with_stack(job: Job, stack: str) -> Job:
     usual = build_stack(job.stack.name)
     changed = [name for name in FACTS if getattr(job.stack, name) != getattr(usual, name)]
     widened = job.stack.reduce_in_fp32
-    asked = [name for name, entry in RECIPES.items() if entry.with_reduce_dtype(in_fp32=widened) == job.precision]
+    asked = [
+        name for name, entry in RECIPES.items() if entry.with_reduce_dtype(in_fp32=widened).name == job.precision.name
+    ]
     other = job.replace(stack=build_stack(stack), **{name: getattr(job.stack, name) for name in changed})
     return with_precision(other, asked[0]) if asked else other
 
 
 def with_precision(job: Job, name: str) -> Job:
-    """Return the job in the recipe called ``name``, with gradients as its software reduces them."""
-    return job.replace(precision=recipe(name).with_reduce_dtype(in_fp32=job.stack.reduce_in_fp32))
+    """Return the job in the recipe called ``name``, with gradients as its software reduces them.
+
+    Parts of its precision that ``job`` has changed stay changed.
+    """
+    named = recipe(name).with_reduce_dtype(in_fp32=job.stack.reduce_in_fp32)
+    values = named.model_dump() | job.precision.list_changes()
+    return job.replace(precision=Recipe.read(values, origin=f"precision {name}"))
 
 
 def _variant(name: str, case: ComparedCase, facts: Sequence[str]) -> Variant:

@@ -67,6 +67,8 @@ def _settings(job: Job) -> Iterator[ShownField]:
     yield ShownField("sequence", f"seq {job.sequence}", job.sequence == default_job.sequence)
     yield ShownField("global_batch", f"global batch {job.global_batch}", job.global_batch == default_job.global_batch)
     yield ShownField("precision", job.precision.name, job.precision == precision)
+    for part, value in job.precision.list_changes().items():
+        yield ShownField(f"precision.{part}", f"precision.{part}={spell_value(value)}")
     yield ShownField("optimizer.kind", optimizer, job.optimizer.kind == default_job.optimizer.kind)
     yield ShownField("stack", f"software {stack.name}", stack.name == default_job.stack.name)
     for name, text in changed_settings(job):

@@ -78,7 +78,7 @@ def search_layouts(
     ``also``: other precisions to try; ``measure``: how many of the best are also trained for a few steps; ``exact``:
     search without a work limit.
     """
-    from fivefold.job import recipe
+    from fivefold.planner.compare import with_precision
     from fivefold.planner.search import search as run
     from fivefold.rendering.progress import bar
 
@@ -94,7 +94,7 @@ def search_layouts(
             model=model,
             machine=machine,
             job=job,
-            recipes=[recipe(name) for name in also],
+            recipes=[with_precision(job, name).precision for name in also],
             reduces=list_other_reduces(job),
             report=lambda done, total: progress(f"layouts{best_text}", done, total),
             improved=on_improved,

@@ -138,7 +138,7 @@ def layouts(
     exact: bool | None = None,
 ) -> SearchResult:
     """Search the best layouts of one machine; ``exact``: without a work limit, by default if the question says so."""
-    from fivefold.job import recipe
+    from fivefold.planner.compare import with_precision
     from fivefold.planner.search import search as run
 
     by: Any = question.by  # not energy, which needs a full run
@@ -151,7 +151,7 @@ def layouts(
         levels=question.front,
         within=resolve_tolerance(question),
         where=Where.parse(question.where),
-        recipes=[recipe(name) for name in question.also],
+        recipes=[with_precision(noun.job, name).precision for name in question.also],
         reduces=list_other_reduces(noun.job),
         two_dimensional=question.two,
         report=report,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from fivefold.adapter import ADAPTERS
 from fivefold.bounded_types import RANKS
-from fivefold.job import RECIPES, Job
+from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
 from fivefold.layout.spec import Layout, divisor_below, divisors
@@ -23,7 +23,7 @@ from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Attention, Stack
 from fivefold.update import Kind as OptimizerKind
-from fivefold.web.question import ResolvedRequest
+from fivefold.web.question import PRECISION_PARTS, ResolvedRequest
 
 MAX_BUTTONS = 8  # largest number of choices in a row
 
@@ -55,6 +55,10 @@ HELP = {
     "schedule": ("schedule", "in what order a pipeline works"),
     "ep": ("expert", "ranks that split the experts"),
     "zero": ("ZeRO", "what is sharded over data parallel ranks: 1 optimizer, 2 gradients too, 3 weights too"),
+    "shard_group": (
+        "sharding group",
+        "data parallel ranks over which ZeRO shards; smaller groups each hold a copy, and gather over faster links",
+    ),
     "mbs": ("micro-batch", "sequences that go through the model at once"),
     "ac": ("recompute", "activations that are not kept but computed again in the backward"),
     "offload": ("offload", "what is kept in host memory instead of on the GPU"),
@@ -83,7 +87,9 @@ def choices(noun: ResolvedRequest, layout: Layout, field: str) -> Iterator[Layou
 
 
 def _text(value: object) -> str:
-    """Return a value of a field as the page shows it."""
+    """Return a value of a field as the page shows it; None is a sharding group of all ranks."""
+    if value is None:
+        return "all"
     if isinstance(value, bool):
         return "on" if value else "off"
     return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
@@ -143,6 +149,10 @@ def _values(noun: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
     ranks, model, current = noun.machine.ranks, noun.model, getattr(layout, field)
     if field == "zero":
         return [0, 1, 2, 3]
+    if field == "shard_group":
+        replicas = layout.dp * layout.cp
+        groups = _select_buttons(divisors(replicas)[1:-1], most=replicas, now=current or replicas)
+        return [*(group for group in groups if group < replicas or group == current), None] if layout.zero else []
     if field == "ac":
         pipeline_choices = ["full@1"] if layout.pp > 1 else []
         return [*dict.fromkeys(["none", "selective", "norm+act", *pipeline_choices, "full", current])]
@@ -201,9 +211,13 @@ def _add_replicas(noun: ResolvedRequest, layout: Layout, ranks: int) -> Layout:
 
 
 class JobChoice(NamedTuple):
-    """One value of a field of the job, and one line why it is not valid with this layout, or empty."""
+    """One value of a field of the job, and one line why it is not valid with this layout, or empty.
+
+    ``text``: the value as the page shows it.
+    """
 
     value: str
+    text: str
     reason: str = ""
 
 
@@ -216,8 +230,27 @@ JOB_CHOICES: dict[str, tuple[str, ...]] = {
     "attention": get_args(Attention),
     "loss": get_args(Stack.model_fields["loss"].annotation),
     "documents": get_args(Job.model_fields["documents"].annotation),
+    "weights_bytes": ("4", "2", "1"),
+    "gradients_bytes": ("4", "2", "1"),
+    "master_bytes": ("4", "2", "0"),
+    "accumulated_bytes": ("4", "2", "0"),
+    "moments_bytes": tuple(f"{first},{second}" for first in (4, 2, 1) for second in (4, 2, 1)),
+    "scaling": get_args(Recipe.model_fields["scaling"].annotation),
+    "gathers": get_args(Recipe.model_fields["gathers"].annotation),
+    "dispatches": get_args(Recipe.model_fields["dispatches"].annotation),
 }
-CHECKED = ("stack", "precision", "optimizer", "loss", "documents")  # on which the legality of a layout may depend
+PART_LABELS = {  # parts of the precision
+    "weights_bytes": "weights",
+    "gradients_bytes": "gradients",
+    "master_bytes": "master weights",
+    "accumulated_bytes": "accumulated gradients",
+    "moments_bytes": "moments",
+    "scaling": "scales of fp8 and fp4",
+    "gathers": "ZeRO gathers",
+    "dispatches": "experts receive",
+}
+FORMATS = {"4": "4 bytes", "2": "2 bytes", "1": "1 byte", "0": "not kept"}  # of a part of the precision
+CHECKED = ("stack", "precision", "optimizer", "loss", "documents", *PRECISION_PARTS)  # that may make a layout invalid
 JOB_HELP = {
     "stack": "the software that runs the training: its kernels, what it keeps, sends and overlaps, and the layouts "
     "that it has. `fivefold config set stack NAME` keeps yours",
@@ -229,6 +262,15 @@ JOB_HELP = {
     "loss": "kernel of the loss. chunked never holds all logits; fused holds them once, plain with copies in fp32",
     "documents": "sequence packing. joined: tokens attend to all of a sequence; apart: only to their own document. "
     "Both are counted equally",
+    "weights_bytes": "bytes of a weight as it is gathered and multiplied",
+    "gradients_bytes": "bytes of the gradient of a weight as the backward writes it",
+    "master_bytes": "bytes of the copy of a weight that the optimizer updates",
+    "accumulated_bytes": "bytes in which gradients are added up over micro-batches and ranks; not kept: in those of "
+    "the gradient itself",
+    "moments_bytes": "bytes of each of the two moments of AdamW",
+    "scaling": "elements of an fp8 or fp4 operand that share one scale: the tensor, a row, a tile or a block",
+    "gathers": "what ZeRO gathers of the matrices of blocks: weights, or their fp8 casts",
+    "dispatches": "what is sent to experts: rows in 16 bits, or fp8 in tiles",
 }
 
 
@@ -238,22 +280,36 @@ def list_job_choices(noun: ResolvedRequest, layout: Layout) -> dict[str, list[Jo
         return list_values()  # the layout itself is not valid, with any of them
     choices = list_values()
     for field in CHECKED:
-        choices[field] = [JobChoice(value, _check_choice(noun, layout, field, value)) for value in JOB_CHOICES[field]]
+        choices[field] = [
+            choice._replace(reason=_check_choice(noun, layout, field, choice.value)) for choice in choices[field]
+        ]
     reasons_by_kind = {kind: _check_choice(noun, layout, "adapter", f"{kind}:16") for kind in ADAPTERS}
-    choices["adapter"] = [JobChoice(value, reasons_by_kind[value.partition(":")[0]]) for value in ADAPTER_CHOICES]
+    choices["adapter"] = [
+        choice._replace(reason=reasons_by_kind[choice.value.partition(":")[0]]) for choice in choices["adapter"]
+    ]
     return choices
 
 
 def list_values() -> dict[str, list[JobChoice]]:
     """Return the values of the fields of a job without checking them."""
-    return {field: [JobChoice(value) for value in values] for field, values in JOB_CHOICES.items()}
+    return {
+        field: [JobChoice(value, _show_choice(field, value)) for value in values]
+        for field, values in JOB_CHOICES.items()
+    }
+
+
+def _show_choice(field: str, value: str) -> str:
+    """Return a value of a field of the job as the page shows it."""
+    if field == "moments_bytes":
+        return value.replace(",", " and ") + " bytes"
+    return FORMATS[value] if field.endswith("_bytes") else value
 
 
 def _check_choice(noun: ResolvedRequest, layout: Layout, field: str, value: str) -> str:
     try:
         job = _change_job(noun.job, field, value)
     except UserError as error:
-        return str(error)
+        return str(error).removeprefix("precision: ")
     return next(reasons(layout, model=noun.model, job=job, machine=noun.machine), "")
 
 
@@ -266,4 +322,9 @@ def _change_job(job: Job, field: str, value: str) -> Job:
         return job.replace(optimizer={**job.optimizer.model_dump(), "kind": value})
     if field in ("attention", "loss"):
         return job.replace(stack=job.stack.replace(**{field: value}))
+    if field == "scaling" and not job.precision.is_low_precision:
+        raise UserError(f"matmuls in {job.precision.compute} have no scales; take a precision in fp8 or fp4")
+    if field in PRECISION_PARTS:
+        part = value.split(",") if field == "moments_bytes" else value
+        return job.replace(precision=Recipe.read(job.precision.model_dump() | {field: part}, origin="precision"))
     return job.replace(**{field: value})

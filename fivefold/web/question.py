@@ -42,6 +42,16 @@ from fivefold.web.folder import ServedFolder
 
 CONFIG = 60_000  # largest pasted config.json, in characters
 MAX_LAYOUTS, MAX_LEVELS = 200, 64  # layouts in a table, and points of a front, that a page draws
+PRECISION_PARTS = (  # of the job's precision, which the page offers as choices
+    "weights_bytes",
+    "gradients_bytes",
+    "master_bytes",
+    "accumulated_bytes",
+    "moments_bytes",
+    "scaling",
+    "gathers",
+    "dispatches",
+)
 Asked = TypeVar("Asked", bound="JobQuestion")
 
 
@@ -68,6 +78,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         "optimizer": "optimizer.kind",
         "loss": "loss",
         "documents": "documents",
+        **{part: f"precision.{part}" for part in PRECISION_PARTS},
     }
 
     model: ModelName = "llama3-8b"
@@ -84,6 +95,16 @@ class JobQuestion(MachineRequest, defer_build=False):
     optimizer: Line | None = Field(None, description="Update rule: adamw, muon, …; likewise the next two fields.")
     loss: Line | None = None
     documents: Line | None = None
+    weights_bytes: Line | None = Field(
+        None, description="Bytes of a weight, instead of the precision's; likewise the next seven fields."
+    )
+    gradients_bytes: Line | None = None
+    master_bytes: Line | None = None
+    accumulated_bytes: Line | None = None
+    moments_bytes: Line | None = None
+    scaling: Line | None = None
+    gathers: Line | None = None
+    dispatches: Line | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.compare import ComparedCase, compare, with_stack
+from fivefold.planner.compare import ComparedCase, compare, with_precision, with_stack
 from fivefold.record import UserError
 from fivefold.rendering.comparison import finding
 from fivefold.stack.catalog import STACKS
@@ -89,6 +89,17 @@ def test_a_job_by_another_software_is_what_its_file_would_say(software: str) -> 
         for before in ("fivefold", "torchtitan", "megatron-core"):
             job = Job.read({"stack": before, "precision": name}, origin="test")
             assert with_stack(job, software) == Job.read({"stack": software, "precision": name}, origin="test")
+
+
+def test_parts_of_the_precision_stay_with_another_precision_or_software() -> None:
+    job = Job.read({"precision": {"name": "bf16", "moments_bytes": [2, 2]}}, origin="test")
+    assert with_precision(job, "fp8").precision == RECIPES["fp8"].replace(moments_bytes=(2, 2))
+    narrow = with_stack(job, "megatron-core").precision
+    assert (narrow.name, narrow.accumulated_bytes, narrow.moments_bytes) == ("bf16-grad16", 0, (2, 2))
+    assert with_stack(job.replace(precision=narrow, stack=STACKS["megatron-core"]), "fivefold") == job
+    wire = Job.read({"precision": {"name": "fp8", "gathers": "fp8"}}, origin="test")
+    with pytest.raises(UserError, match="precision bf16: gathers='fp8' needs a master copy"):
+        with_precision(wire, "bf16")
 
 
 def test_changes_of_a_job_apply_to_another_stack() -> None:

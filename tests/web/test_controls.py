@@ -10,7 +10,7 @@ from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.web.controls import JOB_CHOICES, JOB_HELP, change_keyword, controls, list_job_choices, sizes
 from fivefold.web.folder import ServedFolder
-from fivefold.web.question import PredictQuestion, ResolvedRequest
+from fivefold.web.question import PRECISION_PARTS, PredictQuestion, ResolvedRequest
 
 
 def resolve_question(**fields: object) -> tuple[ResolvedRequest, Layout]:
@@ -62,6 +62,37 @@ def test_offload_is_a_control() -> None:
     assert chosen == {"none": False, "optimizer": True, "activations": False, "optimizer+activations": False}
     assert row.options[0].layout == "dp8 zero3 mbs1"
     assert "offload=optimizer+activations" in row.options[3].layout
+
+
+def test_sharding_group_is_a_control() -> None:
+    noun, now = resolve_question(model="llama3-8b", machine="h100:16", layout="dp16 zero3/8 mbs1", gbs=64)
+    row = next(row for row in controls(noun, now) if row.word == "shard_group")
+    assert {option.text: option.layout for option in row.options} == {
+        "2": "dp16 zero3/2 mbs1", "4": "dp16 zero3/4 mbs1", "8": "dp16 zero3/8 mbs1", "all": "dp16 zero3 mbs1",
+    }  # fmt: skip
+    assert [option.text for option in row.options if option.chosen] == ["8"]
+    noun, now = resolve_question(
+        model="llama3-8b", machine="h100:16", layout="dp16 zero3 mbs1", gbs=64, stack="deepspeed"
+    )
+    row = next(row for row in controls(noun, now) if row.word == "shard_group")
+    assert row.options[0].reason.startswith("deepspeed does not support shard groups")
+    noun, now = resolve_question(model="llama3-8b", machine="h100:16", layout="dp16 mbs1", gbs=64)
+    assert "shard_group" not in {row.word for row in controls(noun, now)}
+
+
+def test_parts_of_the_precision_are_controls() -> None:
+    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
+    reasons = {(part, choice.value): choice.reason for part, choices in list_job_choices(noun, now).items()
+               for choice in choices if part in PRECISION_PARTS}  # fmt: skip
+    assert reasons["gathers", "fp8"].startswith("gathers='fp8' needs a master copy and fp8 matmuls")
+    assert reasons["scaling", "tiles"].startswith("matmuls in bf16 have no scales")
+    assert reasons["moments_bytes", "2,2"] == reasons["master_bytes", "0"] == ""
+    for (part, value), reason in reasons.items():  # what is not off can be chosen
+        if not reason:
+            changed, _ = resolve_question(
+                model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64, **{part: value}
+            )
+            predict(model=changed.model, machine=changed.machine, layout=now, job=changed.job)
 
 
 def test_all_ranks_of_a_larger_machine_are_used() -> None:

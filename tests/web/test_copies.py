@@ -26,6 +26,7 @@ STEPS = [
     {"layout": "dp2 zero3 mbs1", "seq": 512, "stack": "torchtitan", "precision": "fp8", "attention": "flash2"},
     {"layout": "dp2 mbs2", "optimizer": "muon", "loss": "chunked", "documents": "separate"},
     {"layout": "tp2", "set": ["overlap=dp,pp", "learning_rate.peak=3e-4", "precision.moments_bytes=2,2"]},
+    {"layout": "dp2 zero1", "stack": "megatron-core", "master_bytes": "2", "moments_bytes": "2,2"},
     {"layout": "dp2", "adapter": "lora:8", "set": ["adapter.targets=q_proj,v_proj"]},
     {"layout": "dp2", "machine": "h100:2 memory=40GiB price=3", "set": ["recv_buffers=preallocated"]},
 ]

@@ -54,6 +54,18 @@ def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
     page.locator("select[name=optimizer]").select_option("adamw8bit")
     expect(page.locator(".figures")).not_to_have_text(before)
     page.wait_for_url(re.compile("optimizer=adamw8bit"))
+    page.locator("summary", has_text="Precision by part").click()
+    page.locator("select[name=moments_bytes]").focus()
+    expect(page.locator("#tip")).to_contain_text("two moments of AdamW")
+    assert "no scales" in page.locator("select[name=scaling]").locator("option[value=tiles]").inner_text()
+    page.locator("select[name=moments_bytes]").select_option("2,2")
+    expect(page.locator("#answer .about")).to_contain_text("precision.moments_bytes=2,2")
+    page.locator("select[name=moments_bytes]").select_option("")
+    group = page.get_by_role("group", name="sharding group")
+    group.get_by_role("link", name="4", exact=True).click()
+    expect(page.locator("input[name=layout]")).to_have_value("dp8 zero3/4 mbs1")
+    group.get_by_role("link", name="all", exact=True).click()
+    expect(page.locator("input[name=layout]")).to_have_value("dp8 zero3 mbs1")
 
     # the cost of a run, with a price
     page.get_by_label("$ per GPU and hour").fill("2")

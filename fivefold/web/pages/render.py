@@ -18,7 +18,7 @@ from fivefold.rendering.drawing.svg import legend
 from fivefold.rendering.grid import Grid, find_tone
 from fivefold.requests.settings import load_settings
 from fivefold.units import show_bytes, show_count, show_seconds
-from fivefold.web.controls import JOB_HELP, list_values
+from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
 from fivefold.web.question import JobQuestion, replace_ranks, spell_value
 
@@ -87,6 +87,7 @@ environment.globals |= {
         "machines": machine_names(),
         "choices": list_values(),
         "help": JOB_HELP,
+        "parts": PART_LABELS,
     },
     "user_settings": load_settings,
 }

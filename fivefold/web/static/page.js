@@ -25,6 +25,19 @@ function target(changed) {
   return url;
 }
 
+// Return the URL of a link with the controls that were changed after the link was made, unless it sets them itself.
+function withEdits(url) {
+  const before = new URLSearchParams(asked), now = new URLSearchParams(said());
+  const values = (question, name) => question.getAll(name).filter(Boolean).join("\n");
+  for (const name of new Set(now.keys())) {
+    const isLinked = url.searchParams.has(name) && values(url.searchParams, name) !== values(before, name);
+    if (isLinked || values(before, name) === values(now, name)) continue;
+    url.searchParams.delete(name);
+    for (const value of now.getAll(name)) if (value) url.searchParams.append(name, value);
+  }
+  return url;
+}
+
 // Show the page of a URL. `push`: "push" or "replace" the history entry, or leave it; `typed`: the control that caused
 // it, which keeps its text; `quiet`: only refresh what may have changed; `isBack`: the URL comes from a history entry.
 async function go(url, { push = "", typed = null, quiet = false, isBack = false } = {}) {
@@ -163,7 +176,7 @@ document.addEventListener("click", (event) => {
   const url = new URL(link.getAttribute("href"), location.href); // of a link in a picture, href is no text
   if (url.origin !== location.origin || url.pathname !== location.pathname) return;
   event.preventDefault();
-  go(url, { push: "push" });
+  go(form && !worker ? withEdits(url) : url, { push: "push" });
 });
 addEventListener("popstate", () => { if (location.pathname + location.search !== shown) go(location.href, { isBack: true }); });
 
