@@ -549,13 +549,15 @@ def trace(
     Returns
     -------
     Traced
-        Seconds per step by cause (compute, communication, idle), the slowest kernels, and the differences of ranks.
+        Seconds per step by cause (compute, communication, idle), the slowest kernels, the differences of ranks, and
+        advice: the largest loss that can be avoided, its evidence, the change, and what it is expected to give.
 
     Examples
     --------
     >>> ff.trace("examples/traces").ranks
     (0, 1)
     """
+    from fivefold.profiling.trace_advice import advise
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
     from fivefold.results.traced import Traced
@@ -571,7 +573,8 @@ def trace(
     names = [files] if isinstance(files, str | PathLike) else list(files)
     result = read([Path(name) for name in names], step=step, top=top, machine=links, axes=axes)
     rows = compare_with_prediction(predicted, result.report, messages=result.lowest) if predicted else []
-    return Traced(**dict(result.report), against=tuple(rows), predicted=predicted)
+    advice = advise(result.report, predicted)
+    return Traced(**dict(result.report), against=tuple(rows), predicted=predicted, advice=advice)
 
 
 @document_parameters(ModelsOptions)

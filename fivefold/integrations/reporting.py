@@ -171,7 +171,7 @@ def print_advice(predicted: Step | None, measured: Step) -> None:
     """Print the advice on a measured step, if its time was measured."""
     from rich.console import Console
 
-    from fivefold.rendering.step_advice import advise_on_step
+    from fivefold.profiling.step_advice import advise_on_step
 
     if advice := advise_on_step(measured, predicted):
         Console().print(f"\n{advice}", markup=False, highlight=False)

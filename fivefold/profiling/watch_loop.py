@@ -5,15 +5,15 @@
     watched.step
 
 A step ends where ``optimizer.step()`` ends. The first three steps are metered, below autograd, and the third of them is
-reported; of the later ones, which are not metered, the median of the seconds is reported. Every rank of a distributed
-loop calls ``watch``.
+reported; of the later ones, which are not metered, the median of the seconds is reported: of a step, of its update, and
+of the wait for data, which is from the end of the update to the model's next forward. Every rank of a distributed loop
+calls ``watch``.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fivefold.machine.spec import Machine
 from fivefold.profiling.closed_loop import average_traffic, stage_memory, write_steps
+from fivefold.profiling.step_advice import advise_on_step
 from fivefold.record import UserError
+from fivefold.results.advice import Advice
 from fivefold.step import Memory, Step, Time, Work, utilisation
 from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock
 from fivefold.trainer.measure.loop_meter import LoopMeter
@@ -63,8 +65,10 @@ class Watched:
         self._axes = _axis_names(mesh)
         self.measured: MeasuredStep | None = None  # of this rank
         self._step: Step | None = None
-        self._ends: list[Any] = []
+        self._ends: list[Any] = []  # of updates
+        self._starts: list[Any] = []  # of the next step, once the step before was measured
         self._updates: list[Any] = []
+        self._forwards: list[Any] = []  # the first forward after each end, None while there is none
         self._hooks: list[Any] = []
         device = next((p.device.type for p in model.parameters()), "cpu")
         self._clock: Clock = StreamClock() if device == "cuda" else HostClock()
@@ -80,10 +84,11 @@ class Watched:
         return self._step
 
     @property
-    def advice(self) -> str:
-        """Return how the step differs from the prediction, the largest cause that was measured, and what to change."""
-        from fivefold.rendering.step_advice import advise_on_step
+    def advice(self) -> Advice | None:
+        """Return the largest loss that was measured, and what to change; ``str`` of it is a few sentences.
 
+        None if the time was not measured.
+        """
         return advise_on_step(self.step, self.predicted)
 
     def save(self, folder: str | Path) -> None:
@@ -105,6 +110,8 @@ class Watched:
         for optimizer in self.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._begin_update))
         self._hooks.append(self.optimizers[-1].register_step_post_hook(self._end_update))
+        if self.model._compiled_call_impl is None:  # a hook would be compiled with the module
+            self._hooks.append(self.model.register_forward_pre_hook(self._begin_forward))
         self._clock.begin()
         self.meter.__enter__()
         return self
@@ -130,16 +137,24 @@ class Watched:
             self.meter.updating = True
         self._updates.append(self._clock.mark())
 
+    def _begin_forward(self, *_: object) -> None:
+        if self._forwards and self._forwards[-1] is None:
+            self._forwards[-1] = self._clock.mark()
+
     def _end_update(self, *_: object) -> None:
         self._ends.append(self._clock.mark())
-        if self.meter is None:
-            return
-        self.meter.updating = False
-        self.measured = self._measure(self.meter)
+        if self.meter is not None:
+            self._end_metered_step(self.meter)
+        self._starts.append(self._clock.mark())
+        self._forwards.append(None)
+
+    def _end_metered_step(self, meter: LoopMeter) -> None:
+        meter.updating = False
+        self.measured = self._measure(meter)
         if len(self._ends) < METERED:
-            self.meter.live_bytes -= self._buckets  # the meter sees them from their first use on
+            meter.live_bytes -= self._buckets  # the meter sees them from their first use on
             self._buckets = 0
-            self.meter.begin()
+            meter.begin()
             if self._on_gpu:
                 torch.cuda.reset_peak_memory_stats()
         else:
@@ -181,26 +196,31 @@ class Watched:
 
     # After it
 
-    def _seconds(self) -> tuple[float, float]:
-        """Return the median seconds of an unmetered step, and of its update.
+    def _seconds(self) -> tuple[float, float, float]:
+        """Return the median seconds of an unmetered step, of its update, and from the update to the next forward.
 
         If all steps were metered, these are used.
         """
-        ends, begins = self._clock.seconds(self._ends), self._clock.seconds(self._updates)
+        ends, begins, starts = (self._clock.seconds(marks) for marks in (self._ends, self._updates, self._starts))
         count = len(self.optimizers)
         updates = [end - begins[count * index] for index, end in enumerate(ends)]
-        steps = [after - before for before, after in pairwise(ends)]
+        steps = [end - start for start, end in zip(starts, ends[1:], strict=False)]
         unmetered = steps[METERED - 1 :] or steps or [updates[-1]]
-        return statistics.median(unmetered), min(
-            statistics.median(updates[METERED:] or updates), statistics.median(unmetered)
-        )
+        step_seconds = statistics.median(unmetered)
+        update_seconds = min(statistics.median(updates[METERED:] or updates), step_seconds)
+        begun = [index for index, forward in enumerate(self._forwards) if forward is not None]
+        forwards = self._clock.seconds([self._forwards[index] for index in begun])
+        waits = {index: forward - starts[index] for index, forward in zip(begun, forwards, strict=True)}
+        unmetered_waits = [wait for index, wait in waits.items() if index >= METERED - 1] or list(waits.values())
+        wait_seconds = statistics.median(unmetered_waits) if unmetered_waits else 0.0
+        return step_seconds, update_seconds, min(max(0.0, wait_seconds), step_seconds - update_seconds)
 
     def _read(self) -> Step | None:
         """Gather the measurements of all ranks; return an equal step on each."""
         own_measurement = (
             self.measured,
             resident_bytes(),
-            *(self._seconds() if self._ends else (0.0, 0.0)),
+            *(self._seconds() if self._ends else (0.0, 0.0, 0.0)),
             self.stage,
         )
         measurements: list[Any] = [own_measurement]
@@ -212,10 +232,10 @@ class Watched:
         return self._record(measurements)
 
     def _record(self, everyone: list[Any]) -> Step:
-        numbers = sorted({measurement[4] for measurement in everyone})
-        ranks = {number: [measurement[0] for measurement in everyone if measurement[4] == number] for number in numbers}
+        numbers = sorted({measurement[5] for measurement in everyone})
+        ranks = {number: [measurement[0] for measurement in everyone if measurement[5] == number] for number in numbers}
         stages = tuple(stage_memory(number, stage_ranks) for number, stage_ranks in ranks.items())
-        seconds, update = max((measurement[2], measurement[3]) for measurement in everyone)
+        seconds, update, wait = max(measurement[2:5] for measurement in everyone)
         flops = sum(measurement[0].flops for measurement in everyone)
         parameters = sum(round(max(measured.parameters for measured in stage_ranks)) for stage_ranks in ranks.values())
         work = Work(
@@ -243,7 +263,12 @@ class Watched:
             work=work,
             **self.described,
             traffic=average_traffic(ranks[numbers[0]]),
-            time=Time(step_seconds=seconds, compute_seconds=max(0.0, seconds - update), optimizer_seconds=update),
+            time=Time(
+                step_seconds=seconds,
+                compute_seconds=max(0.0, seconds - update - wait),
+                optimizer_seconds=update,
+                data_seconds=wait,
+            ),
             tokens_per_second_per_gpu=self.tokens / seconds / world if seconds else 0.0,
             mfu=utilisation(work, seconds=seconds or 1.0, world=world, peak_flops=peak or inf),
         )

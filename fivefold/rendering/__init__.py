@@ -5,6 +5,6 @@ compare · comparison · search · answers · robust · ratios · numerics · do
 budget · interval · verdict · run_estimate · playbook · lengths · catalogs      pages of text, one for each result
 palette · charts · losses · pipeline · memory · trace · figures/             colours; pictures as files; Perfetto traces
 html · rows · elements · drawing/ · point_charts · report  HTML for notebooks; pictures in pages; reports
-trace_report · trace_advice · step_advice · explanation · sweep/   profiler traces, advice; failures; a sweep's rows
+trace_report · explanation · sweep/        profiler traces; failures; a sweep's rows
 progress                                   progress bars on a terminal
 """

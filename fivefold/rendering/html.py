@@ -313,4 +313,6 @@ def render_traced(what: Traced) -> str:
     parts = [paragraph(what.line(), kind="soft"), table(headings, rows, left=("step",))]
     if what.against:
         parts += [heading("Predicted next to traced"), grid(compare_table(what.against))]
+    if what.advice is not None:
+        parts += [heading("Advice"), paragraph(str(what.advice))]
     return block(*parts, *(paragraph(line, kind="soft") for line in what.remarks))

@@ -7,7 +7,6 @@ rank  step    compute  exposed  waiting  overlapped  copies   host  queued
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +20,9 @@ from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED, colour
 from fivefold.rendering.sections import AnswerSection, render_sections
 from fivefold.rendering.step_view import BarPart
-from fivefold.rendering.trace_advice import advise
+from fivefold.results.advice import Advice
 from fivefold.results.step_comparison import QuantityComparison
 from fivefold.results.trace_report import Activity, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
-from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
 
 MAX_RANKS = 64  # maximum number of ranks listed or drawn one by one
@@ -50,17 +48,25 @@ class PathPiece(NamedTuple):
 
 
 def page(
-    report: TraceReport, *, rows: Sequence[QuantityComparison] = (), predicted: str = "", step: Step | None = None
+    report: TraceReport,
+    *,
+    rows: Sequence[QuantityComparison] = (),
+    predicted: str = "",
+    advice: Advice | None = None,
 ) -> RenderableType:
-    """Return the page; ``rows``: the comparison with the predicted ``step``, which ``predicted`` describes."""
-    return render_sections(list_sections(report, rows=rows, predicted=predicted, step=step))
+    """Return the page; ``rows``: the comparison with the step that ``predicted`` describes."""
+    return render_sections(list_sections(report, rows=rows, predicted=predicted, advice=advice))
 
 
 def list_sections(
-    report: TraceReport, *, rows: Sequence[QuantityComparison] = (), predicted: str = "", step: Step | None = None
+    report: TraceReport,
+    *,
+    rows: Sequence[QuantityComparison] = (),
+    predicted: str = "",
+    advice: Advice | None = None,
 ) -> Iterator[AnswerSection]:
     """Yield the sections of the page, the headline first and advice last."""
-    ranks = average_steps(report)
+    ranks = report.average_steps()
     yield AnswerSection((*_headline(report, ranks), *(Text(f"! {line}", style="yellow") for line in report.remarks)))
     averaged = f"mean of {len(report.steps)} steps" if len(report.steps) > 1 else report.steps[0]
     left_out = len(ranks) - MAX_RANKS
@@ -83,23 +89,8 @@ def list_sections(
         yield AnswerSection(tuple(_path(report)), "Critical path", remark)
     if rows:
         yield AnswerSection((compared(rows),), "Compared with the prediction", predicted)
-    if advice := advise(report, ranks, step):
-        yield AnswerSection((Text(advice),), "Advice")
-
-
-def average_steps(report: TraceReport) -> list[Breakdown]:
-    """Return one breakdown per rank: the mean of its steps."""
-    means = []
-    for _, breakdowns in groupby(report.breakdown, key=lambda step: step.rank):
-        steps = list(breakdowns)
-        names = [name for name in Breakdown.model_fields if name.endswith("_seconds")]
-        seconds_by_name = {name: [getattr(step, name) for step in steps] for name in names}
-        mean = {
-            name: None if None in step_seconds else sum(step_seconds) / len(step_seconds)
-            for name, step_seconds in seconds_by_name.items()
-        }
-        means.append(steps[0].replace(**mean))
-    return means
+    if advice is not None:
+        yield AnswerSection((Text(str(advice)),), "Advice")
 
 
 def split_step(breakdown: Breakdown) -> list[BarPart]:
@@ -267,7 +258,7 @@ def _path_grid(parts: Sequence[PathPart], total_seconds: float) -> Grid:
 def breakdown_chart(report: TraceReport) -> charts.Chart:
     """Return a bar per rank: where the time of its mean step goes."""
     alt = charts._altair()
-    ranks = average_steps(report)[:MAX_RANKS]
+    ranks = report.average_steps()[:MAX_RANKS]
     values = [
         {"rank": f"rank {breakdown.rank}", "part": name, "order": order, "ms": getattr(breakdown, field) * 1e3}
         for breakdown in ranks

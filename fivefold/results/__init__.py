@@ -6,7 +6,7 @@ playbook · run_estimate                       a plan from tokens to a run file;
 spans · trace_file · trace_report          a step over time; traces as files; a trace's time broken down
 explanation · diagnosis · numerics         why a run failed; memory and FLOPs of a module; precision error
 step_comparison · run_folder · traced      predicted next to measured; a run; a trace and its prediction
-sweep_row                                  one layout of a sweep
+advice · sweep_row                         advice on a measured step; one layout of a sweep
 catalog · outputs                          rows of the catalogs; the JSON of commands that no other record states
 balance · reading                          FLOPs per byte of each axis; a third-party config as model, layout and job
 """

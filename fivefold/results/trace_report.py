@@ -7,6 +7,7 @@ Communication concurrent with compute is overlapped, the rest is exposed. Memcpy
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -126,6 +127,20 @@ class TraceReport(Record):
     path_names: tuple[PathPart, ...] = ()  # the largest
     arrivals: tuple[Arrivals, ...] = ()
     remarks: tuple[str, ...] = ()  # what was left out or assumed
+
+    def average_steps(self) -> list[Breakdown]:
+        """Return one breakdown per rank: the mean of its steps."""
+        means = []
+        for _, breakdowns in groupby(self.breakdown, key=lambda step: step.rank):
+            steps = list(breakdowns)
+            names = [name for name in Breakdown.model_fields if name.endswith("_seconds")]
+            seconds_by_name = {name: [getattr(step, name) for step in steps] for name in names}
+            mean = {
+                name: None if None in step_seconds else sum(step_seconds) / len(step_seconds)
+                for name, step_seconds in seconds_by_name.items()
+            }
+            means.append(steps[0].replace(**mean))
+        return means
 
     @property
     def step_seconds(self) -> float:

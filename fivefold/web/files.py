@@ -35,6 +35,7 @@ def list_files(question: FilesQuestion, *, folder: ServedFolder, dropped: Droppe
 
 def trace(question: TraceQuestion, noun: ResolvedRequest, files: list[Path], report: Report) -> str:
     """Return the report of traces, as ``fivefold trace`` prints it, with a bar for each rank's step."""
+    from fivefold.profiling.trace_advice import advise
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
 
@@ -49,7 +50,8 @@ def trace(question: TraceQuestion, noun: ResolvedRequest, files: list[Path], rep
     )
     rows = compare_with_prediction(predicted, result.report, messages=result.lowest) if predicted else []
     about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
-    first, *rest = trace_report.list_sections(result.report, rows=rows, predicted=about, step=predicted)
+    advice = advise(result.report, predicted)
+    first, *rest = trace_report.list_sections(result.report, rows=rows, predicted=about, advice=advice)
     return _render([first, AnswerSection((), "The step of each rank", picture=draw_ranks(result.report)), *rest])
 
 
@@ -69,7 +71,7 @@ def explain(question: FilesQuestion, noun: ResolvedRequest, files: list[Path], r
 
 def draw_ranks(report: TraceReport) -> Raw:
     """Return a bar for each of the first ranks: the parts of its mean step."""
-    ranks = trace_report.average_steps(report)[:MAX_BARS]
+    ranks = report.average_steps()[:MAX_BARS]
     total = max(rank.window_seconds for rank in ranks) or 1.0
     bars = {
         f"rank {rank.rank}": draw_stacked(

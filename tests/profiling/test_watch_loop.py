@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,22 @@ def test_states_flops_and_peak_of_a_loop() -> None:
     assert step.traffic == ()
 
 
+def test_waits_for_data_are_measured_and_named() -> None:
+    module = model()
+    optimizer = adamw(module)
+    with ff.watch(module, optimizer) as watched:
+        for _ in range(6):
+            time.sleep(0.2)  # the loader
+            steps(module, optimizer, 1, micro_batches=2)
+    seconds = watched.step.time
+    assert 0.2 <= seconds.data_seconds < seconds.step_seconds
+    assert sum(seconds.split.values()) == pytest.approx(seconds.step_seconds)
+    assert watched.advice is not None
+    assert watched.advice.loss == "the time between steps"
+    assert watched.advice.loss_seconds == seconds.data_seconds
+    assert "num_workers" in str(watched.advice)
+
+
 def test_watching_changes_nothing() -> None:
     resize = torch.UntypedStorage.resize_
     states = []
@@ -127,16 +144,17 @@ def test_show_takes_it(tmp_path: Path) -> None:
     watched.save(tmp_path / "alone")
     result = CliRunner().invoke(app, ["show", str(tmp_path / "alone")], catch_exceptions=False)
     assert "measured  Sequential on this one" in result.stdout
-    assert "against=(MODEL, MACHINE, LAYOUT)" in " ".join(result.stdout.split())
+    assert " ".join(str(watched.advice).split()) in " ".join(result.stdout.split())
     assert ff.predict("nano", "h100:1", "mbs1").world == 1
     with ff.watch(module, optimizer, against=("nano", "h100:1", "mbs1"), seq=128, gbs=4) as watched:
         steps(module, optimizer, 4)
     assert watched.tokens == 512
-    assert watched.advice.startswith("A step takes ")
-    assert "predicted are" in watched.advice
+    assert watched.advice is not None
+    assert watched.advice.predicted_seconds is not None
+    assert watched.advice.step_seconds == watched.step.time.step_seconds
     watched.save(tmp_path / "beside")
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "beside")], catch_exceptions=False).stdout
-    assert " ".join(watched.advice.split()) in " ".join(shown.split())
+    assert " ".join(str(watched.advice).split()) in " ".join(shown.split())
     rows = json.loads(CliRunner().invoke(app, ["show", str(tmp_path / "beside"), "--json"]).stdout)
     assert {row["quantity"] for row in rows} >= {"parameters", "peak memory", "step time"}
     assert rows[0]["measured"] == WEIGHTS

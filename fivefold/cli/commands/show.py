@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 @accept_request(ShowOptions)
 def show(request: ShowOptions) -> None:
     """Compare prediction and measurement of a finished run, and draw its pictures."""
+    from fivefold.profiling.step_advice import advise_on_step
     from fivefold.record import read_lines
     from fivefold.rendering import charts as draw
     from fivefold.rendering.budget import page
     from fivefold.rendering.compare import table
     from fivefold.rendering.losses import draw_losses
-    from fivefold.rendering.step_advice import advise_on_step
     from fivefold.results.step_comparison import compare, describe_assumption, read_pair
 
     folder = request.folder
@@ -31,8 +31,8 @@ def show(request: ShowOptions) -> None:
         from fivefold.rendering.table import step as step_page
 
         print_data(unpredicted_step.model_dump_json(indent=2) if request.as_json else step_page(unpredicted_step))
-        if not request.as_json:
-            print_data(f"\n{advise_on_step(unpredicted_step)}")
+        if not request.as_json and (advice := advise_on_step(unpredicted_step)):
+            print_data(f"\n{advice}")
         return
     predicted, measured = read_pair(folder / "step.json")
     rows = compare(predicted, measured)
@@ -46,8 +46,8 @@ def show(request: ShowOptions) -> None:
             print_data(line)
         steps = predicted, *trace_compare.read_dry_run(folder / "step.json"), measured
         print_data(page(steps, findings=measured.findings))
-        if not measured.time.parts:  # of a watched loop
-            print_data(f"\n{advise_on_step(measured, predicted)}")
+        if not measured.time.parts and (advice := advise_on_step(measured, predicted)):  # of a watched loop
+            print_data(f"\n{advice}")
     if request.charts:
         title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
         for name, chart in (

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @accept_request(TraceOptions)
 def trace(request: TraceOptions, job: Job) -> None:
     """Break down the time of a real run, from PyTorch profiler traces of one or many ranks, of any trainer."""
+    from fivefold.profiling.trace_advice import advise
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
     from fivefold.rendering.progress import bar
@@ -38,14 +39,16 @@ def trace(request: TraceOptions, job: Job) -> None:
             progress=progress,
         )
     rows = compare_with_prediction(predicted, result.report, messages=result.lowest) if predicted else []
+    advice = advise(result.report, predicted)
     if request.as_json:
         data = result.report.model_dump(mode="json")
         data["against"] = [row.model_dump(mode="json") for row in rows]
         data["predicted"] = predicted.model_dump(mode="json") if predicted else None
+        data["advice"] = advice.model_dump(mode="json") if advice else None
         show(json_module.dumps(data, indent=2))
     else:
         about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
-        show(page(result.report, rows=rows, predicted=about, step=predicted))
+        show(page(result.report, rows=rows, predicted=about, advice=advice))
     if request.charts:
         save_charts(result.report, result.pieces(), request.charts)
         say(f"wrote breakdown and critical-path as .svg and .html to {request.charts}")

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import fivefold
-from fivefold.rendering.trace_advice import advise
-from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine
+from fivefold.profiling.trace_advice import advise as advise_on_report
+from fivefold.results.advice import Advice
+from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine, TraceReport
+from fivefold.step import Step
 from tests.rendering.test_trace_report import FIRST, REPORT
+
+
+def advise(report: TraceReport, ranks: list[Breakdown], predicted: Step | None = None) -> str:
+    """The sentences of the advice on one step of ``ranks``."""
+    return str(advise_on_report(report.replace(breakdown=tuple(ranks)), predicted) or "")
 
 
 def test_a_late_rank_is_named() -> None:
@@ -74,3 +81,21 @@ def test_copies_are_named_by_their_direction() -> None:
         text = advise(REPORT.replace(categories=(copies,)), ranks)
         assert f"Most of 774 copies a step are {name}." in text
         assert words in text
+
+
+def test_the_advice_is_a_record() -> None:
+    step = fivefold.predict("nano", "h100:4", "dp4 zero3", gbs=16, stack="deepspeed")
+    ranks = (FIRST.replace(exposed_seconds=0.03, waiting_seconds=0.0),)
+    advice = advise_on_report(REPORT.replace(breakdown=ranks), step)
+    assert advice is not None
+    assert (advice.loss, advice.stack) == ("exposed communication", "deepspeed")
+    assert advice.option.startswith("overlap_comm: true")
+    assert advice.loss_seconds == advice.share * advice.step_seconds
+    assert advice.step_seconds == FIRST.window_seconds
+    assert advice.expected_seconds == advice.step_seconds - advice.loss_seconds
+    assert advice.predicted_seconds == step.time.step_seconds
+    assert advice.evidence
+    assert advice.change
+    assert advice.following is not None
+    assert advice.following.share < advice.share
+    assert Advice.model_validate_json(advice.model_dump_json()) == advice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fivefold
-from fivefold.rendering.step_advice import advise_on_step
+from fivefold.profiling.step_advice import advise_on_step
 from fivefold.step import Step
 
 PREDICTED = fivefold.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", gbs=8, seq=8192)
@@ -22,7 +22,10 @@ def measure(*, longer: float = 0.0, flops: float = 1.0, optimizer: float = 0.0) 
 
 
 def test_a_step_as_predicted_leaves_the_layout() -> None:
-    assert "What is left to gain is in the layout" in advise_on_step(measure(longer=0.02), PREDICTED)
+    advice = advise_on_step(measure(longer=0.02), PREDICTED)
+    assert advice is not None
+    assert advice.loss == ""
+    assert "What is left to gain is in the layout" in str(advice)
 
 
 @pytest.mark.parametrize(
@@ -34,12 +37,16 @@ def test_a_step_as_predicted_leaves_the_layout() -> None:
     ],
 )
 def test_the_largest_cause_is_named(step: Step, words: tuple[str, ...]) -> None:
-    text = advise_on_step(step, PREDICTED)
+    advice = advise_on_step(step, PREDICTED)
+    assert advice is not None
+    assert advice.expected_seconds == pytest.approx(advice.step_seconds - advice.loss_seconds)
+    assert advice.predicted_seconds == SECONDS
+    text = str(advice)
     assert [word for word in words if word not in text] == [], text
     assert "Without it a step would take" in text
 
 
 def test_without_a_prediction_the_optimizer_or_a_trace_is_named() -> None:
-    assert "The optimizer takes" in advise_on_step(measure(optimizer=0.5))
-    assert "`fivefold trace`" in advise_on_step(measure())
-    assert advise_on_step(PREDICTED.replace(time=PREDICTED.time.replace(step_seconds=0.0))) == ""
+    assert "The largest loss is the optimizer" in str(advise_on_step(measure(optimizer=0.5)))
+    assert "`fivefold trace`" in str(advise_on_step(measure()))
+    assert advise_on_step(PREDICTED.replace(time=PREDICTED.time.replace(step_seconds=0.0))) is None

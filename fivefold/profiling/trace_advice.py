@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from fivefold.results.advice import Advice, NextLoss
 from fivefold.results.trace_report import Breakdown, Category, KernelLine, TraceReport
 from fivefold.step import Step
 from fivefold.units import show_seconds
@@ -41,35 +42,40 @@ class Loss(NamedTuple):
     change: str
 
 
-def advise(report: TraceReport, ranks: Sequence[Breakdown], predicted: Step | None = None) -> str:
-    """Return the advice in a few sentences; ``ranks``: one breakdown per rank, the mean of its steps."""
+def advise(report: TraceReport, predicted: Step | None = None) -> Advice | None:
+    """Return the advice on the mean step of traces; None if no step takes any time."""
+    ranks = report.average_steps()
     step_seconds = _mean(ranks, "window_seconds")
     if not step_seconds:
-        return ""
+        return None
     loss, following = sorted(_list_losses(report, ranks, predicted), key=lambda loss: -loss.seconds)[:2]
-    share = loss.seconds / step_seconds
-    if share < MIN_SHARE:
+    predicted_seconds = predicted.time.step_seconds if predicted is not None else None
+    if loss.seconds < MIN_SHARE * step_seconds:
         compute = _mean(ranks, "compute_seconds") / step_seconds
-        return (
-            f"No loss takes {MIN_SHARE:.0%} of a step or more: compute fills {compute:.0%}. What is left is less "
-            "compute: a lower precision, faster kernels, or less recomputation."
+        return Advice(
+            loss="",
+            loss_seconds=0.0,
+            share=0.0,
+            evidence=f"No loss takes {MIN_SHARE:.0%} of a step or more: compute fills {compute:.0%}.",
+            change="What is left is less compute: a lower precision, faster kernels, or less recomputation.",
+            step_seconds=step_seconds,
+            expected_seconds=step_seconds,
+            predicted_seconds=predicted_seconds,
         )
-    sentences = [f"The largest loss is {loss.name}, {show_seconds(loss.seconds)} or {share:.0%} of a step."]
-    sentences += [loss.evidence] if loss.evidence else []
-    sentences += [loss.change]
-    if predicted is not None and (option := _name_option(loss.name, predicted.stack)):
-        sentences += [f"In {predicted.stack}: {option}."]
-    speed = 1 / max(1 - share, 1e-3)
-    gain = f"{speed - 1:.0%} more" if speed < 2 else f"{speed:.2g} times as many" if speed < 100 else "many times more"
-    sentences += [f"Without it a step would take {share:.0%} less time, {gain} tokens per second."]
-    if following.seconds >= MIN_SHARE * step_seconds:
-        sentences += [f"Next is {following.name}, {following.seconds / step_seconds:.0%}."]
-    if predicted is not None:
-        sentences += [
-            f"Predicted are {show_seconds(predicted.time.step_seconds)} per step; measured are "
-            f"{show_seconds(step_seconds)}, and {show_seconds(step_seconds - loss.seconds)} without it."
-        ]
-    return " ".join(sentences)
+    next_share = following.seconds / step_seconds
+    return Advice(
+        loss=loss.name,
+        loss_seconds=loss.seconds,
+        share=loss.seconds / step_seconds,
+        evidence=loss.evidence,
+        change=loss.change,
+        option=_name_option(loss.name, predicted.stack) if predicted is not None else "",
+        stack=predicted.stack if predicted is not None else "",
+        step_seconds=step_seconds,
+        expected_seconds=max(0.0, step_seconds - loss.seconds),
+        predicted_seconds=predicted_seconds,
+        following=NextLoss(name=following.name, share=next_share) if next_share >= MIN_SHARE else None,
+    )
 
 
 def _name_option(loss: str, stack: str) -> str:
