@@ -166,7 +166,10 @@ def search_parts(what: SearchResult) -> list[str]:
     parts += _render_proposal(what.proposal) if what.proposal else []
     parts += _render_robustness(what.robust) if what.robust else []
     if what.best:
-        parts += [heading("By time alone" if what.proposal else "The best"), grid(make_best_grid(what.best))]
+        parts += [
+            heading("The fastest layouts" if what.proposal else "The best layouts"),
+            grid(make_best_grid(what.best)),
+        ]
     for miss in what.misses:
         line = f"{miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}: {miss.cause}"
         fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.fixes)
@@ -177,9 +180,8 @@ def search_parts(what: SearchResult) -> list[str]:
 
 
 def _render_proposal(what: Proposal) -> list[str]:
-    similar_text = f"the simplest within {what.within:.1%} of the best; {what.similar_layouts} layouts are"
     return [
-        heading("Proposal", "; ".join([similar_text, what.remark] if what.remark else [similar_text])),
+        heading("Proposal", "; ".join(filter(None, [what.describe(), what.remark]))),
         paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")),
         figures(list_key_figures(what.choice.step)),
         time([what.choice.step]),

@@ -134,16 +134,11 @@ def _proposal(proposal: Proposal, *, with_precision: bool) -> RenderableType:
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
     figures = f"step time {seconds}, peak memory {peak}{risk}, MFU {step.mfu.causal:.1%}"
     precision = f" in {proposal.choice.precision}" if with_precision else ""
-    similar_text = (
-        "1 layout is that close"
-        if proposal.similar_layouts == 1
-        else f"{proposal.similar_layouts} layouts are that close"
-    )
     lines = [
         Text.assemble(
             "\n", ("Proposal  ", "bold"), (_format_ranked(proposal.choice), "bold cyan"), precision, overflow="fold"
         ),
-        Text(f"{figures}; the simplest layout within {proposal.within:.1%} of the fastest ({similar_text})"),
+        Text(f"{figures}; {proposal.describe()}"),
     ]
     lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
     for word, other in (("simpler", proposal.simpler), ("fastest", proposal.faster)):

@@ -139,6 +139,12 @@ class Proposal(Record):
     why: tuple[Why, ...]
     remark: str = ""
 
+    def describe(self) -> str:
+        """Return why it is proposed, in words."""
+        number = self.similar_layouts
+        close = "1 layout is" if number == 1 else f"{number} layouts are"
+        return f"the simplest layout within {self.within:.1%} of the fastest ({close} that close)"
+
 
 class ScenarioResult(Record):
     """A scenario, in which the run differs from the prediction: its best layout, and the regret of the chosen one."""

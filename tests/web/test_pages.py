@@ -140,8 +140,23 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     assert is_whole(page, "layouts")
     assert is_whole(page, "why the other layouts lost")
     page.set_viewport_size({"width": 1280, "height": 900})
-    for box in page.get_by_role("checkbox").all()[:3]:
+    for box in page.get_by_role("checkbox").all()[:2]:
         box.check()
+    selected = page.locator("svg.chart .dot.selected")
+    before = selected.count()  # points of the two rows
+    other = page.locator("svg.chart a:has(.dot:not(.selected))").last.element_handle()
+    other.click(modifiers=["Shift"])
+    playwright.expect(selected).to_have_count(before + 1)
+    other.focus()
+    page.keyboard.press("Space")  # and off again
+    playwright.expect(selected).to_have_count(before)
+    page.get_by_role("button", name="Select in the plots").click()
+    assert list_violations(page) == []
+    line = page.locator("svg.parallel a:not([href*='set=']) .crossing:not(.selected)").last
+    tip = line.get_attribute("data-tip").split("\n")[0]
+    line.dispatch_event("click")
+    playwright.expect(page.locator("svg.parallel .crossing.selected")).to_have_count(3)
+    assert page.get_by_role("checkbox", name=f"compare {tip}", exact=True).is_checked()
     page.get_by_role("button", name="Compare 3").click()
     assert len(page.locator(".variants li").all()) == 3
     page.go_back()

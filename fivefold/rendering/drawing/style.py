@@ -58,9 +58,10 @@ svg.pipeline .digit { font-weight: 600; }
 .dot.over { fill: var(--grey); }
 .dot.other { fill: var(--sky); }
 .dot.linked { stroke: var(--text); }
+.dot.selected { r: 8; stroke: var(--text); stroke-width: 3; }
 .axis { stroke: var(--dim); }
 .crossing.s-update { opacity: .45; }
-.crossing:hover { stroke: var(--text); stroke-width: 4; opacity: 1; }
+.crossing:hover, .crossing.selected { stroke: var(--text); stroke-width: 4; opacity: 1; }
 svg .mark-text { fill: var(--text); stroke: var(--card); stroke-width: 3px; paint-order: stroke; pointer-events: none; }
 .stairs { fill: none; stroke: var(--sky); stroke-width: 2; vector-effect: non-scaling-stroke; }
 .line { fill: none; }

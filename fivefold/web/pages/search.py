@@ -126,7 +126,10 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
         to=lambda item: address(asked, item),
         figures=list_key_figures(result.proposal.choice.step) if result.proposal else (),
         links=[address(asked, item) for item in result.best],
-        layouts=[item.step.layout for item in result.best],
+        layouts=[
+            item.step.layout if address(asked, item) == _plan(asked, layout=item.step.layout) else ""
+            for item in result.best
+        ],
         front=draw_search_front(asked, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
         choices=draw_choices(asked, fits),
         drawn=min(len(fits), DRAWN),

@@ -134,16 +134,18 @@ function note() {
     sorted: all("th[aria-sort]", (each) => [each.textContent, each.getAttribute("aria-sort")]),
     words: all("[data-filter]", (each) => [each.dataset.filter, each.value]),
     ticked: all("form input[type=checkbox]:checked", (each) => each.value),
+    selected: all("#selected li:has(:checked) a", (each) => [each.textContent, each.getAttribute("href")]),
   }, "");
 }
 function recall() {
-  const { sorted = [], words = [], ticked = [] } = history.state ?? {}, answer = document.getElementById("answer");
+  const { sorted = [], words = [], ticked = [], selected = [] } = history.state ?? {}, answer = document.getElementById("answer");
   if (!answer) return;
   for (const [text, order] of sorted) for (const each of answer.querySelectorAll("th[data-sort]")) if (each.textContent === text) sort(each, order);
   for (const [table, value] of words) {
     const field = answer.querySelector(`[data-filter="${CSS.escape(table)}"]`);
     if (field) { field.value = value; filter(field); }
   }
+  if (document.getElementById("selected")) for (const [layout, href] of selected) if (!boxes().some((each) => each.value === layout)) addSelected(layout, href);
   for (const box of answer.querySelectorAll("form input[type=checkbox]")) if (ticked.includes(box.value)) { box.checked = true; count(box.form); }
 }
 
@@ -393,6 +395,7 @@ function count(picks) {
   const button = picks.querySelector("button[data-most]"), picked = picks.querySelectorAll("input[type=checkbox]:checked").length;
   if (!button) return;
   button.disabled = picked < 2 || picked > Number(button.dataset.most);
+  highlight();
   button.textContent = picked < 2 ? "Compare" : picked > Number(button.dataset.most) ? `at most ${button.dataset.most}` : `Compare ${picked}`;
 }
 document.addEventListener("input", (event) => {
@@ -401,6 +404,62 @@ document.addEventListener("input", (event) => {
   else if (field.type === "checkbox" && field.form && field.form !== form) count(field.form);
   else return;
   note();
+});
+
+// A point or line of a plot is selected to be compared with a click while the button is pressed, with Shift and a click,
+// or with Space. It has a box in the table, or one of its own, and stays highlighted in both plots.
+const selects = () => document.querySelector("[data-selects]")?.getAttribute("aria-pressed") === "true";
+const boxes = () => [...document.querySelectorAll("#answer .pick input[name=layout]:is([type=checkbox])")];
+const questionOf = (entries) => [...entries].filter(([name]) => name !== "layout").map(String).sort().join("\n");
+// Return the layout of a plan's URL, or null if it differs from the question that is compared in more than its layout.
+function comparable(href) {
+  const plan = new URL(href, location.href).searchParams;
+  const hidden = [...document.querySelectorAll("#answer .pick input[type=hidden]")].map((each) => [each.name, each.value]);
+  return questionOf(plan) === questionOf(hidden) ? plan.get("layout") : null;
+}
+function select(link) {
+  const form = document.querySelector("#answer .pick"), href = link.getAttribute("href"), layout = comparable(href);
+  if (layout === null) {
+    const box = link.getBoundingClientRect();
+    return tell({ dataset: { tip: "its precision or reduction of gradients is its own: open its plan to compare it" } }, box.left, box.bottom);
+  }
+  const known = boxes().find((each) => each.value === layout);
+  if (known?.closest("#selected")) known.closest("li").remove();
+  else if (known) known.checked = !known.checked;
+  else addSelected(layout, href);
+  count(form);
+  note();
+}
+function addSelected(layout, href) {
+  const line = document.createElement("li"), label = document.createElement("label"), link = document.createElement("a");
+  const box = Object.assign(document.createElement("input"), { type: "checkbox", name: "layout", value: layout, checked: true });
+  box.setAttribute("aria-label", `compare ${layout}`);
+  label.append(box);
+  link.className = "code";
+  link.textContent = layout;
+  link.setAttribute("href", href);
+  line.append(label, link);
+  document.getElementById("selected").append(line);
+}
+function highlight() {
+  const chosen = new Set(boxes().filter((each) => each.checked).map((each) => each.value));
+  for (const link of document.querySelectorAll("#answer svg.chart a[href]")) {
+    link.firstElementChild.classList.toggle("selected", chosen.size > 0 && chosen.has(comparable(link.getAttribute("href"))));
+  }
+}
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("[data-selects]");
+  if (button) button.setAttribute("aria-pressed", String(!selects()));
+  const link = event.target.closest?.("#answer svg.chart a[href]");
+  if (!link || !document.getElementById("selected") || !(selects() || event.shiftKey)) return;
+  event.preventDefault();
+  select(link);
+});
+document.addEventListener("keydown", (event) => {
+  const link = event.key === " " && document.getElementById("selected") && event.target.closest?.("#answer svg.chart a[href]");
+  if (!link) return;
+  event.preventDefault();
+  select(link);
 });
 
 // A field that takes several values always has one empty input at its end.
