@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fivefold.profiling.trace_advice import MIN_SHARE
-from fivefold.results.advice import Advice
+from fivefold.results.advice import StepAdvice
 from fivefold.results.step_comparison import compare
 from fivefold.step import Step
 from fivefold.units import show_seconds
@@ -34,7 +34,7 @@ class Excess(NamedTuple):
     change: str
 
 
-def advise_on_step(measured: Step, predicted: Step | None = None) -> Advice | None:
+def advise_on_step(measured: Step, predicted: Step | None = None) -> StepAdvice | None:
     """Return the advice; None if no time was measured."""
     seconds = measured.time.step_seconds
     if not seconds:
@@ -50,7 +50,7 @@ def advise_on_step(measured: Step, predicted: Step | None = None) -> Advice | No
         )
     excess = max(excesses, key=lambda excess: excess.seconds, default=None)
     if excess is None:
-        return Advice(
+        return StepAdvice(
             loss="",
             loss_seconds=0.0,
             share=0.0,
@@ -63,7 +63,7 @@ def advise_on_step(measured: Step, predicted: Step | None = None) -> Advice | No
             expected_seconds=seconds,
             predicted_seconds=expected,
         )
-    return Advice(
+    return StepAdvice(
         loss=excess.name,
         loss_seconds=excess.seconds,
         share=excess.seconds / seconds,

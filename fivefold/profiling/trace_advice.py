@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fivefold.results.advice import Advice, NextLoss
+from fivefold.results.advice import NextLoss, StepAdvice
 from fivefold.results.trace_report import Breakdown, Category, KernelLine, TraceReport
 from fivefold.step import Step
 from fivefold.units import show_seconds
@@ -42,7 +42,7 @@ class Loss(NamedTuple):
     change: str
 
 
-def advise(report: TraceReport, predicted: Step | None = None) -> Advice | None:
+def advise(report: TraceReport, predicted: Step | None = None) -> StepAdvice | None:
     """Return the advice on the mean step of traces; None if no step takes any time."""
     ranks = report.average_steps()
     step_seconds = _mean(ranks, "window_seconds")
@@ -52,7 +52,7 @@ def advise(report: TraceReport, predicted: Step | None = None) -> Advice | None:
     predicted_seconds = predicted.time.step_seconds if predicted is not None else None
     if loss.seconds < MIN_SHARE * step_seconds:
         compute = _mean(ranks, "compute_seconds") / step_seconds
-        return Advice(
+        return StepAdvice(
             loss="",
             loss_seconds=0.0,
             share=0.0,
@@ -63,7 +63,7 @@ def advise(report: TraceReport, predicted: Step | None = None) -> Advice | None:
             predicted_seconds=predicted_seconds,
         )
     next_share = following.seconds / step_seconds
-    return Advice(
+    return StepAdvice(
         loss=loss.name,
         loss_seconds=loss.seconds,
         share=loss.seconds / step_seconds,

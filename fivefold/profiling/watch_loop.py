@@ -30,7 +30,7 @@ from fivefold.machine.spec import Machine
 from fivefold.profiling.closed_loop import average_traffic, stage_memory, write_steps
 from fivefold.profiling.step_advice import advise_on_step
 from fivefold.record import UserError
-from fivefold.results.advice import Advice
+from fivefold.results.advice import StepAdvice
 from fivefold.step import Memory, Step, Time, Work, utilisation
 from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock
 from fivefold.trainer.measure.loop_meter import LoopMeter
@@ -84,7 +84,7 @@ class Watched:
         return self._step
 
     @property
-    def advice(self) -> Advice | None:
+    def advice(self) -> StepAdvice | None:
         """Return the largest loss that was measured, and what to change; ``str`` of it is a few sentences.
 
         None if the time was not measured.

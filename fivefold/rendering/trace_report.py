@@ -20,7 +20,7 @@ from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED, colour
 from fivefold.rendering.sections import AnswerSection, render_sections
 from fivefold.rendering.step_view import BarPart
-from fivefold.results.advice import Advice
+from fivefold.results.advice import StepAdvice
 from fivefold.results.step_comparison import QuantityComparison
 from fivefold.results.trace_report import Activity, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
 from fivefold.units import show_bytes, show_seconds
@@ -52,7 +52,7 @@ def page(
     *,
     rows: Sequence[QuantityComparison] = (),
     predicted: str = "",
-    advice: Advice | None = None,
+    advice: StepAdvice | None = None,
 ) -> RenderableType:
     """Return the page; ``rows``: the comparison with the step that ``predicted`` describes."""
     return render_sections(list_sections(report, rows=rows, predicted=predicted, advice=advice))
@@ -63,7 +63,7 @@ def list_sections(
     *,
     rows: Sequence[QuantityComparison] = (),
     predicted: str = "",
-    advice: Advice | None = None,
+    advice: StepAdvice | None = None,
 ) -> Iterator[AnswerSection]:
     """Yield the sections of the page, the headline first and advice last."""
     ranks = report.average_steps()

@@ -18,7 +18,7 @@ class NextLoss(Record):
     share: NonNegativeFloat  # of the step
 
 
-class Advice(Record):
+class StepAdvice(Record):
     """The advice as data; ``str`` gives it in a few sentences.
 
     ``loss`` is "" if no loss is large enough to be avoided: then ``evidence`` says so, and ``change`` what is left.

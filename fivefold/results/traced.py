@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fivefold.display import Shown
-from fivefold.results.advice import Advice
+from fivefold.results.advice import StepAdvice
 from fivefold.results.step_comparison import QuantityComparison
 from fivefold.results.trace_report import TraceReport
 from fivefold.step import Step
@@ -21,7 +21,7 @@ class Traced(TraceReport, Shown):
 
     against: tuple[QuantityComparison, ...] = ()
     predicted: Step | None = None
-    advice: Advice | None = None
+    advice: StepAdvice | None = None
 
     def line(self) -> str:
         """Return the number of ranks and steps, as one line."""

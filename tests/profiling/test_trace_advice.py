@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fivefold
 from fivefold.profiling.trace_advice import advise as advise_on_report
-from fivefold.results.advice import Advice
+from fivefold.results.advice import StepAdvice
 from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine, TraceReport
 from fivefold.step import Step
 from tests.rendering.test_trace_report import FIRST, REPORT
@@ -98,4 +98,4 @@ def test_the_advice_is_a_record() -> None:
     assert advice.change
     assert advice.following is not None
     assert advice.following.share < advice.share
-    assert Advice.model_validate_json(advice.model_dump_json()) == advice
+    assert StepAdvice.model_validate_json(advice.model_dump_json()) == advice
