@@ -107,6 +107,7 @@ class Loop:
         self.heap = HostHeap()
         self.measured: MeasuredStep | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
+        self.engine.pipeline.on_progress = self.watchdog.note_progress
         self.engine.noise = NoiseScale.from_built(built, layout) if run.noise_scale else None
         self.tracer = Tracer(self.engine, data=self.prefetcher, steps=run.trace_steps or ALWAYS)
         self.evaluator = Evaluator(

@@ -1,6 +1,6 @@
 """Finds hanging and slow ranks, from a thread in each process, through torch.distributed's key-value store.
 
-    no step ends for SECONDS on some rank → alarm → every rank writes its stacks and its status
+    no forward or backward of a micro-batch begins for SECONDS on some rank, and no step ends → alarm → every rank writes its stacks and its status
     → culprits: the ranks without an answer, else those behind in steps, else those not waiting for peers → all exit
     a rank that is cut off from the store, and so sees no alarm, exits by itself
 
@@ -99,6 +99,10 @@ class Watchdog:
         while self._alarmed and not self._stopped.is_set():
             time.sleep(GRACE_SECONDS)  # until the thread ends the process
         self._step, self._doing, self._since = step, doing, time.monotonic()
+
+    def note_progress(self) -> None:
+        """Reset the timer: the main thread begins the next forward or backward of its step or evaluation."""
+        self._since = time.monotonic()
 
     # In the thread
 

@@ -31,11 +31,12 @@ Stage = Callable[[Tensor | None, int], Tensor]  # (input rows; None: first stage
 class Pipeline:
     """The part of the pipeline that this rank runs.
 
-    Calls ``on_action`` just before each action and ``on_pass`` after each forward, backward or W. ``stages``: the
-    stages that the table gives this rank; ``shape``, ``dtype``: of the rows sent between ranks; ``losses``: shape of
-    what the last stage returns in training. The F and B of an FB alternate by ``ranks.interleaver`` or, without one,
-    run one after the other. Raises a user error if the table is invalid or has nothing to interleave, ``ValueError`` if
-    it does not fit these ranks and stages.
+    Calls ``on_progress`` and ``on_action`` just before each action and ``on_pass`` after each forward, backward or W;
+    measurements replace the last two for some steps. ``stages``: the stages that the table gives this rank;
+    ``shape``, ``dtype``: of the rows sent between ranks; ``losses``: shape of what the last stage returns in training.
+    The F and B of an FB alternate by ``ranks.interleaver`` or, without one, run one after the other. Raises a user
+    error if the table is invalid or has nothing to interleave, ``ValueError`` if it does not fit these ranks and
+    stages.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Pipeline:
         if self.interleaver is not None:
             check_pairs(table)
         self.row = p2p_steps(table, rank=self.rank)
+        self.on_progress: Callable[[], None] | None = None
         self.on_action: Callable[[Action], None] | None = None
         self.on_pass: Callable[[], None] | None = None
         self._loss = torch.zeros(())
@@ -91,6 +93,8 @@ class Pipeline:
                 self._receive(part)
             for part in wait_sends:
                 self._sending.pop(part).wait()
+            if self.on_progress is not None:
+                self.on_progress()
             if self.on_action is not None:
                 self.on_action(action)
             self._act(action, first=first)

@@ -15,6 +15,7 @@ from fivefold.trainer import loop
 from fivefold.trainer.faults import watchdog
 from fivefold.trainer.faults.signals import EXIT_RETRY
 from fivefold.trainer.faults.watchdog import RankStatus, _verdict
+from fivefold.trainer.parallel import pipeline
 from tests.endure.ranks import Ranks
 from tests.trainer.test_faults import (
     events,
@@ -74,6 +75,22 @@ def test_a_rank_that_waits_for_something_else_is_named(monkeypatch: pytest.Monke
     assert len(said) == 1
     assert re.match(rf"fivefold: rank 0 did not come for {SECONDS} s: a step after step 25, ", said[0])
     assert "in hang" in Path("run/stacks-rank0.txt").read_text()
+
+
+def test_a_long_step_of_many_micro_batches_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    act = pipeline.Pipeline._act
+
+    def act_slowly(self: pipeline.Pipeline, action: Any, **first: int) -> None:
+        time.sleep(0.3)
+        act(self, action, **first)
+
+    monkeypatch.setattr(pipeline.Pipeline, "_act", act_slowly)
+    set_run(layout="dp1 mbs1", job={"steps": 1, "global_batch": 8}, faults={"watchdog_seconds": 2})
+    ranks = Ranks(1)
+    assert ranks.wait(seconds=120) == {0: 0}, ranks.read_output()
+    assert events() == []
+    (seconds,) = [line["seconds"] for line in lines() if "loss" in line]
+    assert seconds > 2
 
 
 def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
