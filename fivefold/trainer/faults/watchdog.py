@@ -1,6 +1,7 @@
 """Finds hanging and slow ranks, from a thread in each process, through torch.distributed's key-value store.
 
-    no forward or backward of a micro-batch begins for SECONDS on some rank, and no step ends → alarm → every rank writes its stacks and its status
+    no micro-batch begins a pass and no step ends for SECONDS on some rank → alarm
+    → every rank writes its stacks and its status
     → culprits: the ranks without an answer, else those behind in steps, else those not waiting for peers → all exit
     a rank that is cut off from the store, and so sees no alarm, exits by itself
 
