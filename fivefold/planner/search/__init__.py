@@ -428,9 +428,9 @@ def _describe_no_layout(
 
     def find_legal(admitted: Where) -> Layout | None:
         for space in (Space(model, job, world=world, where=admitted, **space_arguments) for world in worlds):
-            for stems in space.blocks if space.layouts else ():
-                if len(indices := space.count_candidates(stems).nonzero()[0]):
-                    return space.pick_layout(stems, int(indices[0]))
+            for partials in space.blocks if space.layouts else ():
+                if len(indices := space.count_candidates(partials).nonzero()[0]):
+                    return space.pick_layout(partials, int(indices[0]))
         return None
 
     ranks = machine.ranks

@@ -130,53 +130,56 @@ class Bounds:
         ``order_known``: the mesh order is known, and so are the halves of an FB. ``any_recomputation``: no layer is
         recomputed, which bounds every choice.
         """
-        pipe, m = (
+        units, n_micro_batches = (
             self.pipelines(candidates, any_recomputation=any_recomputation),
             self.micro_batches[candidates.partial][:, None].astype(float),
         )
-        wgrad, exposed_by_axis = unit_seconds[:, 2], np.zeros((len(m), 4, unit_seconds.shape[2]))
+        wgrad, exposed_by_axis = unit_seconds[:, 2], np.zeros((len(n_micro_batches), 4, unit_seconds.shape[2]))
         (forward_dp, backward_dp), messages, ends, update = self.data_parallel(
-            pipe, candidates, unit_seconds, parallel, order_known=order_known
+            units, candidates, unit_seconds, parallel, order_known=order_known
         )
         forward, backward = unit_seconds[:, 0] + forward_dp, unit_seconds[:, 1] + backward_dp
         exposed_by_axis[:, :3], exposed_by_axis[:, 3] = unit_seconds[:, 3:6], forward_dp + backward_dp
-        is_paired, is_split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
-        rounds = np.where(np.isin(pipe.schedule, BOTH_WAYS), 0.5, 1.0) * m
+        is_paired, is_split = np.isin(units.schedule, PAIRED), np.isin(units.schedule, SPLIT)
+        rounds = np.where(np.isin(units.schedule, BOTH_WAYS), 0.5, 1.0) * n_micro_batches
         exposed_messages = np.stack(
-            [sum_units(pipe.rank_units, exposed_by_axis[:, axis]) for axis in range(4)], axis=2
+            [sum_units(units.rank_units, exposed_by_axis[:, axis]) for axis in range(4)], axis=2
         )  # [n, 3, axes]
-        micro_batch_seconds = sum_units(pipe.rank_units, forward + backward + wgrad)
+        micro_batch_seconds = sum_units(units.rank_units, forward + backward + wgrad)
         paired_rows = np.flatnonzero(is_paired[:, 0])
         if len(paired_rows):
-            paired_units = PipelineUnits._make(column[paired_rows] for column in pipe)
+            paired_units = PipelineUnits._make(column[paired_rows] for column in units)
             paired_candidates = candidates.take(paired_rows)
-            halves = self.estimates.pairs(paired_candidates) if order_known else None
+            pair_seconds = self.estimates.pairs(paired_candidates) if order_known else None
             exposed = np.stack([forward_dp[paired_rows], backward_dp[paired_rows]])
             busy = self._paired_seconds(
                 paired_units,
-                m[paired_rows],
+                n_micro_batches[paired_rows],
                 unit_seconds[paired_rows],
-                halves,
+                pair_seconds,
                 messages=messages[:, paired_rows],
                 exposed_dp=exposed,
             )
             micro_batch_seconds[paired_rows] = busy / rounds[paired_rows]
-        forward_path, backward_path = sum_units(pipe.units_before, forward), sum_units(pipe.units_before, backward)
-        backward_path += np.where(is_split | is_paired, 0.0, sum_units(pipe.units_before, wgrad))
+        forward_path, backward_path = (
+            sum_units(units.units_before, forward),
+            sum_units(units.units_before, backward),
+        )
+        backward_path += np.where(is_split | is_paired, 0.0, sum_units(units.units_before, wgrad))
         stage_messages = np.zeros_like(forward_path)
         if order_known:
             delay, sending = self.estimates.stage_message_seconds(candidates).T[:, :, None]
             forward_path, backward_path = (
-                forward_path + pipe.first_stage * (delay + sending),
-                backward_path + pipe.first_stage * (delay + sending),
+                forward_path + units.first_stage * (delay + sending),
+                backward_path + units.first_stage * (delay + sending),
             )
-            stage_messages = 2 * pipe.stages_per_rank * sending
+            stage_messages = 2 * units.stages_per_rank * sending
         rank_finish = forward_path + rounds * (micro_batch_seconds + stage_messages) + ends + update
         first_stage_wgrads = sum_units(
-            pipe.first_stage_units, wgrad
+            units.first_stage_units, wgrad
         )  # W may run while the last backward goes to rank 0
         late_wgrads = bound_last_wgrads(
-            pipe, first_stage_wgrads, sum_units(pipe.rank_units, wgrad) - first_stage_wgrads
+            units, first_stage_wgrads, sum_units(units.rank_units, wgrad) - first_stage_wgrads
         )
         first_rank_finish = (
             forward_path
@@ -199,7 +202,7 @@ class Bounds:
 
     def data_parallel(
         self,
-        pipe: PipelineUnits,
+        units: PipelineUnits,
         candidates: CandidateLayouts,
         unit_seconds: Floats,
         parallel: Floats | None,
@@ -211,40 +214,47 @@ class Bounds:
         Without ``parallel`` only the update is counted. ``order_known``: ``unit_seconds`` is no lower bound.
         """
         states = self.estimates.min_states(candidates) if parallel is None else self.estimates.states(candidates)
-        update = sum_units(pipe.rank_units, states[:, 4]) * self.update_slope
+        update = sum_units(units.rank_units, states[:, 4]) * self.update_slope
         if parallel is None:
             no_messages = np.zeros((2, len(unit_seconds), unit_seconds.shape[2]))
             return no_messages, no_messages, np.zeros_like(update), update
         messages = self._data_parallel_seconds(candidates, parallel)
-        ends = self._end_seconds(pipe, candidates, unit_seconds, parallel, order_known=order_known)
+        ends = self._end_seconds(units, candidates, unit_seconds, parallel, order_known=order_known)
         return self._exposed_seconds(messages, unit_seconds), messages, ends, update
 
     def _paired_seconds(
         self,
-        pipe: PipelineUnits,
-        m: Floats,
+        units: PipelineUnits,
+        n_micro_batches: Floats,
         unit_seconds: Floats,
-        halves: Floats | None,
+        pair_seconds: Floats | None,
         *,
         messages: Floats,
         exposed_dp: Floats,
     ) -> Floats:
         """Return the busy seconds [n, 3] of ranks under a schedule with FB: pairs, and the passes that remain unpaired.
 
-        ``halves`` come from ``Estimates.pairs``, ``messages`` from ``_data_parallel_seconds``, and ``exposed_dp`` from
-        ``_exposed_seconds``.
+        ``pair_seconds`` come from ``Estimates.pairs``, ``messages`` from ``_data_parallel_seconds``, and
+        ``exposed_dp`` from ``_exposed_seconds``.
         """
         unit_exposed = unit_seconds[:, 3:6].sum(axis=1)
         forward_kernels, backward_kernels = (
             unit_seconds[:, 0] - unit_seconds[:, 6],
             unit_seconds[:, 1] + unit_seconds[:, 2] - (unit_exposed - unit_seconds[:, 6]),
         )
-        first_stage, other_stages = pipe.first_stage_units, pipe.rank_units - pipe.first_stage_units
-        ends = np.where(np.isin(pipe.schedule, BOTH_WAYS), 2, 1)
-        ranks, micro_batches, position = pipe.pp // ends, m / ends, np.minimum(pipe.rank, pipe.pp - 1 - pipe.rank)
-        position = np.where(ends == 2, position, pipe.rank)
+        first_stage, other_stages = (
+            units.first_stage_units,
+            units.rank_units - units.first_stage_units,
+        )
+        ends = np.where(np.isin(units.schedule, BOTH_WAYS), 2, 1)
+        ranks, micro_batches, position = (
+            units.pp // ends,
+            n_micro_batches / ends,
+            np.minimum(units.rank, units.pp - 1 - units.rank),
+        )
+        position = np.where(ends == 2, position, units.rank)
         middle_pairs = micro_batches - 2 * ranks + position + 1  # layout/schedule/v_shaped.py
-        busy = np.zeros(pipe.rank.shape)
+        busy = np.zeros(units.rank.shape)
         for forward_units, backward_units, pairs in (
             (first_stage, other_stages, middle_pairs - (position == ranks - 1)),
             (other_stages, first_stage, middle_pairs + ranks - 1 - position),
@@ -253,7 +263,7 @@ class Bounds:
             unpaired = paired = sum_units(forward_units, unit_seconds[:, 0]) + sum_units(
                 backward_units, unit_seconds[:, 1] + unit_seconds[:, 2]
             )
-            if halves is None:
+            if pair_seconds is None:
                 # Of units as slow as the host, messages shorten the compute: then an FB takes at least half of both.
                 kernels, overlappable = (
                     sum_units(forward_units, unit_seconds[:, column])
@@ -263,13 +273,14 @@ class Bounds:
                 paired = np.maximum(np.maximum(kernels, overlappable), unpaired / 2)
             elif self.planner.machine.backend != "gloo":  # else one after the other
                 unoverlapped, overlappable, overlapped = (
-                    sum_units(forward_units, halves[:, column]) + sum_units(backward_units, halves[:, 3 + column])
+                    sum_units(forward_units, pair_seconds[:, column])
+                    + sum_units(backward_units, pair_seconds[:, 3 + column])
                     for column in range(3)
                 )
                 slowed = np.maximum(0.0, np.minimum(compute, overlappable) - overlapped)
                 paired = np.maximum(compute, overlappable) + unoverlapped
                 if self.planner.units.overlaps:
-                    concurrent = forward_kernels + halves[:, 0], backward_kernels + halves[:, 3]
+                    concurrent = forward_kernels + pair_seconds[:, 0], backward_kernels + pair_seconds[:, 3]
                     longer, shorter = (
                         sum_units(forward_units, limit(concurrent[0], messages[0]))
                         + sum_units(backward_units, limit(concurrent[1], messages[1]))
@@ -306,7 +317,7 @@ class Bounds:
 
     def _end_seconds(
         self,
-        pipe: PipelineUnits,
+        units: PipelineUnits,
         candidates: CandidateLayouts,
         unit_seconds: Floats,
         parallel: Floats,
@@ -326,11 +337,13 @@ class Bounds:
         reduce = np.where(self.estimates.reduces_often(candidates)[:, None], 0.0, parallel[:, 1])
         if self.planner.job.stack.param_all_gather == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
-        gathers, reduces, copies = (sum_units(pipe.rank_units, seconds) for seconds in (gather, reduce, parallel[:, 2]))
+        gathers, reduces, copies = (
+            sum_units(units.rank_units, seconds) for seconds in (gather, reduce, parallel[:, 2])
+        )
         if not self.planner.units.overlaps:
             return gathers + reduces + copies
         first_gather, last_reduce, first_reduce = (
-            np.take_along_axis(column, pipe.first_unit, axis=1) for column in (gather, reduce, parallel[:, 1])
+            np.take_along_axis(column, units.first_unit, axis=1) for column in (gather, reduce, parallel[:, 1])
         )
         # Of reductions in every micro-batch the last one comes after its own backward, which is as long or hides it.
         backward_compute = (
@@ -340,25 +353,27 @@ class Bounds:
             backward_compute[:, 0] = np.inf
         reduces_often = self.estimates.reduces_often(candidates)[:, None]
         copies += np.where(
-            reduces_often, np.minimum(first_reduce, np.take_along_axis(backward_compute, pipe.first_unit, axis=1)), 0.0
+            reduces_often,
+            np.minimum(first_reduce, np.take_along_axis(backward_compute, units.first_unit, axis=1)),
+            0.0,
         )
         forward_overlap, backward_overlap = (
-            sum_units(pipe.first_stage_units, unit_seconds[:, 0]),
-            sum_units(pipe.first_stage_units, unit_seconds[:, 1] + unit_seconds[:, 2]),
+            sum_units(units.first_stage_units, unit_seconds[:, 0]),
+            sum_units(units.first_stage_units, unit_seconds[:, 1] + unit_seconds[:, 2]),
         )
         if not order_known:
-            is_unbounded = np.isin(pipe.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+            is_unbounded = np.isin(units.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
             forward_overlap, backward_overlap = (
                 np.where(is_unbounded, np.inf, forward_overlap),
                 np.where(is_unbounded, np.inf, backward_overlap),
             )
         exposed_reduce = last_reduce + np.maximum(
-            0.0, (reduces - last_reduce) / pipe.stages_per_rank - backward_overlap
+            0.0, (reduces - last_reduce) / units.stages_per_rank - backward_overlap
         )
         exposed_gather = gathers
         if self.planner.job.stack.param_all_gather == "overlapped":
             exposed_gather = first_gather + np.maximum(
-                0.0, (gathers - first_gather) / pipe.stages_per_rank - forward_overlap
+                0.0, (gathers - first_gather) / units.stages_per_rank - forward_overlap
             )
         overlapped = gathers + reduces - exposed_gather - exposed_reduce
         return np.asarray(

@@ -25,7 +25,7 @@ from fivefold.planner.search.simulated_bound import MAX_GROUPED, group_schedules
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, SMALL_MICRO_BATCH
 
 FIRST_BATCH, MAX_BATCH = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
-STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
+EXPANDED_AT_ONCE = 500  # partial layouts without recomputation of which all schedules are written out at once
 PART = 4096  # candidates of which every ZeRO stage and order is written out at once
 EAGER = 8  # candidates evaluated after each batch, so that the threshold falls early
 MAX_UNGROUPED = 2  # candidates of one schedule that are evaluated at once, instead of simulated together before
@@ -69,37 +69,39 @@ class BranchAndBound:
 
     def _floor(self, bounds: Bounds, block: PartialLayouts) -> BoundedSpace:
         """Return partial layouts that have a schedule and may fit."""
-        stems, none = block.take(bounds.space.count_candidates(block) > 0), np.zeros(0)
-        if not len(stems.dp):
-            return BoundedSpace(stems, none, none)
-        size = bounds.restrict_to(stems).resting_bytes()
+        partials, none = block.take(bounds.space.count_candidates(block) > 0), np.zeros(0)
+        if not len(partials.dp):
+            return BoundedSpace(partials, none, none)
+        size = bounds.restrict_to(partials).resting_bytes()
         large = size > self.incumbents.capacity
-        self._count_too_large(bounds.restrict_to(stems.take(large)), size[large])
-        stems = stems.take(~large)
-        timed = self.timed and len(stems.dp)
+        self._count_too_large(bounds.restrict_to(partials.take(large)), size[large])
+        partials = partials.take(~large)
+        timed = self.timed and len(partials.dp)
         return BoundedSpace(
-            stems,
+            partials,
             size[~large],
-            bounds.restrict_to(stems).floor(max_sequences=LARGE_MICRO_BATCH, complete=False)
+            bounds.restrict_to(partials).floor(max_sequences=LARGE_MICRO_BATCH, complete=False)
             if timed
-            else np.zeros(len(stems.dp)),
+            else np.zeros(len(partials.dp)),
         )
 
     def _prune(self, bounds: Bounds, floor: BoundedSpace) -> BoundedSpace:
         """Return ``floor`` without partial layouts that can no longer win, by their bounds and by tighter ones."""
         for tight in (False, True) if self.timed else (False,):
             if tight and len(floor.size):
-                floor = floor._replace(seconds=bounds.restrict_to(floor.stems).floor(max_sequences=SMALL_MICRO_BATCH))
+                floor = floor._replace(
+                    seconds=bounds.restrict_to(floor.partials).floor(max_sequences=SMALL_MICRO_BATCH)
+                )
             worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
-            self._count_slower(bounds.restrict_to(floor.stems.take(~worth)), floor.seconds[~worth])
-            floor = BoundedSpace(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
+            self._count_slower(bounds.restrict_to(floor.partials.take(~worth)), floor.seconds[~worth])
+            floor = BoundedSpace(floor.partials.take(worth), floor.size[worth], floor.seconds[worth])
         return floor
 
     def expand_best_first(self, bounds: Bounds, floor: BoundedSpace) -> Iterator[ExpandedCandidates]:
         """Yield all schedules of partial layouts, the most promising first."""
         best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
-        for start in range(0, len(best), STEMS):
-            yield self._open_up(bounds.restrict_to(floor.stems.take(best[start : start + STEMS])))
+        for start in range(0, len(best), EXPANDED_AT_ONCE):
+            yield self._open_up(bounds.restrict_to(floor.partials.take(best[start : start + EXPANDED_AT_ONCE])))
 
     def _count_too_large(self, bounds: Bounds, size: Floats) -> None:
         """Count partial layouts, without their recomputation, that are too large whatever their schedule."""
@@ -126,8 +128,8 @@ class BranchAndBound:
 
         The bounds hold for every micro-batch. Bounds of time that hold for every recomputation are applied first.
         """
-        space, stems = bounds.space, bounds.partials
-        candidates = space.expand(stems, np.arange(len(stems.dp)))
+        space, partials = bounds.space, bounds.partials
+        candidates = space.expand(partials, np.arange(len(partials.dp)))
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
         n_recomputations = len(space.recomputations)
         has_incumbent = (
@@ -144,7 +146,7 @@ class BranchAndBound:
             candidates, size, seconds = self._select_fast(
                 bounds, candidates, size, (seconds, None), left="zero order ac"
             )
-        bounds = bounds.restrict_to(space.expand_recomputations(stems))
+        bounds = bounds.restrict_to(space.expand_recomputations(partials))
         partials, size, seconds = (
             bounds.partials,
             np.repeat(size, n_recomputations),

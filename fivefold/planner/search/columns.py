@@ -49,12 +49,12 @@ def concatenate(parts: Sequence[PartialLayouts]) -> PartialLayouts:
 
 
 def select_degrees(
-    stems: PartialLayouts, layout: Layout, *, axes: Sequence[str] = ("dp", "tp", "cp", "pp", "ep", "etp")
+    partials: PartialLayouts, layout: Layout, *, axes: Sequence[str] = ("dp", "tp", "cp", "pp", "ep", "etp")
 ) -> NDArray[np.bool_]:
     """Return a mask of the partial layouts with the degrees of ``layout`` along ``axes``, of any micro-batch."""
-    matches = np.ones(len(stems.dp), bool)
+    matches = np.ones(len(partials.dp), bool)
     for name in axes:
-        matches &= getattr(stems, name) == getattr(layout, name)
+        matches &= getattr(partials, name) == getattr(layout, name)
     return matches
 
 
@@ -79,7 +79,7 @@ class CandidateLayouts(NamedTuple):
 class BoundedSpace(NamedTuple):
     """Partial layouts but for their recomputation, and lower bounds of each."""
 
-    stems: PartialLayouts
+    partials: PartialLayouts
     size: Floats
     seconds: Floats
 

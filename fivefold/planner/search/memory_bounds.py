@@ -83,7 +83,7 @@ def stage_facts(counts: Counts, shape: PipelineShape, *, recompute_every: int, r
 def live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: int) -> LiveUnits:
     """Return the live units of a pipeline of n micro-batches."""
     table, stages, ranks, blocks = units.table, units.stages, units.ranks, units.last
-    rows = [_rank_units(shape, rank, table[list(stages[rank])], m=micro_batches) for rank in ranks]
+    rows = [_rank_units(shape, rank, table[list(stages[rank])], n_micro_batches=micro_batches) for rank in ranks]
     live, live_later, is_exact, is_full, is_reached = zip(*rows, strict=True)
     return LiveUnits(
         unit_counts=units.unit_counts[ranks],
@@ -146,32 +146,39 @@ def _closing_blocks(
         yield blocks[position], units_before, blocks[position - 1] if position else HEAD
 
 
-def _rank_units(shape: PipelineShape, rank: int, table: Floats, *, m: int) -> tuple[Floats, Floats, bool, bool, bool]:
+def _rank_units(
+    shape: PipelineShape, rank: int, table: Floats, *, n_micro_batches: int
+) -> tuple[Floats, Floats, bool, bool, bool]:
     """Return five fields of ``LiveUnits`` (``live``, …, ``is_reached``) of a rank with the stages in rows of ``table``.
 
     A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the first
     backward of each stage, or the first W; else fewer with one stage, and at least one with several.
     """
     pipeline, pp = shape.pipeline, shape.pp
-    stage_counts = np.array(pipeline.live_stages(m, pp=pp, v=shape.v, rank=rank) if pp > 1 else [1])
+    stage_counts = np.array(pipeline.live_stages(n_micro_batches, pp=pp, v=shape.v, rank=rank) if pp > 1 else [1])
     live, count, splits_backward = stage_counts @ table, int(stage_counts.sum()), pipeline.splits_backward
     if len(table) == 1:
         backwards_before = (
             1 + pipeline.weight_lag * rank if splits_backward else 1
         )  # backwards before all sums are there
-        is_full, is_reached = pp == 1 or m - backwards_before >= count, m > backwards_before or not splits_backward
+        is_full, is_reached = (
+            pp == 1 or n_micro_batches - backwards_before >= count,
+            n_micro_batches > backwards_before or not splits_backward,
+        )
         return (
             live,
-            (count if is_full else max(int(is_reached), min(m - backwards_before, count))) * table[0],
+            (count if is_full else max(int(is_reached), min(n_micro_batches - backwards_before, count))) * table[0],
             True,
             is_full,
             is_reached,
         )
-    is_full = pipeline.pairs_passes or m > 2 * pp
+    is_full = pipeline.pairs_passes or n_micro_batches > 2 * pp
     if pipeline.is_interleaved:  # as many forwards follow as backwards come until the last stage has its sums
-        group = -(-m // max(1, m // pp))
-        is_full = shape.v * m - (shape.v - 1) * group - 1 >= count
-    if pipeline.is_interleaved and m % pp == 0 and m >= LARGE * pp:  # after one round of backwards
+        group = -(-n_micro_batches // max(1, n_micro_batches // pp))
+        is_full = shape.v * n_micro_batches - (shape.v - 1) * group - 1 >= count
+    if (
+        pipeline.is_interleaved and n_micro_batches % pp == 0 and n_micro_batches >= LARGE * pp
+    ):  # after one round of backwards
         return live, live, True, is_full, True
     least_sums = (count if is_full else 1) * table.min(axis=0)
     least_sums[HEAD] = 0
@@ -208,13 +215,16 @@ class MemoryBounds:
         ``micro_batches`` and ``recompute_every`` have one value per candidate. ``states`` replaces the states of the
         candidates' ZeRO stage; ``scaled`` and ``any_recomputation`` as in ``Estimates``.
         """
-        pipe, m = self._units(candidates, micro_batches, recompute_every, runs=estimates.runs), micro_batches[:, None]
+        rank_units, n_micro_batches = (
+            self._units(candidates, micro_batches, recompute_every, runs=estimates.runs),
+            micro_batches[:, None],
+        )
         kept, above_kept = np.moveaxis(
             estimates.profiles(candidates, scaled=scaled, any_recomputation=any_recomputation), 1, 0
         )
         state_bytes = estimates.states(candidates) if states is None else states
         resident, during, at_end, gathered, _, prefetched, new_gradients, _ = np.moveaxis(state_bytes, 1, 0)
-        split_rows = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
+        split_rows = np.flatnonzero(np.isin(rank_units.schedule[:, 0], SPLIT))
         deferred = np.zeros_like(kept)
         if len(split_rows):  # what a B needs grows with the micro-batch by fits and starts
             above_kept = above_kept.copy()
@@ -223,40 +233,42 @@ class MemoryBounds:
             )
             above_kept[split_rows] = 0 if scaled else np.maximum(0.0, needed)
         resident_bytes, last_bytes, is_unpipelined = (
-            sum_units(pipe.unit_counts, resident),
-            sum_units(pipe.unit_counts, at_end),
-            pipe.pp == 1,
+            sum_units(rank_units.unit_counts, resident),
+            sum_units(rank_units.unit_counts, at_end),
+            rank_units.pp == 1,
         )
         if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
             live_bytes = live_later_bytes = head_kept = np.zeros(is_unpipelined.shape)
         else:
-            live_bytes, live_later_bytes = sum_units(pipe.live, kept), sum_units(pipe.live_later, kept)
-            head_kept = pipe.unit_counts[:, :, HEAD] * kept[:, None, HEAD]
-        unit_peak, splits_backward = above_kept + gathered, np.isin(pipe.schedule, SPLITTING)
+            live_bytes, live_later_bytes = sum_units(rank_units.live, kept), sum_units(rank_units.live_later, kept)
+            head_kept = rank_units.unit_counts[:, :, HEAD] * kept[:, None, HEAD]
+        unit_peak, splits_backward = above_kept + gathered, np.isin(rank_units.schedule, SPLITTING)
         last_block, least_block = (
-            np.take_along_axis(unit_peak, pipe.last_block, axis=1),
-            _min_over_blocks(pipe.unit_counts, unit_peak),
+            np.take_along_axis(unit_peak, rank_units.last_block, axis=1),
+            _min_over_blocks(rank_units.unit_counts, unit_peak),
         )
-        last_block = last_block + np.take_along_axis(prefetched, pipe.next_block, axis=1)
+        last_block = last_block + np.take_along_axis(prefetched, rank_units.next_block, axis=1)
         keeps_unsharded = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
         first_backward_peak = unit_peak
         if states is None and not scaled:
             first_backward_peak = self._first_backward_bytes(
-                candidates, estimates, m[:, 0], unit_peak=unit_peak, added_bytes=gathered - kept
+                candidates, estimates, n_micro_batches[:, 0], unit_peak=unit_peak, added_bytes=gathered - kept
             )
-        first_backward = np.take_along_axis(first_backward_peak, pipe.last_block, axis=1) + np.take_along_axis(
-            prefetched, pipe.next_block, axis=1
+        first_backward = np.take_along_axis(first_backward_peak, rank_units.last_block, axis=1) + np.take_along_axis(
+            prefetched, rank_units.next_block, axis=1
         )
-        head_gradients = np.where(m > 1, during, at_end)[:, None, HEAD] * (pipe.unit_counts[:, :, HEAD] > 0)
+        head_gradients = np.where(n_micro_batches > 1, during, at_end)[:, None, HEAD] * (
+            rank_units.unit_counts[:, :, HEAD] > 0
+        )
         first_backward = np.where(splits_backward, last_block, first_backward + head_gradients)
         if self.counts.job.stack.deferred_wgrad == "graph":  # the backward of the first stage waits for its W
-            waits_for_wgrad = pipe.is_first_stage & np.isin(pipe.schedule, SPLIT)
+            waits_for_wgrad = rank_units.is_first_stage & np.isin(rank_units.schedule, SPLIT)
             last_block, least_block, first_backward = (
                 np.where(waits_for_wgrad, 0.0, bound) for bound in (last_block, least_block, first_backward)
             )
         has_head, head_prefetched = (
-            pipe.unit_counts[:, :, HEAD] > 0,
-            np.take_along_axis(prefetched, pipe.last_block, axis=1),
+            rank_units.unit_counts[:, :, HEAD] > 0,
+            np.take_along_axis(prefetched, rank_units.last_block, axis=1),
         )
         head_prefetched = head_prefetched * (self.counts.job.stack.comm_buffers != "retained")  # else after the loss
         loss = np.where(has_head, unit_peak[:, None, HEAD] + head_prefetched, 0.0)
@@ -264,18 +276,24 @@ class MemoryBounds:
             has_head & ~splits_backward, first_backward_peak[:, None, HEAD] + head_prefetched, loss
         )
         # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
-        head_reduced = np.where(is_unpipelined & (m == 2), np.maximum(0.0, during - at_end)[:, None, HEAD], 0.0)
+        head_reduced = np.where(
+            is_unpipelined & (n_micro_batches == 2), np.maximum(0.0, during - at_end)[:, None, HEAD], 0.0
+        )
         # No gradient is reduced before all sums are allocated, except where a rank has several stages.
         all_allocated = (
-            is_unpipelined | pipe.is_full | ((keeps_unsharded | pipe.has_one_stage) & pipe.is_reached & (m > 2))
+            is_unpipelined
+            | rank_units.is_full
+            | ((keeps_unsharded | rank_units.has_one_stage) & rank_units.is_reached & (n_micro_batches > 2))
         )
-        sums_bytes = np.where(all_allocated & ~(is_unpipelined & (m == 1)), sum_units(pipe.unit_counts, during), 0.0)
+        sums_bytes = np.where(
+            all_allocated & ~(is_unpipelined & (n_micro_batches == 1)), sum_units(rank_units.unit_counts, during), 0.0
+        )
         # As its gradients are reduced, the activations of the block whose backward ends are gone.
-        reducing = np.take_along_axis(new_gradients - kept, pipe.last_block, axis=1)
+        reducing = np.take_along_axis(new_gradients - kept, rank_units.last_block, axis=1)
         reducing = np.where(all_allocated & ~splits_backward, reducing, 0.0)
-        blocks = np.where(pipe.is_exact, np.maximum(last_block, reducing) - head_kept, least_block) - head_reduced
+        blocks = np.where(rank_units.is_exact, np.maximum(last_block, reducing) - head_kept, least_block) - head_reduced
         later_backward = (
-            np.where(pipe.is_full | pipe.has_one_stage, np.maximum(blocks, loss), blocks)
+            np.where(rank_units.is_full | rank_units.has_one_stage, np.maximum(blocks, loss), blocks)
             + sums_bytes
             + live_later_bytes
         )
@@ -285,29 +303,39 @@ class MemoryBounds:
         if (
             len(split_rows) and self.counts.job.stack.deferred_wgrad != "graph"
         ):  # all units but one wait for W as a B ends
-            block = pipe.closing_blocks[:, :, 0]
-            waiting_bytes = sum_units(pipe.closing_units, deferred) - np.take_along_axis(deferred, block, axis=1)
+            block = rank_units.closing_blocks[:, :, 0]
+            waiting_bytes = sum_units(rank_units.closing_units, deferred) - np.take_along_axis(deferred, block, axis=1)
             waiting_bytes += np.take_along_axis(kept + unit_peak, block, axis=1) + np.where(
                 all_allocated,
-                sum_units(pipe.unit_counts, during),
-                np.where(m > pipe.backwards_before, sum_units(pipe.unit_counts, np.minimum(during, at_end)), 0.0),
+                sum_units(rank_units.unit_counts, during),
+                np.where(
+                    n_micro_batches > rank_units.backwards_before,
+                    sum_units(rank_units.unit_counts, np.minimum(during, at_end)),
+                    0.0,
+                ),
             )
             highest = np.where(
-                np.isin(pipe.schedule, SPLIT), np.maximum(highest, resident_bytes + waiting_bytes), highest
+                np.isin(rank_units.schedule, SPLIT), np.maximum(highest, resident_bytes + waiting_bytes), highest
             )
         if not self.counts.job.stack.reduce_bucket:
             block_backward = kept + above_kept
             if states is None and not scaled:
                 block_backward = self._backward_bytes(candidates, estimates, block_backward, micro_batches)
-            allocated = (m > 1) | (keeps_unsharded & self._are_persistent & (states is None))
+            allocated = (n_micro_batches > 1) | (keeps_unsharded & self._are_persistent & (states is None))
             closing = self._last_backward_bytes(
-                pipe, states=state_bytes, block_backward=block_backward + gathered, allocated=allocated
+                rank_units, states=state_bytes, block_backward=block_backward + gathered, allocated=allocated
             )
             last_bytes = np.maximum(last_bytes, closing)
         return np.asarray(np.maximum(highest, resident_bytes + last_bytes).max(axis=1))
 
     def _first_backward_bytes(
-        self, candidates: CandidateLayouts, estimates: Estimates, m: Ints, *, unit_peak: Floats, added_bytes: Floats
+        self,
+        candidates: CandidateLayouts,
+        estimates: Estimates,
+        n_micro_batches: Ints,
+        *,
+        unit_peak: Floats,
+        added_bytes: Floats,
     ) -> Floats:
         """Return bytes [n, units] of the first backward of a unit above what it keeps.
 
@@ -318,7 +346,9 @@ class MemoryBounds:
         if stack.reduce_bucket:
             return unit_peak
         allocates = ~(keeps_unsharded & self._are_persistent)
-        reduces = ~keeps_unsharded & ((m == 1) | estimates.reduces_often(candidates))  # in the first backward
+        reduces = ~keeps_unsharded & (
+            (n_micro_batches == 1) | estimates.reduces_often(candidates)
+        )  # in the first backward
         holds_gradients = allocates & (self._become_sums | (reduces & (stack.comm_buffers == "retained")))
         first_backward_peak = unit_peak.copy()
         for allocation, rows in (
@@ -333,7 +363,7 @@ class MemoryBounds:
         return first_backward_peak
 
     def _last_backward_bytes(
-        self, pipe: LiveUnits, *, states: Floats, block_backward: Floats, allocated: NDArray[np.bool_]
+        self, rank_units: LiveUnits, *, states: Floats, block_backward: Floats, allocated: NDArray[np.bool_]
     ) -> Floats:
         """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
 
@@ -342,25 +372,26 @@ class MemoryBounds:
         """
         during, at_end, prefetched, new_gradients, with_gradients = (states[:, index] for index in (1, 2, 5, 6, 7))
         reduced = np.where(allocated & (np.arange(with_gradients.shape[1]) != EMBED), new_gradients, with_gradients)
-        split = np.isin(pipe.schedule, SPLITTING)
+        split = np.isin(rank_units.schedule, SPLITTING)
         highest = (
-            sum_units(pipe.unit_counts, at_end) + pipe.unit_counts[:, :, EMBED] * (reduced - at_end)[:, None, EMBED]
+            sum_units(rank_units.unit_counts, at_end)
+            + rank_units.unit_counts[:, :, EMBED] * (reduced - at_end)[:, None, EMBED]
         )
-        for index in range(pipe.closing_blocks.shape[2]):
-            block, units_before = pipe.closing_blocks[:, :, index], pipe.units_before[:, :, index]
+        for index in range(rank_units.closing_blocks.shape[2]):
+            block, units_before = rank_units.closing_blocks[:, :, index], rank_units.units_before[:, :, index]
             own_allocated = sum_units(units_before, during) + np.take_along_axis(during, block, axis=1)
-            others_reduced = sum_units(pipe.unit_counts - units_before, at_end) - np.take_along_axis(
+            others_reduced = sum_units(rank_units.unit_counts - units_before, at_end) - np.take_along_axis(
                 at_end, block, axis=1
             )
             own_backward = np.take_along_axis(block_backward, block, axis=1) + np.take_along_axis(
-                prefetched, pipe.blocks_before[:, :, index], axis=1
+                prefetched, rank_units.blocks_before[:, :, index], axis=1
             )
             own_backward = np.maximum(own_backward, np.take_along_axis(reduced, block, axis=1))
             highest = np.maximum(highest, others_reduced + np.where(allocated, own_allocated, 0.0) + own_backward)
         return np.where(split, 0.0, highest)
 
     def _backward_bytes(
-        self, candidates: CandidateLayouts, estimates: Estimates, activation_bytes: Floats, m: Ints
+        self, candidates: CandidateLayouts, estimates: Estimates, activation_bytes: Floats, n_micro_batches: Ints
     ) -> Floats:
         """Return bytes [n, units] of a block's last backward with the gradients that it allocates.
 
@@ -368,9 +399,9 @@ class MemoryBounds:
         """
         job, keeps_unsharded = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
         holds_gradients = ~keeps_unsharded & (job.stack.comm_buffers == "retained")
-        allocations = np.full(len(m), AllocatedGradients.NONE)
+        allocations = np.full(len(n_micro_batches), AllocatedGradients.NONE)
         allocations[estimates.reduces_often(candidates)] = AllocatedGradients.DENSE
-        allocations[(m == 1) & ~(keeps_unsharded & self._are_persistent)] = AllocatedGradients.ALL
+        allocations[(n_micro_batches == 1) & ~(keeps_unsharded & self._are_persistent)] = AllocatedGradients.ALL
         allocations[(allocations == AllocatedGradients.ALL) & self._become_sums] = AllocatedGradients.HELD
         allocations[(allocations != AllocatedGradients.NONE) & holds_gradients] = AllocatedGradients.HELD
         total = activation_bytes
@@ -389,12 +420,12 @@ class MemoryBounds:
         is_interleaved = np.array([shape.pipeline.is_interleaved for shape in self.shapes])[candidates.shape]
         forwards_first = np.array([shape.pipeline.forwards_first for shape in self.shapes])[candidates.shape]
         keeps_all = forwards_first | (is_interleaved & (micro_batches % pp > 0))
-        m = np.where(keeps_all, micro_batches, np.minimum(micro_batches, LARGE * pp))
-        code = (candidates.shape * 1000 + recompute_every) << 32 | m
+        n_micro_batches = np.where(keeps_all, micro_batches, np.minimum(micro_batches, LARGE * pp))
+        code = (candidates.shape * 1000 + recompute_every) << 32 | n_micro_batches
         _, index, inverse = np.unique(code, return_index=True, return_inverse=True)
         rows = []
         for row in index:
-            key = int(candidates.shape[row]), int(recompute_every[row]), int(m[row])
+            key = int(candidates.shape[row]), int(recompute_every[row]), int(n_micro_batches[row])
             if key not in self._known:
                 shape, stages = self.shapes[key[0]], self._stages.get(key[:2])
                 if stages is None:

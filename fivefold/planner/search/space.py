@@ -137,19 +137,24 @@ class Space:
             )
         )
 
-    def expand_recomputations(self, stems: PartialLayouts) -> PartialLayouts:
-        """Return each of ``stems`` with every recomputation."""
+    def expand_recomputations(self, partials: PartialLayouts) -> PartialLayouts:
+        """Return each of ``partials`` with every recomputation."""
         n_recomputations = len(self.recomputations)
-        expanded = stems.take(np.repeat(np.arange(len(stems.dp)), n_recomputations))
-        return expanded._replace(ac=np.tile(np.arange(n_recomputations), len(stems.dp)))
+        expanded = partials.take(np.repeat(np.arange(len(partials.dp)), n_recomputations))
+        return expanded._replace(ac=np.tile(np.arange(n_recomputations), len(partials.dp)))
 
     @cached_property
     def blocks(self) -> list[PartialLayouts]:
         """Return every legal partial layout except for its recomputation, in one block per degree of tp."""
         sizes = divisors(self.world) if "tp" in self.axes else [1]
-        return [stems for tp in sizes if is_divisible_by_tp(self.model, tp) if len((stems := self._list_stems(tp)).dp)]
+        return [
+            partials
+            for tp in sizes
+            if is_divisible_by_tp(self.model, tp)
+            if len((partials := self._list_partials(tp)).dp)
+        ]
 
-    def _list_stems(self, tp: int) -> PartialLayouts:
+    def _list_partials(self, tp: int) -> PartialLayouts:
         model, job, world = self.model, self.job, self.world
         moe = model.moe
         sizes = divisors(world)
@@ -347,8 +352,8 @@ class Space:
     @cached_property
     def layouts(self) -> int:
         """Return the number of layouts."""
-        stems = sum(int(self.count_candidates(stems).sum()) for stems in self.blocks) if self.shapes else 0
-        return stems * len(self.recomputations)
+        n_candidates = sum(int(self.count_candidates(partials).sum()) for partials in self.blocks) if self.shapes else 0
+        return n_candidates * len(self.recomputations)
 
     def count_candidates(self, partials: PartialLayouts) -> Ints:
         """Return the number of candidates of each partial layout."""

@@ -28,20 +28,16 @@ from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import SMALL_MICRO_BATCH
 from fivefold.planner.search.work import REFINING_UNITS
 
-MAX_EXPLORED, MAX_LIKELY_MICRO_BATCH = (
-    400,
-    8,
-)  # partial layouts that are explored before all others, of at most n sequences
-MAX_LIKELY = 2000  # partial layouts whose work is bounded with their messages, of which those are chosen
-FIRST_EVALUATED, GROWTH = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
-MAX_SCHEDULES = 4000  # of them, the most promising of all
+MAX_LIKELY = 2000  # likely good partial layouts whose bound is computed with their messages
+MAX_LIKELY_MICRO_BATCH = 8  # sequences of a micro-batch of a likely good layout
+MAX_EXPLORED = 400  # the best of them, which are explored before all other layouts
+FIRST_EXPLORED, GROWTH = 8, 4  # number explored first if any layout that fits will do, and the factor of the next round
+MAX_SCHEDULES = 4000  # candidates with one of all schedules that are evaluated, the most promising ones
 FEW_FIT = 40  # layouts whose memory is counted before one is found that fits: then few fit
 MAX_REFINED = 4 * 60  # candidates whose exact bound is computed where time does not matter
-MAX_PARTIALS, MAX_EVALUATED, MAX_VARIED = (
-    1500,
-    60,
-    4,
-)  # of them with a recomputation; estimated; whose other schedules are tried
+MAX_PARTIALS = 1500  # partial layouts with a recomputation of which the best candidate is evaluated
+MAX_EVALUATED = 60  # candidates that are estimated in full
+MAX_VARIED = 4  # best layouts whose other schedules are tried
 
 
 def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
@@ -56,7 +52,7 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     floors = solver.floors(bounds, bounds.space.blocks)
     likely = _select_likely(solver, bounds, floors)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
-    n_evaluated, start = FIRST_EVALUATED if incumbents.any_will_do else MAX_EXPLORED, 0
+    n_evaluated, start = FIRST_EXPLORED if incumbents.any_will_do else MAX_EXPLORED, 0
     end = min(len(best), MAX_EXPLORED) if incumbents.any_will_do else len(best)
     while start < end and incumbents.threshold == np.inf:
         _evaluate_likely(solver, bounds, likely, best[start : start + n_evaluated])
@@ -128,7 +124,7 @@ def _counting_no_losers(solver: BranchAndBound) -> Iterator[None]:
 
 def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpace, rows: Ints) -> None:
     """Evaluate the likely good layouts at ``rows`` to lower the threshold; count no losers."""
-    floor = BoundedSpace(likely.stems.take(rows), likely.size[rows], likely.seconds[rows])
+    floor = BoundedSpace(likely.partials.take(rows), likely.size[rows], likely.seconds[rows])
     with _counting_no_losers(solver):
         for opened in solver.expand_best_first(bounds, floor):
             _evaluate_best(solver, bounds.restrict_to(opened.partials), opened)
@@ -142,21 +138,23 @@ def _select_likely(
     Their seconds include a bubble. Without ``within_node`` they may have any degrees.
     """
     selected, space = [], bounds.space
-    for stems, size, seconds in floors:
-        micro_batches = space.micro_batches(stems)
-        likely = (stems.etp == 1) & (stems.mbs <= MAX_LIKELY_MICRO_BATCH)
+    for partials, size, seconds in floors:
+        micro_batches = space.micro_batches(partials)
+        likely = (partials.etp == 1) & (partials.mbs <= MAX_LIKELY_MICRO_BATCH)
         if within_node:
-            likely &= (stems.tp * stems.cp <= solver.ranks_per_node) & ((stems.pp == 1) | (micro_batches >= stems.pp))
-        selected.append(BoundedSpace(stems.take(likely), size[likely], seconds[likely]))
+            likely &= (partials.tp * partials.cp <= solver.ranks_per_node) & (
+                (partials.pp == 1) | (micro_batches >= partials.pp)
+            )
+        selected.append(BoundedSpace(partials.take(likely), size[likely], seconds[likely]))
     empty = np.zeros(0)
     size, seconds = (np.concatenate([empty, *(part[at] for part in selected)]) for at in (1, 2))
-    stems = concatenate([part.stems for part in selected])
+    partials = concatenate([part.partials for part in selected])
     if not (solver.timed and len(size)):
-        return BoundedSpace(stems, size, seconds)
-    bubble = 1 + (stems.pp - 1) / (space.micro_batches(stems) * np.maximum(1, space.model.layers // stems.pp))
+        return BoundedSpace(partials, size, seconds)
+    bubble = 1 + (partials.pp - 1) / (space.micro_batches(partials) * np.maximum(1, space.model.layers // partials.pp))
     least = np.argsort(seconds * bubble, kind="stable")[:MAX_LIKELY]
-    stems, size, bubble = stems.take(least), size[least], bubble[least]
-    return BoundedSpace(stems, size, bounds.restrict_to(stems).floor(max_sequences=SMALL_MICRO_BATCH) * bubble)
+    partials, size, bubble = partials.take(least), size[least], bubble[least]
+    return BoundedSpace(partials, size, bounds.restrict_to(partials).floor(max_sequences=SMALL_MICRO_BATCH) * bubble)
 
 
 def _evaluate_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:
