@@ -108,7 +108,7 @@ def write_commands() -> str:
         options = [param for param in command.params if param not in arguments and param.name != "help"]
         parts += ["| option | meaning | default |", "| --- | --- | --- |"] if options else []
         for option in sorted(options, key=lambda option: option.opts[0]):
-            unset = option.default in (None, False, (), []) or callable(option.default)
+            unset = option.default in (None, False, (), [], "") or callable(option.default)
             names = "` `".join([*option.opts, *option.secondary_opts])
             parts.append(f"| `{names}` | {escape_cell(option.help or '')} | {'' if unset else f'`{option.default}`'} |")
     return "\n".join(parts) + "\n"

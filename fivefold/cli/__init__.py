@@ -22,7 +22,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fivefold.cli.errors import launcher, remark, settle
+from fivefold.cli.errors import launcher, print_warning, settle
 from fivefold.requests.commands import COMMANDS
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
 from fivefold.version import __version__
@@ -78,7 +78,7 @@ def entry() -> NoReturn:
 def main() -> NoReturn:
     """Run the command line; every expected failure is one line on stderr."""
     install_signal_handlers(launcher=launcher())
-    warnings.showwarning = remark
+    warnings.showwarning = print_warning
     words = sys.argv[1:] or ["--help"]
     names = words[:1] if words[0] in COMMANDS else COMMANDS
     sys.exit(settle(lambda: build_app(names)(words, standalone_mode=False)))

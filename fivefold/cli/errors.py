@@ -62,7 +62,7 @@ def _print_line(line: str, *, code: int) -> int:
     return code
 
 
-def remark(
+def print_warning(
     message: Warning | str,
     category: type[Warning],
     filename: str,

@@ -12,13 +12,13 @@ from fivefold.record import UserError
 from fivefold.requests.configs import describe_defaults
 
 if TYPE_CHECKING:
-    from fivefold.interop.format import Written
+    from fivefold.interop.format import WrittenConfig
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
 
 
-def put(written: Written, output: Path | None) -> None:
+def put(written: WrittenConfig, output: Path | None) -> None:
     """Write the files to a file or folder, or print them to stdout; remarks go to stderr."""
     for remark in written.remarks:
         say(f"fivefold: {remark}")
@@ -59,7 +59,7 @@ class ExpressibleLayout(NamedTuple):
 
     layout: str
     format: str
-    written: Written
+    written: WrittenConfig
     why: str
 
 

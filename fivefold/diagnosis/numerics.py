@@ -216,7 +216,7 @@ def _run(
         _load_weights(built, weights)
     engine = Engine(built, model=model, layout=layout, job=job, end=end)
     engine.scale = probe.scale / job.tokens_per_step
-    for moe in engine.routed.values():
+    for moe in engine.moe_layers.values():
         moe.scale = engine.scale
     with probe_module(built.module, probe):
         total = engine.backward(tokens[None])

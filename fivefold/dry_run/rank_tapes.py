@@ -169,7 +169,7 @@ def _record_step(engine: Engine, recorder: TapeRecorder) -> Tape:
     """Record one step on a new tape, which begins with an ALLOC of every live storage."""
     layout, job, built = engine.layout, engine.job, engine.built
     recorder.silent = True
-    shape = layout.micro_batches(job), layout.mbs, job.row_tokens(engine.predicted)
+    shape = layout.micro_batches(job), layout.mbs, job.row_tokens(engine.mtp_depth)
     engine.tokens = torch.zeros(shape, dtype=torch.long)
     recorder.silent = False
     inputs = [engine.tokens, engine.loads, engine.keys, engine.reference_log_probs]

@@ -35,9 +35,9 @@ def resolve_adapter(adapter: Adapter | None) -> Adapter | None:
     return adapter and adapter.replace(alpha=adapter.scale_numerator)
 
 
-def divide_rates(least: float, peak: float) -> float:
+def divide_rates(min_rate: float, peak: float) -> float:
     """Return the floor of a schedule as a share of its peak, rounded so that no error of the division remains."""
-    return min(1.0, float(f"{least / peak:.12g}"))
+    return min(1.0, float(f"{min_rate / peak:.12g}"))
 
 
 def _shared_width(moe: MoE) -> int:

@@ -60,7 +60,7 @@ class ConfigPlan(NamedTuple):
         return divide_over_hosts(self.layout.world, self.ranks_per_node)
 
 
-class Written(NamedTuple):
+class WrittenConfig(NamedTuple):
     """Files by name, the first of which ``read`` takes; ``remarks``: what the software does differently."""
 
     files: Mapping[str, str]
@@ -87,27 +87,27 @@ class ConfigFormat(NamedTuple):
     recognizes: Callable[[Document], bool]
     parse: Callable[[Document, Overrides], ParsedConfig] | None
     to_job: Callable[[ParsedConfig, Overrides], Reading] | None
-    emit: Callable[[ConfigPlan], Written] | None
+    emit: Callable[[ConfigPlan], WrittenConfig] | None
     keys: Mapping[str, Table] = {}  # tables by the name of their software
     main_keys: frozenset[str] = frozenset()  # keys that a config should set itself: sequence length and batch size
     order: int = 0  # formats are tried in this order; one whose keys occur in others' configs has a higher number
     choose_stack: Callable[[ConfigPlan], str] | None = None  # of a trainer with several stacks: that of a plan
     fine_tuning_stacks: tuple[str, ...] = ()  # whose jobs with adapters or pairs the format expresses
 
-    def read(self, document: Document, asked: Overrides) -> Reading:
+    def read(self, document: Document, overrides: Overrides) -> Reading:
         """Return the document as model, layout and job."""
         assert self.parse is not None
         assert self.to_job is not None
-        return self.to_job(self.parse(document, asked), asked)
+        return self.to_job(self.parse(document, overrides), overrides)
 
 
-def world(document: Document, asked: Overrides) -> int | None:
+def world(document: Document, overrides: Overrides) -> int | None:
     """Return the number of ranks; raise ``UserError`` if the user and a launcher give different numbers."""
-    if asked.ranks and document.ranks and asked.ranks != document.ranks:
+    if overrides.ranks and document.ranks and overrides.ranks != document.ranks:
         raise UserError(
-            f"{document.origin}: starts {document.ranks} ranks, but --gpus has {asked.ranks}; make both equal"
+            f"{document.origin}: starts {document.ranks} ranks, but --gpus has {overrides.ranks}; make both equal"
         )
-    return asked.ranks or document.ranks
+    return overrides.ranks or document.ranks
 
 
 def replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | None:

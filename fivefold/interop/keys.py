@@ -113,7 +113,7 @@ class Values:
         """Return whether the config sets the key."""
         return key in self.given
 
-    def doubt(self, key: str, why: str) -> None:
+    def mark_approximate(self, key: str, why: str) -> None:
         """List the key as not understood."""
         self.doubts[key] = why
 
@@ -160,7 +160,7 @@ class Values:
                 continue
             if key.words is not None:
                 if (word := value if isinstance(value, str | int) else str(value)) not in key.words:
-                    self.doubt(name, f"{value!r} is neither counted nor run; read as {key.default!r}")
+                    self.mark_approximate(name, f"{value!r} is neither counted nor run; read as {key.default!r}")
                     word = key.default
                 value = key.words[word]
             fields[key.means] = value

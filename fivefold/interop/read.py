@@ -24,7 +24,7 @@ from fivefold.results.reading import Reading
 
 def read(
     words: Sequence[str],
-    asked: Overrides = Overrides(),  # noqa: B008 (a frozen record)
+    overrides: Overrides = Overrides(),  # noqa: B008 (a frozen record)
 ) -> Reading:
     """Read a config file or a launch line as model, layout and job.
 
@@ -33,15 +33,15 @@ def read(
     software, or contradict each other.
     """
     documents = _documents(words)
-    pairs = ((form, text) for text in documents for form in FORMATS if form.recognizes(text))
-    form, document = next(pairs, (None, documents[0]))
-    if form is None:
+    pairs = ((config_format, text) for text in documents for config_format in FORMATS if config_format.recognizes(text))
+    config_format, document = next(pairs, (None, documents[0]))
+    if config_format is None:
         formats = ", ".join(dict.fromkeys(format_.name for format_ in FORMATS if format_.parse))
         raise UserError(
             f"{document.origin}: not a config that is known: it has no keys of {formats}; name a config of one of these"
         )
-    result = form.read(document, asked)
-    if result.model is not None and asked.model is None:
+    result = config_format.read(document, overrides)
+    if result.model is not None and overrides.model is None:
         result = result.replace(model=_find_known(result.model))
     if result.model is None or result.layout is None or result.job is None:
         return result
@@ -70,36 +70,36 @@ def _documents(words: Sequence[str]) -> list[Document]:
     if not words:
         raise UserError("nothing to read; name a file, or give a launch command after --")
     path, _, function = words[0].partition(".py:")
-    variables = dict(word.split("=", 1) for word in words[1:] if SETS.fullmatch(word))
+    variables = dict(word.split("=", 1) for word in words[1:] if ASSIGNMENT.fullmatch(word))
     only_variables = len(variables) == len(words) - 1
     if function and len(words) == 1:
         file_document = document(Path(f"{path}.py"))
         return [file_document._replace(values={"function": function})]
     if only_variables and Path(words[0]).is_dir():
-        config_file = next((file for name in FIRST if (file := Path(words[0]) / name).is_file()), None)
+        config_file = next((file for name in MAIN_FILES if (file := Path(words[0]) / name).is_file()), None)
         if config_file is None:
-            raise UserError(f"{words[0]}: is a folder without {' or '.join(FIRST)}; name a file in it")
+            raise UserError(f"{words[0]}: is a folder without {' or '.join(MAIN_FILES)}; name a file in it")
         return _documents([str(config_file), *words[1:]])
     if only_variables and (is_script(Path(words[0])) or Path(words[0]).suffix == ""):
         return _commands(Path(words[0]), variables)
     if only_variables:
         file_document = document(Path(words[0]))
-        return [file_document._replace(values=_set(file_document.values, variables), given=variables)]
+        return [file_document._replace(values=_assign_variables(file_document.values, variables), given=variables)]
     run = strip_launchers(words)
     line_document = Document("the launch line", "words", words=run.words, folder=Path.cwd(), ranks=run.ranks())
     return [line_document._replace(options=run.options)]
 
 
-FIRST = ("run.sh", "run_config.yaml", "run.toml")  # files of a folder that name its other files
-SETS = re.compile(r"[A-Za-z_]\w*=.*")
+MAIN_FILES = ("run.sh", "run_config.yaml", "run.toml")  # files of a folder that name its other files
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 
 
-def _set(values: Any, variables: Mapping[str, str]) -> Any:
+def _assign_variables(values: Any, variables: Mapping[str, str]) -> Any:
     """Replace ``${NAME}`` in the values of a file."""
     if isinstance(values, dict):
-        return {key: _set(value, variables) for key, value in values.items()}
+        return {key: _assign_variables(value, variables) for key, value in values.items()}
     if isinstance(values, list):
-        return [_set(value, variables) for value in values]
+        return [_assign_variables(value, variables) for value in values]
     return substitute(values, variables) if isinstance(values, str) and variables else values
 
 

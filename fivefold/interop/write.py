@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from fivefold.interop.equivalence import fit_free_fields, resolve_adapter, resolve_rate
-from fivefold.interop.format import ConfigFormat, ConfigPlan, Overrides, Written
+from fivefold.interop.format import ConfigFormat, ConfigPlan, Overrides, WrittenConfig
 from fivefold.interop.launch.run_file import set_objective
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
@@ -27,7 +27,7 @@ DATA_DEFAULTS = {"format": "text", "loss_on": "replies", "packing": "best-fit", 
 IGNORED_JOB_FIELDS = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imbalance")
 
 
-def write(plan: ConfigPlan, *, to: str) -> Written:
+def write(plan: ConfigPlan, *, to: str) -> WrittenConfig:
     """Write the plan as a config of ``to``; raise ``UserError`` for what ``to`` cannot run or cannot express."""
     form = find_format(to)
     assert form.emit is not None
@@ -61,12 +61,12 @@ def drop_default_stages(layout: Layout, model: Model) -> Layout:
     return default_layout if tuple(map(len, stage_layers(model.layers, default_layout))) == layout.stages else layout
 
 
-def _read_back(written: Written, plan: ConfigPlan) -> Reading:
+def _read_back(written: WrittenConfig, plan: ConfigPlan) -> Reading:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in written.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        asked = Overrides(ranks=plan.layout.world, ranks_per_node=plan.ranks_per_node)
-        return read([str(Path(folder) / next(iter(written.files)))], asked)
+        overrides = Overrides(ranks=plan.layout.world, ranks_per_node=plan.ranks_per_node)
+        return read([str(Path(folder) / next(iter(written.files)))], overrides)
 
 
 def check(plan: ConfigPlan, back: Reading, form: ConfigFormat) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
     larger = "" if have % used else f", such as {str(layout.replace(dp=layout.dp * have // used))!r}"
     return (
         f"layout {str(layout)!r} uses {used:,} of the {have:,} ranks of {machine.name}; {have - used:,} stay idle, and "
-        f"all figures are of the {used:,}. Take {smaller!r}, or degrees that multiply to {have:,}{larger}.",
+        f"all figures are for the other {used:,}. Use {smaller!r}, or degrees that multiply to {have:,}{larger}.",
     )
 
 
@@ -62,15 +62,15 @@ def describe_uncounted(model: Model) -> tuple[str, ...]:
     remarks = []
     if model.moe is not None and model.moe.joins_mlp:
         remarks.append(
-            f"model {model.name!r}: what experts next to an MLP make is counted as added to its output; the published "
-            "code adds it one layer later, so that their messages may overlap with that layer"
+            f"model {model.name!r}: the output of experts next to an MLP is counted as added to the MLP's output; the "
+            "published code adds it one layer later, so that their messages may overlap with that layer"
         )
     if not any(map(model.has_indexer, range(model.layers))):
         return tuple(remarks)
     return (
         *remarks,
         f"model {model.name!r}: the indexer's own loss is not counted (arXiv:2512.02556 §2.1.1, a pass over the scores "
-        "of attention); its weights, gradients, states and choice of keys are.",
+        "of attention); its weights, gradients, optimizer states and choice of keys are counted.",
     )
 
 

@@ -145,9 +145,9 @@ def _yarn(factor: float, *, mscale: float, beta_fast: float = 32.0) -> dict[str,
     }
 
 
-def _deepseek_v3(*, predicted: int) -> dict[str, Any]:
+def _deepseek_v3(*, mtp_depth: int) -> dict[str, Any]:
     shape = _shape("deepseek_v3", layers=61, width=7168, heads=128, ffn=18_432, vocab=129_280, positions=163_840)
-    return shape | _yarn(40.0, mscale=1.0) | {"num_nextn_predict_layers": predicted}
+    return shape | _yarn(40.0, mscale=1.0) | {"num_nextn_predict_layers": mtp_depth}
 
 
 def _gemma3(*, layers: int, width: int, heads: int, kv_heads: int, head_dim: int, ffn: int) -> dict[str, Any]:
@@ -348,8 +348,8 @@ CATALOG: dict[str, CatalogEntry] = {
         | {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0}
         | _yarn(40.0, mscale=0.707),
     ),
-    "deepseek-v3": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=0)),  # without multi-token prediction
-    "deepseek-v3-mtp": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=1)),
+    "deepseek-v3": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(mtp_depth=0)),  # without multi-token prediction
+    "deepseek-v3-mtp": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(mtp_depth=1)),
     "kimi-k2": CatalogEntry(
         "moonshotai/Kimi-K2-Instruct",
         _shape("kimi_k2", layers=61, width=7168, heads=64, ffn=18_432, vocab=163_840, positions=131_072)

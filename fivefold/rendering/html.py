@@ -199,11 +199,11 @@ def _render_robustness(what: Robustness) -> list[str]:
     ]
 
 
-def walk(what: Walk) -> str:
-    """Return the terminal's page of single changes."""
+def render_single_changes(changes: Walk) -> str:
+    """Return a layout's single changes as HTML, with the tables of the terminal."""
     from fivefold.rendering import search as page
 
-    return block(terminal(page.walk(what, top=10)))
+    return block(terminal(page.walk(changes, top=10)))
 
 
 def offers(what: Offers) -> str:

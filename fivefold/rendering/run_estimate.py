@@ -119,7 +119,7 @@ def _figures(run: RunEstimate) -> Grid:
         rows += [
             (
                 "energy",
-                f"{run.kwh / 1000:,.1f} MWh, {run.chip_kwh / 1000:,.1f} MWh by the chips at their power limit",
+                f"{run.kwh / 1000:,.1f} MWh, of which {run.chip_kwh / 1000:,.1f} MWh by the chips at their power limit",
             ),
             ("CO2e", f"{run.co2_kg / 1000:,.1f} t, at {run.site.carbon:g} g/kWh ({run.site.grid})"),
         ]
@@ -148,7 +148,7 @@ def _describe_failures(run: RunEstimate) -> str:
 def _interval_words(run: RunEstimate) -> str:
     return (
         f"chosen: every {span(run.interval_seconds)}; Young's formula sqrt(2·δ·M): {span(run.young_seconds)}; "
-        f"written in {show_seconds(run.written_seconds)}"
+        f"each takes {show_seconds(run.written_seconds)} to write"
     )
 
 

@@ -716,7 +716,7 @@ class DoctorOptions(JsonOption):
         int | None,
         Field(
             description="Estimate memory and communication under tensor parallelism over this many GPUs; FILE defines "
-            "plan(model)."
+            "plan(model), which returns a style (colwise, rowwise) for each module."
         ),
     ] = None
 

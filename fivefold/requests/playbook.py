@@ -13,7 +13,7 @@ from fivefold.step import FITS_RISK
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fivefold.interop.format import ConfigPlan, Written
+    from fivefold.interop.format import ConfigPlan, WrittenConfig
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -158,7 +158,7 @@ def _list_configs(plan: ConfigPlan) -> dict[str, str]:
         return {}
 
 
-def _write(plan: ConfigPlan, form: str) -> Written:
+def _write(plan: ConfigPlan, form: str) -> WrittenConfig:
     from fivefold.interop.write import write
 
     return write(plan, to=form)

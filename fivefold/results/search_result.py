@@ -298,7 +298,7 @@ class Walk(Shown):
     while it gains; each compared with the layout before it.
     """
 
-    drawn_by: ClassVar[str] = "fivefold.rendering.html:walk"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_single_changes"
 
     start: Change
     changes: tuple[Change, ...]

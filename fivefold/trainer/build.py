@@ -43,7 +43,7 @@ class Built:
     optimizer: torch.optim.Optimizer
     ranks: Ranks
     table: Table  # pipeline schedule; without a pipeline forward and backward of each micro-batch in turn
-    underway: InFlightReduction  # the reduction of gradients that is in flight
+    in_flight_reduction: InFlightReduction  # the reduction of gradients that is in flight
     scaler: LossScaler | None = None  # dynamic loss scaling, for fp16
 
     @property
@@ -117,7 +117,9 @@ def build(
         if job.adapter is not None:
             lora.attach(module.blocks, job.adapter)
     check_parameter_table(module, model=model, adapter=job.adapter)
-    units, wgrad_store, underway = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
+    units, wgrad_store, in_flight_reduction = apply(
+        module, model=model, layout=layout, job=job, ranks=ranks, table=table
+    )
     stages = table.rank_stages[ranks["pp"].rank]
     check_placement(module, units, model=model, layout=layout, job=job, stages=stages, device=device)
     weights_by_name = {weight.name: weight for weight in weights(model, job.adapter)}
@@ -125,7 +127,16 @@ def build(
         for shard in (shard for unit in units for shard in (*unit.shards, *unit.frozen)):
             shard.load(draw_initial_weight(weights_by_name[shard.name], model=model, seed=job.seed))
     scaler = LossScaler() if job.precision.loss_scaling else None
-    return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, underway, scaler)
+    return Built(
+        module,
+        units,
+        wgrad_store,
+        optimizer.build_optimizer(units, job, ranks),
+        ranks,
+        table,
+        in_flight_reduction,
+        scaler,
+    )
 
 
 def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:

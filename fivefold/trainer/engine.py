@@ -78,29 +78,29 @@ class Engine:
             raise ValueError("documents=separate needs the id of the end-of-document token; give end=")
         self.built, self.layout, self.job = built, layout, job
         self.end = end if job.documents == "separate" else None
-        self.counted: int | None = None  # targets with a loss in this step, or pairs, over all ranks; None: all
+        self.n_targets: int | None = None  # targets with a loss in this step, or pairs, over all ranks; None: all
         self.reference_log_probs = torch.zeros(0, device=built.ranks.device)
         if job.objective == "dpo":
             self.reference_log_probs = self.reference_log_probs.new_zeros(layout.micro_batches(job), layout.mbs)
         self._runs_reference = False
         self.layers = stage_layers(model.layers, layout)
         self.sequences = job.global_batch  # of this step, over all ranks
-        self.predicted = model.mtp_depth
+        self.mtp_depth = model.mtp_depth
         self.scale = 1.0  # factor of each token's loss, so that gradients are of the mean loss
         self.tokens = torch.empty(0, dtype=torch.long)
-        self.dp, self.number = built.ranks["dp"].rank, 0  # ``number``: of the step, from 0
+        self.dp, self.step_number = built.ranks["dp"].rank, 0  # ``number``: of the step, from 0
         self.keys = torch.zeros(0, layout.mbs, dtype=torch.long, device=built.ranks.device)
         if any(model.dropout_rates) or (job.adapter is not None and job.adapter.dropout):  # keys of a step's sequences
             self.keys = self.keys.new_zeros(layout.micro_batches(job), layout.mbs)
-        self.drops = False  # whether dropout is active, as it is in training
+        self.has_active_dropout = False  # whether dropout is active, as it is in training
         self.meter: StepObserver | None = None
         self.noise: NoiseScale | None = None
         self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: unknown yet
-        self.routed = built.moe_layers
+        self.moe_layers = built.moe_layers
         self._scale_losses(1.0)
-        self.free = model.moe is not None and model.moe.balance == "free"
+        self.balances_without_loss = model.moe is not None and model.moe.balance == "free"
         experts = model.moe.experts if model.moe else 0
-        self.loads = torch.zeros(len(self.routed), experts, dtype=torch.int64, device=built.ranks.device)
+        self.loads = torch.zeros(len(self.moe_layers), experts, dtype=torch.int64, device=built.ranks.device)
         rows = layout.mbs * job.sequence // layout.cp
         self._pipeline = partial(
             Pipeline,
@@ -112,7 +112,7 @@ class Engine:
             losses=(job.loss_sums + model.mtp_depth,) if model.mtp or job.loss_sums > 1 else (),
         )
         self.pipeline = self._pipeline(built.table)
-        self.pipeline.on_pass = self._pass_ended
+        self.pipeline.on_pass = self._on_pass_end
 
     def step(
         self,
@@ -134,19 +134,21 @@ class Engine:
         scaler = self.built.scaler
         scale = 1.0 if scaler is None else scaler.scale
         if scaler is not None or self.has_targets or len(tokens) != self.pipeline.table.micro_batches:
-            self.counted = counted
+            self.n_targets = counted
             self._resize_schedule(len(tokens))
             self._scale_losses(scale)
-        biases = [moe.bias.clone() for moe in self.routed.values()] if scaler is not None or judge is not None else []
+        biases = (
+            [moe.bias.clone() for moe in self.moe_layers.values()] if scaler is not None or judge is not None else []
+        )
         measures = self.noise is not None and self.meter is None  # a metered step has exactly the planned messages
         if self.noise is not None:
             self.noise.begin(wanted=measures)
         total = self.backward(tokens)
         if self.meter:
             self.meter.phase = "optimizer"
-        squares = self.noise.squares() if self.noise is not None else []
-        norm, sums = self.sum_norm(*squares, *(total / self.layout.tp).view(-1), float(stop))
-        loss, *further, stop_votes = sums[len(squares) :]
+        noise_squares = self.noise.squares() if self.noise is not None else []
+        norm, sums = self.sum_norm(*noise_squares, *(total / self.layout.tp).view(-1), float(stop))
+        loss, *further, stop_votes = sums[len(noise_squares) :]
         is_finite = True
         if scaler is not None:
             norm = norm / scale
@@ -159,9 +161,9 @@ class Engine:
         if updates:
             self.update(norm, scale=scale)
         else:  # the backward has moved the routing biases by this step's load: restore them
-            for moe, bias in zip(self.routed.values(), biases, strict=True):
+            for moe, bias in zip(self.moe_layers.values(), biases, strict=True):
                 moe.bias.copy_(bias)
-        self.number += 1
+        self.step_number += 1
         rewards, weight = None, scale * self.built.module.head.weight
         if self.job.objective == "dpo":
             rewards, further = Rewards(*(part.item() / scale for part in further)), []
@@ -173,7 +175,7 @@ class Engine:
             loss_scale=scale,
             further=tuple(part.item() / weight for part in further),
             rewards=rewards,
-            noise=self._noise(sums[: len(squares)], scale),
+            noise=self._noise(sums[: len(noise_squares)], scale),
         )
 
     def _noise(self, sums: list[Tensor], scale: float) -> GradientNoise | None:
@@ -190,14 +192,14 @@ class Engine:
 
     def _resize_schedule(self, micro_batches: int) -> None:
         """Build the pipeline schedule for ``micro_batches``, and expect that number of gradients of each weight."""
-        former, layout = self.pipeline, self.layout
-        if micro_batches == former.table.micro_batches:
+        former_pipeline, layout = self.pipeline, self.layout
+        if micro_batches == former_pipeline.table.micro_batches:
             return
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
         for unit in self.built.units:
-            unit.gradients.repeat(micro_batches, before=former.table.micro_batches)
+            unit.gradients.repeat(micro_batches, before=former_pipeline.table.micro_batches)
         self.pipeline = self._pipeline(table)
-        self.pipeline.on_action, self.pipeline.on_pass = former.on_action, former.on_pass
+        self.pipeline.on_action, self.pipeline.on_pass = former_pipeline.on_action, former_pipeline.on_pass
         self.sequences = layout.dp * micro_batches * layout.mbs
 
     def _scale_losses(self, scale: float) -> None:
@@ -206,9 +208,9 @@ class Engine:
         The loss is a mean over the counted targets, of DPO over pairs, and the aux loss over all tokens.
         """
         tokens = self.sequences * self.job.sequence
-        terms = self.sequences // 2 if self.job.objective == "dpo" else tokens
-        self.scale = scale / (terms if self.counted is None else max(1, self.counted))
-        for moe in self.routed.values():
+        n_terms = self.sequences // 2 if self.job.objective == "dpo" else tokens
+        self.scale = scale / (n_terms if self.n_targets is None else max(1, self.n_targets))
+        for moe in self.moe_layers.values():
             moe.scale = scale / tokens
 
     def backward(self, tokens: Tensor) -> Tensor:
@@ -221,10 +223,10 @@ class Engine:
         self._run_reference(len(tokens))
         self._draw_keys(len(tokens))
         total = self.pipeline.step()
-        self.drops = False
+        self.has_active_dropout = False
         for unit in self.built.units:
             unit.gradients.finish()
-        if self.free:
+        if self.balances_without_loss:
             self._balance()
         return total
 
@@ -265,12 +267,12 @@ class Engine:
 
     def _draw_keys(self, micro_batches: int) -> None:
         """Draw the keys of this rank's sequences, by seed, step and their numbers in the global batch."""
-        self.drops = self.keys.numel() > 0
-        if not self.drops:
+        self.has_active_dropout = self.keys.numel() > 0
+        if not self.has_active_dropout:
             return
         sequence, layout = torch.arange(self.layout.mbs, device=self.keys.device), self.layout
         row = torch.arange(micro_batches, device=self.keys.device)[:, None] * layout.dp + self.dp
-        keys = sequence_keys(row * layout.mbs + sequence, seed=self.job.seed, step=self.number)
+        keys = sequence_keys(row * layout.mbs + sequence, seed=self.job.seed, step=self.step_number)
         if len(self.keys) != micro_batches:
             self.keys = torch.empty_like(keys)
         self.keys.copy_(keys)
@@ -280,10 +282,10 @@ class Engine:
 
         They are summed over all data ranks. Every rank calls it.
         """
-        if not self.free:
+        if not self.balances_without_loss:
             self._balance()
         loads, self.loads = self.loads, torch.zeros_like(self.loads)
-        return dict(zip(self.routed, loads.tolist(), strict=True))
+        return dict(zip(self.moe_layers, loads.tolist(), strict=True))
 
     def expert_shares(self) -> dict[int, list[float]]:
         """Return ``expert_loads`` of all stages, relative to the layer's mean (1 = even), by all_gather_object.
@@ -299,9 +301,9 @@ class Engine:
 
     def _balance(self) -> None:
         """Add this step's choices per expert, all_reduced over data ranks, to ``loads``; update routing biases."""
-        if self.routed:
+        if self.moe_layers:
             axes = [self.built.ranks[name] for name in ("stage", "twin") if name in self.built.ranks.axes]
-            self.loads += expert.balance(torch.nn.ModuleList(self.routed.values()), *axes)
+            self.loads += expert.balance(torch.nn.ModuleList(self.moe_layers.values()), *axes)
 
     def zero_grad(self) -> None:
         """Free the gradients; gathered copies of the weights are stale and will be gathered again."""
@@ -323,7 +325,7 @@ class Engine:
         if not self._runs_reference:
             self._begin_forward(entry)
         module, tokens = self.built.module, self.tokens[micro_batch]
-        predicted = self.predicted if torch.is_grad_enabled() else 0
+        predicted = self.mtp_depth if torch.is_grad_enabled() else 0
         further: list[Tensor] = []
         if self.has_targets:
             inputs, targets = tokens.chunk(2, dim=1)
@@ -334,7 +336,7 @@ class Engine:
         documents = self._documents(inputs, targets)
         if module.positions is not None:
             inputs, targets, *further = (ids[:, module.positions] for ids in (inputs, targets, *further))
-        keys = self.keys[micro_batch] if self.drops else None
+        keys = self.keys[micro_batch] if self.has_active_dropout else None
         out = module.stage(
             inputs,
             targets,
@@ -385,11 +387,11 @@ class Engine:
                     0 if entry is None else entry.untyped_storage().nbytes()
                 )
 
-    def _pass_ended(self) -> None:
-        self.built.underway.pass_ended()
-        self._note_kept()
+    def _on_pass_end(self) -> None:
+        self.built.in_flight_reduction.pass_ended()
+        self._track_kept_bytes()
 
-    def _note_kept(self) -> None:
+    def _track_kept_bytes(self) -> None:
         if self._active_meter is not None and self._baseline >= 0:
             self.kept_bytes = max(self.kept_bytes, self._persistent_bytes(self._active_meter) - self._baseline)
 

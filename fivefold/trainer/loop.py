@@ -27,7 +27,7 @@ from fivefold.results.spans import RankTrace
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
 from fivefold.trainer.checkpoint.async_saver import Saver
-from fivefold.trainer.checkpoint.resume import set_aside, step_past
+from fivefold.trainer.checkpoint.resume import quarantine_damaged, skip_checkpoint
 from fivefold.trainer.data.prefetch import Prefetcher
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.engine import Engine, StepResult
@@ -41,7 +41,7 @@ from fivefold.trainer.measure.host_heap import HostHeap
 from fivefold.trainer.measure.measured_step import MeasuredStep, live_tensors, measure
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.measure.noise_scale import NoiseScale
-from fivefold.trainer.measure.tracer import ALWAYS, Tracer
+from fivefold.trainer.measure.tracer import ALWAYS_TRACED_STEPS, Tracer
 from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import MIN_SCALE
 from fivefold.trainer.run import Run
@@ -109,7 +109,7 @@ class Loop:
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
         self.engine.pipeline.on_progress = self.watchdog.note_progress
         self.engine.noise = NoiseScale.from_built(built, layout) if run.noise_scale else None
-        self.tracer = Tracer(self.engine, data=self.prefetcher, steps=run.trace_steps or ALWAYS)
+        self.tracer = Tracer(self.engine, data=self.prefetcher, steps=run.trace_steps or ALWAYS_TRACED_STEPS)
         self.evaluator = Evaluator(
             run, model=model, layout=layout, built=built, shards=shards, engine=self.engine, logs=logs
         )
@@ -205,7 +205,7 @@ class Loop:
             )
         self.guard.count(bad_loss, step=step)
         self.watchdog.enter_phase(step, "going back")
-        earlier = step_past(newest, ranks=self.built.ranks) if newest == self.returned else None
+        earlier = skip_checkpoint(newest, ranks=self.built.ranks) if newest == self.returned else None
         self.saver.newest = self.returned = earlier or newest
         progress = self._load(self.returned)
         self.guard.restore(progress.facts, going_back=True)
@@ -253,7 +253,7 @@ class Loop:
         tokens, self.samples = self.prefetcher.take(self.samples, following=after), after
         if meter and built.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        engine.meter, engine.number, self.bad_loss = meter, step, None
+        engine.meter, engine.step_number, self.bad_loss = meter, step, None
         judge = self._judge if self.run.faults.checks_before_update else None
         with meter or nullcontext():
             result = engine.step(tokens, counted=counted, stop=bool(self.signal) or self.saver.has_failed, judge=judge)
@@ -300,12 +300,12 @@ class Loop:
             try:
                 progress = self._load(newest)
             except UserError:
-                event = set_aside(newest, ranks=self.built.ranks)
+                event = quarantine_damaged(newest, ranks=self.built.ranks)
                 if event is None:
                     raise
                 events.append(event)
                 continue
-            events += checkpoint.unsaid(newest, progress)
+            events += checkpoint.describe_unchecked_hashes(newest, progress)
             self.saver.newest, self.samples = newest, progress.samples
             self.guard.restore(progress.facts, going_back=False)
             return progress.step, events

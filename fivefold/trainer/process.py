@@ -32,7 +32,7 @@ from fivefold.units import ceil_div
 TIMEOUT = timedelta(minutes=10)
 # A death is noticed after up to a second, so a peer's error about it may have an earlier time, by less than this.
 NOTICED_SECONDS = 5.0
-ROLL_SECONDS = 0.02  # poll interval of ``roll_call`` per 64 ranks
+RENDEZVOUS_POLL_SECONDS = 0.02  # poll interval of ``agree_on_store_prefix`` per 64 ranks
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Process:
         backend = "nccl" if device.type == "cuda" else "gloo"
         if self.joined:
             store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
-            store = PrefixStore(roll_call(store, rank=rank, world=world), store)
+            store = PrefixStore(agree_on_store_prefix(store, rank=rank, world=world), store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
         else:
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
@@ -82,7 +82,7 @@ class Process:
             dist.destroy_process_group()
 
 
-def roll_call(store: Any, *, rank: int, world: int) -> str:
+def agree_on_store_prefix(store: Any, *, rank: int, world: int) -> str:
     """Agree on a store prefix for this start, the same on all its ranks and never used before (a rendezvous).
 
     torchrun restarts processes on the same store, which still holds addresses of dead ones, and a replaced host counts
@@ -101,7 +101,7 @@ def roll_call(store: Any, *, rank: int, world: int) -> str:
             acknowledged.add(name)
             if n_answers == world:
                 return name
-        time.sleep(ROLL_SECONDS * ceil_div(world, 64))
+        time.sleep(RENDEZVOUS_POLL_SECONDS * ceil_div(world, 64))
     raise RunFailure(
         f"rank {rank}: not all of the {world} ranks have joined within {TIMEOUT}; see that all were started and reach "
         "the master's address"
@@ -119,17 +119,17 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
     while True:
         try:
             return _launch(arguments, ranks=ranks, folder=folder)
-        except RetryableExit as again:
+        except RetryableExit as exit_error:
             newest = find_latest(folder / "checkpoints")
             restarts_left, last_checkpoint = restarts if newest != last_checkpoint else restarts_left, newest
             if not restarts_left:
-                raise RunFailure(str(again)) if str(again) else SystemExit(1) from None
+                raise RunFailure(str(exit_error)) if str(exit_error) else SystemExit(1) from None
             restarts_left -= 1
-            if str(again):
-                print(f"fivefold: {again}", file=sys.stderr)
+            if str(exit_error):
+                print(f"fivefold: {exit_error}", file=sys.stderr)
             print(f"fivefold: started again from {newest or 'the beginning'}", file=sys.stderr)
             with suppress(RunFailure):  # RunFailure: a full disk; the run itself may have enough space
-                note(folder, text=f"{again}; started again" if str(again) else f"started again from {newest}")
+                note(folder, text=f"{exit_error}; started again" if str(exit_error) else f"started again from {newest}")
 
 
 class RetryableExit(Exception):
@@ -153,21 +153,23 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
             envs={rank: _environment(rank, ranks=ranks, port=store.port) for rank in range(ranks)},
             logs_specs=DefaultLogsSpecs(log_dir=answers),
         )
-        former = {number: signal.signal(number, lambda number, _: received.append(number)) for number in STOP_SIGNALS}
+        former_handlers = {
+            number: signal.signal(number, lambda number, _: received.append(number)) for number in STOP_SIGNALS
+        }
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         is_forwarded = False
         while (result := processes.wait(timeout=0.2, period=0.05)) is None:
             if received and not is_forwarded:
                 is_forwarded = True
                 _forward_signal(received[0], processes.pids().values())
-        for number, handler in former.items():
+        for number, handler in former_handlers.items():
             signal.signal(number, handler)
     logging.disable(logging.NOTSET)
     if sys.stderr.isatty():
         print(end="\x1b[?25h", file=sys.stderr)  # show the cursor, which a killed progress bar may have hidden
     if result.failures:
         name = signal.Signals(received[0]).name if received else ""
-        _raise_first_cause(list(result.failures.values()), asked=name, folder=folder)
+        _raise_first_cause(list(result.failures.values()), signal_name=name, folder=folder)
 
 
 def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
@@ -192,7 +194,7 @@ def _forward_signal(number: int, pids: Iterable[int]) -> None:
             os.kill(pid, number)
 
 
-def _raise_first_cause(failures: list[Any], *, asked: str, folder: Path) -> None:
+def _raise_first_cause(failures: list[Any], *, signal_name: str, folder: Path) -> None:
     """Raise an error for the first cause among torch's ``ProcessFailure``s: a killed process, else the first error.
 
     Errors of the others, such as a peer that does not answer or the SIGTERM that ends them, follow from it.
@@ -202,14 +204,14 @@ def _raise_first_cause(failures: list[Any], *, asked: str, folder: Path) -> None
     if reported and killed and killed[0].timestamp > reported[0].timestamp + NOTICED_SECONDS:
         killed = []  # killed later, because it did not exit after the first failure
     first = (killed or reported or failures)[0]
-    if first.exitcode == EXIT_RETRY and not asked:
+    if first.exitcode == EXIT_RETRY and not signal_name:
         raise RetryableExit(first.message if first in reported else "")
     if first.exitcode >= 0:
         if first in reported:
             raise (UserError if first.exitcode == 2 else RunFailure)(first.message)
         raise SystemExit(first.exitcode)  # it stopped in the loop and has printed the reason
-    if asked:
-        raise StopSignal(asked)
+    if signal_name:
+        raise StopSignal(signal_name)
     name = first.signal_name()
     reason = ", perhaps for want of memory" if name == "SIGKILL" else ""
     raise RetryableExit(f"rank {first.local_rank} was ended by {name}{reason}; {resume_hint(folder)}")

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from fivefold.record import Record, RunFailure, UserError
 
-NAME = "lock.json"
+LOCK_FILE = "lock.json"
 BEAT_SECONDS = 5.0
 SILENT_SECONDS = 30.0  # several beats; a network file system shows a change a few seconds late
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 class Holder(Record):
@@ -102,7 +102,7 @@ def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> I
 
     ``report``: called once if it takes a while to see whether the former holder still runs.
     """
-    path, holder = folder / NAME, Holder.from_pid(os.getpid()).replace(since=time.time())
+    path, holder = folder / LOCK_FILE, Holder.from_pid(os.getpid()).replace(since=time.time())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _take(path, holder, report=report)
@@ -122,7 +122,7 @@ def check_held(folder: Path) -> None:
 
     A run that was stopped until another took it over must not remove files that the other writes.
     """
-    with suppress(FileNotFoundError), _open_locked(folder / NAME, make=False) as file:
+    with suppress(FileNotFoundError), _open_locked(folder / LOCK_FILE, creates=False) as file:
         current = _read(file)
         if current is not None and not any(
             current.is_same(Holder.from_pid(pid)) for pid in (os.getpid(), os.getppid())
@@ -144,7 +144,7 @@ def _take(path: Path, holder: Holder, *, report: Callable[[str], object]) -> Non
         if last_seen is None:
             last_seen, deadline = current, time.monotonic() + SILENT_SECONDS
             report(f"{path.parent}: waiting up to {SILENT_SECONDS:g} s to see whether {current} still trains here")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _refusal(folder: Path, there: Holder) -> UserError:
@@ -156,10 +156,10 @@ def _refusal(folder: Path, there: Holder) -> UserError:
 
 
 @contextmanager
-def _open_locked(path: Path, *, make: bool = True) -> Iterator[FileIO]:
+def _open_locked(path: Path, *, creates: bool = True) -> Iterator[FileIO]:
     """Open the lock's file and exclude other processes meanwhile, if the file system supports it."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if creates else 0), 0o644)
         with FileIO(descriptor, "r+") as file:
             _exclude(file)
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):  # else it was removed meanwhile

@@ -263,7 +263,7 @@ def list_translated_names(key: str) -> set[str]:
     from fivefold.interop.huggingface.dialects import DIALECTS
     from fivefold.interop.huggingface.parse import _argument
     from fivefold.interop.megatron.keys import ALIAS, NEGATED
-    from fivefold.interop.megatron_bridge.keys import NAMES, NOT
+    from fivefold.interop.megatron_bridge.keys import NAMES, NEGATED_KEYS
 
     last = key.rpartition(".")[2]
     names = {
@@ -278,6 +278,6 @@ def list_translated_names(key: str) -> set[str]:
         names |= {dialect.names[name] for name in (key,) if name in dialect.names}
         names |= {name for (theirs, _), (name, _) in dialect.words.items() if theirs == key}
         names |= {name for (theirs, _), (name, _) in dialect.words.items() if theirs in names}
-    for table in (ALIAS, NEGATED, NAMES, NOT):
+    for table in (ALIAS, NEGATED, NAMES, NEGATED_KEYS):
         names |= {table[name] for name in tuple(names) if name in table}
     return names

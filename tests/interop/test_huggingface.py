@@ -15,7 +15,7 @@ from transformers import get_scheduler
 
 from fivefold.adapter import Adapter
 from fivefold.interop.format import ConfigPlan, Overrides
-from fivefold.interop.huggingface.keys import FILLED, OF_WIDTH
+from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
@@ -243,7 +243,7 @@ def test_auto_is_a_value_where_transformers_fills_it(key: str) -> None:
     source = Path(transformers.__file__).with_name("integrations").joinpath("deepspeed.py").read_text()
     filled = set(re.findall(r'fill_(?:match|only)\(\s*"([a-z0-9_.]+)"', source))
     assert key in filled
-    assert {f"deepspeed.{name}" for name in filled} <= FILLED | OF_WIDTH.keys()
+    assert {f"deepspeed.{name}" for name in filled} <= FILLED_BY_TRAINER | DERIVED_FROM_WIDTH.keys()
 
 
 def test_auto_in_the_section_of_zero_is_the_default_of_deepspeed(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_the_page_of_a_run_adds_up() -> None:
     lines = [line for line in text.splitlines() if line.startswith(parts) and ("days" in line or " h " in line)]
     shares = [float(line.split("%")[0].split()[-1]) for line in lines]
     assert sum(shares) == pytest.approx(100, abs=0.03)
-    assert "2.7 MWh, 1.5 MWh by the chips at their power limit" in text
+    assert "2.7 MWh, of which 1.5 MWh by the chips at their power limit" in text
     assert "1.3 t, at 481 g/kWh (world)" in text
     assert "0.29 to 0.81" in text
     assert "arXiv:2407.21783" in text

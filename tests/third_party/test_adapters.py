@@ -192,7 +192,7 @@ def draw_gradients(folder: Path, job: Job) -> tuple[list[dict[str, Tensor]], dic
     engine, gradients = Engine(built, model=model, layout=layout, job=job), []
     shards = [shard for shard in built.shards if shard.name.endswith("lora_b")]
     for number in range(DRAWS):
-        engine.number = number
+        engine.step_number = number
         engine.backward(batches()[0][None])
         gradients.append({shard.name: shard.weight.grad.clone() for shard in shards})  # type: ignore[union-attr]
         engine.zero_grad()

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fivefold.record import RunFailure
 from fivefold.trainer import process
-from fivefold.trainer.process import roll_call
+from fivefold.trainer.process import agree_on_store_prefix
 
 WORLD = 3
 
@@ -25,7 +25,7 @@ class Peers:
 
     def come(self, rank: int) -> Future[str]:
         store = PrefixStore("job", self.store.clone())
-        return self.threads.submit(roll_call, store, rank=rank, world=WORLD)
+        return self.threads.submit(agree_on_store_prefix, store, rank=rank, world=WORLD)
 
     def start(self) -> set[str]:
         return {future.result(timeout=20) for future in [self.come(rank) for rank in range(WORLD)]}

@@ -15,7 +15,7 @@ import pytest
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer import loop, run_lock
 from fivefold.trainer.checkpoint import checkpoint
-from fivefold.trainer.run_lock import NAME, Holder, check_held, hold
+from fivefold.trainer.run_lock import LOCK_FILE, Holder, check_held, hold
 from tests.trainer.test_faults import Child, assert_line, read_last_step, saved_step, set_run, wait_for, workspace
 
 __all__ = ["workspace"]
@@ -29,7 +29,7 @@ def holder(folder: Path) -> Iterator[int]:
         with hold(folder):
             time.sleep(60)
         os._exit(0)
-    wait_for(lambda: (folder / NAME).exists() and (folder / NAME).stat().st_size)
+    wait_for(lambda: (folder / LOCK_FILE).exists() and (folder / LOCK_FILE).stat().st_size)
     try:
         yield pid
     finally:
@@ -42,7 +42,7 @@ def lock_elsewhere(folder: Path, beat: int = 0) -> None:
     """The lock as a process of another host writes it."""
     there = Holder(host="node7", process=4711, kernel="another", started="1", since=1.0, beat=beat)
     folder.mkdir(exist_ok=True)
-    (folder / NAME).write_text(there.model_dump_json())
+    (folder / LOCK_FILE).write_text(there.model_dump_json())
 
 
 def test_a_second_run_is_rejected_and_the_lock_of_a_dead_one_is_taken(tmp_path: Path) -> None:
@@ -56,14 +56,14 @@ def test_a_second_run_is_rejected_and_the_lock_of_a_dead_one_is_taken(tmp_path: 
         os.kill(pid, signal.SIGKILL)  # and it has not been waited for yet
         wait_for(lambda: Holder.from_pid(pid).started == "", seconds=5)
         with hold(folder):
-            assert Holder.model_validate_json((folder / NAME).read_text()).process == os.getpid()
+            assert Holder.model_validate_json((folder / LOCK_FILE).read_text()).process == os.getpid()
             check_held(folder)
-        assert not (folder / NAME).exists()
+        assert not (folder / LOCK_FILE).exists()
 
 
 def test_one_of_many_takes_a_stale_lock(tmp_path: Path) -> None:
     there = Holder.from_pid(os.getpid()).replace(started="another process of this id")
-    (tmp_path / NAME).write_text(there.model_dump_json())
+    (tmp_path / LOCK_FILE).write_text(there.model_dump_json())
     begin = time.time() + 0.3
     children = []
     for _ in range(6):
@@ -103,16 +103,16 @@ def test_a_run_on_another_host_is_watched_until_its_state_is_known(
 def test_the_holder_of_a_lock_writes_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.05)
     with hold(tmp_path):
-        wait_for(lambda: Holder.model_validate_json((tmp_path / NAME).read_text()).beat >= 2, seconds=10)
+        wait_for(lambda: Holder.model_validate_json((tmp_path / LOCK_FILE).read_text()).beat >= 2, seconds=10)
         lock_elsewhere(tmp_path)  # takes it over while this one stands still
         time.sleep(0.2)
         with pytest.raises(RunFailure, match="process 4711 on host node7 has taken this run over"):
             check_held(tmp_path)
-    assert "node7" in (tmp_path / NAME).read_text(), "what is not ours was removed"
+    assert "node7" in (tmp_path / LOCK_FILE).read_text(), "what is not ours was removed"
 
 
 def test_a_damaged_lock_holds_nobody_up(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text("{")
+    (tmp_path / LOCK_FILE).write_text("{")
     with hold(tmp_path):
         pass
     with pytest.raises(UserError, match="cannot be written: Not a directory"), hold(Path("/dev/null/run")):
@@ -142,4 +142,4 @@ def test_a_second_train_is_refused_in_one_line_and_harms_nothing(monkeypatch: py
     assert_line(ended.line, rf"run: process {first.pid} on host \S+ has been using this folder since .*")
     assert first.wait().code == 0, error.read_text()
     assert saved_step() == 20
-    assert not Path("run", NAME).exists()
+    assert not Path("run", LOCK_FILE).exists()

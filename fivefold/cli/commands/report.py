@@ -37,7 +37,7 @@ LEVELS = 6  # memory limits for the Pareto front: more would take longer than th
 
 @accept_request(ReportOptions)
 def report(request: ReportOptions, job: Job) -> None:
-    """Write one self-contained HTML file: question, proposal and reasons, memory, time, predicted next to measured."""
+    """Write one self-contained HTML file: the proposed layout and why, memory, time, and predicted next to measured."""
     from fivefold.job import Job as Default
 
     what, out, gpus, ignore = request.what, request.out, request.gpus, request.ignore

@@ -86,7 +86,7 @@ def route_evenly(module: nn.Module) -> None:
             layer.dispatcher = dispatcher = EvenDispatcher(
                 layer.dispatcher.ep, layer.dispatcher.etp, fp8_cast=layer.dispatcher.fp8_cast
             )
-            layer.experts.meanwhile = dispatcher.meanwhile
+            layer.experts.backward_overlap_work = dispatcher.backward_overlap_work
 
 
 def compute_even_ends(offsets: Tensor, rows: int) -> list[int]:
@@ -99,7 +99,9 @@ class EvenDispatcher(AllToAllDispatcher):
 
     def plan(self, counts: Tensor) -> DispatchPlan:
         """Start the exchange of counts, as the real dispatcher does."""
-        return EvenDispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, fp8_cast=self.fp8_cast)
+        return EvenDispatchPlan(
+            counts, self.ep, self.etp, backward_overlap_work=self.backward_overlap_work, fp8_cast=self.fp8_cast
+        )
 
 
 class EvenDispatchPlan(DispatchPlan):

@@ -20,7 +20,7 @@ from fivefold.trainer.measure.meter import (
     ATTENTION_FORWARD,
     CAST_MATMULS,
     GROUPED_INNER,
-    GROUPED_WIDE,
+    GROUPED_MATMULS,
     MATMULS,
     find_window,
     tensors,
@@ -58,7 +58,7 @@ def classify_kernel(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...
         out = out[0]  # a cast
     if func in CAST_MATMULS:
         return "matmul", (*out.shape, args[CAST_MATMULS[func]], 1)
-    if func in GROUPED_WIDE:
+    if func in GROUPED_MATMULS:
         left, right = args[0], args[1]
         if right.dim() == 3:  # [n, K] by [E, K, N]: rows times the matrix of their group
             return "matmul", (-(-left.shape[0] // right.shape[0]), right.shape[2], left.shape[1], right.shape[0])

@@ -22,7 +22,7 @@ from fivefold.dry_run.fake.collectives import Handle, TapeGroup, describe_messag
 from fivefold.dry_run.record.call_sites import CallSites
 from fivefold.dry_run.record.kernels import OPERATIONS_WITHOUT_KERNEL, FusedKernel, allocate_grouped, classify_kernel
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape
-from fivefold.trainer.measure.meter import GROUPED_WIDE, operation_flops, tensors
+from fivefold.trainer.measure.meter import GROUPED_MATMULS, operation_flops, tensors
 
 READ_SCALAR, RESIZE_STORAGE = (
     torch.ops.aten._local_scalar_dense.default,
@@ -190,7 +190,7 @@ class TapeRecorder(TorchDispatchMode):
         if func is RESIZE_STORAGE:
             self._resize(args[0], args[1])
             return None
-        fake = func in GROUPED_WIDE and isinstance(args[0], FakeTensor)
+        fake = func in GROUPED_MATMULS and isinstance(args[0], FakeTensor)
         out = allocate_grouped(*args) if fake else func(*args, **(kwargs or {}))
         if self._is_hiding:
             for tensor in tensors(out):

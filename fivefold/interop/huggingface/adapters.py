@@ -90,7 +90,7 @@ LLAMAFACTORY = AdapterKeys(
     ("double_quantization", True),
     ("use_dora", "additional_target"),
 )
-NAMED = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
+ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
 
 
 def _table(names: AdapterKeys) -> Table:
@@ -114,22 +114,22 @@ TABLES: dict[str, Table] = {"trl": _table(TRL), "axolotl": _table(AXOLOTL), "lla
 
 def read_adapter(values: Values) -> dict[str, Any]:
     """Return the adapter of a config as a field of a job; doubt what is not modelled of it. No field if it has none."""
-    names = NAMED.get(values.software, TRL)
+    names = ADAPTER_KEYS_OF.get(values.software, TRL)
     for key in TABLES["trl"].keys() - TABLES.get(values.software, TABLES["trl"]).keys():
         if values.given.get(key) not in (None, False):
-            values.doubt(key, f"no key of {values.software}, but of TRL's adapters")
+            values.mark_approximate(key, f"no key of {values.software}, but of TRL's adapters")
     switch = values[names.switch]
     on = switch in names.on
     if not on and switch not in names.off:
-        values.doubt(names.switch, "another method than LoRA or full fine-tuning; counted as the latter")
+        values.mark_approximate(names.switch, "another method than LoRA or full fine-tuning; counted as the latter")
     base = _read_base(values, names, on=on)
     if switch == "qlora" and base != "nf4":
-        values.doubt(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
+        values.mark_approximate(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
     if not on:
         return {}
     for key in names.others:
         if values.given.get(key) not in (None, False, "", [], {}):
-            values.doubt(key, "a variant of adapters that is not modelled")
+            values.mark_approximate(key, "a variant of adapters that is not modelled")
     rank = values.optional(names.rank[0]) or names.rank[1]
     alpha = values.number(names.alpha[0])
     dropout = values.number(names.dropout[0])
@@ -151,7 +151,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
 
 def write_adapter(adapter: Adapter | None, software: str) -> dict[str, Any]:
     """Return the keys of a trainer for an adapter; the inverse of ``read_adapter``."""
-    names = NAMED.get(software, TRL)
+    names = ADAPTER_KEYS_OF.get(software, TRL)
     if adapter is None:
         return {names.switch: "full"} if names is LLAMAFACTORY else {}
     is_quantized = adapter.base == "nf4"
@@ -187,7 +187,7 @@ def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:
         if on and (is_four or is_eight) and len(by_key) == 1:
             return "nf4" if is_four else "int8"
         bits = "4 bits" if is_four else "8 bits" if is_eight else "few bits"
-        values.doubt(key, f"weights in {bits}{'' if on else ' without an adapter'}: not counted")
+        values.mark_approximate(key, f"weights in {bits}{'' if on else ' without an adapter'}: not counted")
     return None
 
 
@@ -207,7 +207,7 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
     except re.error:
         matcher = None
     if matcher is None:
-        values.doubt(key, f"{pattern}: a pattern that is not read; counted as all linear layers")
+        values.mark_approximate(key, f"{pattern}: a pattern that is not read; counted as all linear layers")
         return (ALL_LINEAR,)
     for blocks in BLOCKS:
         by_layer = [
@@ -222,9 +222,11 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
         ]
         if matched := tuple(target for target in TARGETS if any(target in targets for targets in by_layer)):
             if any(targets != matched for targets in by_layer):
-                values.doubt(key, f"{pattern}: layers of some blocks; counted in all")
+                values.mark_approximate(key, f"{pattern}: layers of some blocks; counted in all")
             return matched
-    values.doubt(key, f"{pattern}: matches none of {', '.join(TARGETS)} in a block; counted as all linear layers")
+    values.mark_approximate(
+        key, f"{pattern}: matches none of {', '.join(TARGETS)} in a block; counted as all linear layers"
+    )
     return (ALL_LINEAR,)
 
 
@@ -246,5 +248,5 @@ def _targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     known = tuple(word for word in words if word in TARGETS)
     if len(known) < len(words):
         others = ", ".join(word for word in words if word not in TARGETS)
-        values.doubt(names.targets, f"{others}: not among {', '.join(TARGETS)}, which alone are counted")
+        values.mark_approximate(names.targets, f"{others}: not among {', '.join(TARGETS)}, which alone are counted")
     return known or (ALL_LINEAR,)

@@ -63,7 +63,7 @@ PAIR_FIELDS = ("field_prompt", "field_chosen", "field_rejected")  # of Axolotl's
 CHAT, TEXT = "chat_template", "completion"  # Axolotl's types of conversations, and of plain text
 SIGNS = {"trl": tuple(TABLES["trl"]), "axolotl": ("datasets",), "llamafactory": ("dataset", "template")}
 SIGMOID = ("sigmoid", ["sigmoid"])  # the loss of DPO
-ANOTHER = "another objective than the next token"
+OTHER_OBJECTIVE = "another objective than the next token"
 LOSS_TERMS = {
     "rpo_alpha": "a loss on the chosen completion is added",
     "label_smoothing": "the loss of pairs smooths its labels",
@@ -79,24 +79,26 @@ def read_preferences(values: Values) -> dict[str, Any]:
     switch, beta = SWITCHES[software]
     for key in SWITCHES["trl"] if software != "trl" else ():
         if values.is_set(key):
-            values.doubt(key, ANOTHER)
+            values.mark_approximate(key, OTHER_OBJECTIVE)
     is_dpo = values[switch] in SIGMOID if software == "trl" else values[switch] == "dpo"
     if not is_dpo:
         if values[switch] not in (None, "nll", "sft", "pt"):
-            values.doubt(switch, f"{ANOTHER}; counted as it")
+            values.mark_approximate(switch, f"{OTHER_OBJECTIVE}; counted as it")
         if software != "llamafactory" and values[beta] is not None:
-            values.doubt(beta, f"of {ANOTHER}")
+            values.mark_approximate(beta, f"of {OTHER_OBJECTIVE}")
         return {}
     if software == "llamafactory":
         if values["pref_loss"] != "sigmoid":
-            values.doubt("pref_loss", "another loss of pairs; counted as DPO's, with a reference")
+            values.mark_approximate("pref_loss", "another loss of pairs; counted as DPO's, with a reference")
         if values["pref_ftx"]:
-            values.doubt("pref_ftx", "a loss on the chosen completion is added")
+            values.mark_approximate("pref_ftx", "a loss on the chosen completion is added")
     for key, reason in LOSS_TERMS.items():
         if values.given.get(key):
-            values.doubt(key, reason)
+            values.mark_approximate(key, reason)
     if values.given.get("precompute_ref_log_probs"):
-        values.doubt("precompute_ref_log_probs", "the reference runs before the training; counted in every step")
+        values.mark_approximate(
+            "precompute_ref_log_probs", "the reference runs before the training; counted in every step"
+        )
     strength = values.number(beta)
     return {OBJECTIVE: "dpo"} | ({} if strength is None else {BETA: strength})
 

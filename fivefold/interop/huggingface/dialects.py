@@ -25,7 +25,7 @@ class Dialect(NamedTuple):
     words: Mapping[tuple[str, Any], tuple[str, Any]]  # (key, value) → (key, value) of TrainingArguments
     defaults: Mapping[str, Any]
     table: Table
-    unsaid: Mapping[str, Any] = {}  # the dialect's defaults that are said for it
+    implied_values: Mapping[str, Any] = {}  # the dialect's defaults that are said for it
 
     def find_name(self, argument: str) -> str:
         """Return the dialect's name of a key of TrainingArguments; the first of several."""
@@ -108,7 +108,7 @@ LLAMAFACTORY = Dialect(
     # llamafactory/model/model_utils/checkpointing.py: on unless disable_gradient_checkpointing
     # hparams/finetuning_args.py: adapters, unless finetuning_type says otherwise
     defaults={"max_length": 2048, "gradient_checkpointing": True},
-    unsaid={"finetuning_type": "lora"},
+    implied_values={"finetuning_type": "lora"},
     table={
         "stage": part(data.OBJECTIVE, "sft"),
         "use_galore": unmodelled_key("another optimizer", False),

@@ -10,7 +10,7 @@ from fivefold.interop.keys import Table, approximate_keys, unmodelled_keys
 
 OBJECTIVE = "another objective than the next token"
 ADAPTERS = "adapters, not the weights, are trained"
-SOME = "some weights are frozen"
+PARTLY_FROZEN = "some weights are frozen"
 KERNELS = "other kernels"
 EXPERTS = "other kernels of experts"
 QUANTIZED = "weights in few bits"
@@ -164,7 +164,9 @@ AXOLOTL: Table = {
     **unmodelled_keys(OBJECTIVE, "ebft.*", "use_eaft", "kd_trainer", "kd_online_server_base_url", "nemo_gym_enabled"),
     **unmodelled_keys("noise on the embeddings", "noisy_embedding_alpha"),
     **unmodelled_keys(ADAPTERS, "lora_model_dir", "relora", "relora_steps", "mora", "mora.*", "spectrum_top_fraction"),
-    **unmodelled_keys(SOME, "freeze_mm_modules", "dense_mixer", "dense_mixer.*", "llmcompressor", "llmcompressor.*"),
+    **unmodelled_keys(
+        PARTLY_FROZEN, "freeze_mm_modules", "dense_mixer", "dense_mixer.*", "llmcompressor", "llmcompressor.*"
+    ),
     **unmodelled_keys(QUANTIZED, "gptq", "model_quantization_config", "qat", "qat.*", "quantize_moe_experts"),
     **unmodelled_keys(QUANTIZED, "nonexpert_quantization", "dsv4_fp8_nonexpert_mode", "dsv4_fp4_grouped_mode"),
     **unmodelled_keys(QUANTIZED, "gemma4_fp8_nonexpert", "gemma4_nf4_nonexpert", "nvfp4_merge_aware", "use_onebitllms"),
@@ -223,6 +225,6 @@ LLAMAFACTORY: Table = {
     **unmodelled_keys("norms, or logits, of another type", "upcast_layernorm", "upcast_lmhead_output"),
     **unmodelled_keys("is neither true nor false", "neat_packing", "disable_gradient_checkpointing"),
     **unmodelled_keys("images", "freeze_multi_modal_projector", default=True),
-    **unmodelled_keys(SOME, "freeze_language_model"),
+    **unmodelled_keys(PARTLY_FROZEN, "freeze_language_model"),
     **approximate_keys(VOCABULARY, "resize_vocab", "new_special_tokens_config"),
 }

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from fivefold.interop.equivalence import resolve_rate
-from fivefold.interop.format import ConfigPlan, Written
+from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.huggingface.adapters import write_adapter
 from fivefold.interop.huggingface.data import DATASET_INFO, describe_dataset, write_data
 from fivefold.interop.huggingface.dialects import AXOLOTL, LLAMAFACTORY, Dialect
@@ -122,20 +122,20 @@ def _files(plan: ConfigPlan, launch: str, *, config: str, about: str, deepspeed:
     return {"run.sh": script, "arguments.yaml": text, "config.json": model, "train.py": TRAIN}
 
 
-def emit_accelerate(plan: ConfigPlan) -> Written:
+def emit_accelerate(plan: ConfigPlan) -> WrittenConfig:
     """Return accelerate's YAML for FSDP2, and the files that belong to it."""
     layout = plan.layout
-    _refuse_adapter(plan)
+    _check_no_adapter(plan)
     if layout.zero == 0:
         raise UserError(
             f"layout {str(layout)!r}: an accelerate config is written for FSDP2, which always shards; take zero3"
         )
     launch, config = "accelerate launch --config_file accelerate.yaml", "On every host, each with its machine_rank."
     files = _files(plan, launch, config=config, about="accelerate", deepspeed=False)
-    return Written(files | {"accelerate.yaml": _accelerate_file(plan, _fsdp(plan))})
+    return WrittenConfig(files | {"accelerate.yaml": _accelerate_file(plan, _fsdp(plan))})
 
 
-def _refuse_adapter(plan: ConfigPlan) -> None:
+def _check_no_adapter(plan: ConfigPlan) -> None:
     """Raise ``UserError`` for an adapter or pairs, which the script on random tokens does not train."""
     if plan.job.adapter is not None or plan.job.objective == "dpo":
         raise UserError(
@@ -203,13 +203,13 @@ def _accelerate_file(plan: ConfigPlan, values: dict[str, Any]) -> str:
     return yaml_file(unprefixed, table, about=(f"accelerate: {plan.layout}",), extra=unprefixed_extra)
 
 
-def emit_deepspeed(plan: ConfigPlan) -> Written:
+def emit_deepspeed(plan: ConfigPlan) -> WrittenConfig:
     """Return DeepSpeed's JSON, and the files that belong to it."""
-    _refuse_adapter(plan)
+    _check_no_adapter(plan)
     text = _deepspeed_file(plan)
     about = "deepspeed.json: see https://www.deepspeed.ai/docs/config-json for each of its keys"
     files = _files(plan, _deepspeed_launch(plan), config=about, about="DeepSpeed", deepspeed=True)
-    return Written(files | {DEEPSPEED_FILE: text})
+    return WrittenConfig(files | {DEEPSPEED_FILE: text})
 
 
 def _deepspeed_launch(plan: ConfigPlan) -> str:
@@ -313,7 +313,7 @@ def _write_dialect(dialect: Dialect, values: dict[str, Any], *, about: str, plan
     return yaml_file(named, meanings, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
 
 
-def emit_axolotl(plan: ConfigPlan) -> Written:
+def emit_axolotl(plan: ConfigPlan) -> WrittenConfig:
     """Return Axolotl's YAML, and DeepSpeed's JSON if it needs one."""
     plan, values = _fine_tune(plan, AXOLOTL.name)
     files, remarks = _fine_tune_files(plan, values)
@@ -327,10 +327,10 @@ def emit_axolotl(plan: ConfigPlan) -> Written:
                 values[key] = value
         values["fsdp_version"] = 2
     text = _write_dialect(AXOLOTL, values, about="axolotl train axolotl.yaml", plan=plan)
-    return Written({"axolotl.yaml": text} | files, remarks)
+    return WrittenConfig({"axolotl.yaml": text} | files, remarks)
 
 
-def emit_llamafactory(plan: ConfigPlan) -> Written:
+def emit_llamafactory(plan: ConfigPlan) -> WrittenConfig:
     """Return LLaMA-Factory's YAML with its dataset_info.json, and the file of the strategy."""
     plan, values = _fine_tune(plan, LLAMAFACTORY.name)
     files, remarks = _fine_tune_files(plan, values)
@@ -348,14 +348,14 @@ def emit_llamafactory(plan: ConfigPlan) -> Written:
         run = f"FORCE_TORCHRUN=1 NNODES={nodes} NPROC_PER_NODE={gpus_per_node} NODE_RANK=… MASTER_ADDR=… {run[17:]}"
     if plan.job.stack.name != "fsdp2":
         text = _write_dialect(LLAMAFACTORY, values, about=run, plan=plan)
-        return Written({"train.yaml": text} | files, remarks)
+        return WrittenConfig({"train.yaml": text} | files, remarks)
     text = _write_dialect(LLAMAFACTORY, values, about="run.sh starts it", plan=plan)
     script = _script(plan, "accelerate launch --config_file accelerate.yaml -m llamafactory.launcher train.yaml")
     files |= {"accelerate.yaml": _accelerate_file(plan, _fsdp(plan))}
-    return Written({"run.sh": script, "train.yaml": text} | files, remarks)
+    return WrittenConfig({"run.sh": script, "train.yaml": text} | files, remarks)
 
 
-def emit_trl(plan: ConfigPlan) -> Written:
+def emit_trl(plan: ConfigPlan) -> WrittenConfig:
     """Return the YAML of TRL's script, and the file of the strategy."""
     plan, values = _fine_tune(plan, "trl")
     files, remarks = _fine_tune_files(plan, values)
@@ -373,7 +373,7 @@ def emit_trl(plan: ConfigPlan) -> Written:
         files["accelerate.yaml"] = _accelerate_file(plan, _fsdp(plan) if plan.job.stack.name == "fsdp2" else replicated)
     lines = (f"{plan.model.name}, {plan.layout}",)
     text = yaml_file(values, ARGUMENTS, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
-    return Written({"run.sh": _script(plan, launch), "train.yaml": text} | files, remarks)
+    return WrittenConfig({"run.sh": _script(plan, launch), "train.yaml": text} | files, remarks)
 
 
 def _script(plan: ConfigPlan, launch: str) -> str:

@@ -153,7 +153,7 @@ PARALLEL = "accelerate.parallelism_config.parallelism_config_"
 
 PREFIX = "deepspeed.zero_optimization."
 
-OF_WIDTH: dict[str, Callable[[int], int]] = {
+DERIVED_FROM_WIDTH: dict[str, Callable[[int], int]] = {
     f"{PREFIX}reduce_bucket_size": lambda width: width * width,
     f"{PREFIX}stage3_prefetch_bucket_size": lambda width: int(0.9 * width * width),
     f"{PREFIX}stage3_param_persistence_threshold": lambda width: 10 * width,
@@ -161,7 +161,7 @@ OF_WIDTH: dict[str, Callable[[int], int]] = {
 
 # DeepSpeed's keys for which "auto" is a value: transformers (integrations/deepspeed.py, trainer_config_process and
 # trainer_config_finalize) and accelerate (DeepSpeedPlugin) fill them with the trainer's, DeepSpeed itself no other.
-FILLED = frozenset(
+FILLED_BY_TRAINER = frozenset(
     f"deepspeed.{key}"
     for key in (
         "train_micro_batch_size_per_gpu",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fivefold.interop.files import document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
-from fivefold.interop.huggingface.keys import FILLED, OF_WIDTH, TABLE, VERSIONS
+from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER, TABLE, VERSIONS
 from fivefold.interop.keys import Values, flatten
 from fivefold.interop.shell.launch import keys
 from fivefold.record import UserError
@@ -22,7 +22,10 @@ ARGUMENT_SIGNS = frozenset({"per_device_train_batch_size", "gradient_accumulatio
 ZERO_SECTION = "deepspeed.zero_optimization."
 DEEPSPEED_SIGNS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
 
-LAUNCHED = {"mixed_precision": "accelerate.mixed_precision", "zero_stage": "accelerate.deepspeed_config.zero_stage"}
+LAUNCHER_KEYS = {
+    "mixed_precision": "accelerate.mixed_precision",
+    "zero_stage": "accelerate.deepspeed_config.zero_stage",
+}
 
 
 class CollectedKeys(NamedTuple):
@@ -55,7 +58,7 @@ def is_huggingface(document: Document) -> bool:
     )
 
 
-def parse(document: Document, asked: Overrides) -> ParsedConfig:
+def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of all keys of a job, by the names of TrainingArguments, accelerate and DeepSpeed."""
     collected = collect_keys(document)
     given, dialect = collected.given, collected.dialect
@@ -66,11 +69,11 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
     strategy = find_strategy(given)
     name = dialect.name if dialect else "deepspeed" if strategy == "deepspeed" else "accelerate"
     version = dialect.version if dialect else VERSIONS[name]
-    unset = tuple(key for key, value in given.items() if key in OF_WIDTH and value == "auto")
+    unset = tuple(key for key, value in given.items() if key in DERIVED_FROM_WIDTH and value == "auto")
     given = {key: value for key, value in given.items() if key not in unset}
     values = Values(table, given, origin=document.origin, software=name, version=version)
     document = document._replace(ranks=document.ranks or collected.ranks)
-    return ParsedConfig(document, values, model=asked.model, unset=unset)
+    return ParsedConfig(document, values, model=overrides.model, unset=unset)
 
 
 def collect_keys(document: Document) -> CollectedKeys:
@@ -106,7 +109,7 @@ def _parse_words(document: Document) -> CollectedKeys:
         given["accelerate.distributed_type"] = "FSDP"
     if "use_deepspeed" in options:
         given["accelerate.distributed_type"] = "DEEPSPEED"
-    given |= {LAUNCHED[name]: value for name, value in options.items() if name in LAUNCHED}
+    given |= {LAUNCHER_KEYS[name]: value for name, value in options.items() if name in LAUNCHER_KEYS}
     given |= {f"accelerate.fsdp_config.{name}": value for name, value in options.items() if name.startswith("fsdp_")}
     return CollectedKeys(given, dialect)
 
@@ -127,7 +130,7 @@ def _parse_file(document: Document) -> CollectedKeys:
 
 def translate(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[str, Any]:
     """Translate a dialect's keys to names of TrainingArguments and accelerate; add its unmodelled defaults."""
-    translated_values: dict[str, Any] = dict(dialect.unsaid)
+    translated_values: dict[str, Any] = dict(dialect.implied_values)
     fsdp = values.pop("fsdp_config", None)
     version = values.pop("fsdp_version", None)
     for key, value in flatten(values, origin=origin).items():
@@ -174,11 +177,12 @@ def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     given = {
         key: value
         for key, value in nested.items()
-        if value != "auto" or not (key in FILLED or (key.startswith(ZERO_SECTION) and key not in OF_WIDTH))
+        if value != "auto"
+        or not (key in FILLED_BY_TRAINER or (key.startswith(ZERO_SECTION) and key not in DERIVED_FROM_WIDTH))
     }
     for key, value in given.items():
         meaning = TABLE.get(key)
-        if value == "auto" and key not in OF_WIDTH and meaning is not None and meaning.default != "auto":
+        if value == "auto" and key not in DERIVED_FROM_WIDTH and meaning is not None and meaning.default != "auto":
             raise UserError(
                 f'{origin}: {key.removeprefix("deepspeed.")}="auto" is filled by neither transformers nor accelerate, '
                 "and DeepSpeed does not start with it; give its value or leave the key out"

@@ -11,7 +11,7 @@ from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import RANKS_MISSING, Document, Overrides, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.huggingface.adapters import read_adapter
 from fivefold.interop.huggingface.data import read_data, read_preferences
-from fivefold.interop.huggingface.keys import FSDP, OF_WIDTH, PARALLEL, PREFIX, STAGE_3
+from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FSDP, PARALLEL, PREFIX, STAGE_3
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, to_list
 from fivefold.job import Recipe, recipe
@@ -41,12 +41,12 @@ OPTIMIZERS = {
 MAX_SIZE = 2**48
 
 
-def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
+def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job."""
     document, values = config.document, config.values
     kind = find_strategy(values.given)
     check_strategy(values)
-    ranks = world(document, asked)
+    ranks = world(document, overrides)
     preferences = read_preferences(values)
     model, missing = _model(values, document, config.model)
     if values["max_length"] is None:
@@ -54,9 +54,9 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     if model is None or ranks is None or values["max_length"] is None:
         missing += () if ranks else (RANKS_MISSING,)
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
-    values.given |= {key: OF_WIDTH[key](model.width) for key in config.unset}
+    values.given |= {key: DERIVED_FROM_WIDTH[key](model.width) for key in config.unset}
     fields = values.fields()
-    fields |= _degrees(values, kind, ranks, asked.ranks_per_node)
+    fields |= _degrees(values, kind, ranks, overrides.ranks_per_node)
     fields |= _batch(values, fields, kind) | read_optimizer(values, kind) | _stack(values, kind)
     if preferences:  # batches are of pairs, each of two sequences
         fields |= {key: 2 * fields[key] for key in ("layout.mbs", "job.global_batch")}
@@ -80,7 +80,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
         values[f"{FSDP}activation_checkpointing"],
     ]
     if "offload" in str(values["gradient_checkpointing"]):
-        values.doubt("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
+        values.mark_approximate("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
     fields["layout.ac"] = (
         "full" if any(value not in (None, False, "none") for value in checkpointing_values) else "none"
     )
@@ -106,32 +106,34 @@ LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "glu_activation", "
 def check_strategy(values: Values) -> None:
     """Mark a strategy that is read as another one, and kernels of Liger that are counted together."""
     if str(values["accelerate.distributed_type"]).upper() not in KNOWN_STRATEGIES:
-        values.doubt("accelerate.distributed_type", "is neither FSDP, DeepSpeed nor DDP")
+        values.mark_approximate("accelerate.distributed_type", "is neither FSDP, DeepSpeed nor DDP")
     for key in ("optimizer", "param"):
         name = f"deepspeed.zero_optimization.offload_{key}.device"
         if values[name] == "nvme":
-            values.doubt(name, "states on disk: counted in host memory")
+            values.mark_approximate(name, "states on disk: counted in host memory")
     if values["accelerate.deepspeed_config.offload_optimizer_device"] == "nvme":
-        values.doubt("accelerate.deepspeed_config.offload_optimizer_device", "states on disk")
+        values.mark_approximate("accelerate.deepspeed_config.offload_optimizer_device", "states on disk")
     for name in (f"liger_{kernel}" for kernel in LIGER_KERNELS):
         if values["use_liger_kernel"] and values.is_set(name):
             if values[name]:
                 values.approximate(name, "is one of Liger's kernels, which are counted all together")
             else:
-                values.doubt(name, "is off among Liger's kernels, which are counted all together")
+                values.mark_approximate(name, "is off among Liger's kernels, which are counted all together")
 
 
 def check_loaded_type(values: Values) -> None:
     """Mark weights that are loaded in 16 bits and stay so: DDP trains them in that type."""
     for name in ("torch_dtype", "dtype"):
         if str(values[name]).removeprefix("torch.") in ("bfloat16", "float16"):
-            values.doubt(name, "under DDP weights, gradients and moments are then in 16 bits: counted in fp32")
+            values.mark_approximate(
+                name, "under DDP weights, gradients and moments are then in 16 bits: counted in fp32"
+            )
 
 
-def _model(values: Values, document: Document, asked: Model | None) -> tuple[Model | None, tuple[str, ...]]:
+def _model(values: Values, document: Document, overrides: Model | None) -> tuple[Model | None, tuple[str, ...]]:
     """Return the user's model, a folder's, or the catalog's model of that repository."""
-    if asked:
-        return asked, ()
+    if overrides:
+        return overrides, ()
     model_name = values["model_name_or_path"]
     if model_name is None:
         return None, ("the model: say --model NAME",)
@@ -221,7 +223,7 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
         strategy_words = [str(word) for word in fsdp_value] if isinstance(fsdp_value, list) else str(fsdp_value).split()
         strategy = strategy_words[0].upper()
         if "offload" in strategy_words:
-            values.doubt("fsdp", "weights, gradients and optimizer in host memory: not counted")
+            values.mark_approximate("fsdp", "weights, gradients and optimizer in host memory: not counted")
     elif version == 1 and isinstance(policy, str) and values.is_set(f"{FSDP}reshard_after_forward"):
         strategy = policy.upper()
     names = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
@@ -254,7 +256,7 @@ def _units(values: Values, model: Model) -> dict[str, Any]:
     fsdp_value, policy = values["fsdp"], f"{FSDP}auto_wrap_policy"
     version = values["fsdp_config.version"] if fsdp_value else values[f"{FSDP}version"]
     if values.is_set(policy) and str(values[policy]).upper() not in ("TRANSFORMER_BASED_WRAP", "TRANSFORMER_AUTO_WRAP"):
-        values.doubt(policy, "units of another size; counted as blocks")
+        values.mark_approximate(policy, "units of another size; counted as blocks")
     stays_gathered = version == 1 or model.tied_embeddings
     return {"job.stack.backward_all_gather": "root"} if stays_gathered else {}
 
@@ -299,7 +301,7 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
     """Return the kernels, the overlap and the reductions of the strategy."""
     implementation = str(values["attn_implementation"]).rpartition("/")[2]
     if implementation not in ATTENTION:
-        values.doubt("attn_implementation", "is not known here; counted as flash_attention_2")
+        values.mark_approximate("attn_implementation", "is not known here; counted as flash_attention_2")
     compiled = bool(values["torch_compile"]) or str(values["accelerate.dynamo_config.dynamo_backend"]).upper() not in (
         "NO",
         "NONE",
@@ -313,7 +315,7 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
     )
     unknown_plugins = [plugin for plugin in plugins if not plugin.endswith(PLUGINS)]
     if unknown_plugins:
-        values.doubt("plugins", f"{', '.join(unknown_plugins)}: not known here, not counted")
+        values.mark_approximate("plugins", f"{', '.join(unknown_plugins)}: not known here, not counted")
     fields: dict[str, Any] = {
         "job.stack.name": "deepspeed" if kind == "deepspeed" else "fsdp2",
         "job.stack.attention": ATTENTION.get(implementation, "flash2"),
@@ -347,7 +349,7 @@ def _precision(values: Values, kind: str) -> Recipe:
     if bf16 and fp16:
         raise UserError(f"{values.origin}: bf16 and fp16 are both enabled; keep one")
     if mixed_precision == "fp8":
-        values.doubt("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
+        values.mark_approximate("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
         bf16 = True
     if values["pure_bf16"] and kind != "deepspeed":  # DeepSpeed keeps fp32 master weights in any case
         return recipe("bf16-pure")
@@ -369,7 +371,9 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
     deepspeed_sets = kind == "deepspeed" and values[f"{ds}type"] is not None
     optimizer_name = str(values[f"{ds}type"] if deepspeed_sets else values["optim"]).lower().rpartition(".")[2]
     if optimizer_name not in OPTIMIZERS:
-        values.doubt(f"{ds}type" if deepspeed_sets else "optim", "is not among the optimizers here; read as adamw")
+        values.mark_approximate(
+            f"{ds}type" if deepspeed_sets else "optim", "is not among the optimizers here; read as adamw"
+        )
     if optimizer_name.startswith("paged_"):
         values.approximate("optim", "moves its states to the host where memory ends; counted on the device")
     betas = (values["adam_beta1"], values["adam_beta2"])

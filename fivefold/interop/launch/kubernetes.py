@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import ConfigPlan, Written
+from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.launch.run_file import FOLDER, files
 from fivefold.interop.render import dump
 
@@ -20,7 +20,7 @@ IMAGE = "your-registry/fivefold:latest"
 API = "trainer.kubeflow.org/v1alpha1"
 
 
-def emit(plan: ConfigPlan) -> Written:
+def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return the YAML for ``kubectl apply -f``."""
     name = f"fivefold-{plan.model.name}".replace(".", "-").replace("_", "-").lower()
     parts = [_volume(name), _config(name, files(plan)), _runtime(plan, name), _job(plan, name)]
@@ -28,7 +28,7 @@ def emit(plan: ConfigPlan) -> Written:
         f"# kubectl apply -f trainjob.yaml: {plan.model.name}, {plan.layout}\n"
         f"# Put your image in the place of {IMAGE}; the volume, which all nodes write to, holds logs and checkpoints.\n"
     )
-    return Written({"trainjob.yaml": about + dump(parts)})
+    return WrittenConfig({"trainjob.yaml": about + dump(parts)})
 
 
 def _volume(name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, Written
+from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, WrittenConfig
 from fivefold.interop.keys import Values
 from fivefold.job import FORMAT_OBJECTIVES, RECIPES, Job
 from fivefold.layout.spec import Layout
@@ -24,12 +24,12 @@ def is_run_file(document: Document) -> bool:
     return document.kind == "toml" and isinstance(values.get("model"), str) and isinstance(values.get("layout"), str)
 
 
-def parse(document: Document, asked: Overrides) -> ParsedConfig:
+def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the run file unchanged: its keys are fields of our own records, which validate them."""
-    return ParsedConfig(document, Values({}, {}, origin=document.origin, software="fivefold"), model=asked.model)
+    return ParsedConfig(document, Values({}, {}, origin=document.origin, software="fivefold"), model=overrides.model)
 
 
-def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
+def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job; all keys of a run file are understood."""
     document, values = config.document, config.document.values
     if values["layout"] == "auto":
@@ -37,9 +37,9 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     model_path = document.folder / str(values["model"])
     model = config.model or catalog.resolve(str(model_path if model_path.is_file() else values["model"]))
     layout = Layout.parse(str(values["layout"]))
-    if asked.ranks and asked.ranks != layout.world:
+    if overrides.ranks and overrides.ranks != layout.world:
         raise UserError(
-            f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {asked.ranks}; take --gpus "
+            f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {overrides.ranks}; take --gpus "
             f"NAME:{layout.world}"
         )
     job = Job.read(dict(values.get("job", {})), origin=document.origin)
@@ -139,6 +139,6 @@ def files(plan: ConfigPlan) -> dict[str, str]:
     return {"run.toml": text(plan, model="model.toml"), "model.toml": emit(fields)}
 
 
-def emit_run_file(plan: ConfigPlan) -> Written:
+def emit_run_file(plan: ConfigPlan) -> WrittenConfig:
     """Return the run file and the model's file."""
-    return Written(files(plan), plan.data.remarks if plan.data else ())
+    return WrittenConfig(files(plan), plan.data.remarks if plan.data else ())

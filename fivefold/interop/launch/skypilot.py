@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import ConfigPlan, Written
+from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.launch.kubernetes import RESTARTS
 from fivefold.interop.launch.run_file import FOLDER, files
 from fivefold.interop.launch.run_file import machine as machine_of
@@ -22,7 +22,7 @@ torchrun --nnodes "$SKYPILOT_NUM_NODES" --nproc-per-node "$SKYPILOT_NUM_GPUS_PER
 """
 
 
-def emit(plan: ConfigPlan) -> Written:
+def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return the task, and the run file for its workdir."""
     nodes, gpus_per_node = plan.hosts
     chip = machine_of(plan).partition(":")[0].partition(" ")[0].upper()
@@ -44,4 +44,4 @@ def emit(plan: ConfigPlan) -> Written:
         f"# sky jobs launch task.yaml: {plan.model.name}, {plan.layout}\n"
         "# The bucket holds logs and checkpoints; use_spot: false for machines that are not taken away; setup: yours.\n"
     )
-    return Written({"task.yaml": about + dump([task]), **files(plan)})
+    return WrittenConfig({"task.yaml": about + dump([task]), **files(plan)})

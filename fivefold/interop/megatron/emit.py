@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from fivefold.interop.format import ConfigPlan, Written
+from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.megatron.keys import ACTIVATIONS, JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
 from fivefold.interop.megatron.to_job import FP8, MODULES
@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.record import UserError
 
 
-def emit(plan: ConfigPlan) -> Written:
+def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return a script that starts Megatron-LM's pretrain_gpt.py."""
     values = arguments(plan)
     nodes, per_node = plan.hosts
@@ -54,7 +54,7 @@ def emit(plan: ConfigPlan) -> Written:
         '--node_rank "${NODE_RANK:-0}" --master_addr "${MASTER_ADDR:-localhost}" --master_port 29500 \\',
         '    pretrain_gpt.py "${MODEL[@]}" "${LAYOUT[@]}" "${JOB[@]}" "${STACK[@]}" "${DATA[@]}"',
     ]
-    return Written({"megatron.sh": "\n".join(lines) + "\n"})
+    return WrittenConfig({"megatron.sh": "\n".join(lines) + "\n"})
 
 
 def _flag(name: str, value: Any) -> str:
@@ -167,22 +167,22 @@ def emit_recomputation(ac: str, *, experts: bool) -> dict[str, Any]:
     return {"recompute_granularity": "selective", "recompute_modules": modules}
 
 
-def precision(asked: Recipe) -> dict[str, Any]:
+def precision(overrides: Recipe) -> dict[str, Any]:
     """Return the arguments of a recipe; raise ``UserError`` for one that Megatron does not have."""
-    if asked == recipe("fp32"):
+    if overrides == recipe("fp32"):
         return {}
-    if asked == recipe("fp16"):
+    if overrides == recipe("fp16"):
         return {"fp16": True}
-    reduces_in_bf16 = asked.name.endswith("-grad16")
-    base = asked.name.removesuffix("-grad16")
+    reduces_in_bf16 = overrides.name.endswith("-grad16")
+    base = overrides.name.removesuffix("-grad16")
     reduced = {"bf16": True, "grad_reduce_in_bf16": reduces_in_bf16}
     recipes = {"bf16": {}, "nvfp4": {"fp4_format": "e2m1"}} | {
         ours: {"fp8_format": "e4m3" if ours in ("fp8-tiles", "mxfp8") else "hybrid", "fp8_recipe": theirs}
         for theirs, ours in FP8.items()
         if theirs != "delayed"
     }
-    if base not in recipes or asked != recipe(base).with_reduce_dtype(in_fp32=not reduces_in_bf16):
-        raise UserError(f"precision {asked.name}: Megatron has fp32, fp16, {', '.join(recipes)}; take one of them")
+    if base not in recipes or overrides != recipe(base).with_reduce_dtype(in_fp32=not reduces_in_bf16):
+        raise UserError(f"precision {overrides.name}: Megatron has fp32, fp16, {', '.join(recipes)}; take one of them")
     return reduced | recipes[base]
 
 

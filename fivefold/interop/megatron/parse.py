@@ -10,7 +10,7 @@ from fivefold.interop.megatron.keys import ALIAS, CORE_FIELDS, NEGATED, TABLE, V
 from fivefold.interop.shell.launch import keys
 from fivefold.record import UserError
 
-SEGMENTS = ("PYTORCH_CUDA_ALLOC_CONF",)  # environment variables that are read
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF",)  # environment variables that are read
 
 YAML_ACTIVATIONS: dict[str, dict[str, Any]] = {  # megatron/training/yaml_arguments.py
     "swiglu": {"swiglu": True},
@@ -45,14 +45,16 @@ def _flatten(values: Any) -> dict[str, Any]:
     return flattened
 
 
-def parse(document: Document, asked: Overrides) -> ParsedConfig:
+def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of the arguments."""
     given = keys(document.words) if document.kind == "words" else _flatten(document.values)
     environment = document.values if document.kind == "words" else given
-    segments = "expandable_segments:True" in str(environment.get(SEGMENTS[0], ""))
+    segments = "expandable_segments:True" in str(environment.get(ALLOCATOR_VARIABLES[0], ""))
     arguments = {name: value for name, value in given.items() if not name.isupper()}
     if document.kind != "words":
-        arguments |= {f"env.{name}": value for name, value in given.items() if name.isupper() and name not in SEGMENTS}
+        arguments |= {
+            f"env.{name}": value for name, value in given.items() if name.isupper() and name not in ALLOCATOR_VARIABLES
+        }
     table = TABLE if document.kind == "words" else {**CORE_FIELDS, **TABLE}  # a YAML may use Megatron-Core's names
     origin, named_values = document.origin, normalize_names(arguments)
     if document.kind != "words" and named_values.get("activation_func") in YAML_ACTIVATIONS:
@@ -69,7 +71,7 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
             raise UserError(f"{flag} is {value}, which is not set; add {variable}=VALUE to the file")
     values = Values(table, named_values, origin=origin, software="megatron", version=VERSION)
     fields = {"job.stack.expandable_segments": segments}
-    return ParsedConfig(document, values, model=asked.model, stack="megatron-core", fields=fields)
+    return ParsedConfig(document, values, model=overrides.model, stack="megatron-core", fields=fields)
 
 
 def normalize_names(given: dict[str, Any]) -> dict[str, Any]:

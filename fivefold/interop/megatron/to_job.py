@@ -43,12 +43,12 @@ TOKENIZERS = {"GPT2BPETokenizer": 50_257, "BertWordPieceLowerCase": 30_522, "Lla
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 
 
-def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
+def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job."""
     document, values = config.document, config.values
     check_same(values)
-    model, missing = read_model(values, asked._replace(model=config.model))
-    ranks = world(document, asked)
+    model, missing = read_model(values, overrides._replace(model=config.model))
+    ranks = world(document, overrides)
     if model is None:
         return build_reading(config, {}, model=None, ranks=None, missing=missing)
     fields = {path: value for path, value in values.fields().items() if not path.startswith("model.")}
@@ -58,8 +58,11 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields["job.offload"] = ("optimizer",) if values["optimizer_cpu_offload"] else ()
     fields |= config.fields
     fields["job.optimizer.betas"] = (values["adam_beta1"], values["adam_beta2"])
-    if lacking := [name for name in ("seq_length", "micro_batch_size") if values[name] is None]:
-        missing += (*(f"--{name.replace('_', '-')}" for name in lacking), *(() if ranks else (RANKS_MISSING,)))
+    if missing_arguments := [name for name in ("seq_length", "micro_batch_size") if values[name] is None]:
+        missing += (
+            *(f"--{name.replace('_', '-')}" for name in missing_arguments),
+            *(() if ranks else (RANKS_MISSING,)),
+        )
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
     if ranks is not None:
         tp, cp, pp = (values.to_int(f"{axis}_parallel_size") for axis in ("tensor_model", "context", "pipeline_model"))
@@ -75,15 +78,15 @@ def check_same(values: Values) -> None:
     """Mark duplicate arguments whose value differs from that of the argument they repeat."""
     for duplicate, name in {"encoder_num_layers": "num_layers", "encoder_seq_length": "seq_length"}.items():
         if values[duplicate] not in (None, values[name]):
-            values.doubt(duplicate, f"is not {name}={values[name]}, which is counted")
+            values.mark_approximate(duplicate, f"is not {name}={values[name]}, which is counted")
     learned = values["position_embedding_type"] == "learned_absolute"
     if values["no_position_embedding"] and learned and not values["use_rotary_position_embeddings"]:
-        values.doubt("no_position_embedding", "no positions: write --position-embedding-type none")
+        values.mark_approximate("no_position_embedding", "no positions: write --position-embedding-type none")
 
 
-def vocabulary(values: Values, asked: Overrides) -> int | None:
+def vocabulary(values: Values, overrides: Overrides) -> int | None:
     """Return the vocabulary size from the arguments, the user, or a known tokenizer."""
-    vocab = values["vocab_size"] or asked.vocab or values["padded_vocab_size"] or values["pad_vocab_size_to"]
+    vocab = values["vocab_size"] or overrides.vocab or values["padded_vocab_size"] or values["pad_vocab_size_to"]
     if vocab:
         return int(vocab) if isinstance(vocab, int) else None
     tokenizer = str(values["tokenizer_model"] or "").rstrip("/")
@@ -95,16 +98,16 @@ def vocabulary(values: Values, asked: Overrides) -> int | None:
     return TOKENIZERS.get(str(values["tokenizer_type"]))
 
 
-def read_model(values: Values, asked: Overrides) -> tuple[Model | None, tuple[str, ...]]:
+def read_model(values: Values, overrides: Overrides) -> tuple[Model | None, tuple[str, ...]]:
     """Return the model, or the facts that are missing."""
-    if asked.model:
-        _mark_differences(values, asked.model)
-        return asked.model, ()
-    if lacking := [name for name in SIZES if values[name] is None]:
+    if overrides.model:
+        _mark_differences(values, overrides.model)
+        return overrides.model, ()
+    if missing_arguments := [name for name in SIZES if values[name] is None]:
         return None, (
-            f"the model: {', '.join('--' + name.replace('_', '-') for name in lacking)}; or add --model NAME",
+            f"the model: {', '.join('--' + name.replace('_', '-') for name in missing_arguments)}; or add --model NAME",
         )
-    vocab = vocabulary(values, asked)
+    vocab = vocabulary(values, overrides)
     if vocab is None:
         return None, ("the vocabulary, which its tokenizer has: say --vocab 128256",)
     layers, width, heads = (values.to_int(name) for name in SIZES)
@@ -247,7 +250,7 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
         fields["layout.order"] = ("tp", "cp", "pp", "dp")
     kind = values["cp_comm_type"]
     if kind not in ("p2p", "a2a"):
-        values.doubt("cp_comm_type", "is neither p2p nor a2a; read as p2p, a ring")
+        values.mark_approximate("cp_comm_type", "is neither p2p nor a2a; read as p2p, a ring")
     if cp > 1 and kind == "a2a":
         fields["layout.cp_kind"] = "ulysses"
     return fields
@@ -299,7 +302,9 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
                 f"pp={pp}; change one"
             )
         if min(sizes) < 1:
-            values.doubt("pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all")
+            values.mark_approximate(
+                "pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all"
+            )
             v = len(sizes) // pp
             even_layout = Layout(pp=pp, v=v, schedule=get_1f1b_name(v))
             sizes = tuple(map(len, stage_layers(layers, even_layout)))
@@ -380,7 +385,7 @@ def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> 
         modules = values["recompute_modules"]
         names = modules if isinstance(modules, list) else str(modules).replace(",", " ").split()
         if unknown := [name for name in names if name not in MODULES]:
-            values.doubt("recompute_modules", f"{', '.join(unknown)}: not known here, not counted")
+            values.mark_approximate("recompute_modules", f"{', '.join(unknown)}: not known here, not counted")
         groups = [MODULES[name] for name in names if name in MODULES]
         return "selective" if groups == ["core"] else "+".join(groups) or "none"
     if kind != "full":
@@ -388,11 +393,11 @@ def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> 
     layer_count, method = values.optional("recompute_num_layers") or 1, values["recompute_method"]
     stages = layout.get("layout.stages") or (-(-model.layers // (layout["layout.pp"] * layout.get("layout.v", 1))),)
     if method == "block" and layer_count < max(stages):
-        values.doubt(
+        values.mark_approximate(
             "recompute_num_layers", f"recomputes {layer_count} of each stage's layers; read as ac=full, all of them"
         )
     if method == "uniform" and layer_count > 1:
-        values.doubt(
+        values.mark_approximate(
             "recompute_num_layers",
             f"keeps the input of every {layer_count}th layer alone; read as ac=full, of every one",
         )
@@ -411,12 +416,12 @@ def precision(values: Values) -> Recipe:
     elif values["fp8_format"]:
         fp8_recipe = str(values["fp8_recipe"])
         if fp8_recipe not in FP8:
-            values.doubt("fp8_recipe", "is not among the recipes here; read as tensorwise")
+            values.mark_approximate("fp8_recipe", "is not among the recipes here; read as tensorwise")
         precision_recipe = recipe(FP8.get(fp8_recipe, "fp8"))
         if values["fp8_param_gather"]:
             gathers = "fp8" if precision_recipe.scaling in ("tensorwise", "tiles") else "weights"
             if gathers == "weights":
-                values.doubt("fp8_param_gather", "is counted for scales by tensor and by tiles alone")
+                values.mark_approximate("fp8_param_gather", "is counted for scales by tensor and by tiles alone")
             else:
                 precision_recipe = precision_recipe.replace(
                     name=f"{precision_recipe.name}-param", weights_bytes=1, gathers="fp8"
@@ -451,9 +456,9 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
     overlap += ["ep"] if pairs else []
     dispatcher = str(values["moe_token_dispatcher_type"])
     if model.moe and dispatcher not in ("alltoall", "flex"):
-        values.doubt("moe_token_dispatcher_type", "every rank gathers every token; counted as alltoall")
+        values.mark_approximate("moe_token_dispatcher_type", "every rank gathers every token; counted as alltoall")
     if model.moe and not values["moe_grouped_gemm"]:
-        values.doubt("moe_grouped_gemm", "experts one after another; counted as one grouped matmul")
+        values.mark_approximate("moe_grouped_gemm", "experts one after another; counted as one grouped matmul")
     local = values["transformer_impl"] == "local"
     fused = bool(values["use_flash_attn"]) if local else values["attention_backend"] not in ("unfused", "local")
     graphs = values["enable_cuda_graph"] or values["external_cuda_graph"] or values["cuda_graph_impl"] != "none"

@@ -8,9 +8,19 @@ from __future__ import annotations
 from fivefold.interop.format import ConfigFormat
 from fivefold.interop.megatron.to_job import to_job
 from fivefold.interop.megatron_bridge.emit import emit
-from fivefold.interop.megatron_bridge.keys import BOTH, BRIDGE
+from fivefold.interop.megatron_bridge.keys import BRIDGE, BRIDGE_AND_CORE_KEYS
 from fivefold.interop.megatron_bridge.parse import is_bridge, parse
 
 FORMATS = (
-    ConfigFormat("bridge", BRIDGE, "megatron-bridge", is_bridge, parse, to_job, emit, keys={"bridge": BOTH}, order=1),
+    ConfigFormat(
+        "bridge",
+        BRIDGE,
+        "megatron-bridge",
+        is_bridge,
+        parse,
+        to_job,
+        emit,
+        keys={"bridge": BRIDGE_AND_CORE_KEYS},
+        order=1,
+    ),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fivefold.interop.format import ConfigPlan, Written
+from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.megatron.emit import arguments
 from fivefold.interop.megatron.keys import TABLE
-from fivefold.interop.megatron_bridge.keys import BRIDGE, NAMES, NOT, PLACES
+from fivefold.interop.megatron_bridge.keys import BRIDGE, KEYS_OF_SECTION, NAMES, NEGATED_KEYS
 from fivefold.interop.render import append_comment, format_literal
 from fivefold.model.activations import ActivationName
 
@@ -41,11 +41,15 @@ TARGETS = {
 }
 
 
-def emit(plan: ConfigPlan) -> Written:
+def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return a ``run_config.yaml`` of Megatron-Bridge."""
     model, given = plan.model, arguments(plan, full=True)
-    field_names = {theirs: ours for ours, theirs in NAMES.items() if theirs not in ("seq_length", "train_iters")}
-    negated_fields = {theirs: ours for ours, theirs in NOT.items()}
+    field_names = {
+        their_name: our_name
+        for our_name, their_name in NAMES.items()
+        if their_name not in ("seq_length", "train_iters")
+    }
+    negated_fields = {their_name: our_name for our_name, their_name in NEGATED_KEYS.items()}
     sections: dict[str, list[str]] = {"model": []}
     grouped = given.pop("group_query_attention", False)
     for name, value in given.items():
@@ -54,7 +58,7 @@ def emit(plan: ConfigPlan) -> Written:
         field, field_value = (
             (negated_fields[name], not value) if name in negated_fields else (field_names.get(name, name), value)
         )
-        section = next((place for place, names in PLACES.items() if field in names), "model")
+        section = next((place for place, names in KEYS_OF_SECTION.items() if field in names), "model")
         means = TABLE[name].means if name in TABLE else ""
         sections.setdefault(section, []).append(append_comment(f"  {field}: {format_literal(field_value)}", means))
     gated, is_fp32 = model.mlp == "gated", not (given.get("bf16") or given.get("fp16"))
@@ -66,7 +70,7 @@ def emit(plan: ConfigPlan) -> Written:
     sections["model"] += [f"  {name}: true" for name in ("bf16", "fp16") if given.get(name)]
     sections["optimizer"] += _function("params_dtype", dtype)
     sections["ddp"].append(f"  use_distributed_optimizer: {format_literal(bool(given['use_distributed_optimizer']))}")
-    return Written({"run_config.yaml": _file(plan, sections)})
+    return WrittenConfig({"run_config.yaml": _file(plan, sections)})
 
 
 def _function(name: str, target: str) -> list[str]:

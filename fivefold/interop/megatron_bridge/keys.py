@@ -33,7 +33,7 @@ SECTIONS = (
     "plugins",
 )
 
-PLACES = {  # section of a ConfigContainer → Megatron's arguments in it; the others are fields of its model
+KEYS_OF_SECTION = {  # section of a ConfigContainer → Megatron's arguments in it; the others are fields of its model
     "train": ("micro_batch_size", "global_batch_size", "rampup_batch_size", "train_iters", "train_samples"),
     "optimizer": (
         "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
@@ -58,7 +58,7 @@ NAMES = {  # fields to arguments
     "seq_len": "seq_length",
 }  # fmt: skip
 
-NOT = {  # fields that are the negation of an argument
+NEGATED_KEYS = {  # fields that are the negation of an argument
     "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
     "add_bias_linear": "disable_bias_linear",
     "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
@@ -80,7 +80,7 @@ RECIPE = {  # values of most of 0.3.1's recipes (megatron/bridge/recipes), which
     "expert_tensor_parallel_size": 1, "sequence_parallel": True,
 }  # fmt: skip
 
-OF_MODEL = (  # keys that a model of the catalog sets in addition to its sizes
+MODEL_KEYS = (  # keys that a model of the catalog sets in addition to its sizes
     "softmax_type",
     "window_size",
     "window_attn_skip_freq",
@@ -95,4 +95,4 @@ def replace_defaults(table: Table, defaults: Mapping[str, Any]) -> Table:
     return {name: key._replace(default=defaults.get(name, key.default)) for name, key in table.items()}
 
 
-BOTH: Table = {**replace_defaults(TABLE, DEFAULTS), **CORE_FIELDS}
+BRIDGE_AND_CORE_KEYS: Table = {**replace_defaults(TABLE, DEFAULTS), **CORE_FIELDS}

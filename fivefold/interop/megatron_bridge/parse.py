@@ -13,12 +13,12 @@ from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values
 from fivefold.interop.megatron.parse import normalize_names
 from fivefold.interop.megatron_bridge.keys import (
-    BOTH,
     BRIDGE,
+    BRIDGE_AND_CORE_KEYS,
+    MODEL_KEYS,
     NAMES,
+    NEGATED_KEYS,
     NEMO,
-    NOT,
-    OF_MODEL,
     RECIPE,
     SECTIONS,
     replace_defaults,
@@ -28,15 +28,20 @@ from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
 from fivefold.results.reading import ParsedKey
 
-SIZED = re.compile(
+MODEL_NAME_WITH_SIZE = re.compile(
     r"(Llama3|Llama31|Llama32|Llama2|Qwen3|Qwen2|Mixtral|Mistral|Gemma2)(?:Model|MoE)?(?:Provider|Config)(\d[\dxA]*B\w*)"
 )
 
 FAMILIES = {"Llama31": "llama3", "Llama32": "llama3.2"}
 
 # Activation functions with a gate and without, each with the option of Megatron that selects it, if it needs one.
-GATED = {"silu": None, "swish": None}
-UNGATED = {"gelu": None, "fast_gelu": "openai_gelu", "openai_gelu": "openai_gelu", "squared_relu": "squared_relu"}
+GATED_FUNCTIONS = {"silu": None, "swish": None}
+UNGATED_FUNCTIONS = {
+    "gelu": None,
+    "fast_gelu": "openai_gelu",
+    "openai_gelu": "openai_gelu",
+    "squared_relu": "squared_relu",
+}
 
 
 def is_bridge(document: Document) -> bool:
@@ -55,7 +60,7 @@ def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key).removesuffix("_config"): value for key, value in values.items()}
 
 
-def parse(document: Document, asked: Overrides) -> ParsedConfig:
+def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of a saved config, or of overrides of a recipe, as Megatron's arguments."""
     sections, target = _sections(document.values), str(document.values.get("_target_", ""))
     is_nemo = "trainer" in sections or target.startswith("nemo")
@@ -67,9 +72,9 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
     for section in SECTIONS:
         _gather(sections.get(section), gathered, targets, section)
     given = _arguments(gathered) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
-    model = asked.model or (_find_published(given, gathered) if "num_layers" in given else _find_by_size(targets))
-    if model and not asked.model:
-        given = {key: value for key, value in given.items() if key not in OF_MODEL}
+    model = overrides.model or (_find_published(given, gathered) if "num_layers" in given else _find_by_size(targets))
+    if model and not overrides.model:
+        given = {key: value for key, value in given.items() if key not in MODEL_KEYS}
     trainer = sections.get("trainer")
     if (
         isinstance(trainer, dict)
@@ -78,11 +83,11 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
     ):
         document = document._replace(ranks=trainer["devices"] * trainer["num_nodes"])
     software, version = ("nemo", NEMO) if is_nemo else ("megatron-bridge", BRIDGE)
-    table = BOTH
+    table = BRIDGE_AND_CORE_KEYS
     if not (target or is_nemo):
         reason = f"the recipe's own values are not in this file; assumed: those of most {BRIDGE} recipes"
         document = document._replace(assumed=(*document.assumed, ParsedKey(key="(recipe)", value="", means=reason)))
-        table = replace_defaults(BOTH, RECIPE)
+        table = replace_defaults(BRIDGE_AND_CORE_KEYS, RECIPE)
     fields = {"job.stack.expandable_segments": bool(given.pop("expandable_segments", False))}
     values = Values(table, given, origin=document.origin, software=software, version=version)
     return ParsedConfig(document, values, model=model, stack=software, fields=fields)
@@ -116,11 +121,13 @@ def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         if value is None:
             continue
-        if key in NOT and isinstance(value, bool):
-            given[NOT[key]] = not value
+        if key in NEGATED_KEYS and isinstance(value, bool):
+            given[NEGATED_KEYS[key]] = not value
         elif key == "activation_func":
             function, is_gated = str(value).rpartition(".")[2], settings.get("gated_linear_unit")
-            functions = (GATED if is_gated is not False else {}) | (UNGATED if is_gated is not True else {})
+            functions = (GATED_FUNCTIONS if is_gated is not False else {}) | (
+                UNGATED_FUNCTIONS if is_gated is not True else {}
+            )
             if function not in functions:
                 given[key] = value
             elif option := functions[function]:
@@ -164,7 +171,7 @@ def _find_published(given: dict[str, Any], settings: Mapping[str, Any]) -> Model
 def _find_by_size(targets: list[str]) -> Model | None:
     """Return the catalog's model that a class is named after, such as ``Llama3Config8B``."""
     for target in targets:
-        if match := SIZED.search(target.rpartition(".")[2]):
+        if match := MODEL_NAME_WITH_SIZE.search(target.rpartition(".")[2]):
             family = FAMILIES.get(match[1], match[1].lower())
             name = f"{family}-{match[2].lower().replace('_', '-')}"
             if name in catalog.CATALOG:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import ConfigPlan, Written
+from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import write_values
-from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, OF_MODEL, OPTIMIZER, TABLE, VERSION, F, R
+from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, MODEL_FIELDS, OPTIMIZER, TABLE, VERSION, F, R
 from fivefold.interop.render import yaml_file
 from fivefold.job import recipe
 from fivefold.model.huggingface.write import to_config
 from fivefold.record import UserError
 
 
-def emit(plan: ConfigPlan) -> Written:
+def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return the YAML of a plan; raise ``UserError`` for what nanotron cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     if model.moe is not None or layout.ep > 1:
@@ -36,7 +36,7 @@ def emit(plan: ConfigPlan) -> Written:
     rate = job.learning_rate
     decay_steps = (rate.decay_steps or job.steps // 5) if rate.kind == "wsd" else job.steps - rate.warmup_steps
     values = write_values(TABLE, {"model": model, "layout": layout, "job": job}) | {
-        **{f"{MODEL}{name}": config.get(name) for name in OF_MODEL if not isinstance(config.get(name), dict)},
+        **{f"{MODEL}{name}": config.get(name) for name in MODEL_FIELDS if not isinstance(config.get(name), dict)},
         "model.dtype": dtype,
         "parallelism.tp_mode": "REDUCE_SCATTER" if layout.sp else "ALL_REDUCE",
         "parallelism.recompute_layer": layout.ac == "full",
@@ -55,7 +55,7 @@ def emit(plan: ConfigPlan) -> Written:
     return _file(plan, values, family=str(config["model_type"]))
 
 
-def _file(plan: ConfigPlan, values: dict[str, Any], *, family: str) -> Written:
+def _file(plan: ConfigPlan, values: dict[str, Any], *, family: str) -> WrittenConfig:
     """Return the file, for 0.4 unless it needs a key of the main branch."""
     defaults = {key: TABLE[key].default for key in MAIN} | {
         f"{MODEL}rope_theta": 10_000.0,
@@ -93,7 +93,7 @@ def _file(plan: ConfigPlan, values: dict[str, Any], *, family: str) -> Written:
         "--config-file nanotron.yaml",
     )
     text = yaml_file(values, table, about=about, extra=extra)
-    return Written(
+    return WrittenConfig(
         {"nanotron.yaml": text},
         (f"is for {version}: {VERSION} does not have keys that it needs",) if needs_main_branch else (),
     )

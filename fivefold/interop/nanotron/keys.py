@@ -16,7 +16,7 @@ R = "optimizer.learning_rate_scheduler."
 
 MODEL = "model.model_config."
 
-OF_MODEL = (
+MODEL_FIELDS = (
     "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
     "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_scaling", "tie_word_embeddings", "vocab_size",
     "rope_theta", "attention_bias",
@@ -48,7 +48,7 @@ WITHOUT_EFFECT = (
 )
 
 TABLE: Table = {
-    **{f"{MODEL}{name}": part(f"model: {name} of a Hugging Face config", None) for name in OF_MODEL},
+    **{f"{MODEL}{name}": part(f"model: {name} of a Hugging Face config", None) for name in MODEL_FIELDS},
     f"{MODEL}rope_scaling.*": part("model: rope_scaling of a Hugging Face config", None),
     f"{MODEL}z_loss_enabled": unmodelled_key("another loss", False),
     f"{MODEL}_use_doc_masking": unmodelled_key("attention within documents", False),

@@ -18,11 +18,11 @@ def is_nanotron(document: Document) -> bool:
     return has_model_config or len(document.values.keys() & TABLES) >= 4
 
 
-def parse(document: Document, asked: Overrides) -> ParsedConfig:
+def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of a YAML's keys."""
     given = {_rename_key(key): value for key, value in flatten(document.values, origin=document.origin).items()}
     values = Values(TABLE, given, origin=document.origin, software="nanotron", version=VERSION)
-    return ParsedConfig(document, values, model=asked.model)
+    return ParsedConfig(document, values, model=overrides.model)
 
 
 def _rename_key(key: str) -> str:

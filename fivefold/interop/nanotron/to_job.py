@@ -8,7 +8,7 @@ from typing import Any
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import Document, Overrides, ParsedConfig, build_reading, world
 from fivefold.interop.keys import Values
-from fivefold.interop.nanotron.keys import OF_MODEL, OPTIMIZER, F, R
+from fivefold.interop.nanotron.keys import MODEL_FIELDS, OPTIMIZER, F, R
 from fivefold.job import Recipe, recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.model.huggingface.read import from_config
@@ -22,21 +22,21 @@ FAMILIES = ("llama", "qwen2")
 
 NUMBERS = ("hidden_size", "intermediate_size", "num_attention_heads")
 
-NEEDED = ("tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica")
+REQUIRED_KEYS = ("tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica")
 
 
-def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
+def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job."""
     document, values = config.document, config.values
     origin = values.origin
     model, unknown = (config.model, ()) if config.model else _model(document)
-    missing = (*unknown, *(key for key in (*SIZES, *NEEDED) if values[key] is None))
+    missing = (*unknown, *(key for key in (*SIZES, *REQUIRED_KEYS) if values[key] is None))
     if missing or model is None:
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
     fields = values.fields()
     dp, tp, pp = (values.to_int(key) for key in SIZES)
     cp = values.to_int("parallelism.context_parallel_size")
-    ranks = world(document, asked)
+    ranks = world(document, overrides)
     if ranks not in (None, dp * tp * pp * cp):
         raise UserError(
             f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks; make both "
@@ -76,7 +76,7 @@ def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
         return None, ("the model, whose moe_config is not read: say --model NAME",)
     if missing_sizes := [name for name in NUMBERS if config.get(name) is None]:
         return None, (f"the model: its model_config has no {', '.join(missing_sizes)}; or add --model NAME",)
-    hf_values = {name: config[name] for name in OF_MODEL if config.get(name) is not None}
+    hf_values = {name: config[name] for name in MODEL_FIELDS if config.get(name) is not None}
     hf_values.setdefault("rms_norm_eps", 1e-6)
     layers, width = hf_values["num_hidden_layers"], hf_values["hidden_size"]
     name = f"nanotron-{layers}x{width}"
@@ -87,7 +87,7 @@ def _optimizer(values: Values) -> str:
     """Return the optimizer; one that is not modelled is listed as not understood."""
     kind = {"adamw": "adamw", "sgd": "sgd"}.get(str(values[f"{F}name"]).lower())
     if kind is None:
-        values.doubt(f"{F}name", "is not among the optimizers here; read as adamw")
+        values.mark_approximate(f"{F}name", "is not among the optimizers here; read as adamw")
     return kind or "adamw"
 
 

@@ -14,8 +14,8 @@ Variables = Mapping[str, str | list[str]]
 NAME = re.compile(r"\$(?:(\w+|[@#*?])|\{([^{}]*)\})")
 ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 COMMAND = re.compile(r"\$\(([^()]*(?:\([^()]*\)[^()]*)*)\)|`([^`]*)`")
-WITHIN = r"\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|\\."  # expressions that may contain quotes
-WORD_PARTS = re.compile(rf"'[^']*'|\"(?:{WITHIN}|[^\"\\])*\"|(?:{WITHIN}|[^'\"\\])+")
+SUBSTITUTION = r"\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|\\."  # expressions that may contain quotes
+WORD_PARTS = re.compile(rf"'[^']*'|\"(?:{SUBSTITUTION}|[^\"\\])*\"|(?:{SUBSTITUTION}|[^'\"\\])+")
 OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -81,18 +81,21 @@ def expand(word: str, known: Variables) -> list[str]:
                 words += split_words[1:]
                 has_word = True
     return (
-        [HIDDEN.sub(lambda hidden: chr(ord(hidden[0]) - BEHIND), expanded_word) for expanded_word in words]
+        [
+            ESCAPED_CHARACTER.sub(lambda hidden: chr(ord(hidden[0]) - ESCAPE_OFFSET), expanded_word)
+            for expanded_word in words
+        ]
         if has_word
         else []
     )
 
 
-BEHIND = 0xF0000  # offset that marks escaped characters until variables are replaced and words are split
-HIDDEN = re.compile("[\U000f0000-\U000fffff]")
+ESCAPE_OFFSET = 0xF0000  # offset that marks escaped characters until variables are replaced and words are split
+ESCAPED_CHARACTER = re.compile("[\U000f0000-\U000fffff]")
 
 
 def _hide_character(match: re.Match[str]) -> str:
-    return chr(BEHIND + ord(match[1])) if ord(match[1]) < 0x10000 else match[1]
+    return chr(ESCAPE_OFFSET + ord(match[1])) if ord(match[1]) < 0x10000 else match[1]
 
 
 def substitute(text: str, known: Variables) -> str:

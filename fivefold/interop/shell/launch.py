@@ -13,7 +13,7 @@ PYTHON = re.compile(r"(.*/)?python[\d.]*")
 MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.torchrun", "deepspeed")
 PER_NODE = ("nproc_per_node", "num_gpus", "gpus_per_node", "ntasks_per_node", "nproc-per-node")
 NODE_COUNT_OPTIONS = ("nnodes", "num_nodes", "num_machines")
-ALL = ("num_processes",)
+TOTAL_RANKS_OPTIONS = ("num_processes",)
 FLAGS = ("standalone", "module", "no_python", "multi_gpu", "use_fsdp", "use_deepspeed", "master_port_auto", "rdzv_auto")
 
 
@@ -26,7 +26,7 @@ class Launch(NamedTuple):
     def ranks(self, nodes: int | None = None, per_node: int | None = None) -> int | None:
         """Return the number of ranks; ``nodes`` and ``per_node`` are Slurm's, for a launcher that names neither."""
         numbers = {name: int(text) for name, text in self.options.items() if text.isdecimal() and int(text) > 0}
-        total_ranks = next((numbers[name] for name in ALL if name in numbers), None)
+        total_ranks = next((numbers[name] for name in TOTAL_RANKS_OPTIONS if name in numbers), None)
         if total_ranks:
             return total_ranks
         ranks_per_node = next(

@@ -15,7 +15,7 @@ from fivefold.results.reading import ParsedKey
 
 ASSIGNS = re.compile(r"(\w+)(\+?)=(.*)", flags=re.DOTALL)
 SBATCH = re.compile(r"^#SBATCH\s+(.*)$", flags=re.MULTILINE)
-IDLE = frozenset(
+COMMANDS_WITHOUT_EFFECT = frozenset(
     """set export cd source . echo mkdir module conda unset ulimit readonly local declare cat cp rm touch ls sleep exit
     shift trap wait read chmod date nvidia-smi pip scontrol hostname [ [[ test : true false tee ln which""".split()  # noqa: SIM905
 )
@@ -48,10 +48,10 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     known |= given or {}
     commands: list[tuple[str, ...]] = []
     remarks: list[ParsedKey] = []
-    for statement in _follow(text, remarks, known):
+    for statement in _list_executed(text, remarks, known):
         rest = _assign(raw_words(statement.text.removeprefix("export ").strip()), known, fixed=given or {})
         words = [word for raw in rest for word in expand(raw, known)]
-        if words and words[0] not in IDLE:
+        if words and words[0] not in COMMANDS_WITHOUT_EFFECT:
             commands.append(tuple(words))
         if "-c" in words[:-1] and {word.rpartition("/")[2] for word in words} & {"bash", "sh"}:  # srun bash -c "…"
             text_variables = {name: value for name, value in known.items() if isinstance(value, str)}
@@ -59,7 +59,7 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     return Script(tuple(commands), slurm, tuple(remarks), known)
 
 
-def _follow(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[Statement]:
+def _list_executed(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[Statement]:
     """Yield the statements that certainly run: those outside logic, and those of an ``if`` that can be decided.
 
     Any other block of logic leaves one remark.
@@ -71,7 +71,7 @@ def _follow(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[S
         word = first_word(statement.text)
         if skipped_blocks:
             if outermost_skipped and _has_effect(statement.text):
-                remarks.append(_open(outermost_skipped))
+                remarks.append(_describe_skipped(outermost_skipped))
                 outermost_skipped = None
             if word in OPENING or is_function(statement.text):
                 skipped_blocks.append(word)
@@ -80,8 +80,8 @@ def _follow(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[S
             continue
         if branch_states and word in ("then", "elif", "else", "fi"):
             rest = statement.text[len(word) :].strip()
-            if _turn(branch_states, word, rest, known):
-                remarks.append(_open(statement))
+            if _enter_branch(branch_states, word, rest, known):
+                remarks.append(_describe_skipped(statement))
             if word == "elif" or not rest:
                 continue
             statement = Statement(statement.line, rest)
@@ -94,7 +94,7 @@ def _follow(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[S
                 continue
             is_one_line = statement.text.rstrip().endswith("}")
             if running and is_one_line:
-                remarks.append(_open(statement))
+                remarks.append(_describe_skipped(statement))
             outermost_skipped = statement if running and not is_one_line else None
             if not is_one_line:
                 skipped_blocks.append(word)
@@ -108,27 +108,27 @@ def _has_effect(text: str) -> bool:
     while word in ("then", "else", "do"):
         text = text[len(word) :].strip()
         word = first_word(text)
-    without_effect = IDLE | CLOSING | {"elif", "if", "", "break", "esac"}
+    without_effect = COMMANDS_WITHOUT_EFFECT | CLOSING | {"elif", "if", "", "break", "esac"}
     return word not in without_effect or "=" in word or (word == "export" and "=" in text)
 
 
-def _open(statement: Statement) -> ParsedKey:
+def _describe_skipped(statement: Statement) -> ParsedKey:
     means = "is logic of the shell, which was not followed"
     return ParsedKey(key=f"line {statement.line}", value=shorten_value(" ".join(statement.text.split())), means=means)
 
 
-def _turn(taken: list[str], word: str, condition: str, known: Variables) -> bool:
+def _enter_branch(branches_taken: list[str], word: str, condition: str, known: Variables) -> bool:
     """Go on to the next branch of the innermost ``if``.
 
     Return whether its condition is undecided, so that no further branch is followed.
     """
     if word == "fi":
-        taken.pop()
-    elif word != "then" and taken[-1] != "off":
-        taken[-1] = "done"
+        branches_taken.pop()
+    elif word != "then" and branches_taken[-1] != "off":
+        branches_taken[-1] = "done"
     elif word != "then":
         holds = True if word == "else" else evaluate_condition(condition, known)
-        taken[-1] = "done" if holds is None else "on" if holds else "off"
+        branches_taken[-1] = "done" if holds is None else "on" if holds else "off"
         return holds is None
     return False
 

@@ -69,14 +69,14 @@ def statements(script: str) -> Iterator[Statement]:
         yield Statement(start, text.strip())
 
 
-def _skip_here_document(script: str, place: int, mark: str) -> tuple[int, int]:
-    """Return the position after a here-document that ends with ``mark``, and the number of its lines."""
+def _skip_here_document(script: str, place: int, delimiter: str) -> tuple[int, int]:
+    """Return the position after a here-document that ends with ``delimiter``, and the number of its lines."""
     lines = 0
     while place < len(script):
         end = script.find("\n", place)
         end = len(script) if end < 0 else end
         line, place, lines = script[place:end].strip(), end + 1, lines + 1
-        if line == mark:
+        if line == delimiter:
             break
     return place, lines
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fivefold.interop.format import ConfigPlan, Written
+from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.render import append_comment
 from fivefold.interop.torchtitan.flavors import find_flavor, llama
@@ -44,7 +44,7 @@ from torchtitan.models.llama3 import (
 """
 
 
-def emit(plan: ConfigPlan) -> Written:
+def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return the Python config of a plan; raise ``UserError`` for what it cannot express or torchtitan cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     mode, _ = emit_recomputation(layout.ac, groups=False)
@@ -84,7 +84,7 @@ def emit(plan: ConfigPlan) -> Written:
         sizes=sizes,
         about=(f"torchtitan {VERSION}: {model.name}, {layout}.", f"Start: {launch_line}"),
     )
-    return Written({"torchtitan_config.py": text}, remarks)
+    return WrittenConfig({"torchtitan_config.py": text}, remarks)
 
 
 def _converters(plan: ConfigPlan) -> str | None:

@@ -151,12 +151,15 @@ SIZES = {
     "layers.hidden_dim": "ffn", "vocab_size": "vocab", "enable_weight_tying": "tied_embeddings",
 }  # fmt: skip
 
-BELOW = "model_spec.model"
+MODEL_SPEC = "model_spec.model"
 
 INNER = ("tok_embeddings", "norm", "lm_head", "layers")
 
 TABLE: Table = {
     **PYTHON,
-    **{f"{BELOW}.{key}": part(f"model.{field}, of a Llama that is no flavor", None) for key, field in SIZES.items()},
-    **ignored_keys(BELOW, *(f"{BELOW}.{key}" for key in INNER), *(f"{BELOW}.{key}.*" for key in INNER)),
+    **{
+        f"{MODEL_SPEC}.{key}": part(f"model.{field}, of a Llama that is no flavor", None)
+        for key, field in SIZES.items()
+    },
+    **ignored_keys(MODEL_SPEC, *(f"{MODEL_SPEC}.{key}" for key in INNER), *(f"{MODEL_SPEC}.{key}.*" for key in INNER)),
 }

@@ -16,15 +16,15 @@ from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values
 from fivefold.interop.shell.launch import keys
 from fivefold.interop.torchtitan.flavors import MODULES, llama, resolve_flavor
-from fivefold.interop.torchtitan.keys import BELOW, SIZES, TABLE, VERSION
+from fivefold.interop.torchtitan.keys import MODEL_SPEC, SIZES, TABLE, VERSION
 from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
 from fivefold.record import UserError, make_unknown_name_error
 from fivefold.results.reading import ParsedKey
 
-DROPPED = ("model_spec.0", "optimizer.0", "optimizer.name")
+IGNORED_CALLS = ("model_spec.0", "optimizer.0", "optimizer.name")
 
-PLAIN = (ast.Import, ast.ImportFrom, ast.Assert, ast.FunctionDef, ast.Pass)
+STATEMENTS_WITHOUT_EFFECT = (ast.Import, ast.ImportFrom, ast.Assert, ast.FunctionDef, ast.Pass)
 
 
 def is_torchtitan(document: Document) -> bool:
@@ -34,7 +34,7 @@ def is_torchtitan(document: Document) -> bool:
     return document.kind == "python" and "torchtitan" in document.text and "Config" in document.text
 
 
-def parse(document: Document, asked: Overrides) -> ParsedConfig:
+def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of a Python config; ``FILE:FUNCTION`` names one of several, a launch line one with changes."""
     line_keys = keys(document.words) if document.kind == "words" else {}
     if line_keys:
@@ -49,10 +49,10 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
             )
         name = known[0]
     config_function = config(text, str(name), origin=origin)
-    overrides = {key: value for key, value in line_keys.items() if "." in key}
-    given, model = _model({**config_function.values, **overrides}, text, document, asked.model)
+    override_node = {key: value for key, value in line_keys.items() if "." in key}
+    given, model = _model({**config_function.values, **override_node}, text, document, overrides.model)
     document = document._replace(remarks=(*document.remarks, *config_function.remarks))
-    given = {key: value for key, value in given.items() if key not in DROPPED}
+    given = {key: value for key, value in given.items() if key not in IGNORED_CALLS}
     values = Values(TABLE, given, origin=document.origin, software="torchtitan", version=VERSION)
     return ParsedConfig(document, values, model=model)
 
@@ -90,11 +90,11 @@ class ConfigFunction(NamedTuple):
 
 
 def _model(
-    given: dict[str, Any], text: str, document: Document, asked: Model | None
+    given: dict[str, Any], text: str, document: Document, overrides: Model | None
 ) -> tuple[dict[str, Any], Model | None]:
     """Return the keys with family and flavor as keys of their own, and the model.
 
-    The model is ``asked`` if the user names one.
+    The model is ``overrides`` if the user names one.
     """
     if given.get("model_spec") == "replace":  # (model_registry(…), model=Llama3Model.Config(…))
         replaced_spec = given.pop("model_spec.0", None)
@@ -103,15 +103,15 @@ def _model(
             given |= {f"model_spec.{index}": argument for index, argument in enumerate(replaced_spec.positional)}
             given |= {f"model_spec.{key}": value for key, value in replaced_spec.named.items()}
     if given.get("model_spec") != "model_registry":
-        return given, asked
+        return given, overrides
     module = modules(text).get("model_registry", "")
     family = next((name for name in MODULES if name in module.split(".")), document.folder.name)
     flavor = str(given.pop("model_spec.flavor", given.get("model_spec.0")))
     given |= {"model_spec": family, "model_spec.flavor": flavor}
-    if asked:
-        return given, asked
-    if f"{BELOW}.dim" in given:
-        size_values = {field: given.get(f"{BELOW}.{key}") for key, field in SIZES.items()}
+    if overrides:
+        return given, overrides
+    if f"{MODEL_SPEC}.dim" in given:
+        size_values = {field: given.get(f"{MODEL_SPEC}.{key}") for key, field in SIZES.items()}
         size_values["kv_heads"] = size_values["kv_heads"] or size_values["heads"]
         numbers = [size_values[field] for field in ("layers", "width", "heads", "kv_heads", "ffn", "vocab")]
         if not all(isinstance(number, int) and number > 0 for number in numbers):
@@ -175,7 +175,9 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFuncti
                     local[path[0]] = _read_return(base, local, text, origin=origin, depth=depth, remarks=remarks)
                 changed_config = local.setdefault(path[0], {})
                 _replace(changed_config, ".".join(path[1:]), _value(node.value, local))
-        elif not isinstance(node, PLAIN) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        elif not isinstance(node, STATEMENTS_WITHOUT_EFFECT) and not (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        ):
             line = ast.unparse(node).partition("\n")[0]
             remarks.append(ParsedKey(key=f"line {node.lineno}", value=line[:60], means="is code, which was not run"))
     return ConfigFunction(values, tuple(remarks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import ConfigPlan, Written
+from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import write_values
 from fivefold.interop.render import toml_file
 from fivefold.interop.torchtitan.emit import emit_recomputation, emit_shared
@@ -15,7 +15,7 @@ from fivefold.job import recipe
 from fivefold.record import UserError
 
 
-def emit(plan: ConfigPlan) -> Written:
+def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return the TOML file of a plan; raise ``UserError`` for a model that is no flavor, or for an unsupported job."""
     model, layout, job = plan.model, plan.layout, plan.job
     flavor = find_flavor(model)
@@ -56,7 +56,7 @@ def emit(plan: ConfigPlan) -> Written:
         "model.hf_assets_path": ("./assets/hf/tokenizer", "the tokenizer's folder: put yours"),
         "training.dataset": ("c4", "what is read: put yours"),
     }
-    return Written({"torchtitan.toml": toml_file(values, TOML, about=about, extra=extra)})
+    return WrittenConfig({"torchtitan.toml": toml_file(values, TOML, about=about, extra=extra)})
 
 
 def _converters(plan: ConfigPlan) -> dict[str, Any]:

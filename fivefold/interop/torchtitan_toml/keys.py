@@ -10,7 +10,7 @@ from fivefold.interop.torchtitan.keys import AC, PRECISION, SHARED
 
 VERSION = "0.2.2"
 
-OLD = {  # names before 0.1 → names of 0.2
+RENAMED_KEYS = {  # names before 0.1 → names of 0.2
     "training.batch_size": "training.local_batch_size",
     "training.compile": "compile.enable",
     "float8.recipe_name": "quantize.linear.float8.recipe_name",

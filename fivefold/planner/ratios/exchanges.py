@@ -122,24 +122,26 @@ def context(model: Model, job: Job, layout: Layout) -> Exchange:
 
 def zero3_forward(model: Model, job: Job, layout: Layout) -> Exchange:
     """Gather the next layer's weights while this one runs."""
-    return _states(model, job, layout, forwards=1, width=weight_width(job))
+    return _exchange_weights(model, job, layout, forwards=1, width=weight_width(job))
 
 
 def zero3_backward(model: Model, job: Job, layout: Layout) -> Exchange:
     """Gather the weights again and reduce-scatter the gradients behind a backward, twice the forward's FLOPs."""
-    return _states(model, job, layout, forwards=2, width=weight_width(job) + job.precision.summed_bytes)
+    return _exchange_weights(model, job, layout, forwards=2, width=weight_width(job) + job.precision.summed_bytes)
 
 
 def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
     """Return the reduction overlapped with the last micro-batch's backward: gradients are complete only then."""
-    return _states(model, job, layout, forwards=2, width=job.precision.summed_bytes * (1 if layout.zero else 2))
+    return _exchange_weights(
+        model, job, layout, forwards=2, width=job.precision.summed_bytes * (1 if layout.zero else 2)
+    )
 
 
 def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
     """Return all that dp sends in a step against all compute of the step: the most that could ever overlap."""
     second = weight_width(job) if layout.zero else job.precision.summed_bytes
     forwards = 3 * layout.micro_batches(job)
-    return _states(model, job, layout, forwards=forwards, width=job.precision.summed_bytes + second)
+    return _exchange_weights(model, job, layout, forwards=forwards, width=job.precision.summed_bytes + second)
 
 
 def experts_alone(model: Model, job: Job, layout: Layout) -> Exchange:
@@ -190,14 +192,16 @@ def _transfer(sent: float, layout: Layout, *axes: str) -> Transfer:
     return Transfer(sent, max(members.ranks * members.stride for members in groups))
 
 
-def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int) -> Exchange:
-    """Return the FLOPs of ``forwards`` forwards of a layer against one ring pass over its weights.
+def _exchange_weights(model: Model, job: Job, layout: Layout, *, forwards: int, width: int) -> Exchange:
+    """Return the messages that gather or reduce a layer's weights, and the FLOPs of the compute that overlaps them.
+
+    The compute is as much as ``forwards`` forward passes of the layer.
 
     ``width``: bytes per element of a weight.
     """
-    layer, cut = most_common_layer(model, job), layout.ep * layout.etp
+    layer, expert_degree = most_common_layer(model, job), layout.ep * layout.etp
     dense = layer.dense_weights / layout.tp * width * (1 - 1 / (layout.dp * layout.cp))
-    experts = layer.expert_weights / cut * width * (1 - 1 / layout.expert_replicas)
+    experts = layer.expert_weights / expert_degree * width * (1 - 1 / layout.expert_replicas)
     transfers = (
         _transfer(dense, layout, "shard", "replica"),
         _transfer(experts, layout, "expert_shard", "expert_replica"),

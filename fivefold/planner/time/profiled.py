@@ -67,7 +67,7 @@ class Profiled:
             ops = self.counts.unit(part, run.name).ops
             self._hashes[part, run.name] = _hash((ops, model, job.precision.model_dump(), facts, job.documents))
         suffix = " split" if layout.pipeline.splits_backward else ""
-        return f"{self._hashes[part, run.name]}/{describe_storage(layout)}{suffix}"
+        return f"{self._hashes[part, run.name]}/{describe_sharding(layout)}{suffix}"
 
     def update_key(self, layout: Layout) -> str:
         """Return the key of the optimizer's update, in the form of ``unit_key``."""
@@ -75,7 +75,7 @@ class Profiled:
         offloaded = tuple(sorted(layout.list_offloaded(job), reverse=True))
         if offloaded not in self._update_hashes:
             self._update_hashes[offloaded] = _hash((job.optimizer.model_dump(), job.precision.model_dump(), offloaded))
-        return f"{self._update_hashes[offloaded]}/{describe_storage(layout)}"
+        return f"{self._update_hashes[offloaded]}/{describe_sharding(layout)}"
 
     def _units_of(self, ranks: int) -> dict[str, UnitPoint]:
         if ranks not in self._units:
@@ -87,8 +87,8 @@ class Profiled:
         return self._units[ranks]
 
 
-def describe_storage(layout: Layout) -> str:
-    """Return how a layout holds weights and gradients, as far as it changes a rank's own work: copies, sums, casts."""
+def describe_sharding(layout: Layout) -> str:
+    """Return a key for how a layout shards weights and gradients: what a rank copies, adds and casts depends on it."""
     replicas = layout.dp * layout.cp
     return f"zero{layout.zero} {layout.shards} of {replicas}" if replicas > 1 else "alone"
 

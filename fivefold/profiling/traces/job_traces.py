@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fivefold.bounded_types import RANKS
 from fivefold.profiling.traces.rank_trace import RankEvents, rank_trace
-from fivefold.profiling.traces.recording import TraceEvents, parse_ranks, record
+from fivefold.profiling.traces.recording import TraceEvents, parse_ranks, read_trace
 from fivefold.record import UserError
 from fivefold.units import MIB, show_seconds
 
@@ -52,7 +52,7 @@ def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> J
     for index, (path, named) in enumerate(files):
         report = partial(_report, progress, path.name, before=sum(sizes[:index]), total=sum(sizes))
         try:
-            recordings.append(record(path, report=report))
+            recordings.append(read_trace(path, report=report))
         except UserError as error:
             if named:
                 raise

@@ -136,7 +136,7 @@ class _Columns:
             self.messages.append(message)
 
 
-def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> TraceEvents:
+def read_trace(path: Path, *, report: Callable[[int], object] = lambda _: None) -> TraceEvents:
     """Read a trace file; raises ``UserError`` if it is no trace, or holds neither a kernel nor an operator.
 
     ``report`` is called with the bytes read so far.

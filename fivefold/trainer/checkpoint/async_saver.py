@@ -35,7 +35,7 @@ class Saver:
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if asynchronous else None
         self._copy: State = {}  # reused by every save: pinned memory is slow to allocate
         self._thread = ThreadPoolExecutor(1, "saver", initializer=self._take_device)
-        self._underway: Future[Path] | None = None
+        self._pending_save: Future[Path] | None = None
 
     def __enter__(self) -> Saver:
         return self
@@ -49,7 +49,8 @@ class Saver:
     @property
     def has_failed(self) -> bool:
         """Return whether the last save has failed, as far as this rank knows; ``wait`` raises the error."""
-        return self._underway is not None and self._underway.done() and self._underway.exception() is not None
+        pending = self._pending_save
+        return pending is not None and pending.done() and pending.exception() is not None
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save the current state with ``checkpoint`` as its manifest; waits for the previous save first."""
@@ -60,12 +61,12 @@ class Saver:
             return
         self._copy = {name: _copy_to_host(tensor, self._copy.get(name)) for name, tensor in state.items()}
         copy_done = torch.cuda.current_stream().record_event() if self._is_on_gpu else None
-        self._underway = self._thread.submit(self._write, self._copy, checkpoint, copy_done)
+        self._pending_save = self._thread.submit(self._write, self._copy, checkpoint, copy_done)
 
     def wait(self) -> Path | None:
         """Wait for a running save; return the newest checkpoint. Raises ``RunFailure`` on all ranks if it failed."""
-        if self._underway is not None:
-            pending, self._underway = self._underway, None
+        if self._pending_save is not None:
+            pending, self._pending_save = self._pending_save, None
             self.newest = pending.result()
         return self.newest
 
@@ -84,10 +85,10 @@ class Saver:
             torch.cuda.set_device(self.built.ranks.device)
 
 
-def _copy_to_host(tensor: Tensor | BoxTensor, former: Tensor | BoxTensor | None) -> Tensor | BoxTensor:
-    """Copy ``tensor`` to host memory, into ``former`` if given; from a GPU asynchronously, pinned, on its stream."""
+def _copy_to_host(tensor: Tensor | BoxTensor, previous: Tensor | BoxTensor | None) -> Tensor | BoxTensor:
+    """Copy ``tensor`` to host memory, into ``previous`` if given; from a GPU asynchronously, pinned, on its stream."""
     if isinstance(tensor, BoxTensor):
-        rows = _copy_to_host(tensor.rows, former.rows if isinstance(former, BoxTensor) else None)
+        rows = _copy_to_host(tensor.rows, previous.rows if isinstance(previous, BoxTensor) else None)
         return BoxTensor(tensor.size(), tensor.boxes, rows)
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda) if former is None else former
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda) if previous is None else previous
     return host.copy_(tensor.detach(), non_blocking=True)

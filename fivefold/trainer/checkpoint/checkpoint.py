@@ -119,7 +119,7 @@ def origin(index: Index) -> dict[str, JsonValue]:
     return {TOKENIZER: index.tokenizer, TEXT: index.text}
 
 
-def unsaid(path: Path, progress: RunProgress) -> list[str]:
+def describe_unchecked_hashes(path: Path, progress: RunProgress) -> list[str]:
     """Return a warning if the checkpoint was written before the text's hash was stored; else an empty list."""
     return [] if TEXT in progress.facts else [f"{path}: does not say on what text it was trained; taken to be this one"]
 
@@ -209,7 +209,7 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
 
 
 def _check_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
-    """Raise ``UserError`` if tokenizer or text differ. A hash missing in an older checkpoint passes (``unsaid``)."""
+    """Raise ``UserError`` if tokenizer or text differ. An older checkpoint without a hash passes."""
     current = {name: str(value) for name, value in origin(index).items()}
     saved = {name: str(facts.get(name, value)) for name, value in current.items()}
     if saved[TOKENIZER] != current[TOKENIZER]:

@@ -122,9 +122,9 @@ def remove_leftovers(directory: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Delete a checkpoint: rename it first, so that a half-deleted one is never taken for a checkpoint."""
-    doomed = _temporary_name(folder)
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)  # leftovers are removed by the next save
+    removed_path = _temporary_name(folder)
+    os.rename(folder, removed_path)
+    shutil.rmtree(removed_path, ignore_errors=True)  # leftovers are removed by the next save
 
 
 def _temporary_name(folder: Path) -> Path:

@@ -14,21 +14,21 @@ from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 from fivefold.trainer.parallel.mesh import Ranks
 
 
-def set_aside(path: Path, *, ranks: Ranks) -> str | None:
+def quarantine_damaged(path: Path, *, ranks: Ranks) -> str | None:
     """Verify the files of ``path``; if damaged, rename it and return the reason in one line. Every rank calls it.
 
     ``None`` if it is intact, or is left for the user to decide: written by a newer version, or none comes before it.
     """
-    errors = [line for line in run_on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
-    before = folder.find_previous(path)
+    errors = [line for line in run_on_all_ranks(lambda: _find_damage(path, ranks), ranks=ranks) if line]
+    previous = folder.find_previous(path)
     run_on_all_ranks(lambda: None, ranks=ranks)  # barrier: all ranks have looked before rank 0 renames
-    if not errors or before is None:
+    if not errors or previous is None:
         return None
     _rename(path, "damaged", ranks=ranks)
     return f"{errors[0].rpartition('; ')[0]}; set aside"
 
 
-def _damage(path: Path, ranks: Ranks) -> str:
+def _find_damage(path: Path, ranks: Ranks) -> str:
     """Verify this rank's share of the files; return the error in one line, or an empty string."""
     try:
         folder.verify(path, folder.read(path).files[ranks.rank :: ranks.world])
@@ -37,21 +37,21 @@ def _damage(path: Path, ranks: Ranks) -> str:
     return ""
 
 
-def step_past(path: Path, *, ranks: Ranks) -> Path | None:
+def skip_checkpoint(path: Path, *, ranks: Ranks) -> Path | None:
     """Rename the intact checkpoint ``path`` and return the one before it; every rank calls it.
 
     ``None``, and no rename, if there is none before it.
     """
-    before = run_on_all_ranks(lambda: folder.find_previous(path), ranks=ranks)[0]
-    if before is not None:
+    previous = run_on_all_ranks(lambda: folder.find_previous(path), ranks=ranks)[0]
+    if previous is not None:
         _rename(path, "doubted", ranks=ranks)
-    return before
+    return previous
 
 
-def _rename(path: Path, word: str, *, ranks: Ranks) -> None:
+def _rename(path: Path, suffix: str, *, ranks: Ranks) -> None:
     def rename() -> None:
         number = 1
-        while (target := path.with_name(f"{path.name}.{word}-{number}")).exists():
+        while (target := path.with_name(f"{path.name}.{suffix}-{number}")).exists():
             number += 1
         os.rename(path, target)
 

@@ -35,7 +35,7 @@ TEXT_HASHES = 2**64
 
 
 @dataclass(frozen=True)
-class Rule:
+class EncodingSettings:
     """The settings by which every document is processed.
 
     ``key``: field or column of its text; ``samples``: how records become supervised samples, None for text;
@@ -69,7 +69,7 @@ class Encoded:
 
     size_bytes: int
     nul_bytes: int
-    lowest: int
+    lowest_hash: int
     splits: dict[Split, Documents]
 
 
@@ -78,7 +78,7 @@ def text_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=b"held-out").digest())
 
 
-def encode_all(files: Iterable[CorpusFile], *, rule: Rule, workers: int) -> Generator[Encoded]:
+def encode_all(files: Iterable[CorpusFile], *, rule: EncodingSettings, workers: int) -> Generator[Encoded]:
     """Tokenize ``files`` in order; if ``workers`` > 1 in that many processes, with at most twice as many units queued.
 
     Raises ``RunFailure`` if a worker dies.
@@ -136,36 +136,38 @@ def _load(path: Path, fingerprint: str) -> Tokenizer:
     return tokenizer
 
 
-def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
+def _encode(unit: list[FileSlice], rule: EncodingSettings) -> Encoded:
     """Read, clean, tokenize and split the documents of one unit; runs in a worker."""
     tokenizer = _load(rule.tokenizer, rule.fingerprint)
     if rule.samples is not None:
         return _encode_samples(unit, rule, rule.samples, tokenizer)
     end = np.array([tokenizer.end], rule.dtype)
-    nul_bytes, lowest = 0, TEXT_HASHES
+    nul_bytes, lowest_hash = 0, TEXT_HASHES
     tokens: dict[Split, list[Tokens]] = {split: [end[:0]] for split in SPLITS}
     text_bytes: dict[Split, int] = dict.fromkeys(SPLITS, 0)
     for raw_text in chain.from_iterable(read_slice(piece, key=rule.key) for piece in unit):
         nul_bytes += raw_text.count("\0")
         if text := clean(raw_text):
-            lowest = min(lowest, document_hash := text_hash(text))
+            lowest_hash = min(lowest_hash, document_hash := text_hash(text))
             split: Split = "heldout" if document_hash < rule.bound else "train"
             tokens[split].append(np.concatenate((tokenizer.encode(text), end)))
             text_bytes[split] += len(text.encode())
     splits = {split: _join(tokens[split], text_bytes[split]) for split in SPLITS}
-    return Encoded(sum(piece.size_bytes for piece in unit), nul_bytes, lowest, splits)
+    return Encoded(sum(piece.size_bytes for piece in unit), nul_bytes, lowest_hash, splits)
 
 
-def _encode_samples(unit: list[FileSlice], rule: Rule, samples: SampleFormat, tokenizer: Tokenizer) -> Encoded:
+def _encode_samples(
+    unit: list[FileSlice], rule: EncodingSettings, samples: SampleFormat, tokenizer: Tokenizer
+) -> Encoded:
     """Encode and split the supervised samples of one unit."""
-    lowest = TEXT_HASHES
+    lowest_hash = TEXT_HASHES
     parts: dict[Split, list[TrainingSample]] = {split: [] for split in SPLITS}
     parse = partial(samples.encode_record, tokenizer=tokenizer)
     for record in chain.from_iterable(read_records(piece, parse=parse) for piece in unit):
-        lowest = min(lowest, document_hash := text_hash("".join(sample.text for sample in record)))
+        lowest_hash = min(lowest_hash, document_hash := text_hash("".join(sample.text for sample in record)))
         parts["heldout" if document_hash < rule.bound else "train"].extend(record)
     splits = {split: _join_samples(parts[split], rule.dtype) for split in SPLITS}
-    return Encoded(sum(piece.size_bytes for piece in unit), 0, lowest, splits)
+    return Encoded(sum(piece.size_bytes for piece in unit), 0, lowest_hash, splits)
 
 
 def _join_samples(samples: list[TrainingSample], dtype: str) -> Documents:

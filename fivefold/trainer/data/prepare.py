@@ -24,7 +24,7 @@ from rich.progress import Progress as Bar
 
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.data.corpus import CorpusFile, list_files, read_documents
-from fivefold.trainer.data.encode import TEXT_HASHES, Rule, encode_all, text_hash
+from fivefold.trainer.data.encode import TEXT_HASHES, EncodingSettings, encode_all, text_hash
 from fivefold.trainer.data.shards import (
     INDEX,
     SHARD_NAME,
@@ -203,15 +203,15 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
     bound = round(plan.holdout * TEXT_HASHES)
     tokenizer = make_tokenizer(plan.tokenizer, texts=lambda: _training_texts(plan, bound, progress))
     append(folder / TOKENIZER, tokenizer.text.encode())
-    rule = Rule(
+    rule = EncodingSettings(
         plan.key, plan.samples, folder / TOKENIZER, tokenizer.fingerprint, str(choose_dtype(tokenizer.vocab)), bound
     )
-    index, lowest = _write(plan, folder, rule, workers=workers, progress=progress)
+    index, lowest_hash = _write(plan, folder, rule, workers=workers, progress=progress)
     if plan.holdout and index.train.documents and not index.heldout.documents:
         # In so small a corpus no hash may fall below the bound: write again, holding out the lowest one.
         for path in folder.glob("*.bin"):
             path.unlink()
-        rule = replace(rule, bound=lowest + 1)
+        rule = replace(rule, bound=lowest_hash + 1)
         index, _ = _write(plan, folder, rule, workers=workers, progress=progress)
     if not index.train.documents:
         if index.heldout.documents:
@@ -238,10 +238,10 @@ def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str
             yield text
 
 
-def _write(plan: _Plan, folder: Path, rule: Rule, *, workers: int, progress: Progress) -> tuple[Index, int]:
+def _write(plan: _Plan, folder: Path, rule: EncodingSettings, *, workers: int, progress: Progress) -> tuple[Index, int]:
     """Write the shards of both splits; return their index and the lowest ``text_hash`` of any document."""
     writers = {split: SplitWriter(folder, split, plan.shard_tokens) for split in SPLITS}
-    done, nul_bytes, lowest = 0, 0, TEXT_HASHES
+    done, nul_bytes, lowest_hash = 0, 0, TEXT_HASHES
     with closing(encode_all(plan.files, rule=rule, workers=workers)) as results:
         for encoded in results:
             for split, documents in encoded.splits.items():
@@ -251,7 +251,7 @@ def _write(plan: _Plan, folder: Path, rule: Rule, *, workers: int, progress: Pro
                     text_bytes=documents.text_bytes,
                     trained=documents.trained,
                 )
-            nul_bytes, lowest = nul_bytes + encoded.nul_bytes, min(lowest, encoded.lowest)
+            nul_bytes, lowest_hash = nul_bytes + encoded.nul_bytes, min(lowest_hash, encoded.lowest_hash)
             progress("tokenizing", done := done + encoded.size_bytes, plan.size_bytes)
     index = Index(
         corpus=plan.corpus,
@@ -263,4 +263,4 @@ def _write(plan: _Plan, folder: Path, rule: Rule, *, workers: int, progress: Pro
         train=writers["train"].finish(),
         heldout=writers["heldout"].finish(),
     )
-    return index, lowest
+    return index, lowest_hash

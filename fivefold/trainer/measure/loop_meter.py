@@ -128,10 +128,10 @@ class LoopMeter(Meter):
         self._messages[key] += 1
         self._sent[key] += sent_bytes(collective, payload=sum(tensor.nbytes for tensor in full), ranks=group.size())
 
-    def _see(self, tensor: Tensor) -> None:
+    def _track_storage(self, tensor: Tensor) -> None:
         skipped = WHOLE if self._fake else (FakeTensor, *WHOLE)
         if tensor.device.type != "meta" and not isinstance(tensor, skipped):
-            super()._see(tensor)
+            super()._track_storage(tensor)
 
     def _on_resize(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -139,6 +139,6 @@ class LoopMeter(Meter):
             self.live_bytes += storage.nbytes() - self._sizes[key]
             self._sizes[key] = storage.nbytes()
         elif storage.nbytes():
-            self._watch(storage)
+            self._track_result(storage)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_cause = self.live_bytes, f"{self.phase} gather".strip()

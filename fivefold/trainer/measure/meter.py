@@ -49,7 +49,7 @@ GROUPED = {
     torch.ops.fivefold.scaled_sums_cast.default: False,
 }
 GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
-GROUPED_WIDE = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
+GROUPED_MATMULS = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
 # our sliding-window attention → index of the first argument after tensors: scale, offset, window, softcap
 BANDS = {
     torch.ops.fivefold.band_attention.default: 3,
@@ -99,7 +99,7 @@ class Meter(TorchDispatchMode):
         self._messages: Counter[tuple[str, str]] = Counter()
         self._sent: Counter[tuple[str, str]] = Counter()
         for tensor in living:
-            self._see(tensor)
+            self._track_storage(tensor)
         self.base_bytes = self.peak_bytes = self.live_bytes
 
     def __enter__(self) -> Any:
@@ -133,19 +133,19 @@ class Meter(TorchDispatchMode):
             # a view allocates nothing, except the result of torch.tensor; gloo's ``wait`` takes views of its buffers
             if not func.is_view or func is aten.lift_fresh.default:
                 for tensor in tensors(out):
-                    self._see(tensor)
+                    self._track_storage(tensor)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
             self.peak_cause = f"{self.phase} {func.name().split('::')[-1]}".strip()
         return out
 
-    def _see(self, tensor: Tensor) -> None:
+    def _track_storage(self, tensor: Tensor) -> None:
         """Count the storage of ``tensor`` if it is new, until it is freed."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._sizes:
-            self._watch(storage)
+            self._track_result(storage)
 
-    def _watch(self, storage: torch.UntypedStorage) -> None:
+    def _track_result(self, storage: torch.UntypedStorage) -> None:
         self._sizes[storage._cdata] = storage.nbytes()
         self.live_bytes += storage.nbytes()
         weakref.finalize(storage, self._remove_storage, storage._cdata)
@@ -201,7 +201,7 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
         return int(args[0].shape[-1]) * int(out.numel())
     if func in CAST_MATMULS:
         return 2 * int(out.numel()) * int(args[CAST_MATMULS[func]])
-    if func in GROUPED_WIDE:  # of both kinds, as in GROUPED
+    if func in GROUPED_MATMULS:  # of both kinds, as in GROUPED
         left, right = args[0], args[1]
         return 2 * int(left.numel()) * int(right.shape[-1])
     if func in GROUPED:

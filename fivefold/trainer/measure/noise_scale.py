@@ -56,7 +56,7 @@ class Squares:
 
 def list_local_weights(gradients: Gradients) -> list[int]:
     """List the weights of a unit whose gradient, before it is reduced, is that of this rank's sequences."""
-    summed_further = {index for also in gradients.also for index in also.weights}
+    summed_further = {index for also in gradients.extra_reduces for index in also.weights}
     experts = {i for i, shard in enumerate(gradients.shards) if shard.local_weight.weight.kind.startswith("expert")}
     return [index for index in range(len(gradients.shards)) if index not in summed_further | experts]
 
@@ -101,7 +101,7 @@ class NoiseScale:
         """Return the noise of a step from its sums over all ranks; ``scale``: loss scale. None if it was not wanted."""
         if not summed:
             return None
-        batches = self.replicas * self.units[0].times
+        batches = self.replicas * self.units[0].reductions_per_step
         parts, full = (part.item() / scale**2 for part in summed)
         square, variance = noise(small=parts * batches, full=full, batches=batches, sequences=sequences)
         self._means = (DECAY * self._means[0] + square, DECAY * self._means[1] + variance)

@@ -40,7 +40,7 @@ class Regions:
         self.recorder, self.pipeline = recorder, engine.pipeline
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []
         built, label = engine.built, recorder.label
-        self._wrap(engine.pipeline, "_act", _wrap_act(recorder, engine.pipeline._act))
+        self._wrap(engine.pipeline, "_run_action", _wrap_action(recorder, engine.pipeline._run_action))
         for name, region in (
             ("sum_norm", label("update", "gradient norm")),
             ("update", label("update", "update")),
@@ -115,7 +115,7 @@ def _name(path: str) -> str:
     return path.split(".", 2)[2] if path.startswith("blocks.") else path
 
 
-def _wrap_act(recorder: SpanRecorder, act: Callable[..., None]) -> Callable[..., None]:
+def _wrap_action(recorder: SpanRecorder, act: Callable[..., None]) -> Callable[..., None]:
     def run_timed(action: Action, *, first: int) -> None:
         recorder.begin(recorder.label(action.kind, str(action), "", action))
         act(action, first=first)

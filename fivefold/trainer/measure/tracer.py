@@ -20,13 +20,13 @@ from fivefold.trainer.measure.clock import HostClock, Offset, StreamClock, host_
 from fivefold.trainer.measure.recorder import Marks, SpanRecorder
 from fivefold.trainer.measure.regions import Regions
 
-ALWAYS = 3  # steps that are traced in every run
+ALWAYS_TRACED_STEPS = 3  # steps that are traced in every run
 
 
 class Tracer:
     """A tracer of the steps of one rank. ``steps``: maximum number of traced steps."""
 
-    def __init__(self, engine: Engine, *, data: Prefetcher | None, steps: int = ALWAYS) -> None:
+    def __init__(self, engine: Engine, *, data: Prefetcher | None, steps: int = ALWAYS_TRACED_STEPS) -> None:
         ranks = engine.built.ranks
         self.engine, self.data, self.ranks, self.most = engine, data, ranks, steps
         clock = StreamClock() if ranks.device.type == "cuda" else HostClock()

@@ -65,8 +65,8 @@ class Experts(nn.Module):
 
     Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False if another etp rank adds the
     bias of ``down``; ``copies``: number of ranks that send an expert the same token, by which weight gradients are
-    divided; ``meanwhile``: list to which the backward appends dW of ``gate`` and ``up``, to run while the rows'
-    gradient is in the all_to_all; None: they run at once.
+    divided; ``backward_overlap_work``: a list to which the backward appends dW of ``gate`` and ``up``, to run during
+    the all_to_all of the rows' gradients; None: they run at once.
     """
 
     def __init__(self, model: Model) -> None:
@@ -75,7 +75,7 @@ class Experts(nn.Module):
         assert moe is not None
         self.wgrad_store, self.ends, self.gemms = WgradStore(), read_ends, GroupedGemms()
         self.adds_bias, self.copies = True, 1
-        self.meanwhile: list[Work] | None = None
+        self.backward_overlap_work: list[Work] | None = None
         self.entries = ("gate", "up") if model.mlp == "gated" else ("up",)
         sizes = [(name, moe.ffn, model.width) for name in self.entries] + [("down", model.width, moe.ffn)]
         for name, out_features, in_features in sizes:
@@ -126,7 +126,9 @@ class _GroupedLinears(torch.autograd.Function):
             work = partial(
                 experts.wgrad_store.run_or_defer, partial(_accumulate_wgrad, experts, name, x, gradient, offsets)
             )
-            work() if experts.meanwhile is None or name == "down" else experts.meanwhile.append(work)
+            work() if experts.backward_overlap_work is None or name == "down" else experts.backward_overlap_work.append(
+                work
+            )
         return total, None, None, None, None
 
 

@@ -54,7 +54,7 @@ class LinearHooks:
         return gemms.operand(self.enter(x))
 
     def begin_reenter(self, x: Tensor) -> Wait:
-        """Start ``enter`` again in the backward, on the saved input."""
+        """Start to gather the saved input again in the backward, as ``enter`` did in the forward."""
         return lambda: x
 
     def begin_enter_backward(self, gradient: Tensor) -> Wait:
@@ -114,12 +114,12 @@ class LinearGemms:
         product: Tensor = gradient.t() @ columns
         return product
 
-    def add_wgrad(self, gradient: Tensor, columns: Tensor, room: GradBuffer) -> None:
-        """Write ``gᵀ x`` into ``room``, or add it to the gradient there."""
-        if room.fresh:
-            torch.mm(gradient.t(), columns, out=room.sums)
+    def add_wgrad(self, gradient: Tensor, columns: Tensor, buffer: GradBuffer) -> None:
+        """Write ``gᵀ x`` into ``buffer``, or add it to the gradient there."""
+        if buffer.fresh:
+            torch.mm(gradient.t(), columns, out=buffer.sums)
         else:
-            room.sums.addmm_(gradient.t(), columns)
+            buffer.sums.addmm_(gradient.t(), columns)
 
 
 class WgradStore:
@@ -281,11 +281,11 @@ def input_gradient(
     linears: tuple[Linear, ...],
     *,
     entered: bool = False,
-    in_sums: bool = False,
+    writes_into_buffers: bool = False,
 ) -> Tensor:
     """Return the gradient of the input ``kept`` (of all ranks if ``entered``); accumulate those of weights and biases.
 
-    ``in_sums``: write weight gradients directly into their accumulation buffers (``GradBuffer``), if there are any.
+    ``writes_into_buffers``: write weight gradients directly into their accumulation buffers (``GradBuffer``), if any.
     """
     hooks, wgrad_store = linears[0].hooks, linears[0].wgrad_store
     if wgrad_store.deferring:  # detached, because a deferred dW would hold the graph down to the input of the stage
@@ -302,7 +302,13 @@ def input_gradient(
         None if layer.bias is None else gradient for layer, gradient in zip(linears, gradients, strict=True)
     ]
     wgrad_store.run_or_defer(
-        lambda: _accumulate_grads(linears, wait_input, inner=product_gradients, outer=output_gradients, in_sums=in_sums)
+        lambda: _accumulate_grads(
+            linears,
+            wait_input,
+            inner=product_gradients,
+            outer=output_gradients,
+            writes_into_buffers=writes_into_buffers,
+        )
     )
     return wait_gradient()
 
@@ -320,7 +326,12 @@ def begin_input_gradient(gradients: Sequence[Tensor], linears: tuple[Linear, ...
 
 
 def _accumulate_grads(
-    linears: tuple[Linear, ...], wait_input: Wait, *, inner: list[Tensor], outer: list[Tensor | None], in_sums: bool
+    linears: tuple[Linear, ...],
+    wait_input: Wait,
+    *,
+    inner: list[Tensor],
+    outer: list[Tensor | None],
+    writes_into_buffers: bool,
 ) -> None:
     """Compute and accumulate weight and bias gradients one by one, so that each can be freed before the next.
 
@@ -330,7 +341,7 @@ def _accumulate_grads(
     gemms = linears[0].gemms
     columns = gemms.columns(wait_input())
     # all buffers first: after a GEMM a CPU's caches hold none of this
-    buffers = [_room(linear.matrix) if in_sums and gemms.adds else None for linear in linears]
+    buffers = [_get_grad_buffer(linear.matrix) if writes_into_buffers and gemms.adds else None for linear in linears]
     for linear, product, output, buffer in zip(linears, inner, outer, buffers, strict=True):
         if linear.bias is not None and output is not None:
             accumulate_grad(linear.bias, output.sum(0))
@@ -343,6 +354,6 @@ def _accumulate_grads(
             linear.matrix.collect(None)  # type: ignore[attr-defined]
 
 
-def _room(weight: Tensor) -> GradBuffer | None:
-    room: Callable[[Tensor], GradBuffer | None] | None = getattr(weight, "room", None)
-    return None if room is None else room(weight)
+def _get_grad_buffer(weight: Tensor) -> GradBuffer | None:
+    buffer: Callable[[Tensor], GradBuffer | None] | None = getattr(weight, "grad_buffer", None)
+    return None if buffer is None else buffer(weight)

@@ -27,13 +27,15 @@ class Reference(NamedTuple):
     beta: float
 
 
-def sequence_log_probs(logits: Tensor, targets: Tensor, *, loss: Nats, sequences: int, times: float | None) -> Tensor:
+def sequence_log_probs(
+    logits: Tensor, targets: Tensor, *, loss: Nats, sequences: int, gradient_scale: float | None
+) -> Tensor:
     """Return Σ log p(target) [sequences] over the rows of each sequence, fp32.
 
-    ``logits`` [rows, V] are overwritten, as ``loss`` does: with ``times`` · the gradient of −log p, if given.
+    ``logits`` [rows, V] are overwritten, as ``loss`` does: with ``gradient_scale`` · the gradient of −log p, if given.
     """
     parts = zip(logits.chunk(sequences), targets.chunk(sequences), strict=True)
-    return -torch.stack([loss(part, target, times) for part, target in parts])
+    return -torch.stack([loss(part, target, gradient_scale) for part, target in parts])
 
 
 class _PreferenceLoss(torch.autograd.Function):
@@ -42,8 +44,8 @@ class _PreferenceLoss(torch.autograd.Function):
         ctx: Any, logits: Tensor, targets: Tensor, reference: Reference, scale: float, loss: Nats, rescale: Rescale
     ) -> Tensor:
         log_probs, beta = reference
-        times = 1.0 if ctx.needs_input_grad[0] else None
-        policy = sequence_log_probs(logits, targets, loss=loss, sequences=len(log_probs), times=times)
+        gradient_scale = 1.0 if ctx.needs_input_grad[0] else None
+        policy = sequence_log_probs(logits, targets, loss=loss, sequences=len(log_probs), gradient_scale=gradient_scale)
         chosen, rejected = (beta * (policy - log_probs)).view(-1, 2).t()
         margin = chosen - rejected
         sums = torch.stack([-F.logsigmoid(margin), chosen, rejected, (margin > 0).float()]).sum(1).mul_(scale)

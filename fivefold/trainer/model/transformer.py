@@ -30,8 +30,8 @@ from fivefold.trainer.model.rotary import RowInputs, tables_of
 class Head(nn.Module):
     """Last norm, output projection and loss; tensor parallelism sets ``loss``. ``chunked``: ``chunked_loss.py``.
 
-    ``skips``: rows with a negative target have no loss. ``ranks_pairs``: the loss is that of pairs of sequences
-    (``preference_loss.py``). ``mtp``: modules of multi-token prediction, which read ``embed``.
+    ``skips_negative_targets``: rows with a negative target have no loss. ``ranks_pairs``: the loss is that of pairs
+    of sequences (``preference_loss.py``). ``mtp``: modules of multi-token prediction, which read ``embed``.
     """
 
     def __init__(self, model: Model, *, embed: Embed) -> None:
@@ -41,9 +41,9 @@ class Head(nn.Module):
         bias, tied = model.head_bias, model.tied_embeddings
         self.out = Linear.tie(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
-        self.words, self.shape = model.vocab, LogitShape.from_model(model)
+        self.vocab, self.shape = model.vocab, LogitShape.from_model(model)
         self.loss: Nats | None = None  # set by tensor parallelism, over a sharded vocabulary
-        self.chunked = self.skips = self.ranks_pairs = False
+        self.chunked = self.skips_negative_targets = self.ranks_pairs = False
         self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
         self.weight = model.mtp.coefficient / model.mtp.depth if model.mtp else 0.0
         layers = range(model.layers, model.layers + model.mtp_depth)
@@ -73,7 +73,7 @@ class Head(nn.Module):
             logits_RV: Tensor = self.run("head.out", self.out, normed.pop())
             return self.shape.apply(logits_RV)
         if self.ranks_pairs:
-            return self._rank_pairs(normed.pop(), targets_BT, scale, reference)
+            return self._compute_dpo_loss(normed.pop(), targets_BT, scale, reference)
         if mtp_targets is None:
             return self._compute_loss(normed.pop(), targets_BT, scale)
         losses = torch.empty(1 + len(self.mtp), dtype=torch.float32, device=x_RD.device)
@@ -105,17 +105,22 @@ class Head(nn.Module):
         total = self.run("loss", unchunked, logits_RV, targets_BT.flatten())
         return total
 
-    def _rank_pairs(self, h_RD: Tensor, targets_BT: Tensor, scale: float, reference: Reference | None) -> Tensor:
+    def _compute_dpo_loss(self, h_RD: Tensor, targets_BT: Tensor, scale: float, reference: Reference | None) -> Tensor:
+        """Return the sums of the DPO loss over pairs; without ``reference`` the log-probability of each sequence."""
         logits_RV, targets = self.run("head.out", self.out, h_RD), targets_BT.flatten()
         del h_RD
         if reference is None:
-            return sequence_log_probs(logits_RV, targets, loss=self._nats(), sequences=len(targets_BT), times=None)
+            return sequence_log_probs(
+                logits_RV, targets, loss=self._nats(), sequences=len(targets_BT), gradient_scale=None
+            )
         loss = partial(preference_loss, reference=reference, scale=scale, loss=self._nats())
         sums: Tensor = self.run("loss", partial(loss, rescale=self.kernels.rescale), logits_RV, targets)
         return sums
 
     def _nats(self) -> Nats:
-        return self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape, skips=self.skips)
+        return self.loss or partial(
+            self.kernels.nats, vocab=self.vocab, shape=self.shape, skips_negative_targets=self.skips_negative_targets
+        )
 
 
 class Transformer(nn.Module):

@@ -6,7 +6,7 @@ import torch
 
 from fivefold.job import Job
 from fivefold.trainer.optimizers import fp32_update
-from fivefold.trainer.optimizers.low_precision_moments import MomentFormat, NarrowAdamW, Scaled, Unscaled
+from fivefold.trainer.optimizers.low_precision_moments import MomentFormat, NarrowAdamW, ScaledFormat, UnscaledFormat
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 from fivefold.trainer.parallel.shard import WeightShard
 
@@ -41,9 +41,9 @@ def find_formats(job: Job) -> tuple[MomentFormat, MomentFormat] | None:
     formats: list[MomentFormat] = []
     for size, byte_dtype, signed in zip(sizes, (torch.float8_e4m3fn, torch.float8_e5m2), (True, False), strict=True):
         if size == 1:
-            formats.append(Scaled(byte_dtype, signed))
+            formats.append(ScaledFormat(byte_dtype, signed))
         else:
-            formats.append(Scaled(torch.float16, signed) if half == "fp16" else Unscaled(torch.bfloat16))
+            formats.append(ScaledFormat(torch.float16, signed) if half == "fp16" else UnscaledFormat(torch.bfloat16))
     return formats[0], formats[1]
 
 

@@ -73,15 +73,15 @@ def gather_owned(parts: list[Tensor], axis: AxisGroup) -> list[Tensor]:
     return [row.contiguous().view(axis.size, *part.shape) for row, part in zip(split_rows, owned_parts, strict=True)]
 
 
-def return_owned(wholes: list[Tensor], like: list[Tensor], axis: AxisGroup) -> list[Tensor]:
+def return_owned(full_matrices: list[Tensor], like: list[Tensor], axis: AxisGroup) -> list[Tensor]:
     """Reverse ``gather_owned``: send back all parts of owned tensors and return this rank's parts.
 
     ``like``: this rank's parts, whose shapes the result has.
     """
     if axis.size == 1 or not like:
-        return [all_parts[0] for all_parts in wholes]
+        return [all_parts[0] for all_parts in full_matrices]
     owners = [like[rank :: axis.size] for rank in range(axis.size)]
-    sent = [[all_parts[rank] for all_parts in wholes] for rank in range(axis.size)]
+    sent = [[all_parts[rank] for all_parts in full_matrices] for rank in range(axis.size)]
     flat = _exchange(sent, [_numel(owned) for owned in owners], axis, like=like[0])
     order = [index for rank in range(axis.size) for index in range(rank, len(like), axis.size)]
     part_by_index = dict(zip(order, flat.split([like[index].numel() for index in order]), strict=True))

@@ -46,7 +46,7 @@ class MomentFormat(Protocol):
         """Round fp32 ``rows`` into ``codes`` and ``scales``; overwrites ``rows``."""
 
 
-class Unscaled(NamedTuple):
+class UnscaledFormat(NamedTuple):
     """Format without scales: elements are stored in bf16 or fp32 (fp32 is not copied)."""
 
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class Unscaled(NamedTuple):
             codes.copy_(rows)
 
 
-class Scaled(NamedTuple):
+class ScaledFormat(NamedTuple):
     """Format with a scale per block, which maps the block's largest |x| to the largest value of the dtype.
 
     If not ``signed``, a nonzero x does not become 0 but the smallest positive value of the dtype.
@@ -120,7 +120,7 @@ class NarrowAdamW(torch.optim.Optimizer):
         self.parts: dict[Tensor, dict[str, WeightShard]] = {}  # weight → scale's name → its sharding, for checkpoints
         self.formats: dict[Tensor, tuple[MomentFormat, ...]] = {}
         self.narrow: list[WeightShard] = []  # weights with scales
-        fp32_format: MomentFormat = Unscaled(torch.float32)
+        fp32_format: MomentFormat = UnscaledFormat(torch.float32)
         for cut in (cut for cut in sharded_weights if cut.shard.rows):
             shard, state = cut.shard, self.state[cut.shard.weight]
             blocks = is_quantized(shard.local_weight.weight.numel, vector=shard.local_weight.weight.is_vector)

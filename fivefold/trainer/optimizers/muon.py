@@ -119,18 +119,20 @@ def _orthogonal(sharded_weights: list[ShardAxes], parts: list[Tensor]) -> list[T
     return return_owned(owned_slices, parts, rows)
 
 
-def _orthogonalise_owned(owned: list[ShardAxes], dealt: list[Tensor]) -> None:
-    """Overwrite ``dealt``, the tp slices of the matrices this rank owns, with slices of the orthogonalized matrices."""
+def _orthogonalise_owned(owned: list[ShardAxes], owned_slices: list[Tensor]) -> None:
+    """Orthogonalize the matrices that this rank owns, in place in their tp slices ``owned_slices``."""
     if not owned:
         return
     pieces = owned[0].pieces
     shapes = [sharded.shard.shape for sharded in owned]
-    local_slices = [flat.view(-1)[: shape.numel()].view(shape) for shape, flat in zip(shapes, dealt, strict=True)]
+    local_slices = [
+        flat.view(-1)[: shape.numel()].view(shape) for shape, flat in zip(shapes, owned_slices, strict=True)
+    ]
     orthogonal_slices = [
         _split_slices(newton_schulz(_join_slices(stack, sharded)), sharded)
         for sharded, stack in zip(owned[pieces.rank :: pieces.size], gather_owned(local_slices, pieces), strict=True)
     ]
-    for flat, piece in zip(dealt, return_owned(orthogonal_slices, local_slices, pieces), strict=True):
+    for flat, piece in zip(owned_slices, return_owned(orthogonal_slices, local_slices, pieces), strict=True):
         flat.view(-1)[: piece.numel()] = piece.reshape(-1)
 
 

@@ -27,7 +27,7 @@ from fivefold.trainer.parallel.zero import ZeroUnit
 from fivefold.update import LearningRate, Part
 
 
-def make(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer:
+def build_optimizer(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer:
     """Make the job's optimizer over this rank's shards; every rank calls it."""
     kind, name = job.optimizer.kind, f"{__package__}.{job.optimizer.kind}"
     if find_spec(name) is None:

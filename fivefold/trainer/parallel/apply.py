@@ -40,7 +40,7 @@ class Applied(NamedTuple):
 
     units: list[ZeroUnit]
     wgrad_store: WgradStore
-    underway: InFlightReduction
+    in_flight_reduction: InFlightReduction
 
 
 def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table) -> Applied:
@@ -50,7 +50,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         if isinstance(getattr(submodule, "wgrad_store", None), WgradStore):
             submodule.wgrad_store = wgrad_store  # type: ignore[assignment]
     module.head.chunked = job.stack.loss == "chunked"
-    module.head.skips = job.has_targets
+    module.head.skips_negative_targets = job.has_targets
     module.head.ranks_pairs = job.objective == "dpo"
     fused = job.stack.kernels == "triton"
     if fused:
@@ -84,7 +84,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     for mtp_module in module.head.mtp:
         attach_float8(mtp_module, job)
         attach([(mtp_module.get_submodule("block"), recomputed_stages(layout)[-1])])
-    underway = InFlightReduction()
+    in_flight_reduction = InFlightReduction()
     placement = ShardPlacement(
         module,
         model=model,
@@ -93,9 +93,9 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         ranks=ranks,
         table=table,
         wgrad_store=wgrad_store,
-        underway=underway,
+        in_flight_reduction=in_flight_reduction,
     )
-    return Applied(placement.units(), wgrad_store, underway)
+    return Applied(placement.units(), wgrad_store, in_flight_reduction)
 
 
 def _compiler(table: Table) -> recompute.Compile:

@@ -48,7 +48,7 @@ def attach(
         layer.experts.copies = 1 if sp else tp.size  # without sp every rank of tp dispatches the same rows
         if ep.size > 1 or etp.size > 1:
             layer.dispatcher = dispatcher = AllToAllDispatcher(ep, etp, fp8_cast=fp8_cast)
-            layer.experts.meanwhile = dispatcher.meanwhile
+            layer.experts.backward_overlap_work = dispatcher.backward_overlap_work
         unsharded = cp.size == 1 and (not sp or tp.size == 1)
         layer.sequences = (
             Sequences(sequence) if unsharded else ShardedSequences(sequence, tp if sp else None, cp, zigzag=zigzag)
@@ -75,9 +75,15 @@ class DispatchPlan:
     """Row counts and order of one micro-batch's dispatch in one layer; starts the all_to_all of ``counts`` [E]."""
 
     def __init__(
-        self, counts: Tensor, ep: AxisGroup, etp: AxisGroup, *, meanwhile: list[Work], fp8_cast: Caster | None
+        self,
+        counts: Tensor,
+        ep: AxisGroup,
+        etp: AxisGroup,
+        *,
+        backward_overlap_work: list[Work],
+        fp8_cast: Caster | None,
     ) -> None:
-        self.ep, self.etp, self.meanwhile, self.fp8_cast = ep, etp, meanwhile, fp8_cast
+        self.ep, self.etp, self.backward_overlap_work, self.fp8_cast = ep, etp, backward_overlap_work, fp8_cast
         self._counts, self._received_counts = counts, all_to_all(counts, ep)
         self.forth: tuple[Pending, ...] = ()
         self.back: tuple[Pending, ...] = ()
@@ -98,9 +104,11 @@ class DispatchPlan:
         ]
         self.received = received_by_etp[self.etp.rank]
         self.arrived = sum(self.received)
-        self.widest = max(sum(column) for column in received_by_etp)
+        self.padded_rows_per_rank = max(sum(column) for column in received_by_etp)
         self.offsets = table.sum((0, 1)).cumsum(0, dtype=torch.int32)
-        self.order = _sort_by_expert(table, [sum(column) for column in received_by_etp], widest=self.widest)
+        self.order = _sort_by_expert(
+            table, [sum(column) for column in received_by_etp], padded_rows_per_rank=self.padded_rows_per_rank
+        )
         self._counts_read = True
         del self._counts, self._received_counts
 
@@ -110,8 +118,8 @@ class DispatchPlan:
         return row_counts
 
 
-def _sort_by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | None:
-    """Return indices that sort received rows by expert, each etp rank's rows padded to ``widest``.
+def _sort_by_expert(table: Tensor, columns: list[int], *, padded_rows_per_rank: int) -> Tensor | None:
+    """Return indices that sort received rows by expert, each etp rank's rows padded to ``padded_rows_per_rank``.
 
     None: already sorted.
     """
@@ -122,7 +130,7 @@ def _sort_by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor
     order = experts.repeat_interleave(table.flatten(), output_size=total_rows).argsort(stable=True)
     if len(columns) == 1:
         return order
-    starts = [widest * column - sum(columns[:column]) for column in range(len(columns))]
+    starts = [padded_rows_per_rank * column - sum(columns[:column]) for column in range(len(columns))]
     shift = torch.tensor(starts, device=table.device).repeat_interleave(table.sum((1, 2)), output_size=total_rows)
     return order + shift[order]
 
@@ -139,7 +147,7 @@ def _start_dispatch(x: Tensor, plan: DispatchPlan) -> tuple[Pending, ...]:
 def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dtype) -> list[Tensor]:
     """All-gather the received rows over etp, sort them by expert, and dequantize rows to ``dtype``."""
     if plan.etp.size > 1:
-        padding = [(0, 0) * (x.dim() - 1) + (0, plan.widest - plan.arrived) for x in arrived]
+        padding = [(0, 0) * (x.dim() - 1) + (0, plan.padded_rows_per_rank - plan.arrived) for x in arrived]
         pending = [all_gather(F.pad(x, pad), plan.etp) for x, pad in zip(arrived, padding, strict=True)]
         arrived = [gather.wait() for gather in pending]
     if plan.order is not None:
@@ -152,7 +160,7 @@ def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dty
 
 def _start_combine(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
     """Undo the sort, reduce_scatter over etp (partial sums over F), and start the all_to_all over ep."""
-    rows, order = plan.widest * plan.etp.size, plan.order
+    rows, order = plan.padded_rows_per_rank * plan.etp.size, plan.order
     received_order = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
     if plan.etp.size > 1:
         pending = [reduce_scatter(x, plan.etp) for x in received_order]
@@ -165,11 +173,13 @@ class AllToAllDispatcher(TokenDispatcher):
 
     def __init__(self, ep: AxisGroup, etp: AxisGroup, *, fp8_cast: Caster | None = None) -> None:
         self.ep, self.etp, self.fp8_cast = ep, etp, fp8_cast
-        self.meanwhile: list[Work] = []  # work that the backward runs while the rows' gradients travel
+        self.backward_overlap_work: list[Work] = []  # work that the backward runs while the rows' gradients travel
 
     def plan(self, counts: Tensor) -> DispatchPlan:
         """Start the all_to_all of the row counts per expert, [E] int64."""
-        return DispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, fp8_cast=self.fp8_cast)
+        return DispatchPlan(
+            counts, self.ep, self.etp, backward_overlap_work=self.backward_overlap_work, fp8_cast=self.fp8_cast
+        )
 
     @exclude_from_graphs
     def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
@@ -225,8 +235,8 @@ class _Arrive(torch.autograd.Function):
     def backward(ctx: Any, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, None]:
         plan: DispatchPlan = ctx.plan
         plan.back = _start_combine([rows, share], plan)
-        while plan.meanwhile:
-            plan.meanwhile.pop(0)()
+        while plan.backward_overlap_work:
+            plan.backward_overlap_work.pop(0)()
         return rows.new_empty(0), share.new_empty(0), None
 
 

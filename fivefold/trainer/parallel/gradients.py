@@ -28,12 +28,12 @@ from fivefold.trainer.parallel.shard import WeightShard
 class ExtraReduce:
     """An all_reduce over ``axis`` of the gradients of some weights, given by their index in the unit.
 
-    ``late``: run it at the end of the step, because those ranks follow another schedule.
+    ``runs_at_step_end``: run it at the end of the step, because those ranks follow another schedule.
     """
 
     axis: AxisGroup
     weights: tuple[int, ...]
-    late: bool = False
+    runs_at_step_end: bool = False
 
 
 class Watch(Protocol):
@@ -71,10 +71,11 @@ class InFlightReduction:
 class Gradients:
     """The gradients of ``shards``; none if all weights of the unit are frozen.
 
-    ``stay``: full gradients are kept until the update; ``each``: gradients are reduced after every backward; ``dtype``:
-    that of the accumulation buffer; ``underway``: None if every reduction is waited for at once.
+    ``keeps_full_gradients``: full gradients are kept until the update; ``every_micro_batch``: gradients are reduced
+    after every backward; ``dtype``: that of the accumulation buffer; ``in_flight_reduction``: None if every reduction
+    is waited for at once.
 
-    ``expected``: gradients of each weight before a reduction; ``times``: reductions in a step (``placement.py``).
+    ``expected``: gradients of each weight before a reduction; ``reductions_per_step``: set in ``placement.py``.
     """
 
     def __init__(
@@ -84,28 +85,28 @@ class Gradients:
         shard: AxisGroup,
         replica: AxisGroup,
         sums: Sequence[ExtraReduce],
-        stay: bool,
+        keeps_full_gradients: bool,
         every_micro_batch: bool,
         dtype: torch.dtype,
         device: torch.device,
-        underway: InFlightReduction | None,
+        in_flight_reduction: InFlightReduction | None,
     ) -> None:
-        self.shards, self.shard, self.replica, self.also = shards, shard, replica, tuple(sums)
-        self.stay, self.every_micro_batch, self.dtype, self.device, self.underway = (
-            stay,
+        self.shards, self.shard, self.replica, self.extra_reduces = shards, shard, replica, tuple(sums)
+        self.keeps_full_gradients, self.every_micro_batch, self.dtype, self.device, self.in_flight_reduction = (
+            keeps_full_gradients,
             every_micro_batch,
             dtype,
             device,
-            underway,
+            in_flight_reduction,
         )
         self.sizes = [weight_shard.padded_numel for weight_shard in shards]
         self.numel = sum(self.sizes)
-        self.expected, self.times = [1] * len(shards), int(bool(shards))
+        self.expected, self.reductions_per_step = [1] * len(shards), int(bool(shards))
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None  # the accumulation buffer
         self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
         self._received = [0] * len(shards)  # since the last reduction
-        self._begun = 0  # reductions of this step
+        self._n_reductions = 0  # reductions of this step
         self._reducing: Pending | None = None
         self.squares: Watch | None = None  # observes each sum before it is reduced
 
@@ -116,19 +117,19 @@ class Gradients:
     def repeat(self, passes: int, *, before: int) -> None:
         """Expect the gradients of ``passes`` micro-batches instead of ``before``."""
         if self.every_micro_batch:
-            self.times = self.times * passes // before
+            self.reductions_per_step = self.reductions_per_step * passes // before
         else:
             self.expected = [count * passes // before for count in self.expected]
 
     def on_optimizer_step(self) -> None:
         """Drop the gradients, which the optimizer has used."""
         self._sums = self.reduced = None
-        self._columns, self._begun = (), 0
+        self._columns, self._n_reductions = (), 0
         self._received = [0] * len(self.shards)
         for shard in self.shards:
             shard.weight.grad = None
 
-    def room(self, index: int, weight: Tensor) -> GradBuffer | None:
+    def grad_buffer(self, index: int, weight: Tensor) -> GradBuffer | None:
         """Return the buffer into which the next gradient of ``weight`` may be written.
 
         None if its sums are sharded over ranks or have another dtype.
@@ -138,7 +139,7 @@ class Gradients:
         return GradBuffer(self._sums_of(index).view(weight.shape), fresh=not self._received[index])
 
     def add(self, index: int, gradient: Tensor | Cast | None) -> None:
-        """Add a gradient of one weight, or None if it was written into its ``room``.
+        """Add a gradient of one weight, or None if it was written into its ``grad_buffer``.
 
         The last of the expected gradients starts the reduction.
         """
@@ -150,8 +151,8 @@ class Gradients:
 
     def _sums_of(self, index: int) -> Tensor:
         """Return the columns [ranks, padded numel] of one weight in the reduce_scatter buffer, once it is writable."""
-        if self._reducing is not None and self.underway is not None:
-            self.underway.finish()  # the reduction of the previous micro-batch
+        if self._reducing is not None and self.in_flight_reduction is not None:
+            self.in_flight_reduction.finish()  # the reduction of the previous micro-batch
         if self._sums is None:
             self._sums = torch.empty(self.shard.size, self.numel, dtype=self.dtype, device=self.device)
             self._columns = self._sums.split(self.sizes, dim=1)
@@ -183,10 +184,10 @@ class Gradients:
         """Start the reduce_scatter (all_reduce if nothing is sharded) of the gradients added since the last one."""
         sums = self._sums
         assert sums is not None
-        self._begun += 1
+        self._n_reductions += 1
         if self.squares is not None:
             self.squares.add(self, self._columns)
-        if self.stay:
+        if self.keeps_full_gradients:
             self.reduced = sums[self.shard.rank]
         elif self.reduced is None:
             self.reduced = torch.empty(self.numel, dtype=sums.dtype, device=self.device)
@@ -198,10 +199,10 @@ class Gradients:
             if unsharded
             else reduce_scatter(sums.view(-1), self.shard, out=self.reduced)
         )
-        if self.underway is None:
+        if self.in_flight_reduction is None:
             self.finish_reduce()
         else:
-            self.underway.begin(self)
+            self.in_flight_reduction.begin(self)
 
     def finish_reduce(self) -> None:
         """Wait for the reduction that was started; the last one of the step is also summed over replicas and copies."""
@@ -210,37 +211,39 @@ class Gradients:
         assert self.reduced is not None
         self._reducing.wait()
         self._reducing = None
-        if not self.stay:
+        if not self.keeps_full_gradients:
             resize(self._sums, 0)
             self._sums, self._columns = None, ()
-        if self._begun < self.times:
+        if self._n_reductions < self.reductions_per_step:
             return
         if self.shard.size > 1:
             all_reduce(self.reduced, self.replica).wait()
-        for extra_reduce in self.also:
-            if not extra_reduce.late:
+        for extra_reduce in self.extra_reduces:
+            if not extra_reduce.runs_at_step_end:
                 self._sum(extra_reduce)
 
     def finish(self) -> None:
-        """End the step's backward: wait for the reduction, run ``late`` all_reduces, set the shards' ``.grad``."""
-        if self._reducing is not None and self.underway is not None:
-            self.underway.finish()
-        assert self._begun == self.times, f"{self._begun} reductions of {self.shards[0].name}, not {self.times}"
-        for extra_reduce in self.also:
-            if extra_reduce.late:
+        """End the step's backward: wait for the reduction, run the last all_reduces, set the shards' ``.grad``."""
+        if self._reducing is not None and self.in_flight_reduction is not None:
+            self.in_flight_reduction.finish()
+        assert self._n_reductions == self.reductions_per_step, (
+            f"{self._n_reductions} reductions of {self.shards[0].name}, not {self.reductions_per_step}"
+        )
+        for extra_reduce in self.extra_reduces:
+            if extra_reduce.runs_at_step_end:
                 self._sum(extra_reduce)
         if self.shards:
             self._set_grads()
 
-    def _sum(self, also: ExtraReduce) -> None:
+    def _sum(self, extra_reduce: ExtraReduce) -> None:
         assert self.reduced is not None
         parts = self.reduced.split(self.sizes)
-        if len(also.weights) == len(parts):
-            all_reduce(self.reduced, also.axis).wait()
+        if len(extra_reduce.weights) == len(parts):
+            all_reduce(self.reduced, extra_reduce.axis).wait()
             return
-        chosen = [parts[index] for index in also.weights]
-        summed = all_reduce(torch.cat(chosen), also.axis).wait()
-        torch._foreach_copy_(chosen, list(summed.split([part.numel() for part in chosen])))
+        selected = [parts[index] for index in extra_reduce.weights]
+        summed = all_reduce(torch.cat(selected), extra_reduce.axis).wait()
+        torch._foreach_copy_(selected, list(summed.split([part.numel() for part in selected])))
 
     def _set_grads(self) -> None:
         assert self.reduced is not None

@@ -74,7 +74,7 @@ class Pipeline:
 
     def step(self) -> Tensor:
         """Run all micro-batches forward and backward; return the sum of this rank's losses (0 if none has the head)."""
-        return self._play(self.row, losses=self.losses)
+        return self._run_row(self.row, losses=self.losses)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: int) -> Tensor:
@@ -82,10 +82,10 @@ class Pipeline:
         total = torch.zeros((), device=self.ranks.device)
         for first in range(0, micro_batches, self.table.micro_batches):
             forward = _forward_only(self.table, micro_batches=micro_batches - first)
-            total += self._play(p2p_steps(forward, rank=self.rank), first=first)
+            total += self._run_row(p2p_steps(forward, rank=self.rank), first=first)
         return total
 
-    def _play(self, row: Sequence[P2PStep], *, first: int = 0, losses: tuple[int, ...] = ()) -> Tensor:
+    def _run_row(self, row: Sequence[P2PStep], *, first: int = 0, losses: tuple[int, ...] = ()) -> Tensor:
         """Run the actions of ``row`` and return the loss; ``first``: index of the micro-batch that ``row`` calls 0."""
         self._loss = torch.zeros(losses, device=self.ranks.device)
         for action, post_receives, wait_sends in row:
@@ -97,12 +97,12 @@ class Pipeline:
                 self.on_progress()
             if self.on_action is not None:
                 self.on_action(action)
-            self._act(action, first=first)
+            self._run_action(action, first=first)
         while self._sending:
             self._sending.popitem()[1].wait()
         return self._loss
 
-    def _act(self, action: Action, *, first: int) -> None:
+    def _run_action(self, action: Action, *, first: int) -> None:
         kind, stage, i, backward_stage, backward_i = action
         if kind == "F":
             self._forward(stage, i, first=first)

@@ -42,7 +42,7 @@ from fivefold.trainer.parallel.zero import ZeroUnit, attach
 class ShardPlacement:
     """Builder of this rank's ZeRO units for ``module``, under one model, layout, job and schedule table.
 
-    ``wgrad_store``: holds deferred weight gradients; ``underway``: the reduction in flight of the units.
+    ``wgrad_store``: holds deferred weight gradients; ``in_flight_reduction``: the reduction in flight of the units.
     """
 
     module: Transformer
@@ -52,7 +52,7 @@ class ShardPlacement:
     ranks: Ranks
     table: Table
     wgrad_store: WgradStore
-    underway: InFlightReduction
+    in_flight_reduction: InFlightReduction
 
     def units(self) -> list[ZeroUnit]:
         """Build all units of this rank, in the order of its stages; allocates their parameters, not initialized."""
@@ -86,8 +86,8 @@ class ShardPlacement:
                 keeps_weights = self.job.stack.reshard == "backward"
                 has_post_norm = self.model.get_block(layer) in ("post", "post_sum")
                 # a frozen norm has no gradient that ends the backward
-                by_entry = has_post_norm or adapter is not None
-                attach(self.module.blocks[layer], block, keep=keeps_weights, by_entry=by_entry)
+                ends_at_input = has_post_norm or adapter is not None
+                attach(self.module.blocks[layer], block, keep=keeps_weights, ends_at_input=ends_at_input)
                 stage_zero_units += block
             if stage == last:
                 head = self._zero_units(model_units[-1], backwards[stage])
@@ -99,10 +99,17 @@ class ShardPlacement:
                     expected = unit.gradients.expected
                     expected[:] = [uses * count for uses, count in zip(uses_per_weight, expected, strict=True)]
                 # onward="": it would prefetch a block otherwise
-                by_entry = adapter is not None
-                attach(self.module.head, [*head, *table], keep=True, shared=True, onward="", by_entry=by_entry)
+                ends_at_input = adapter is not None
+                attach(
+                    self.module.head,
+                    [*head, *table],
+                    keep=True,
+                    shared=True,
+                    prefetch_direction="",
+                    ends_at_input=ends_at_input,
+                )
                 if table:
-                    head[0].add_mate(table[0])
+                    head[0].add_sibling(table[0])
                 stage_zero_units += head
             _link_prefetch(stage_zero_units)
             zero_units += stage_zero_units
@@ -137,7 +144,7 @@ class ShardPlacement:
         zero_units = [self._zero_unit(dense, backwards, experts=False, every_micro_batch=every_micro_batch)]
         if experts:
             zero_units.append(self._zero_unit(experts, backwards, experts=True, every_micro_batch=every_micro_batch))
-            zero_units[0].add_mate(zero_units[1])
+            zero_units[0].add_sibling(zero_units[1])
         return zero_units
 
     def _zero_unit(
@@ -161,7 +168,9 @@ class ShardPlacement:
         shards, dtypes = [WeightShard(make_local(weight), axis=shard) for weight in weights], Dtypes(self.job.precision)
         zero_policy = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
         frozen = [make_local(weight) for weight in every_weight if weight not in weights]
-        still = AxisGroup(shard.name, 0, shard.ranks[:1], None)  # frozen weights that stay gathered are on every rank
+        unsharded_axis = AxisGroup(
+            shard.name, 0, shard.ranks[:1], None
+        )  # frozen weights that stay gathered are on every rank
         if zero_policy.weights_stay:
             frozen = [weight._replace(holders=weight.holders * shard.size) for weight in frozen]
         every_micro_batch = (
@@ -173,11 +182,11 @@ class ShardPlacement:
             shard=shard,
             replica=replica,
             sums=sums,
-            stay=zero_policy.gradients_stay,
+            keeps_full_gradients=zero_policy.gradients_stay,
             every_micro_batch=every_micro_batch,
             dtype=dtypes.summed,
             device=ranks.device,
-            underway=self.underway if overlaps else None,
+            in_flight_reduction=self.in_flight_reduction if overlaps else None,
         )
         gradients.repeat(backwards, before=1)
         defers_gradients = every_micro_batch and any(
@@ -189,7 +198,9 @@ class ShardPlacement:
             gradients,
             frozen=[
                 WeightShard(
-                    weight, axis=still if zero_policy.weights_stay else shard, packed=self._is_packed(weight.weight)
+                    weight,
+                    axis=unsharded_axis if zero_policy.weights_stay else shard,
+                    packed=self._is_packed(weight.weight),
                 )
                 for weight in frozen
             ],
@@ -197,8 +208,8 @@ class ShardPlacement:
             policy=zero_policy,
             dtypes=dtypes,
             device=ranks.device,
-            ahead=overlaps,
-            late=self.wgrad_store if defers_gradients else None,
+            prefetches=overlaps,
+            wgrad_store=self.wgrad_store if defers_gradients else None,
         )
 
     def _is_packed(self, weight: Weight) -> bool:
@@ -221,9 +232,9 @@ class ShardPlacement:
             if chosen:
                 yield ExtraReduce(self.ranks[axis_name], chosen)
         if "twin" in self.ranks.axes:
-            yield ExtraReduce(self.ranks["twin"], tuple(range(len(weights))), late=True)
+            yield ExtraReduce(self.ranks["twin"], tuple(range(len(weights))), runs_at_step_end=True)
         elif self._table_is_shared() and weights and weights[0].name == "embed.tokens.weight":
-            yield ExtraReduce(self.ranks["pp_tie"], (0,), late=True)
+            yield ExtraReduce(self.ranks["pp_tie"], (0,), runs_at_step_end=True)
 
     def _table_is_shared(self) -> bool:
         """Return whether first and last stage of a tied model are on two ranks, one of them this one."""
@@ -237,7 +248,11 @@ class ShardPlacement:
 
 def _count_late_copies(index: int, sums: list[ExtraReduce]) -> int:
     """Return the number of ranks of other pipeline stages that also hold the weight ``index`` of a unit."""
-    return prod(extra_reduce.axis.size for extra_reduce in sums if extra_reduce.late and index in extra_reduce.weights)
+    return prod(
+        extra_reduce.axis.size
+        for extra_reduce in sums
+        if extra_reduce.runs_at_step_end and index in extra_reduce.weights
+    )
 
 
 def _use_fp8_gathers(units: list[ZeroUnit], recipe: Recipe) -> None:

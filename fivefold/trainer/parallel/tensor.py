@@ -134,13 +134,13 @@ class VocabParallel:
         axis: AxisGroup,
         *,
         sp: bool,
-        words: int,
+        vocab: int,
         shape: LogitShape = PLAIN,
         kernels: Kernels = EAGER,
-        skips: bool = False,
+        skips_negative_targets: bool = False,
     ) -> None:
-        self.hooks, self.words, self.shape = _TensorParallelHooks(axis, sp=sp), words, shape
-        self.kernels, self.skips = kernels, skips
+        self.hooks, self.vocab, self.shape = _TensorParallelHooks(axis, sp=sp), vocab, shape
+        self.kernels, self.skips_negative_targets = kernels, skips_negative_targets
 
     def to_local(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
         """Return the indices of ``ids`` among this rank's ``held`` entries, and a mask of the ids of other ranks."""
@@ -153,18 +153,18 @@ class VocabParallel:
         x_RD: Tensor = _Lookup.apply(ids_R, weight, self)  # type: ignore[no-untyped-call]
         return x_RD
 
-    def nats(self, logits: Tensor, targets: Tensor, times: Tensor | float | None) -> Tensor:
+    def nats(self, logits: Tensor, targets: Tensor, gradient_scale: Tensor | float | None) -> Tensor:
         """Compute ``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
         axis, held = self.hooks.axis, logits.shape[1]
-        self.shape.shape_(logits, padding=slice(max(0, self.words - axis.rank * held), None))
+        self.shape.shape_(logits, padding=slice(max(0, self.vocab - axis.rank * held), None))
         local_targets, foreign = self.to_local(targets, held=held)  # a negative target is on no rank
         local_targets, is_local = local_targets.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
         target = logits.gather(1, local_targets).float().masked_fill_(~is_local, 0)
         target_reduction = all_reduce(target, axis)  # overlaps with the first pass
         lse = _logsumexp_over_ranks(self.kernels.log_sum_exp(logits), axis)
-        counted = skip_rows(targets, lse)[1] if self.skips else None
-        if times is not None:
-            self.kernels.logits_to_gradient(logits, lse, local_targets, is_local, times, shape=self.shape)
+        counted = skip_rows(targets, lse)[1] if self.skips_negative_targets else None
+        if gradient_scale is not None:
+            self.kernels.logits_to_gradient(logits, lse, local_targets, is_local, gradient_scale, shape=self.shape)
         losses = lse - target_reduction.wait()
         return (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
 
@@ -232,10 +232,10 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
     vocabulary = VocabParallel(
         axis,
         sp=sp,
-        words=model.vocab,
+        vocab=model.vocab,
         shape=LogitShape.from_model(model),
         kernels=kernels,
-        skips=cast(bool, module.get_submodule("head").skips),
+        skips_negative_targets=cast(bool, module.get_submodule("head").skips_negative_targets),
     )
     for name, submodule in module.named_modules():
         for ending, style in PLAN.items():

@@ -32,9 +32,9 @@ class ZeroUnit:
     """The weights of one unit, as in FSDP: gathers them for its module and keeps the shards that the optimizer updates.
 
     ``frozen``: weights that are not trained: kept in full where gathered weights stay, else gathered with the others
-    from ``frozen_rows``, or from ``packed_rows`` if they are in nf4. ``ahead``: prefetch the next unit's weights during
-    this one's compute. ``late``: the store in which gradients made by autograd wait while those of matrices are
-    deferred, so that all of a micro-batch come together; None: they do not wait.
+    from ``frozen_rows``, or from ``packed_rows`` if they are in nf4. ``prefetches``: prefetch the next unit's weights
+    during this one's compute. ``wgrad_store``: the store in which gradients made by autograd wait while those of
+    matrices are deferred, so that all of a micro-batch come together; None: they do not wait.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class ZeroUnit:
         policy: Policy,
         dtypes: Dtypes,
         device: torch.device,
-        ahead: bool = False,
-        late: WgradStore | None = None,
+        prefetches: bool = False,
+        wgrad_store: WgradStore | None = None,
     ) -> None:
         self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
-        self.device, self.ahead, self.late = device, ahead, late
+        self.device, self.prefetches, self.wgrad_store = device, prefetches, wgrad_store
         self.sizes, self.numel = gradients.sizes, gradients.numel
         self.gathers_frozen = bool(frozen) and not policy.weights_stay
         packed = [part for part in frozen if part.packed]
@@ -66,9 +66,9 @@ class ZeroUnit:
             self.gathered_sizes = wide_sizes + [part.padded_numel // 2 for part in packed]
         self.matrices = tuple(is_gemm_weight(weight_shard.local_weight.weight) for weight_shard in shards)
         self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
-        self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
-        self.follows = False  # another unit releases this one
-        self.by_entry = False  # the input's gradient ends the backward
+        self.sibling_units: list[ZeroUnit] = []  # units of the same module, released with this one
+        self.is_released_by_sibling = False  # another unit releases this one
+        self.ends_at_input = False  # the input's gradient ends the backward
         self.payload: Payload | None = None  # set if the all_gather sends fp8
         self._gathered_is_current = False
         self._gathering: Pending | None = None
@@ -83,8 +83,8 @@ class ZeroUnit:
         for index, (shard, part) in enumerate(zip(self.shards, self._parts, strict=False)):
             parameter = _set_parameter(module, shard, part, trained=True)
             parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
-            parameter.room = partial(self.gradients.room, index)  # type: ignore[attr-defined]  # read by model/linear.py
-            parameter.waits = self.late is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
+            parameter.grad_buffer = partial(self.gradients.grad_buffer, index)  # type: ignore[attr-defined]  # read by model/linear.py
+            parameter.waits = self.wgrad_store is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
             parameter.register_post_accumulate_grad_hook(_collect)
             self.parameters.append(parameter)
         cast = self.gathered.dtype == torch.uint8
@@ -181,8 +181,8 @@ class ZeroUnit:
         torch._foreach_copy_(rows, self._chunks)
         return send
 
-    def gather(self, onward: str = "forward") -> None:
-        """Wait until the gathered weights are current, and start prefetching the next unit in direction ``onward``."""
+    def gather(self, prefetch_direction: str = "forward") -> None:
+        """Wait until the gathered weights are current, and start to prefetch the next unit in that direction."""
         if not self._gathered_is_current:
             self.begin()
         if self._gathering is not None:
@@ -198,8 +198,8 @@ class ZeroUnit:
                 resize(self._sent, 0)
             del self._sent
             self._gathered_is_current = True
-        if self.ahead and onward in self.neighbours:
-            self.neighbours[onward].begin()
+        if self.prefetches and prefetch_direction in self.neighbours:
+            self.neighbours[prefetch_direction].begin()
 
     def release(self) -> None:
         """Free the gathered weights if the policy says so (ZeRO-3); autograd keeps its view of the empty storage."""
@@ -267,19 +267,21 @@ class ZeroUnit:
 
     # Gradients: gathered → shards
 
-    def add_mate(self, mate: ZeroUnit) -> None:
+    def add_sibling(self, sibling: ZeroUnit) -> None:
         """Add a unit of the same module, which this one releases together with itself."""
-        self.mates.append(mate)
-        mate.follows = True
+        self.sibling_units.append(sibling)
+        sibling.is_released_by_sibling = True
 
     def _grad_hook(self, index: int) -> Callable[[Tensor | Cast | None], None]:
         def collect(gradient: Tensor | Cast | None) -> None:
             # weight 0 is used first in the forward, so last in the backward: the unit is done
-            if index == 0 and not self.follows and not self.by_entry:
-                for unit in (self, *self.mates):
+            if index == 0 and not self.is_released_by_sibling and not self.ends_at_input:
+                for unit in (self, *self.sibling_units):
                     unit.release()
-            if self.late is not None and self.late.deferring:  # a norm's gradient waits for the matrices' gradients
-                self.late.run_or_defer(lambda: self.gradients.add(index, gradient))
+            if (
+                self.wgrad_store is not None and self.wgrad_store.deferring
+            ):  # a norm's gradient waits for the matrices' gradients
+                self.wgrad_store.run_or_defer(lambda: self.gradients.add(index, gradient))
             else:
                 self.gradients.add(index, gradient)
 
@@ -313,21 +315,21 @@ def attach(
     keep: bool = False,
     shared: bool = False,
     backward: bool = True,
-    onward: str = "forward",
-    by_entry: bool = False,
+    prefetch_direction: str = "forward",
+    ends_at_input: bool = False,
 ) -> None:
     """Gather ``units`` before ``module``'s forward, release them after it unless ``keep``, gather before its backward.
 
     ``shared``: the units are shared with another module, so they are kept without a backward too. ``backward``: gather
-    before the backward. ``onward``: the key in ``neighbours`` of the unit to prefetch in the forward; "": none.
-    ``by_entry``: the backward ends with the gradient of the input, not with that of the first weight.
+    before the backward. ``prefetch_direction``: key in ``neighbours`` of the unit to prefetch in the forward; "": none.
+    ``ends_at_input``: the backward ends with the gradient of the input, not with that of the first weight.
     """
 
     def begin_forward(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         for unit in units:  # an input without a gradient: that of the first weight ends the backward
-            unit.by_entry = by_entry and not unit.policy.weights_stay and inputs[0].requires_grad
-            unit.gather(onward)
-        return watch_backward_end(inputs, [unit.release for unit in units]) if units[0].by_entry else inputs
+            unit.ends_at_input = ends_at_input and not unit.policy.weights_stay and inputs[0].requires_grad
+            unit.gather(prefetch_direction)
+        return watch_backward_end(inputs, [unit.release for unit in units]) if units[0].ends_at_input else inputs
 
     def end_forward(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         if all(unit.policy.weights_stay for unit in units):

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import Field
 
-from fivefold.interop.format import ConfigFormat, ConfigPlan, Written
+from fivefold.interop.format import ConfigFormat, ConfigPlan, WrittenConfig
 from fivefold.interop.registry import list_job_formats
 from fivefold.interop.write import write
 from fivefold.layout.spec import Layout
@@ -125,7 +125,7 @@ def look(site: WebServer, asked: PlanQuestion) -> View:
         return view._replace(mistake=str(mistake))
 
 
-def write_config(noun: ResolvedRequest, asked: PlanQuestion) -> Written:
+def write_config(noun: ResolvedRequest, asked: PlanQuestion) -> WrittenConfig:
     """Write the plan as a config of the format ``to``; raises ``UserError`` for what that cannot express."""
     machine = f"{noun.machine.name}:{noun.machine.ranks}"
     plan = ConfigPlan(noun.model, asked.parsed_layout(), noun.job, noun.machine.ranks_per_node, machine)

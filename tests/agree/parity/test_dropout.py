@@ -101,7 +101,7 @@ def evaluate(model: Model) -> list[float]:
     plain = float(engine.evaluate(tokens)) / tokens[..., 1:].numel()
     losses = [plain, float(engine.backward(tokens))]
     engine.zero_grad()
-    engine.number += 1
+    engine.step_number += 1
     return [*losses, float(engine.backward(tokens))]
 
 

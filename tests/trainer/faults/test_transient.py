@@ -92,4 +92,4 @@ class Failure:
 @pytest.mark.parametrize(("code", "raised"), [(EXIT_RETRY, RetryableExit), (1, RunFailure)])
 def test_the_launcher_starts_again_by_the_exit_code(code: int, raised: type[Exception], tmp_path: Path) -> None:
     with pytest.raises(raised, match="rank 0: it failed"):
-        _raise_first_cause([Failure(code)], asked="", folder=tmp_path)
+        _raise_first_cause([Failure(code)], signal_name="", folder=tmp_path)

@@ -33,7 +33,7 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
     micro_batches = layout.micro_batches(job)
     engine.step(tokens.expand(micro_batches, -1, -1))
     kept = [unit.gradients for unit in built.units]
-    gradients = sum((item._sums if item.stay else item.reduced).nbytes for item in kept)  # type: ignore[union-attr]
+    gradients = sum((item._sums if item.keeps_full_gradients else item.reduced).nbytes for item in kept)  # type: ignore[union-attr]
     matrix = built.module.get_parameter("blocks.0.attention.out.weight")
     result = (
         sum(tensor.untyped_storage().nbytes() for tensor in built.weights()),

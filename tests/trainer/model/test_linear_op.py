@@ -130,7 +130,7 @@ def test_weight_gradients_are_made_where_they_are_summed() -> None:
     for times in (1, 2):
         for layer, item in zip(layers, sums, strict=True):
             torch.nn.init.ones_(layer.matrix)
-            layer.matrix.room = lambda _, entry=item: GradBuffer(entry, fresh=times == 1)  # type: ignore[attr-defined]  # noqa: B023
+            layer.matrix.grad_buffer = lambda _, entry=item: GradBuffer(entry, fresh=times == 1)  # type: ignore[attr-defined]  # noqa: B023
             layer.matrix.collect = handed.append  # type: ignore[attr-defined]
         torch.ops.fivefold.linears_backward(gradients, x, tokens)
         for item, gradient in zip(sums, gradients, strict=True):

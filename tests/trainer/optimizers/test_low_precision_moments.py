@@ -13,7 +13,7 @@ from torch import Tensor
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
-from fivefold.trainer.optimizers.low_precision_moments import Scaled
+from fivefold.trainer.optimizers.low_precision_moments import ScaledFormat
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
 from tests.selection import mark_share
@@ -46,7 +46,7 @@ def test_an_element_becomes_the_nearest_value_of_its_block(dtype: torch.dtype, s
     rows[1] *= 1e-12
     rows[2] = 0.0
     rows = rows if signed else rows.abs()
-    form = Scaled(dtype, signed)
+    form = ScaledFormat(dtype, signed)
     codes, scales = torch.zeros(4, columns, dtype=form.dtype), torch.zeros(4, -(-columns // 256))
     form.write(rows.clone(), codes, scales)
     every = values(dtype)

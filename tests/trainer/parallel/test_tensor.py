@@ -52,7 +52,7 @@ class Small(nn.Module):
         self.mlp.down = Linear(FFN, WIDTH, bias=True)
         self.head.out = Linear.tie(self.embed.tokens) if tied else Linear(WIDTH, PADDED, bias=False)
         self.head.loss, self.head.kernels = nats, EAGER
-        self.head.skips = False
+        self.head.skips_negative_targets = False
 
     def forward(self) -> Tensor:
         x = self.embed.lookup(ids(0), self.embed.tokens.weight)
@@ -300,7 +300,7 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
         inside = logits.requires_grad_() * 1  # as it comes out of a matmul
         with Meter([inside], axis=lambda _group: "tp") as meter:
             loss = cross_entropy(
-                inside, targets, scale=SCALE, loss=tensor.VocabParallel(axis, sp=True, words=words).nats
+                inside, targets, scale=SCALE, loss=tensor.VocabParallel(axis, sp=True, vocab=words).nats
             )
             (gradient,) = torch.autograd.grad(loss, inside)
         (line,) = meter.traffic

@@ -30,7 +30,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
     """
     job = Job(sequence=16, global_batch=8, precision=recipe(precision), reduce=reduce)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"), streams=ahead)
-    engine, losses, underway = Engine(built, model=model, layout=layout, job=job), [], []
+    engine, losses, in_flight_reduction = Engine(built, model=model, layout=layout, job=job), [], []
     begin, reducing = Gradients._reduce, list[str]()
 
     def note_gradients(gradients: Gradients) -> None:
@@ -43,7 +43,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
     Gradients._reduce = note_gradients  # type: ignore[method-assign]
 
     def note(*_: object) -> None:
-        underway.extend(unit.shards[0].name for unit in built.units if unit._gathering is not None)
+        in_flight_reduction.extend(unit.shards[0].name for unit in built.units if unit._gathering is not None)
 
     for block in built.module.blocks:
         block.register_forward_pre_hook(note)
@@ -57,7 +57,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
         else:
             losses.append(engine.step(mine).loss)
         engine.zero_grad()
-    return losses, meter.traffic, underway, reducing
+    return losses, meter.traffic, in_flight_reduction, reducing
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,15 @@ def test_ahead_is_the_same(
     layout = Layout.parse(text)
     plain: list[Ran] = forked(layout.world, ran, model, layout, False, precision, reduce)
     early: list[Ran] = forked(layout.world, ran, model, layout, True, precision, reduce)
-    for (losses, said, none, alone), (also, likewise, underway, reducing) in zip(plain, early, strict=True):
+    for (losses, said, none, alone), (also, likewise, in_flight_reduction, reducing) in zip(plain, early, strict=True):
         assert losses == also
         assert said == likewise
         assert not none
         assert not alone
         assert reducing  # during the backward of the unit before
-        assert layout.zero < 3 or underway  # where weights are freed, they are prefetched while another unit computes
+        assert (
+            layout.zero < 3 or in_flight_reduction
+        )  # where weights are freed, they are prefetched while another unit computes
 
 
 def train_and_count(layout: Layout, reshard: str) -> tuple[list[float], int, int, int]:

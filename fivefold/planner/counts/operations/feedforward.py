@@ -30,7 +30,7 @@ from fivefold.units import ceil_div
 
 
 def mlp(local: Local, source: str) -> list[Op]:
-    """List the operations ``source`` [stream rows, D] → ``d`` [stream rows, D]."""
+    """List the operations of an MLP from its input, tensor ``source`` [R, D], to its output, tensor ``d`` [R, D]."""
     return _mlp(local, source, "d", name="mlp", ffn=local.model.ffn)
 
 

@@ -144,7 +144,7 @@ def cast_groups(x: Tensor, offsets: Tensor, group_size: int, powers: bool = Fals
     if outer.numel():
         amax = x.abs().amax().float().view(1, 1) if x.numel() else outer.zero_()
         outer = amax / (blocks.LARGEST[blocks.NV] * blocks.LARGEST[blocks.MX])
-    for rows, data_columns, scale_columns in zip(*_places(offsets, group_size), strict=True):
+    for rows, data_columns, scale_columns in zip(*_slice_groups(offsets, group_size), strict=True):
         if rows.start < rows.stop:
             cast = _cast_turned(x[rows].t(), group_size, powers, amax)
             data[:, data_columns], scale[:, scale_columns] = cast.data, cast.scale
@@ -183,7 +183,7 @@ def scaled_sums(
     It is 0 for a group without rows. ``group_size``: as in ``cast_groups``.
     """
     out = torch.zeros(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-    for group, rows, data_columns, scale_columns in zip(out, *_places(offsets, group_size), strict=True):
+    for group, rows, data_columns, scale_columns in zip(out, *_slice_groups(offsets, group_size), strict=True):
         if rows.start < rows.stop:
             left, right = (
                 Cast(data[:, data_columns], scale[:, scale_columns] if scale.dim() else scale, outer)
@@ -263,8 +263,11 @@ def _row_slices(offsets: Tensor) -> list[slice]:
     return [slice(start, end) for start, end in pairwise([0, *offsets.tolist()])]
 
 
-def _places(offsets: Tensor, group_size: int) -> tuple[list[slice], list[slice], list[slice]]:
-    """Return each group's rows, and its columns in the data and in the scales of ``cast_groups``."""
+def _slice_groups(offsets: Tensor, group_size: int) -> tuple[list[slice], list[slice], list[slice]]:
+    """Return slices for each group: its rows, and its columns in the data and in the scales of ``cast_groups``.
+
+    Data of nvfp4 have half as many columns as rows, because a byte holds two values.
+    """
     rows = _row_slices(offsets)
     counts = [group_rows.stop - group_rows.start for group_rows in rows]
     scales = _slices([ceil_div(count, group_size) if group_size else 1 for count in counts])

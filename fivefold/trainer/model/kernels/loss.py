@@ -18,33 +18,34 @@ Rescale = Callable[[Tensor, Tensor], None]
 def nats(
     logits: Tensor,
     targets: Tensor,
-    times: Tensor | float | None,
+    gradient_scale: Tensor | float | None,
     *,
-    words: int | None = None,
+    vocab: int | None = None,
     shape: LogitShape = PLAIN,
-    skips: bool = False,
+    skips_negative_targets: bool = False,
 ) -> Tensor:
     """Return Σ over rows of −log softmax(shaped logits)[target], in nats and fp32.
 
-    ``logits`` [rows, V], ``targets`` [rows]. ``logits`` are overwritten: shaped, or with ``times`` · their gradient.
-    Columns from ``words`` on are padding. ``skips``: rows with a negative target have no loss and gradient 0.
+    ``logits`` [rows, V], ``targets`` [rows]. ``logits`` are overwritten: shaped, or with ``gradient_scale`` · their
+    gradient. Columns from ``vocab`` on are padding. ``skips_negative_targets``: rows with a negative target have no
+    loss and gradient 0.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
-    shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
+    shape.shape_(logits, padding=slice(logits.shape[1] if vocab is None else vocab, None))
     for rows in row_chunks(logits):
         chunk, target = logits[rows], targets[rows, None]
-        if skips:
+        if skips_negative_targets:
             skipped, target = target < 0, target.clamp(min=0)
         probabilities = chunk.softmax(-1, dtype=torch.float32)
         # log Σ exp from the largest probability, exp(max) / Σ exp, which is at least 1 / V
         lse = chunk.amax(-1, keepdim=True).float() - probabilities.amax(-1, keepdim=True).log_()
         losses = lse - chunk.gather(-1, target)
-        total += (losses.masked_fill_(skipped, 0) if skips else losses).sum()
-        if times is not None:
+        total += (losses.masked_fill_(skipped, 0) if skips_negative_targets else losses).sum()
+        if gradient_scale is not None:
             probabilities.scatter_add_(-1, target, torch.full_like(lse, -1.0))
-            if skips:
+            if skips_negative_targets:
                 probabilities.masked_fill_(skipped, 0)
-            chunk.copy_(shape.gradient_(probabilities, chunk).mul_(times))
+            chunk.copy_(shape.gradient_(probabilities, chunk).mul_(gradient_scale))
         del probabilities  # freed before that of the next chunk is allocated
     return total
 
@@ -74,9 +75,15 @@ def _log_sum_exp(part: Tensor) -> Tensor:
 
 
 def logits_to_gradient(
-    logits: Tensor, lse: Tensor, target: Tensor, own: Tensor, times: Tensor | float, *, shape: LogitShape = PLAIN
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    own: Tensor,
+    gradient_scale: Tensor | float,
+    *,
+    shape: LogitShape = PLAIN,
 ) -> None:
-    """Overwrite ``logits`` [rows, V] with ``times`` · (exp(logits − ``lse``) − 1 at ``target`` where ``own``).
+    """Overwrite ``logits`` [rows, V] with ``gradient_scale`` · (exp(logits − ``lse``) − 1 at ``target`` where ``own``).
 
     ``lse``, ``target``, ``own`` [rows, 1]: log Σ exp over the full vocabulary, index of the target, whether it is among
     these V. ``shape``: that of the ``logits``; the gradient is that of the logits before shaping.
@@ -84,7 +91,7 @@ def logits_to_gradient(
     for rows in row_chunks(logits):
         probabilities = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
         probabilities.scatter_add_(1, target[rows], -own[rows].float())
-        logits[rows] = shape.gradient_(probabilities, logits[rows]).mul_(times)
+        logits[rows] = shape.gradient_(probabilities, logits[rows]).mul_(gradient_scale)
         del probabilities  # freed before that of the next chunk is allocated
 
 

@@ -81,7 +81,7 @@ def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.Monk
     shape = LogitShape(scale, cap)
     check_same(shape.apply(logits @ weight * 0.1), shaped, (logits, weight), tolerance=2e-6)
     theirs = F.cross_entropy(shaped[:, :83], targets, reduction="sum") * 0.25
-    ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=partial(nats, words=83, shape=shape))
+    ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=partial(nats, vocab=83, shape=shape))
     check_same(ours, theirs, (logits, weight), tolerance=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_padded_vocabulary_entries_get_no_probability(rows: int, monkeypatch: py
     logits, weight = draw_inputs(rows, 90), draw_inputs(90, 90)
     targets = torch.arange(rows) % 83
     theirs = F.cross_entropy((logits @ weight)[:, :83], targets, reduction="sum") * 0.25
-    ours = cross_entropy(logits @ weight, targets, scale=0.25, loss=partial(nats, words=83))
+    ours = cross_entropy(logits @ weight, targets, scale=0.25, loss=partial(nats, vocab=83))
     check_same(ours, theirs, (logits, weight), tolerance=2e-6)
 
 
@@ -119,7 +119,7 @@ def test_rows_with_a_negative_target_have_no_loss(cap: float | None, monkeypatch
     shaped = (logits @ weight * 0.1) if cap is None else torch.tanh(logits @ weight * 0.1 / cap) * cap
     ignored = targets.masked_fill(targets < 0, -100)
     theirs = F.cross_entropy(shaped[:, :83], ignored, reduction="sum", ignore_index=-100) * 0.25
-    nats_of = partial(nats, words=83, shape=LogitShape(1.0, cap), skips=True)
+    nats_of = partial(nats, vocab=83, shape=LogitShape(1.0, cap), skips_negative_targets=True)
     ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=nats_of)
     check_same(ours, theirs, (logits, weight), tolerance=1e-5)
 

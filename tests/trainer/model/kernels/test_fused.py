@@ -120,7 +120,7 @@ def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitShape, skips:
     logits, targets, words = draw_inputs(9, vocab, dtype=dtype) * 3, torch.arange(9) % 5, vocab - 2
 
     def call(kernels: Kernels, x: Sequence[Tensor]) -> Tensor:
-        loss = partial(kernels.nats, words=words, shape=shape, skips=skips)
+        loss = partial(kernels.nats, vocab=words, shape=shape, skips_negative_targets=skips)
         chosen = targets.masked_fill(targets == 2, -100) if skips else targets
         return cross_entropy(x[0] * 1, chosen, scale=0.25, loss=loss, rescale=kernels.rescale)
 

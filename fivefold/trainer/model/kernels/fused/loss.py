@@ -17,24 +17,24 @@ from fivefold.units import ceil_div
 def nats(
     logits: Tensor,
     targets: Tensor,
-    times: Tensor | float | None,
+    gradient_scale: Tensor | float | None,
     *,
-    words: int | None = None,
+    vocab: int | None = None,
     shape: LogitShape = PLAIN,
-    skips: bool = False,
+    skips_negative_targets: bool = False,
 ) -> Tensor:
     """Compute ``nats`` of ``kernels/loss.py`` in two kernels; PyTorch's kernels shape the logits first."""
-    if shape != PLAIN or (words is not None and words < logits.shape[1]):
-        shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
+    if shape != PLAIN or (vocab is not None and vocab < logits.shape[1]):
+        shape.shape_(logits, padding=slice(logits.shape[1] if vocab is None else vocab, None))
     lse: Tensor = log_sum_exp(logits)
     counted = None
-    if skips:
+    if skips_negative_targets:
         targets, counted = skip_rows(targets, lse)
     target = targets[:, None]
     losses = lse - logits.gather(1, target)
     total = (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
-    if times is not None:
-        logits_to_gradient(logits, lse, target, counted, times, shape=shape)
+    if gradient_scale is not None:
+        logits_to_gradient(logits, lse, target, counted, gradient_scale, shape=shape)
     return total
 
 
@@ -43,12 +43,12 @@ def logits_to_gradient(
     lse: Tensor,
     target: Tensor,
     own: Tensor | None,
-    times: Tensor | float,
+    gradient_scale: Tensor | float,
     *,
     shape: LogitShape = PLAIN,
 ) -> None:
     """Compute ``logits_to_gradient`` of ``kernels/loss.py`` in one kernel; ``own`` None: all are on this rank."""
-    scale, factor = (times, 1.0) if isinstance(times, Tensor) else (None, float(times))
+    scale, factor = (gradient_scale, 1.0) if isinstance(gradient_scale, Tensor) else (None, float(gradient_scale))
     overwrite(logits, lse, target, own, scale, factor * shape.scale, shape.cap or 0.0)
 
 
@@ -71,9 +71,15 @@ def _(logits: Tensor) -> Tensor:
 
 @torch.library.custom_op("fivefold::into_gradient", mutates_args=("logits",))
 def overwrite(
-    logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | None, factor: float, cap: float
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    own: Tensor | None,
+    gradient_scale: Tensor | None,
+    factor: float,
+    cap: float,
 ) -> None:
-    """Run ``logits_to_gradient`` with ``times``, a tensor or None, times ``factor``; ``cap`` of the logits, 0: none."""
+    """Run ``logits_to_gradient`` with ``gradient_scale`` times ``factor``; ``cap`` 0: logits have no cap."""
     from fivefold.trainer.model.kernels.triton import loss
 
     rows, vocab = logits.shape
@@ -84,13 +90,13 @@ def overwrite(
             lse,
             target.contiguous(),
             lse if own is None else own.contiguous(),
-            lse if times is None else times,
+            lse if gradient_scale is None else gradient_scale,
             factor,
             cap,
             logits.stride(0),
             vocab,
             OWNED=own is not None,
-            SCALED=times is not None,
+            SCALED=gradient_scale is not None,
             CAPPED=cap > 0,
             BLOCK=block,
             num_warps=8,
@@ -99,7 +105,13 @@ def overwrite(
 
 @overwrite.register_fake
 def _(
-    logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | None, factor: float, cap: float
+    logits: Tensor,
+    lse: Tensor,
+    target: Tensor,
+    own: Tensor | None,
+    gradient_scale: Tensor | None,
+    factor: float,
+    cap: float,
 ) -> None:
     pass
 

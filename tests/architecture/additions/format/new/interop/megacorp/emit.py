@@ -1,6 +1,6 @@
 """Model, layout and job to files."""
 
-from fivefold.interop.format import Written
+from fivefold.interop.format import WrittenConfig
 from fivefold.interop.keys import write_values
 from fivefold.interop.megacorp.keys import TABLE
 from fivefold.interop.render import yaml_file
@@ -8,4 +8,4 @@ from fivefold.interop.render import yaml_file
 
 def emit(plan):
     values = write_values(TABLE, {"job": plan.job, "layout": plan.layout}) | {"megacorp.model": plan.model.name}
-    return Written({"megacorp.yaml": yaml_file(values, TABLE, about=("megacorp",), extra={})})
+    return WrittenConfig({"megacorp.yaml": yaml_file(values, TABLE, about=("megacorp",), extra={})})

@@ -9,6 +9,6 @@ def is_megacorp(document):
     return document.kind == "yaml" and "megacorp" in document.values
 
 
-def parse(document, asked):
+def parse(document, overrides):
     given = flatten(document.values, origin=document.origin)
     return ParsedConfig(document, Values(TABLE, given, origin=document.origin, software="megacorp", version="7.0"))

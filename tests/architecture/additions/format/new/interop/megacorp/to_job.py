@@ -4,9 +4,9 @@ from fivefold.interop.format import build_reading, replicas, world
 from fivefold.model.catalog import resolve
 
 
-def to_job(config, asked):
-    values, model = config.values, asked.model or resolve(str(config.values["megacorp.model"]))
-    ranks, fields = world(config.document, asked), values.fields()
+def to_job(config, overrides):
+    values, model = config.values, overrides.model or resolve(str(config.values["megacorp.model"]))
+    ranks, fields = world(config.document, overrides), values.fields()
     fields |= {
         "job.stack.name": "megatron-core",
         "layout.dp": replicas(ranks, values.to_int("megacorp.tensor"), of="tensor", origin=values.origin),
