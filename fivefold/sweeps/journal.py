@@ -34,6 +34,10 @@ class Journal:
         """Return the value of ``key``, or None."""
         return self._values.get((kind, key))
 
+    def list_values(self, kind: str) -> list[Any]:
+        """Return the values of all keys of ``kind``, in the order in which the keys were first put."""
+        return [value for (value_kind, _), value in self._values.items() if value_kind == kind]
+
     def put(self, kind: str, key: str, value: Any) -> None:
         """Append a line; raises ``RunFailure`` if the disk is full, and the lines before it stay intact."""
         line = json.dumps({"kind": kind, "key": key, "value": value}).encode() + b"\n"

@@ -35,9 +35,10 @@ from fivefold.requests.commands import (
 )
 from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, MachineName, ModelName, ShownLayouts
-from fivefold.requests.job import get_job_words, load_job
+from fivefold.requests.job import collect_fields, get_job_words, load_job
 from fivefold.requests.offers import apply_prices
 from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
+from fivefold.sweeps.spec import Sweep
 from fivefold.web.folder import ServedFolder
 
 CONFIG = 60_000  # largest pasted config.json, in characters
@@ -271,6 +272,45 @@ class TraceQuestion(FilesQuestion, defer_build=False):
 
 class ExplainQuestion(FilesQuestion, defer_build=False):
     """A question to ``explain``."""
+
+
+class SweepStart(JobQuestion):
+    """A sweep to start: every combination of the question's model, machine and job with these lists.
+
+    ``rows``: the file below the served folder that the rows are written to.
+    """
+
+    models: Lines = Field((), description="Models, besides the first.")
+    machines: Lines = Field((), description="Machines, besides the first.")
+    layouts: Lines = Field(("best 3",), description="Layouts, which may leave dp open (dp*), or best K.")
+    ranks: Lines = Field((), description="Numbers of GPUs. Default: the machine's.")
+    sequences: Lines = Field((), description="Tokens per sequence. Default: the job's; likewise the next four fields.")
+    batches: Lines = ()
+    precisions: Lines = ()
+    stacks: Lines = ()
+    recomputations: Lines = Field((), description="Recomputation of each layout. Default: the layout's own.")
+    rows: Line = Field("sweep.jsonl", description="File for the rows: .jsonl, .csv or .parquet.")
+
+    def read_sweep(self, *, folder: ServedFolder, local: Path) -> Sweep:
+        """Build the sweep; raises ``UserError`` for what is not valid, and for files outside of the folder."""
+        if self.config or any(getattr(self, name) is not None for name in self.shape):
+            raise UserError("a sweep names its models: save the changed model as a file, and name that")
+        model_names, machine_names = (self.model, *self.models), (self.machine, *self.machines)
+        for name in model_names:
+            models.resolve(name, find=folder.path)
+        for name in machine_names:
+            machines.resolve(name, local=local, find=folder.path)
+        job = collect_fields(
+            None, list(self.settings), **{k: v for k, v in get_job_words(self).items() if k not in ("settings", "job")}
+        )
+        if (stack := load_settings().stack) and "stack" not in job and not self.stacks:
+            job["stack"] = stack
+        lists = ("ranks", "sequences", "batches", "precisions", "stacks", "recomputations")
+        values = {name: split_names(getattr(self, name)) for name in lists}
+        return Sweep.from_values(
+            {"models": model_names, "machines": machine_names, "layouts": self.layouts, **values, "job": job},
+            origin="sweep",
+        )
 
 
 def spell_value(value: object) -> str:

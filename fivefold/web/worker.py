@@ -28,6 +28,7 @@ from fivefold.record import RunFailure, StopSignal, UserError
 from fivefold.requests.commands import Question
 from fivefold.requests.offers import apply_prices
 from fivefold.results.search_result import SearchResult
+from fivefold.results.sweep_row import SweepRow
 from fivefold.web import answers
 from fivefold.web.answers import Fitted, Found, Report
 from fivefold.web.dropped import DroppedFiles
@@ -40,6 +41,7 @@ from fivefold.web.question import (
     RatiosQuestion,
     ResolvedRequest,
     SearchQuestion,
+    SweepStart,
     TraceQuestion,
 )
 
@@ -218,6 +220,34 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     return {"data": dump_dry_run(dry_run, predicted), "html": html(dry_run, machine=machine, predicted=predicted)}
 
 
+def sweep(asked: dict[str, Any], report: Report) -> Any:
+    """Predict the rows of a sweep into a file of the folder; a stopped one writes the rows that it has.
+
+    A file that is there already is only written if its own journal is next to it, to go on with a stopped sweep.
+    """
+    from fivefold.sweeps import rows_file
+    from fivefold.sweeps.journal import open_journal
+    from fivefold.sweeps.sweep import SweepPlan, run
+
+    (folder, local), question = place(asked), SweepStart.read(asked["question"], origin="question")
+    plan = SweepPlan.from_sweep(question.read_sweep(folder=folder, local=local), local=local)
+    path = folder.path(question.rows)
+    journal_path = path.with_name(f"{path.name}.journal")
+    rows_file.check(path)
+    if path.exists() and not journal_path.exists():
+        raise UserError(f"{question.rows} is there already; name another file for the rows")
+    with open_journal(journal_path) as journal:
+        try:
+            rows = run(plan, journal, trials=None, report=lambda _, done, total: report(done, total))
+        except StopSignal:
+            rows = [SweepRow(**value) for values in journal.list_values("predicted") for value in values]
+            rows_file.write(rows, path)
+            return {"file": question.rows, "rows": len(rows), "stopped": True}
+        rows_file.write(rows, path)
+        journal.drop("predicted")
+    return {"file": question.rows, "rows": len(rows), "stopped": False}
+
+
 def read_trace(asked: dict[str, Any], report: Report) -> Any:
     """Analyze traces: ``html`` is what ``fivefold trace`` prints."""
     return _read_files(asked, TraceQuestion, "trace", report)
@@ -244,13 +274,14 @@ VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "search": search,
     "ranked": rank_layouts,
     "dryrun": dryrun,
+    "sweep": sweep,
     "trace": read_trace,
     "explain": explain,
     "plan": plan,
     "ratios": ratios,
     **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},
 }
-SEARCHES = ("search", "ranked")  # commands that return what they have found so far when they are stopped
+SEARCHES = ("search", "ranked", "sweep")  # commands that return what they have found so far when they are stopped
 
 if __name__ == "__main__":
     main()

@@ -19,7 +19,7 @@ from fivefold.web.pages.files import ExplainPage, TracePage
 from fivefold.web.pages.plan import PlanQuestion
 from fivefold.web.pages.runs import RunQuestion
 from fivefold.web.pages.search import SearchPage
-from fivefold.web.pages.sweep import SweepQuestion
+from fivefold.web.pages.sweep import SweepQuestion, SweepStartPage
 from fivefold.web.question import CompareQuestion, JobQuestion
 from tests.web.conftest import SECRET
 
@@ -133,6 +133,8 @@ PAGES = {
     "/learn/{name}": PlanQuestion.model_fields,
     "/compare": CompareQuestion.model_fields,
     "/sweep": SweepQuestion.model_fields,
+    "/sweep/start": SweepStartPage.model_fields,
+    "/sweep/file": SweepStartPage.model_fields,
     "/runs": RunQuestion.model_fields,
     "/search": SearchPage.model_fields,
     "/dryrun": DryrunPage.model_fields,

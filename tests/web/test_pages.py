@@ -315,6 +315,7 @@ PAGES = [
     COMPARE,
     "/runs",
     "/sweep",
+    "/sweep/start",
     "/dryrun",
     "/ask",
     "/trace",

@@ -3,18 +3,23 @@ from __future__ import annotations
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 import fivefold
 from fivefold.layout.spec import Layout
+from fivefold.record import StopSignal, UserError
 from fivefold.results.sweep_row import SweepRow, columns_from_layout, columns_from_step
-from fivefold.sweeps.rows_file import write
+from fivefold.sweeps.rows_file import read, write
+from fivefold.sweeps.spec import Sweep
 from fivefold.units import show_seconds
+from fivefold.web import worker
 from fivefold.web.app import create
 from fivefold.web.pages.sweep import REACH
 from tests.selection import mark_share
+from tests.web.browser import NEEDS_CHROMIUM, is_within_window, list_violations
 
 JOB = {"machine": "h100", "ranks": 8, "sequence": 4096, "batch": 16, "precision": "bf16", "stack": "fivefold"}
 
@@ -68,3 +73,97 @@ def test_invalid_sweep_is_a_one_line_error(tmp_path: Path) -> None:
             answer = client.get("/sweep", params={"file": name})
             assert answer.status_code == 200, name
             assert 'role="alert"' in answer.text or "0 rows" in answer.text, name
+
+
+SMALL = {
+    "model": "nano",
+    "machine": "h100:2",
+    "gbs": 8,
+    "layouts": ["dp* tp{1,2} zero{0,1} mbs1"],
+    "rows": "rows.jsonl",
+}
+
+
+def start(folder: Path, report: Any = lambda *_: None, **changes: Any) -> Any:
+    """Run a sweep as the page's process does."""
+    return worker.sweep({"question": SMALL | changes, "root": str(folder), "local": "none"}, report)
+
+
+def test_a_stopped_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
+    def stop(done: int, total: int, doing: str = "") -> None:
+        assert total == 4
+        if done == 2:
+            raise StopSignal("SIGINT")
+
+    assert start(tmp_path, stop) == {"file": "rows.jsonl", "rows": 2, "stopped": True}
+    assert len(read(tmp_path / "rows.jsonl")) == 2
+    reported: list[int] = []
+    assert start(tmp_path, lambda done, *_: reported.append(done)) == {
+        "file": "rows.jsonl", "rows": 4, "stopped": False,
+    }  # fmt: skip
+    rows = read(tmp_path / "rows.jsonl")
+    assert [row.layout for row in rows] == [
+        "dp2 zero0 mbs1", "dp2 zero1 mbs1", "dp1 tp2 zero0 mbs1", "dp1 tp2 zero1 mbs1"
+    ]  # fmt: skip
+    step = fivefold.predict("nano", "h100:2", "dp2 zero1 mbs1", gbs=8)
+    assert rows[1].step_seconds == step.time.step_seconds
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    with pytest.raises(UserError, match="is there already"):
+        start(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rows": "../rows.jsonl"}, "outside of the folder"),
+        ({"rows": "rows.txt"}, "rows are written as"),
+        ({"models": ["../own.toml"]}, "outside of the folder"),
+        ({"layouts": ["dp3"]}, "matches none of the numbers of ranks"),
+        ({"precisions": ["bf61"]}, "did you mean"),
+        ({"layers": 3}, "a sweep names its models"),
+        ({"stacks": ["torchtitan"], "stack": "ddp"}, "keep one"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        start(tmp_path, **changes)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_page_saves_the_sweep_as_the_command_reads_it(client: TestClient, tmp_path: Path) -> None:
+    asked = SMALL | {"sequences": ["512, 1024"], "optimizer": "muon", "machines": ["a100:2"]}
+    text = client.get("/sweep/file", params=asked).text
+    (tmp_path / "sweep.toml").write_text(text, encoding="utf-8")
+    sweep = Sweep.load(tmp_path / "sweep.toml")
+    assert (sweep.machines, sweep.sequences) == (("h100:2", "a100:2"), (512, 1024))
+    assert sweep.job == {"global_batch": 8, "optimizer": {"kind": "muon"}}
+
+
+def test_another_site_starts_no_sweep(client: TestClient, folder: Path) -> None:
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    answer = client.get("/sweep/start", params=SMALL | {"run": "1"}, headers=headers, follow_redirects=False)
+    assert answer.is_redirect
+    assert "run=" not in answer.headers["location"]
+    assert client.get("/sweep/events", params=SMALL, headers=headers).status_code == 422
+    assert not (folder / "rows.jsonl").exists()
+
+
+@NEEDS_CHROMIUM
+def test_a_sweep_is_started_on_the_page(page: Any, folder: Path) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    page.goto("/sweep")
+    page.get_by_role("link", name="Start a sweep").click()
+    page.locator("input[name=model]").fill("nano")
+    page.locator("input[name=machine]").fill("h100:2")
+    page.locator("input[name=gbs]").fill("8")
+    page.get_by_label("layouts, or the best of a search 1").fill("dp* tp{1,2} mbs1")
+    page.get_by_label("file for the rows").fill("started.csv")
+    page.get_by_role("button", name="Start").click()
+    expect(page.locator("#answer")).to_contain_text("2 rows are in started.csv")
+    assert list_violations(page) == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert is_within_window(page)
+    page.get_by_role("link", name="Show the rows").click()
+    expect(page.locator("#rows tbody tr")).to_have_count(2)
+    page.go_back()
+    expect(page.get_by_role("alert")).to_contain_text("started.csv is there already")

@@ -44,10 +44,10 @@ class Begun(Record):
 
 
 class Stream:
-    """The answers of one long-running command, as pages request them."""
+    """The answers of one long-running command, as pages request them. ``keeps``: the last results are kept."""
 
-    def __init__(self, site: WebServer, verb: str) -> None:
-        self.site, self.verb = site, verb
+    def __init__(self, site: WebServer, verb: str, *, keeps: bool = True) -> None:
+        self.site, self.verb, self.keeps = site, verb, keeps
         self.kept: OrderedDict[str, str] = OrderedDict()
 
     def answer(
@@ -85,7 +85,7 @@ class Stream:
                 is_ended = name in ("result", "mistake", "stopped")
                 if name == "result":
                     text = draw(data, sorted(fits))
-                    if not (isinstance(data, dict) and data.get("stopped")):
+                    if self.keeps and not (isinstance(data, dict) and data.get("stopped")):
                         self._keep(key, text)
                     yield event("found", text)
                 elif name == "fitted":

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import Field
 
+from fivefold.machine import toml
 from fivefold.record import UserError
 from fivefold.rendering.drawing import heat, scatter
 from fivefold.rendering.point_charts import draw_rows
@@ -19,8 +20,9 @@ from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.folder import ServedFolder
-from fivefold.web.pages.render import page
-from fivefold.web.question import JobQuestion, replace_ranks
+from fivefold.web.pages.render import fragment, page
+from fivefold.web.pages.stream import Begun, Stream
+from fivefold.web.question import JobQuestion, SweepStart, replace_ranks
 from fivefold.web.site import WebServer
 
 MAX_ROWS, MAX_POINTS = 300, 1500  # largest number of rows in the table, and of points
@@ -62,9 +64,13 @@ class SweepQuestion(JobQuestion):
     value: Value = "mfu_causal"
 
 
+class SweepStartPage(Begun, SweepStart):
+    """A sweep as the page starts it."""
+
+
 def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
-    pages = APIRouter(include_in_schema=False)
+    pages, stream = APIRouter(include_in_schema=False), Stream(site, "sweep", keeps=False)
 
     @pages.get("/sweep")
     async def sweep(request: Request, asked: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
@@ -84,6 +90,30 @@ def router(site: WebServer) -> APIRouter:
             values=VALUES,
             axes=get_args(Across),
         )
+
+    @pages.get("/sweep/start")
+    async def start(request: Request, asked: Annotated[SweepStartPage, Query()]) -> Response:
+        if asked.run and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return RedirectResponse(asked.url("/sweep/start", run=None))  # another site's link starts nothing
+        return page("sweep_start.html", request, asked=asked)
+
+    @pages.get("/sweep/events")
+    async def events(request: Request, asked: Annotated[SweepStartPage, Query()]) -> Response:
+        if request.headers.get("sec-fetch-mode") == "navigate":
+            raise UserError("a sweep is started by the page Sweep, not by its address")
+        return stream.answer(asked.convert(SweepStart), lambda result, _: fragment("sweep_started.html", **result))
+
+    @pages.post("/sweep/events/stop")
+    async def stop(work: Annotated[str, Query(max_length=20)]) -> Response:
+        site.work.stop(work)
+        return Response(status_code=204)
+
+    @pages.get("/sweep/file")
+    async def file(asked: Annotated[SweepStartPage, Query()]) -> Response:
+        """Return the sweep as the file that ``fivefold sweep`` reads."""
+        swept = await site.work.run_soon(lambda: asked.read_sweep(folder=site.folder, local=site.local))
+        text = toml.emit(swept.model_dump(mode="json", exclude_defaults=True))
+        return Response(text, media_type="application/toml")
 
     return pages
 
