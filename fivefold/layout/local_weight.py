@@ -5,6 +5,8 @@ full [V, D] over tp 2:  rank 0 holds rows 0..V/2, rank 1 the rest, and zeros whe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from fivefold.job import Job
@@ -23,20 +25,28 @@ class RankCoordinate(NamedTuple):
     etp: int = 0
 
 
-class LocalSlice(NamedTuple):
-    """A slice of a weight in a local tensor: ``slices`` of the full weight fill the front of ``shape``, then padding.
+Slices = tuple[slice, ...]  # of each dim of a tensor
 
-    ``holders``: the number of ranks of one tp group (experts: etp group) that hold this slice.
+
+class LocalSlice(NamedTuple):
+    """A slice of a weight in a local tensor of ``shape``, padded at its end.
+
+    ``parts``: slices of the full weight that follow one another along dim 0 of the local tensor; several of a weight
+    whose parts are sharded each for itself. ``holders``: the number of ranks of one tp group (experts: etp group) that
+    hold this slice.
     """
 
     shape: tuple[int, ...]
-    slices: tuple[slice, ...]
+    parts: tuple[Slices, ...]
     holders: int
 
-    @property
-    def data_slices(self) -> tuple[slice, ...]:
-        """Return the slices of the local tensor that hold data, without padding."""
-        return tuple(slice(0, part.stop - part.start) for part in self.slices)
+    def list_slices(self) -> Iterator[tuple[Slices, Slices]]:
+        """Yield the slices of each part: of the full weight, and of the local tensor."""
+        first = 0
+        for part in self.parts:
+            rows, *others = (size.stop - size.start for size in part)
+            yield part, (slice(first, first + rows), *(slice(0, size) for size in others))
+            first += rows
 
 
 def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, place: RankCoordinate) -> LocalSlice:
@@ -55,7 +65,13 @@ def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, pla
         start = min(index * local_size, size)
         slices.append(slice(start, min(start + local_size, size)))
     holders = (layout.etp if is_replicated else 1) if is_expert else layout.tp // pieces
-    return LocalSlice(local, tuple(slices), holders)
+    if not weight.parts:
+        return LocalSlice(local, (tuple(slices),), holders)
+    parts = []
+    for first, size in zip(accumulate((0, *weight.parts)), weight.parts, strict=False):
+        start, rows = first + place.tp * (size // layout.tp), size // layout.tp
+        parts.append((slice(start, start + rows), *slices[1:]))
+    return LocalSlice(local, tuple(parts), holders)
 
 
 def padded_vocab(model: Model, job: Job, *, tp: int) -> int:

@@ -104,6 +104,7 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
     - column layers, norms before row layers and vocabulary: rows over tp (copies, if there are fewer kv heads than tp
       ranks)
     - row layers: columns over tp
+    - token mixers other than attention: each of ``weight.parts`` over tp
     - experts: over ep, their ffn dim over etp
     - norms, router, latent down-projections, the projection of multi-token prediction and biases of row layers:
       replicated
@@ -118,6 +119,8 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
         return weight._replace(shape=(local_experts, *shape[1:-1], shape[-1] // (layout.etp if len(shape) == 3 else 1)))
     if name.startswith(("embed.tokens", "head.out")):
         return weight._replace(shape=(vocab // tp, *shape[1:]))
+    if weight.parts:
+        return weight._replace(shape=(shape[0] // tp, *shape[1:]))
     if weight.kind == "row":
         return weight._replace(shape=(shape[0], shape[1] // tp))
     is_full_norm = model.qk_norm in ("full", "heads") and name.endswith(HEAD_NORMS) and model.mla is None
@@ -157,6 +160,7 @@ WHOLE = (
     "q_down",
     "kv_down",
     "attention.out.bias",
+    "mixer.out.bias",
     "down.bias",
     "embed.positions",
     "project",
@@ -178,6 +182,10 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         return "tp_outer" if weight.kind == "norm" or any(part in weight.name for part in WHOLE) else ""
     if weight.name.endswith(SUB_NORMS):
         return ""
+    if weight.parts:
+        return ""
+    if weight.kind == "norm" and "mixer." in weight.name:  # of each head, by a weight that all heads share
+        return "tp"
     if weight.kind == "lora":  # A sees the gradients of this rank's columns, B the products of its rows
         return "tp"
     if weight.name.rpartition(".")[2] in ACTIVATIONS[model.activation].parameters:  # sees this rank's columns

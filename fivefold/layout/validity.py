@@ -18,6 +18,7 @@ from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
+from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
@@ -252,7 +253,7 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
         if shape.heads % layout.tp or shape.kv_heads % layout.tp:
             sizes = f"{shape.heads} heads and {shape.kv_heads} kv heads"
             yield f"sliding layers have {sizes}, which are not both divisible by tp={layout.tp}; {tp}"
-    if not is_divisible_by_tp(model, layout.tp):
+    if not _divides_attention(model, layout.tp):
         rule = "tp must divide them, as sliding layers have others" if model.sliding else "one must divide the other"
         yield f"kv_heads={model.kv_heads} and tp={layout.tp}: {rule}; {tp}"
     if model.moe and not layout.sp:
@@ -260,6 +261,11 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
 
 
 def is_divisible_by_tp(model: Model, tp: int) -> bool:
+    """Tell whether tp divides what it shards: of attention, feed-forwards and other token mixers."""
+    return _divides_attention(model, tp) and not any(_list_unsharded_mixers(model, tp))
+
+
+def _divides_attention(model: Model, tp: int) -> bool:
     """Tell whether tp divides heads, ffn and shared experts, and one of tp and kv heads divides the other."""
     shapes = model.attention_shapes
     heads_fit = not any(shape.heads % tp or max(shape.kv_heads, tp) % min(shape.kv_heads, tp) for shape in shapes)
@@ -274,6 +280,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
     outer, inner, flat = layout.tp // layout.tp_inner, layout.tp_inner, layout.replace(tp_inner=1)
     for is_present, feature in (
         (model.moe is not None, "experts"),
+        (bool(model.non_attention_mixers), "token mixers other than attention"),
         (model.mla is not None, "latent attention"),
         (model.output_gate, "output gates of attention"),
         (model.head_transform is not None, "a matrix before the head"),
@@ -319,10 +326,21 @@ def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 def _mixers(layout: Layout, model: Model) -> Iterator[str]:
     """Yield the reasons why the token mixers other than attention cannot be sharded."""
-    kinds = model.non_attention_mixers
-    for axis, what in (("tp", "channels"), ("cp", "tokens")):
-        if kinds and (degree := getattr(layout, axis)) > 1:
-            yield f"{axis}={degree} would shard the {what} of {', '.join(kinds)}, which is not supported; take {axis}1"
+    tp, kinds = layout.tp, model.non_attention_mixers
+    for kind, units in _list_unsharded_mixers(model, tp):
+        if units is None:
+            yield f"tp={tp} would shard the channels of {kind}, which is not supported; take tp1"
+        else:
+            fix = _suggest_degrees("tp", tp, lambda n: is_divisible_by_tp(model, n), most=units.number)
+            yield f"the {units.number} {units.name} of {kind} are not divisible by tp={tp}; {fix}"
+    if kinds and layout.cp > 1:
+        yield f"cp={layout.cp} would shard the tokens of {', '.join(kinds)}, which is not supported; take cp1"
+
+
+def _list_unsharded_mixers(model: Model, tp: int) -> list[tuple[str, ShardedUnits | None]]:
+    """List the token mixers other than attention that tp does not divide, with what it would divide."""
+    units = {kind: getattr(model, kind).get_sharded_units(model.width) for kind in model.non_attention_mixers}
+    return [(kind, unit) for kind, unit in units.items() if tp > 1 and (unit is None or unit.number % tp)]
 
 
 def _explain_unsharded_attention(layout: Layout, model: Model) -> Iterator[str]:

@@ -36,13 +36,15 @@ FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear lay
 class Weight(NamedTuple):
     """One tensor of a model. ``kind`` decides sharding and weight decay, and with ``initial`` the initial values.
 
-    Kind ``lora``: a factor of an adapter that every rank of tensor parallelism holds in full.
+    Kind ``lora``: a factor of an adapter that every rank of tensor parallelism holds in full. ``parts``: sizes along
+    dim 0 of the parts of a token mixer's weight; every rank of tensor parallelism holds an equal share of each.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: Kind
     initial: Initial = "by kind"
+    parts: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:

@@ -7,14 +7,24 @@ from typing import Any
 import pytest
 
 from fivefold.job import Job, recipe
+from fivefold.layout.local_weight import RankCoordinate, local_slice
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.record import UserError
 
 SMALL = Model(name="m", layers=3, width=32, heads=4, kv_heads=4, head_dim=8, ffn=64, vocab=100)
+GROUPS = {"mixers": ("mamba2", "attention"), "mamba2": Mamba2(heads=8, head_dim=8, state=8, groups=2)}
+KEYS = {
+    "mixers": ("gated_delta_net",),
+    "gated_delta_net": GatedDeltaNet(key_heads=2, value_heads=8, key_dim=8, value_dim=8),
+}
+LRU = {"mixers": ("rg_lru",), "rg_lru": RGLRU(inner=32, blocks=4)}
 CONV = SMALL.replace(mixers=("short_conv", "attention"), short_conv=ShortConv(taps=4))
 
 
@@ -49,7 +59,6 @@ def test_the_weights_of_a_short_convolution() -> None:
 @pytest.mark.parametrize(
     ("layout", "job", "says"),
     [
-        ("tp2", {}, "tp=2 would shard the channels of short_conv, which is not supported; take tp1"),
         ("cp2", {}, "cp=2 would shard the tokens of short_conv, which is not supported; take cp1"),
         ("dp2", {"documents": "separate"}, "short_conv mixes tokens across documents; take documents='joined'"),
         ("dp2", {"precision": recipe("bf16-autocast")}, "short_conv is not counted under autocast"),
@@ -61,3 +70,37 @@ def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
     fields: dict[str, Any] = {"sequence": 64, "global_batch": 4, "precision": recipe("bf16")}
     with pytest.raises(UserError, match=says):
         refuse(Layout.parse(layout), model=CONV, job=Job(**fields | job))
+
+
+@pytest.mark.parametrize(
+    ("layout", "mixers", "says"),
+    [
+        ("tp4", GROUPS, "the 2 groups of mamba2 are not divisible by tp=4; try tp2"),
+        ("tp4", KEYS, "the 2 key heads of gated_delta_net are not divisible by tp=4; try tp2"),
+        ("tp2", LRU, "tp=2 would shard the channels of rg_lru, which is not supported; take tp1"),
+        (
+            "tp4x2",
+            GROUPS,
+            "2D tensor parallelism is not supported with token mixers other than attention; try 'dp1 tp8",
+        ),
+    ],
+)
+def test_tensor_parallelism_that_does_not_divide_a_mixer_is_a_one_line_error(
+    layout: str, mixers: dict[str, Any], says: str
+) -> None:
+    model = SMALL.replace(**mixers, heads=8, kv_heads=8)
+    with pytest.raises(UserError, match=says):
+        refuse(Layout.parse(layout), model=model, job=Job(sequence=64, global_batch=8, precision=recipe("bf16")))
+
+
+def test_ranks_of_tensor_parallelism_hold_a_share_of_each_part_of_a_projection() -> None:
+    """z, x, B, C and dt are rows of one matrix, and every rank has heads and groups of each."""
+    net = Mamba2(heads=4, head_dim=3, state=5, groups=2)
+    model = SMALL.replace(mixers=("mamba2",), mamba2=net)
+    (weight,) = (weight for weight in weights(model) if weight.name == "blocks.0.mixer.project.weight")
+    place, layout = RankCoordinate(tp=1), Layout.parse("tp2")
+    part = local_slice(weight, model=model, layout=layout, vocab=100, place=place)
+    assert part.shape == (net.shard(2).projected_width, 32)
+    rows = [(full[0].start, full[0].stop) for full, _ in part.list_slices()]
+    assert rows == [(6, 12), (18, 24), (29, 34), (39, 44), (46, 48)]
+    assert [local[0].start for _, local in part.list_slices()] == [0, 6, 12, 17, 22]

@@ -14,14 +14,14 @@ from typing import Self
 from pydantic import model_validator
 
 from fivefold.bounded_types import HeadDim, Heads, Positive
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
-from fivefold.record import Record
 
 CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-linear-attention and transformers)
 
 
-class GatedDeltaNet(Record):
+class GatedDeltaNet(MixerGeometry):
     """The geometry of a Gated DeltaNet: a state [key_dim, value_dim] for each value head."""
 
     key_heads: Heads  # query and key heads, each of which serves equally many value heads
@@ -50,13 +50,24 @@ class GatedDeltaNet(Record):
         """Return the width of all values."""
         return self.value_heads * self.value_dim
 
+    def get_sharded_units(self, width: int) -> ShardedUnits:
+        """Return the key heads, each with its value heads."""
+        return ShardedUnits("key heads", self.key_heads)
+
+    def shard(self, ranks: int) -> Self:
+        """Return the heads of one of ``ranks`` ranks."""
+        if ranks == 1:
+            return self
+        return self.replace(key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
+
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
         widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width, "z": self.value_width}
         for name, outputs in (widths | {"b": self.value_heads, "a": self.value_heads}).items():
-            yield Weight(f"mixer.{name}.weight", (outputs, width), "column")
-        yield Weight("mixer.conv.weight", (2 * self.key_width + self.value_width, self.taps), "conv")
-        yield Weight("mixer.a_log", (self.value_heads,), "vector", initial="log rates")
-        yield Weight("mixer.dt_bias", (self.value_heads,), "vector", initial="ones")
+            yield Weight(f"mixer.{name}.weight", (outputs, width), "column", parts=(outputs,))
+        convolved, heads = (self.key_width, self.key_width, self.value_width), (self.value_heads,)
+        yield Weight("mixer.conv.weight", (sum(convolved), self.taps), "conv", parts=convolved)
+        yield Weight("mixer.a_log", heads, "vector", initial="log rates", parts=heads)
+        yield Weight("mixer.dt_bias", heads, "vector", initial="ones", parts=heads)
         yield Weight("mixer.norm.weight", (self.value_dim,), "norm", initial="ones")
         yield Weight("mixer.out.weight", (width, self.value_width), "row")

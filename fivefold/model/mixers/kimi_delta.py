@@ -15,15 +15,15 @@ from typing import Annotated
 from pydantic import Field
 
 from fivefold.bounded_types import HeadDim, Heads, Latent
+from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
-from fivefold.record import Record
 
 CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-linear-attention and transformers)
 SUBCHUNK = 16  # tokens of a chunk whose decays to one another are computed pair by pair (flash-linear-attention)
 
 
-class KimiDelta(Record):
+class KimiDelta(MixerGeometry):
     """The geometry of Kimi delta attention: a state [dim, dim] for each head."""
 
     heads: Heads  # heads of queries, keys and values

@@ -15,11 +15,11 @@ from typing import Annotated
 from pydantic import Field
 
 from fivefold.bounded_types import HeadDim, Heads
+from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.weight import Weight
-from fivefold.record import Record
 
 
-class Lightning(Record):
+class Lightning(MixerGeometry):
     """The geometry of lightning attention: a state [dim, dim] for each head."""
 
     heads: Heads  # heads of queries, keys and values

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import Literal
 
 from fivefold.bounded_types import HeadDim, Latent, Positive, Width
+from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
-from fivefold.record import Record
 
 CHUNK = 16  # tokens that are computed at once; the state is handed on between chunks
 
 
-class Mamba(Record):
+class Mamba(MixerGeometry):
     """The geometry of a Mamba layer: a state [inner, state]."""
 
     inner: Width  # channels, of which each has a state

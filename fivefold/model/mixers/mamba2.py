@@ -14,15 +14,15 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import HeadDim, Heads
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
-from fivefold.record import Record
 
 Tokens = Annotated[int, Field(ge=1, le=2**16)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class Mamba2(Record):
+class Mamba2(MixerGeometry):
     """The geometry of a Mamba-2 layer: a state [state, head_dim] for each head."""
 
     heads: Heads  # heads, each with a decay of its own
@@ -59,19 +59,30 @@ class Mamba2(Record):
         """Return the width of z, x, B, C and dt."""
         return self.inner_width + self.conv_width + self.heads
 
+    def get_sharded_units(self, width: int) -> ShardedUnits:
+        """Return the groups, each with its heads."""
+        return ShardedUnits("groups", self.groups)
+
+    def shard(self, ranks: int) -> Self:
+        """Return the groups of one of ``ranks`` ranks."""
+        return self if ranks == 1 else self.replace(heads=self.heads // ranks, groups=self.groups // ranks)
+
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
-        yield Weight("mixer.project.weight", (self.projected_width, width), "column")
+        inner, heads = (self.inner_width,), (self.heads,)
+        convolved = (*inner, *[self.groups * self.state] * 2)
+        projected = (*inner, *convolved, *heads)
+        yield Weight("mixer.project.weight", (self.projected_width, width), "column", parts=projected)
         if self.bias:
-            yield Weight("mixer.project.bias", (self.projected_width,), "bias")
-        yield Weight("mixer.conv.weight", (self.conv_width, self.taps), "conv")
+            yield Weight("mixer.project.bias", (self.projected_width,), "bias", parts=projected)
+        yield Weight("mixer.conv.weight", (self.conv_width, self.taps), "conv", parts=convolved)
         if self.conv_bias:
-            yield Weight("mixer.conv.bias", (self.conv_width,), "bias")
-        yield Weight("mixer.a_log", (self.heads,), "vector", initial="log rates")
-        yield Weight("mixer.dt_bias", (self.heads,), "vector", initial="steps")
-        yield Weight("mixer.d", (self.heads,), "vector", initial="ones")
+            yield Weight("mixer.conv.bias", (self.conv_width,), "bias", parts=convolved)
+        yield Weight("mixer.a_log", heads, "vector", initial="log rates", parts=heads)
+        yield Weight("mixer.dt_bias", heads, "vector", initial="steps", parts=heads)
+        yield Weight("mixer.d", heads, "vector", initial="ones", parts=heads)
         if self.norm != "none":
-            yield Weight("mixer.norm.weight", (self.inner_width,), "norm", initial="ones")
+            yield Weight("mixer.norm.weight", inner, "norm", initial="ones", parts=inner)
         yield Weight("mixer.out.weight", (width, self.inner_width), "row")
         if self.bias:
             yield Weight("mixer.out.bias", (width,), "bias")

@@ -15,14 +15,14 @@ from typing import Self
 from pydantic import model_validator
 
 from fivefold.bounded_types import Heads, Width
+from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
-from fivefold.record import Record
 
 CHUNK = 64  # tokens that are computed at once; the state is handed on between chunks
 
 
-class RGLRU(Record):
+class RGLRU(MixerGeometry):
     """The geometry of an RG-LRU layer: a state [inner], and gates of ``blocks`` square matrices each."""
 
     inner: Width  # channels, of which each has a state

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fivefold.bounded_types import Width
+from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.weight import Weight
-from fivefold.record import Record
 
 MIXED = ("key", "value", "receptance")  # the projections, each of a mean of a token and the one before it
 
 
-class RWKV(Record):
+class RWKV(MixerGeometry):
     """The geometry of the time mixing of RWKV-4."""
 
     inner: Width  # channels, each with its own decay

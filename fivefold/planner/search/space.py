@@ -90,9 +90,7 @@ class Space:
             name for name in schedules if name in stack.schedules and explain_unsupported_schedule(name, job) is None
         )
         config_axes = stack.config_axes or stack.axes
-        unsharded = {
-            *(("tp", "cp") if model.non_attention_mixers else ())
-        }  # of token mixers, only attention is sharded
+        unsharded = {"cp"} if model.non_attention_mixers else set[str]()  # they are sharded by heads alone
         is_whole = model.attention_experts or model.dynamic_mask is not None or model.differential
         unsharded |= {"tp", "cp"} if is_whole else set()
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted

@@ -215,8 +215,8 @@ def _mean_sharding(cut: ShardAxes, *, dim: int) -> WeightShard:
     def shrink(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return (*sizes[:-2], *((sizes[-2], 1) if dim == -1 else (1, sizes[-1])))
 
-    slices = list(piece.slices)
-    slices[dim] = slice(0, 1)
-    local_slice = LocalSlice(shrink(piece.shape), tuple(slices), piece.holders)
+    # the means of columns do not depend on which rows a rank has
+    parts = [(*part[:-1], slice(0, 1)) if dim == -1 else (*part[:-2], slice(0, 1), part[-1]) for part in piece.parts]
+    local_slice = LocalSlice(shrink(piece.shape), tuple(parts[: None if dim == -1 else 1]), piece.holders)
     weight = local_weight.weight._replace(shape=shrink(local_weight.weight.shape))
     return WeightShard(LocalWeight(weight, local_slice, local_weight.holders), axis=cut.rows if dim == -1 else ALONE)

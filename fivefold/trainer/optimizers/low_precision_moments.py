@@ -202,12 +202,11 @@ def iterate_blocks(rows: Tensor, scales: Tensor) -> Iterator[tuple[Tensor, Tenso
 def _scale_sharding(cut: ShardAxes) -> WeightShard:
     """Return the sharding of a weight's scales: that of the weight, with one column per block of a row."""
     local_weight, piece = cut.shard.local_weight, cut.shard.local_weight.local_slice
-    local_columns, column_slice = piece.shape[-1], piece.slices[-1]
+    local_columns, column_slice = piece.shape[-1], piece.parts[0][-1]
     blocks = ceil_div(local_columns, QUANTISED_BLOCK)
     first = column_slice.start // local_columns * blocks
-    scale_slice = LocalSlice(
-        (*piece.shape[:-1], blocks), (*piece.slices[:-1], slice(first, first + blocks)), piece.holders
-    )
+    parts = tuple((*part[:-1], slice(first, first + blocks)) for part in piece.parts)
+    scale_slice = LocalSlice((*piece.shape[:-1], blocks), parts, piece.holders)
     full_shape = (*local_weight.weight.shape[:-1], local_weight.weight.shape[-1] // local_columns * blocks)
     return WeightShard(
         LocalWeight(local_weight.weight._replace(shape=full_shape), scale_slice, local_weight.holders), axis=cut.rows

@@ -79,21 +79,23 @@ class WeightShard:
         """Return this shard's rows of a full weight: [rows, …], with zeros for padding."""
         local_slice = self.local_weight.local_slice
         local = full.new_zeros(self.shape)
-        local[local_slice.data_slices] = full[local_slice.slices]
+        for full_part, local_part in local_slice.list_slices():
+            local[local_part] = full[full_part]
         return local.reshape(-1, *self._row)[self.first_row : self.first_row + self.rows]
 
     def boxes(self) -> Iterator[Box]:
         """Yield the boxes of the full weight that this shard's rows cover, in order and without padding."""
-        local_slice = self.local_weight.local_slice
-        starts = [part.start for part in local_slice.slices]
-        sizes = [part.stop - part.start for part in local_slice.slices]
-        if len(self.shape) == 3:
-            yield from self._iterate_stacked(starts, sizes)
-            return
-        rows = min(self.first_row + self.rows, sizes[0]) - self.first_row
-        if rows > 0 and all(sizes[1:]):
-            offsets = (starts[0] + self.first_row, *starts[1:])
-            yield Box(offsets, (rows, *sizes[1:]), (slice(0, rows), *(slice(0, size) for size in sizes[1:])))
+        for full_part, local_part in self.local_weight.local_slice.list_slices():
+            starts, sizes = [part.start for part in full_part], [part.stop - part.start for part in full_part]
+            if len(self.shape) == 3:
+                yield from self._iterate_stacked(starts, sizes)
+                continue
+            first = max(self.first_row, local_part[0].start)  # row of the local slice
+            rows = min(self.first_row + self.rows, local_part[0].stop) - first
+            if rows > 0 and all(sizes[1:]):
+                offsets = (starts[0] + first - local_part[0].start, *starts[1:])
+                shard_rows = slice(first - self.first_row, first - self.first_row + rows)
+                yield Box(offsets, (rows, *sizes[1:]), (shard_rows, *(slice(0, size) for size in sizes[1:])))
 
     def _iterate_stacked(self, starts: list[int], sizes: list[int]) -> Iterator[Box]:
         expert_rows = self.shape[1]

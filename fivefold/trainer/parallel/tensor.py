@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.loss import skip_rows
@@ -218,6 +219,8 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
     "mlp.gate": ColumnParallel, "mlp.up": ColumnParallel, "mlp.down": RowParallel,
     "moe.shared.gate": ColumnParallel, "moe.shared.up": ColumnParallel, "moe.shared.down": RowParallel,
+    **{f"mixer.{name}": ColumnParallel for name in ("q", "k", "v", "z", "b", "a", "project")},
+    "mixer.out": RowParallel,
     "head.out": ColumnParallel,
 }  # fmt: skip
 
@@ -241,6 +244,8 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
         for ending, style in PLAN.items():
             if name.endswith(ending) and isinstance(submodule, Linear):
                 submodule.hooks = style(axis, sp=sp)
+        if isinstance(shape := getattr(submodule, "shape", None), MixerGeometry):
+            submodule.shape = shape.shard(axis.size)
         if hasattr(submodule, "core"):
             submodule.core.heads = submodule.core.heads._replace(part=axis.rank)
         if model.qk_norm == "full" and name.endswith(HEAD_NORMS):

@@ -131,6 +131,11 @@ CASES = (
     Case("delta", 4, "dp4 ep2 zero2 mbs1 ac=core+out", 64, 8),  # one chunk, without a state
     Case("delta", 4, "dp2 pp2 zbv zero1 mbs1 ac=full", 192, 8),
     Case("qwen3-next-80b-a3b", 4, "dp2 zero1 mbs1", 4096, 8),
+    Case("delta", 4, "dp2 tp2 ep2 zero3 mbs1", 192, 8),
+    Case("olmo hybrid", 4, "tp2 pp2 zb1p zero1 mbs2 nosp", 100, 16, "fp32"),
+    Case("convolution", 4, "dp2 tp2 zero3 mbs2", 192, 8),
+    Case("mamba2", 4, "dp2 tp2 zero3 mbs2", 192, 8),
+    Case("nemotron", 4, "dp2 tp2 ep2 zero2 mbs1 ac=full", 192, 8),
     Case("mamba2", 4, "dp2 zero3 mbs2", 192, 8),
     Case("mamba2", 4, "dp2 pp2 zb1p zero1 mbs2", 100, 16, "fp32"),  # a chunk and a part of one
     Case("mamba2", 4, "dp4 zero2 mbs1 ac=core+out", 64, 8),  # one chunk, without a state

@@ -20,6 +20,7 @@ from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
+from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.data.packing import IGNORED, LAST
@@ -67,6 +68,11 @@ MODELS: dict[str, Model] = {
             output_gate=True,
             norm_epsilon=1e-4,  # a small one enlarges the rounding of small outputs of the scan
             moe=EXPERTS.replace(shared_gate=True),
+        ),
+        DENSE.replace(
+            name="convolution",
+            mixers=("short_conv", "attention"),
+            short_conv=ShortConv(bias=True),
         ),
         DENSE.replace(
             name="mamba2",

@@ -39,7 +39,10 @@ CASES = [
     Case("dense", "dp2 pp2 dualpipev zero3"),
     Case("delta", "dp2 ep2 zero3 mbs1 ac=full"),
     Case("delta", "dp2 pp2 ep2 zb1p zero2 mbs1"),
+    Case("delta", "dp2 tp2 ep2 zero3 mbs1 ac=full"),
     Case("mamba2", "dp2 zero3 mbs1 ac=full"),
+    Case("mamba2", "dp2 tp2 zero2 mbs1"),
+    Case("convolution", "tp2 pp2 zb1p nosp"),
     Case("mamba2", "dp2 pp2 zb1p zero2 mbs1"),
     Case("mamba", "dp2 zero3 mbs1 ac=core"),
     Case("mamba", "dp2 pp2 zbv zero1 mbs1"),
@@ -49,6 +52,7 @@ CASES = [
     Case("griffin", "dp2 pp2 zb1p zero2 mbs1"),
     Case("nemotron", "dp2 ep2 zero3 mbs1 ac=full"),
     Case("nemotron", "dp2 pp2 ep2 zb1p zero2 mbs1"),
+    Case("nemotron", "dp2 tp2 ep2 zero1 mbs1"),
 ]
 
 

@@ -5,8 +5,8 @@
     scan        q, k, v of the convolution, b, a; computes its states again      w (2K + V + 2N)
     gate        the scan's output, z, one fp32 statistic per head                w 2V + 4N
 
-K and V: widths of all keys and of all values, N value heads. The scan computes chunks of C tokens by matmuls of its
-value heads. FLOPs of a chunk and head, with heads of k and v dims:
+K and V: widths of the keys and of the values of this rank of tp, N its value heads. The scan computes chunks of C
+tokens by matmuls of its value heads. FLOPs of a chunk and head, with heads of k and v dims:
 
     4C²k + 4C²v + C³    pairs of tokens: β k·k, q·k, the inverse of a triangle, its product with v, the output
     6Ckv                the state: what it predicts, its part of the output, its update
@@ -29,6 +29,7 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.gated_delta_net
     assert net is not None
+    net = net.shard(local.part.tp)
     K, V, N = net.key_width, net.value_width, net.value_heads
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     widths = {"q": K, "k": K, "v": V, "gate": V, "b": N, "dt": N}

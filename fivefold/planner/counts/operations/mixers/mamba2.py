@@ -3,9 +3,9 @@
     operation   keeps for its backward                                             bytes of a token, w per element
     core        z, x, B, C and dt as projected; the scan's output; statistics      w (3I + 2GS + N) + 4G
 
-I: width of all N heads, G groups, S numbers of state for each dim. The core computes the convolution and the states
-again, as ``MambaSplitConv1dScanCombinedFn`` of mamba-ssm does. The scan computes chunks of C tokens by matmuls. FLOPs
-of a chunk and head, with heads of h dims and J heads in a group:
+I: width of the N heads of this rank of tp, G groups, S numbers of state for each dim. The core computes the convolution
+and the states again, as ``MambaSplitConv1dScanCombinedFn`` of mamba-ssm does. The scan computes chunks of C tokens by
+matmuls. FLOPs of a chunk and head, with heads of h dims and J heads in a group:
 
     2C²S/J + 2C²h    pairs of tokens: C·B, which a group shares, and their product with x
     4CSh             the state: its part of the output, its update
@@ -27,6 +27,7 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.mamba2
     assert net is not None
+    net = net.shard(local.part.tp)
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     project = entry.column("mixer.project", "projected", out_features=net.projected_width, bias=net.bias)
     ops = [*entry.ops, project]

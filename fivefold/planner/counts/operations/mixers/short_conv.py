@@ -15,19 +15,19 @@ from fivefold.planner.counts.operations.op import Op
 def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, rows, width = local.model, local.rows, local.width
-    conv = model.short_conv
+    conv, channels = model.short_conv, model.width // local.part.tp
     assert conv is not None
-    D, elements = model.width, rows * model.width
-    entry = LinearInput(local, source, in_features=D, rows=local.stream_rows)
-    bias = (D,) if conv.bias else ()
+    elements = rows * channels
+    entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
+    bias = (channels,) if conv.bias else ()
     core = Op(
         "mixer.core",
         "scan",
         ("bcx",),
         {"o": elements * width},
         keeps=("bcx",),
-        parameters=D * conv.taps + sum(bias),
-        wgrad_numels=(D * conv.taps, *bias),
+        parameters=channels * conv.taps + sum(bias),
+        wgrad_numels=(channels * conv.taps, *bias),
         moved_bytes=4 * elements * width,
         moved_backward_bytes=7 * elements * width,
         forward_scratch=elements * 4,  # B · x and the fp32 sums of the taps, which become the output
@@ -36,7 +36,7 @@ def operations(local: Local, source: str) -> list[Op]:
     )
     return [
         *entry.ops,
-        entry.column("mixer.project", "bcx", out_features=3 * D, bias=conv.bias),
+        entry.column("mixer.project", "bcx", out_features=3 * channels, bias=conv.bias),
         core,
-        *row(local, "mixer.out", "o", "a", in_features=D, out_features=D, bias=conv.bias),
+        *row(local, "mixer.out", "o", "a", in_features=channels, out_features=model.width, bias=conv.bias),
     ]

@@ -1,0 +1,28 @@
+"""What the geometries of all token mixers other than attention have in common."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from fivefold.record import Record
+
+
+class ShardedUnits(NamedTuple):
+    """The units that tensor parallelism divides among its ranks: their name (heads, groups, channels) and number."""
+
+    name: str
+    number: int
+
+
+class MixerGeometry(Record):
+    """The geometry of a token mixer. A kind that tensor parallelism shards overrides both methods."""
+
+    def get_sharded_units(self, width: int) -> ShardedUnits | None:
+        """Return what tensor parallelism divides in a layer of ``width``; None: it is not supported."""
+        return None
+
+    def shard(self, ranks: int) -> Self:
+        """Return the geometry of one of ``ranks`` ranks of tensor parallelism."""
+        if ranks > 1:
+            raise NotImplementedError
+        return self
