@@ -161,6 +161,8 @@ WHOLE = (
     "kv_down",
     "attention.out.bias",
     "mixer.out.bias",
+    "mixer.decay_down",
+    "mixer.gate_down",
     "down.bias",
     "embed.positions",
     "project",
@@ -184,7 +186,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         return ""
     if weight.parts:
         return ""
-    if weight.kind == "norm" and "mixer." in weight.name:  # of each head, by a weight that all heads share
+    if weight.name.endswith(READ_BY_HEADS):
         return "tp"
     if weight.kind == "lora":  # A sees the gradients of this rank's columns, B the products of its rows
         return "tp"
@@ -200,6 +202,8 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
     return "tp" if is_replicated and layout.sp else ""
 
 
+# weights of token mixers that every rank holds: a norm of each head, and latents from which each rank makes its heads
+READ_BY_HEADS = ("mixer.norm.weight", "mixer.decay_down.weight", "mixer.gate_down.weight")
 KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias", "lora_b"))
 HEAD_NORMS = tuple(f"attention.{part}_norm.{leaf}" for part in "qk" for leaf in ("weight", "bias"))
 SUB_NORMS = tuple(f"{norm}.{leaf}" for norm in ("attention.out_norm", "mlp.norm") for leaf in ("weight", "bias"))

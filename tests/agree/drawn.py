@@ -364,9 +364,9 @@ def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int) -> dict[
             key_heads=tp * groups, value_heads=tp * groups * 2, key_dim=6, value_dim=5, taps=taps
         ),
         "kimi_delta": KimiDelta(
-            heads=4, dim=5, taps=taps, rank=3 if has_bias else None, lower_bound=-5.0 if groups == 2 else None
+            heads=4 * tp, dim=5, taps=taps, rank=3 if has_bias else None, lower_bound=-5.0 if groups == 2 else None
         ),
-        "rg_lru": RGLRU(inner=12, blocks=groups, taps=taps),
+        "rg_lru": RGLRU(inner=12 * tp, blocks=tp * groups, taps=taps),
         "mamba": Mamba(
             inner=20, state=6, rank=3, taps=taps, conv_bias=has_bias, bias=has_bias, norms=norms, norm_epsilon=1e-2
         ),

@@ -10,12 +10,12 @@ Source: transformers 5.23, ``models/kimi_linear/modeling_kimi_linear.py``, ``Kim
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
 from fivefold.bounded_types import HeadDim, Heads, Latent
-from fivefold.model.mixers.geometry import MixerGeometry
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
@@ -45,15 +45,25 @@ class KimiDelta(MixerGeometry):
             ends = {"decay_down": self.rank, "gate_down": self.rank}
         return {"q": self.inner_width, "k": self.inner_width, "v": self.inner_width, "b": self.heads, **ends}
 
+    def get_sharded_units(self, width: int) -> ShardedUnits:
+        """Return the heads."""
+        return ShardedUnits("heads", self.heads)
+
+    def shard(self, ranks: int) -> Self:
+        """Return the heads of one of ``ranks`` ranks; every rank has the latents of decays and gates."""
+        return self if ranks == 1 else self.replace(heads=self.heads // ranks)
+
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
+        inner, heads = (self.inner_width,), (self.heads,)
         for name, outputs in self.linears.items():
-            yield Weight(f"mixer.{name}.weight", (outputs, width), "column")
+            parts = () if name.endswith("_down") else (outputs,)
+            yield Weight(f"mixer.{name}.weight", (outputs, width), "column", parts=parts)
         if self.rank is not None:
             for name in ("decay_up", "gate_up"):
-                yield Weight(f"mixer.{name}.weight", (self.inner_width, self.rank), "column")
-        yield Weight("mixer.conv.weight", (3 * self.inner_width, self.taps), "conv")
-        yield Weight("mixer.a_log", (self.heads,), "vector", initial="log rates")
-        yield Weight("mixer.dt_bias", (self.inner_width,), "vector", initial="steps")
+                yield Weight(f"mixer.{name}.weight", (self.inner_width, self.rank), "column", parts=inner)
+        yield Weight("mixer.conv.weight", (3 * self.inner_width, self.taps), "conv", parts=inner * 3)
+        yield Weight("mixer.a_log", heads, "vector", initial="log rates", parts=heads)
+        yield Weight("mixer.dt_bias", inner, "vector", initial="steps", parts=inner)
         yield Weight("mixer.norm.weight", (self.dim,), "norm", initial="ones")
         yield Weight("mixer.out.weight", (width, self.inner_width), "row")

@@ -10,12 +10,12 @@ Source: transformers 5.23, ``models/minimax/modeling_minimax.py``, ``MiniMaxLigh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
 from fivefold.bounded_types import HeadDim, Heads
-from fivefold.model.mixers.geometry import MixerGeometry
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.weight import Weight
 
 
@@ -31,9 +31,18 @@ class Lightning(MixerGeometry):
         """Return the width of all heads."""
         return self.heads * self.dim
 
+    def get_sharded_units(self, width: int) -> ShardedUnits:
+        """Return the heads."""
+        return ShardedUnits("heads", self.heads)
+
+    def shard(self, ranks: int) -> Self:
+        """Return the heads of one of ``ranks`` ranks."""
+        return self if ranks == 1 else self.replace(heads=self.heads // ranks)
+
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
-        yield Weight("mixer.project.weight", (3 * self.inner_width, width), "column")
-        yield Weight("mixer.gate.weight", (self.inner_width, width), "column")
-        yield Weight("mixer.norm.weight", (self.inner_width,), "norm", initial="ones")
+        inner = (self.inner_width,)
+        yield Weight("mixer.project.weight", (3 * self.inner_width, width), "column", parts=inner * 3)
+        yield Weight("mixer.gate.weight", (self.inner_width, width), "column", parts=inner)
+        yield Weight("mixer.norm.weight", inner, "norm", initial="ones", parts=inner)
         yield Weight("mixer.out.weight", (width, self.inner_width), "row")

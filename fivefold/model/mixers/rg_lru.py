@@ -15,7 +15,7 @@ from typing import Self
 from pydantic import model_validator
 
 from fivefold.bounded_types import Heads, Width
-from fivefold.model.mixers.geometry import MixerGeometry
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
@@ -40,16 +40,26 @@ class RGLRU(MixerGeometry):
         """Return the channels of a block."""
         return self.inner // self.blocks
 
+    def get_sharded_units(self, width: int) -> ShardedUnits:
+        """Return the blocks of the gates, each with its channels."""
+        return ShardedUnits("blocks", self.blocks)
+
+    def shard(self, ranks: int) -> Self:
+        """Return the blocks of one of ``ranks`` ranks."""
+        return self if ranks == 1 else self.replace(inner=self.inner // ranks, blocks=self.blocks // ranks)
+
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
+        inner, blocks = (self.inner,), (self.blocks,)
         for name in ("x", "y"):
-            yield Weight(f"mixer.{name}.weight", (self.inner, width), "column")
-            yield Weight(f"mixer.{name}.bias", (self.inner,), "bias")
-        yield Weight("mixer.conv.weight", (self.inner, self.taps), "conv")
-        yield Weight("mixer.conv.bias", (self.inner,), "bias")
+            yield Weight(f"mixer.{name}.weight", (self.inner, width), "column", parts=inner)
+            yield Weight(f"mixer.{name}.bias", inner, "bias", parts=inner)
+        yield Weight("mixer.conv.weight", (self.inner, self.taps), "conv", parts=inner)
+        yield Weight("mixer.conv.bias", inner, "bias", parts=inner)
         for name in ("input_gate", "rate_gate"):
-            yield Weight(f"mixer.{name}.weight", (self.blocks, self.block_width, self.block_width), "blocks")
-            yield Weight(f"mixer.{name}.bias", (self.blocks, self.block_width), "bias")
-        yield Weight("mixer.rate", (self.inner,), "vector", initial="decays")
+            matrices = (self.blocks, self.block_width, self.block_width)
+            yield Weight(f"mixer.{name}.weight", matrices, "blocks", parts=blocks)
+            yield Weight(f"mixer.{name}.bias", (self.blocks, self.block_width), "bias", parts=blocks)
+        yield Weight("mixer.rate", inner, "vector", initial="decays", parts=inner)
         yield Weight("mixer.out.weight", (width, self.inner), "row")
         yield Weight("mixer.out.bias", (width,), "bias")

@@ -219,7 +219,7 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
     "mlp.gate": ColumnParallel, "mlp.up": ColumnParallel, "mlp.down": RowParallel,
     "moe.shared.gate": ColumnParallel, "moe.shared.up": ColumnParallel, "moe.shared.down": RowParallel,
-    **{f"mixer.{name}": ColumnParallel for name in ("q", "k", "v", "z", "b", "a", "project")},
+    **{f"mixer.{name}": ColumnParallel for name in ("q", "k", "v", "z", "b", "a", "x", "y", "project")},
     "mixer.out": RowParallel,
     "head.out": ColumnParallel,
 }  # fmt: skip

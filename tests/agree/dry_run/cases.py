@@ -194,7 +194,7 @@ OWN: Mapping[str, Model] = {
         mlp_bias=True,
         window=24,
         mixers=("rg_lru", "attention"),
-        rg_lru=RGLRU(inner=80, blocks=5),
+        rg_lru=RGLRU(inner=80, blocks=4),
     ),
     "nemotron": TINY.replace(
         mixers=("mamba2", "none", "attention", "none"),

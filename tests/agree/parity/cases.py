@@ -98,7 +98,7 @@ MODELS: dict[str, Model] = {
         DENSE.replace(
             name="griffin",
             mixers=("rg_lru", "rg_lru", "attention"),
-            rg_lru=RGLRU(inner=24, blocks=3),
+            rg_lru=RGLRU(inner=24, blocks=4),
         ),
         DENSE.replace(
             name="nemotron",

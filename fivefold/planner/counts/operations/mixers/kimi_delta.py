@@ -5,8 +5,9 @@
     scan        q, k, v of the convolution, decays, b; computes its states again      w (4I + N)
     gate        the scan's output, the gates' logits, one fp32 statistic per head     w 2I + 4N
 
-I: width of all N heads of d dims. The scan computes chunks of C tokens by matmuls, and the decays from one token to
-another within sub-chunks of 16 tokens. FLOPs of a chunk and head:
+I: width of the N heads of this rank of tp, of d dims. Every rank makes the latents of decays and gates for all rows.
+The scan computes chunks of C tokens by matmuls, and the decays from one token to another within sub-chunks of 16
+tokens. FLOPs of a chunk and head:
 
     4P d            pairs of tokens, β k·k and q·k: P pairs, of each sub-chunk's tokens and all up to its last one
     4C²d + C³       the inverse of a triangle, its product with v, the output
@@ -33,6 +34,7 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.kimi_delta
     assert net is not None
+    net = net.shard(local.part.tp)
     # tensors: f decays, fd and gd the low-rank latents of decays and gates, og the gated output, a the mixer's output
     inner, names = net.inner_width, {"decay": "f", "decay_down": "fd", "gate_down": "gd"}
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)

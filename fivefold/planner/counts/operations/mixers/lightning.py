@@ -6,7 +6,8 @@
     norm        the scan's output, one fp32 statistic                    w I + 4
     gate        the norm's output, the gates' logits                     w 2I
 
-I: width of all N heads of d dims. The scan computes chunks of C tokens by matmuls. FLOPs of a chunk and head:
+I: width of the N heads of this rank of tp, of d dims; the norm is over those of all ranks. The scan computes chunks of
+C tokens by matmuls. FLOPs of a chunk and head:
 
     4C²d    pairs of tokens: q·k, and their product with v
     4Cd²    the state: its part of the output, its update
@@ -22,16 +23,17 @@ from collections.abc import Sequence
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.mixers.lightning import Lightning
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_sub_norm, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.mamba2 import split_chunks
-from fivefold.planner.counts.operations.op import Op, elementwise, norm
+from fivefold.planner.counts.operations.op import Op, elementwise
 
 
 def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.lightning
     assert net is not None
+    net = net.shard(local.part.tp)
     rows, width, inner = local.rows, local.width, net.inner_width
     size, scratch = rows * inner * width, ACTIVATIONS[model.activation].plain_scratch * 3 * rows * inner * width
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
@@ -45,7 +47,7 @@ def operations(local: Local, source: str) -> list[Op]:
         gate,
         act._replace(forward_scratch=scratch, backward_scratch=scratch),
         _scan(local, net),
-        norm("mixer.norm", "o", "on", rows=rows, dim=inner, width=width, kind=local.norm),
+        list_sub_norm(local, "mixer.norm", "o", dim=inner),
         elementwise("mixer.core.gate", "activation", kept, "og", size=size, keeps=kept, backward_scratch=size),
         *row(local, "mixer.out", "og", "a", in_features=inner, out_features=model.width, bias=False),
     ]

@@ -3,9 +3,10 @@
     operation   keeps for its backward                            bytes of a token, w per element
     core        x and y as projected; the states                  w 3I
 
-I channels, in blocks of b for the gates. The core computes the convolution and the gates again. Its FLOPs are those of
-the gates' matmuls, 2 · 2 I b of each row, of which the backward computes both again. The scan is elementwise: as with
-norms and activations, its operations are not counted. ``trainer/model/mixers/rg_lru.py`` runs them.
+I channels of this rank of tp, in blocks of b for the gates. The core computes the convolution and the gates again. Its
+FLOPs are those of the gates' matmuls, 2 · 2 I b of each row, of which the backward computes both again. The scan is
+elementwise: as with norms and activations, its operations are not counted. ``trainer/model/mixers/rg_lru.py`` runs
+them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.rg_lru
     assert net is not None
+    net = net.shard(local.part.tp)
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     columns = [entry.column(f"mixer.{name}", f"{name}l", out_features=net.inner, bias=True) for name in "xy"]
     return [
