@@ -333,8 +333,19 @@ def _mixers(layout: Layout, model: Model) -> Iterator[str]:
         else:
             fix = _suggest_degrees("tp", tp, lambda n: is_divisible_by_tp(model, n), most=units.number)
             yield f"the {units.number} {units.name} of {kind} are not divisible by tp={tp}; {fix}"
-    if kinds and layout.cp > 1:
-        yield f"cp={layout.cp} would shard the tokens of {', '.join(kinds)}, which is not supported; take cp1"
+    if layout.cp == 1:
+        return
+    for kind in kinds:
+        geometry = getattr(model, kind)
+        units = geometry.get_sharded_units(model.width)
+        if not geometry.swaps_heads:
+            yield f"cp={layout.cp} would shard the tokens of {kind}, which is not supported; take cp1"
+        elif layout.cp_kind != "ulysses":
+            yield f"cp={layout.cp} as a ring would cut the chain of states of {kind}; take cp=ulysses"
+        elif units.number // tp % layout.cp:
+            number = units.number // tp
+            fix = f"cp{divisor_below(number, layout.cp)}"
+            yield f"{number} {units.name} of {kind} on each rank of tp are not divisible by cp={layout.cp}; try {fix}"
 
 
 def _list_unsharded_mixers(model: Model, tp: int) -> list[tuple[str, ShardedUnits | None]]:

@@ -197,8 +197,9 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         layout = _layout(chance, frame, model)
         job = _job(chance, layout)
         model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
-        if layout.cp == 1 and chance.random() < (0.7 if layout.tp == 1 else 0.35):
-            model = model.replace(**_draw_mixer_fields(chance, model, tp=layout.tp))
+        keeps_tokens = layout.cp == 1 or layout.cp_kind == "ulysses"
+        if keeps_tokens and chance.random() < (0.7 if layout.tp == layout.cp == 1 else 0.35):
+            model = model.replace(**_draw_mixer_fields(chance, model, tp=layout.tp, cp=layout.cp))
         model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
         model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
         model = model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
@@ -354,27 +355,28 @@ def _draw_block_fields(chance: random.Random, frame: Frame) -> dict[str, Any]:
     }
 
 
-def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int) -> dict[str, Any]:
-    """Another token mixer than attention in some layers or in all, of which tp divides heads, groups and channels."""
+def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int, cp: int) -> dict[str, Any]:
+    """Another token mixer than attention in some layers or in all, of which tp·cp divides heads, groups or channels."""
+    shards = tp * cp
     taps, groups, has_bias = chance.choice((1, 3, 4)), chance.choice((1, 2)), chance.random() < 0.5
     norm, norms = chance.choice(("after_gate", "before_gate", "none")), chance.choice(("none", "unit", "weighted"))
     mixers: dict[str, Mixer] = {
         "short_conv": ShortConv(taps=taps, bias=has_bias),
         "gated_delta_net": GatedDeltaNet(
-            key_heads=tp * groups, value_heads=tp * groups * 2, key_dim=6, value_dim=5, taps=taps
+            key_heads=shards * groups, value_heads=shards * groups * 2, key_dim=6, value_dim=5, taps=taps
         ),
         "kimi_delta": KimiDelta(
-            heads=4 * tp, dim=5, taps=taps, rank=3 if has_bias else None, lower_bound=-5.0 if groups == 2 else None
+            heads=4 * shards, dim=5, taps=taps, rank=3 if has_bias else None, lower_bound=-5.0 if groups == 2 else None
         ),
         "rg_lru": RGLRU(inner=12 * tp, blocks=tp * groups, taps=taps),
         "mamba": Mamba(
             inner=20, state=6, rank=3, taps=taps, conv_bias=has_bias, bias=has_bias, norms=norms, norm_epsilon=1e-2
         ),
         "mamba2": Mamba2(
-            heads=4 * tp,
+            heads=4 * shards,
             head_dim=5,
             state=6,
-            groups=tp * groups,
+            groups=shards * groups,
             taps=taps,
             chunk=16,
             conv_bias=has_bias,
@@ -382,7 +384,11 @@ def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int) -> dict[
             norm=norm,
         ),
     }
-    kinds = [kind for kind in sorted(mixers) if tp == 1 or mixers[kind].get_sharded_units(model.width) is not None]
+    kinds = [
+        kind
+        for kind in sorted(mixers)
+        if (tp == 1 or mixers[kind].get_sharded_units(model.width)) and (cp == 1 or mixers[kind].swaps_heads)
+    ]
     kind, other = chance.sample(kinds, 2)
     patterns = (
         (kind,),

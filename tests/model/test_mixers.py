@@ -78,6 +78,8 @@ def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
         ("tp4", GROUPS, "the 2 groups of mamba2 are not divisible by tp=4; try tp2"),
         ("tp4", KEYS, "the 2 key heads of gated_delta_net are not divisible by tp=4; try tp2"),
         ("tp2", MAMBA, "tp=2 would shard the channels of mamba, which is not supported; take tp1"),
+        ("cp2", GROUPS, "cp=2 as a ring would cut the chain of states of mamba2; take cp=ulysses"),
+        ("tp2 cp2 cp=ulysses", KEYS, "1 key heads of gated_delta_net on each rank of tp .* by cp=2; try cp1"),
         (
             "tp4x2",
             GROUPS,
@@ -85,7 +87,7 @@ def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
         ),
     ],
 )
-def test_tensor_parallelism_that_does_not_divide_a_mixer_is_a_one_line_error(
+def test_parallelism_that_does_not_divide_a_mixer_is_a_one_line_error(
     layout: str, mixers: dict[str, Any], says: str
 ) -> None:
     model = SMALL.replace(**mixers, heads=8, kv_heads=8)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from fivefold.record import Record
 
 
 class ShardedUnits(NamedTuple):
-    """The units that tensor parallelism divides among its ranks: their name (heads, groups, channels) and number."""
+    """The units that parallelism divides among its ranks: their name (heads, groups, channels) and number."""
 
     name: str
     number: int
 
 
 class MixerGeometry(Record):
-    """The geometry of a token mixer. A kind that tensor parallelism shards overrides both methods."""
+    """The geometry of a token mixer. A kind that tensor parallelism shards overrides both methods.
+
+    ``swaps_heads``: context parallelism divides the same units, by Ulysses.
+    """
+
+    swaps_heads: ClassVar[bool] = False
 
     def get_sharded_units(self, width: int) -> ShardedUnits | None:
         """Return what tensor parallelism divides in a layer of ``width``; None: it is not supported."""
         return None
 
     def shard(self, ranks: int) -> Self:
-        """Return the geometry of one of ``ranks`` ranks of tensor parallelism."""
+        """Return the geometry of one of ``ranks`` ranks."""
         if ranks > 1:
             raise NotImplementedError
         return self

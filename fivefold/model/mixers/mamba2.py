@@ -9,7 +9,7 @@ Source: transformers 5.23, ``models/mamba2/modeling_mamba2.py``, ``Mamba2Mixer``
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 class Mamba2(MixerGeometry):
     """The geometry of a Mamba-2 layer: a state [state, head_dim] for each head."""
+
+    swaps_heads: ClassVar[bool] = True
 
     heads: Heads  # heads, each with a decay of its own
     head_dim: HeadDim  # dims of a head
@@ -59,6 +61,16 @@ class Mamba2(MixerGeometry):
         """Return the width of z, x, B, C and dt."""
         return self.inner_width + self.conv_width + self.heads
 
+    @property
+    def convolved_parts(self) -> tuple[int, int, int]:
+        """Return the widths of x, B and C."""
+        return self.inner_width, self.groups * self.state, self.groups * self.state
+
+    @property
+    def projected_parts(self) -> tuple[int, ...]:
+        """Return the widths of z, x, B, C and dt."""
+        return self.inner_width, *self.convolved_parts, self.heads
+
     def get_sharded_units(self, width: int) -> ShardedUnits:
         """Return the groups, each with its heads."""
         return ShardedUnits("groups", self.groups)
@@ -70,8 +82,7 @@ class Mamba2(MixerGeometry):
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
         inner, heads = (self.inner_width,), (self.heads,)
-        convolved = (*inner, *[self.groups * self.state] * 2)
-        projected = (*inner, *convolved, *heads)
+        convolved, projected = self.convolved_parts, self.projected_parts
         yield Weight("mixer.project.weight", (self.projected_width, width), "column", parts=projected)
         if self.bias:
             yield Weight("mixer.project.bias", (self.projected_width,), "bias", parts=projected)

@@ -46,7 +46,7 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     job = job.replace(imbalance=1.0)
     counts, part = Counts(model, job), get_local_degrees(layout)
     micro_batch_flops = sum(
-        times * (_extra_backward(op) + (1 + op.backward_products + op.recomputed) * _count_executed(op, part))
+        times * (_extra_backward(op) * part.cp + (1 + op.backward_products + op.recomputed) * _count_executed(op, part))
         for op, times in _list_operations(counts, layout)
     )
     if job.objective == "dpo":  # the reference runs without dropout, and so with another kernel of attention

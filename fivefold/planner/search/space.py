@@ -90,7 +90,9 @@ class Space:
             name for name in schedules if name in stack.schedules and explain_unsupported_schedule(name, job) is None
         )
         config_axes = stack.config_axes or stack.axes
-        unsharded = {"cp"} if model.non_attention_mixers else set[str]()  # they are sharded by heads alone
+        mixers = [getattr(model, kind) for kind in model.non_attention_mixers]
+        self.mixer_units = [units for mixer in mixers if (units := mixer.get_sharded_units(model.width))]
+        unsharded = set[str]() if all(mixer.swaps_heads for mixer in mixers) else {"cp"}
         is_whole = model.attention_experts or model.dynamic_mask is not None or model.differential
         unsharded |= {"tp", "cp"} if is_whole else set()
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
@@ -192,11 +194,16 @@ class Space:
         return np.asarray(admitted)
 
     def _mask_context_parallel(self, rows: Ints) -> NDArray[np.bool_]:
-        """Return whether cp of each row is legal: a ring needs T divisible by 2·cp, Ulysses heads per rank by cp."""
+        """Return whether cp of each row is legal: a ring needs T divisible by 2·cp, Ulysses heads per rank by cp.
+
+        Token mixers other than attention need Ulysses.
+        """
         tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
-        kinds = self.stack.cp_kinds
+        kinds = {*self.stack.cp_kinds} - ({"ring"} if self.mixer_units else set())
         ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
-        heads = gcd(*(shape.heads for shape in self.model.attention_shapes))
+        heads = gcd(
+            *(shape.heads for shape in self.model.attention_shapes), *(units.number for units in self.mixer_units)
+        )
         divides_heads = (cp > 1) & (heads // tp % cp == 0) & ("ulysses" in kinds)
         return np.asarray(ring | (ulysses & divides_heads))
 

@@ -1,21 +1,23 @@
-"""Context parallelism: each rank of cp holds 1/cp of the tokens of every sequence; only attention communicates.
+"""Context parallelism: each rank of cp holds 1/cp of the tokens of every sequence; only token mixers communicate.
 
 ring     rank r holds chunks r and 2cp−1−r of 2cp; forward cp−1 p2p of (k, v), backward cp−1 of (k, v) and cp−1 of
          (dk, dv), each concurrent with a block of attention   (Liu et al., arXiv:2310.01889; zig-zag as in Llama 3)
-ulysses  rank r holds the r-th of cp contiguous chunks; all_to_all of q, k, v and out between heads and tokens
-         (Jacobs et al., arXiv:2309.14509)
+ulysses  rank r holds the r-th of cp contiguous chunks; all_to_all of q, k, v and out between heads and tokens, of other
+         token mixers of what their scans read and write   (Jacobs et al., arXiv:2309.14509)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
+from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
 from fivefold.trainer.model.flash_attention import (
@@ -25,6 +27,7 @@ from fivefold.trainer.model.flash_attention import (
     attend_backward,
     sinks_backward,
 )
+from fivefold.trainer.model.mixers.heads import HeadShare
 from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.parallel.collectives import all_to_all, exchange
 from fivefold.trainer.parallel.mesh import AxisGroup
@@ -53,6 +56,9 @@ def attach(model: nn.Module, axis: AxisGroup, *, kind: Kind) -> None:
         else:
             attention.hooks = Ulysses(axis)  # type: ignore[assignment]
             core.heads = core.heads._replace(rank=axis.rank, ranks=axis.size)
+    for mixer in (module for module in model.modules() if isinstance(getattr(module, "shape", None), MixerGeometry)):
+        mixer.hooks = MixerUlysses(axis)  # type: ignore[assignment]
+        mixer.shape = cast(MixerGeometry, mixer.shape).shard(axis.size)  # type: ignore[assignment]
 
 
 class Ulysses:
@@ -81,6 +87,37 @@ class Ulysses:
         (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
         local_out: Tensor = exchanged
         return local_out
+
+
+class MixerUlysses:
+    """Ulysses of a token mixer of heads: each rank mixes the tokens of full sequences with 1/cp of the heads.
+
+    The chain of states of a head runs through all tokens, so that heads are exchanged, as in Megatron-Core's
+    ``ssm/mamba_context_parallel.py``.
+    """
+
+    def __init__(self, axis: AxisGroup) -> None:
+        self.axis, self.share = axis, HeadShare(axis.rank, axis.size)
+
+    @exclude_from_graphs
+    def enter(self, tokens: int, *rows: Tensor, parts: Sequence[int] = ()) -> tuple[Tensor, ...]:
+        """Exchange tokens for heads: each [B · T / cp, columns] → [B · T, columns / cp]; of columns in ``parts``."""
+        there, back = (
+            (_to_tokens, _to_heads)
+            if not parts
+            else (partial(_to_tokens_by_parts, parts=parts), partial(_to_heads_by_parts, parts=parts))
+        )
+        views = (x.view(-1, tokens, x.shape[1]) for x in rows)
+        exchanged: tuple[Tensor, ...] = _AllToAll.apply(self.axis, there, back, *views)  # type: ignore[no-untyped-call]
+        return tuple(x.flatten(0, 1) for x in exchanged)
+
+    @exclude_from_graphs
+    def leave(self, tokens: int, rows: Tensor) -> Tensor:
+        """Exchange heads for tokens: [B · T, columns / cp] → [B · T / cp, columns]."""
+        view = rows.view(-1, tokens * self.axis.size, rows.shape[1])
+        (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, view)  # type: ignore[no-untyped-call]
+        local_rows: Tensor = exchanged.flatten(0, 1)
+        return local_rows
 
 
 Direction = Callable[[Tensor, AxisGroup], Callable[[], Tensor]]
@@ -118,6 +155,31 @@ def _to_heads(x: Tensor, axis: AxisGroup) -> Callable[[], Tensor]:
     """Start the all-to-all [B, T, N / cp, H] → [B, T / cp, N, H]; return the function that waits for it."""
     pending = all_to_all(x.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
     return lambda: pending.wait().movedim(0, 2).flatten(2, 3)
+
+
+def _to_tokens_by_parts(x: Tensor, axis: AxisGroup, *, parts: Sequence[int]) -> Callable[[], Tensor]:
+    """Start ``_to_tokens`` of [B, T / cp, columns], of which every rank gets its share of each of ``parts``."""
+    sent = x.new_empty(axis.size, *x.shape[:2], x.shape[2] // axis.size)
+    for rank in range(axis.size):
+        torch.cat(HeadShare(rank, axis.size).take(x, parts, dim=2), dim=2, out=sent[rank])
+    pending = all_to_all(sent, axis)
+    return lambda: pending.wait().movedim(0, 1).flatten(1, 2)
+
+
+def _to_heads_by_parts(x: Tensor, axis: AxisGroup, *, parts: Sequence[int]) -> Callable[[], Tensor]:
+    """Start ``_to_heads`` of [B, T, columns / cp], the inverse of ``_to_tokens_by_parts``."""
+    pending = all_to_all(x.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
+
+    def finish() -> Tensor:
+        received = pending.wait()
+        joined = received.new_empty(*received.shape[1:3], sum(parts))
+        for rank, columns in enumerate(received):
+            shares = HeadShare(rank, axis.size).take(joined, parts, dim=2)
+            for into, share in zip(shares, columns.split([part // axis.size for part in parts], dim=2), strict=True):
+                into.copy_(share)
+        return joined
+
+    return finish
 
 
 class Ring:

@@ -32,6 +32,7 @@ from fivefold.planner.counts.operations.op import (
     rename_tensors,
     rope,
     split,
+    swap_heads,
 )
 from fivefold.units import ceil_div
 
@@ -347,7 +348,7 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
     kv_bytes = rows * kv_heads * sum(dims) * width
     if part.cp > 1 and part.ulysses:
         for tensor, size in ((q, heads * dims[0]), (k, kv_heads * dims[0]), (v, kv_heads * dims[1])):
-            ops.append(_all_to_all(tensor, f"{tensor}.all", size=rows * size * width))
+            ops.append(swap_heads("attention", tensor, f"{tensor}.all", size=rows * size * width))
         q, k, v, value_storage = f"{q}.all", f"{k}.all", f"{v}.all", ""
     elif part.cp > 1:
         # in the backward the gradients of keys and values travel with them
@@ -396,7 +397,7 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
         )
     ops += _list_unfused(local, core, dims=dims) if job.stack.attention == "unfused" else [core]
     if out != "o":
-        ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
+        ops.append(swap_heads("attention", out, "o", size=rows * heads * dims[1] * width))
     return ops
 
 
@@ -464,13 +465,6 @@ def _count_scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, in
     ring_backward = q_bytes // 2 + 3 * padded_bytes + halves_bytes + ring_bytes * (3, 5, 6)[min(cp, 4) - 2]
     last_step = 4 * ring_bytes - q_bytes // 2 if cp == 2 else 0
     return max(first_step, ring_step), fp32_column * dims[0] + max(ring_backward, last_step)
-
-
-def _all_to_all(source: str, out: str, *, size: int) -> Op:
-    """Return the swap of heads and tokens over cp (Ulysses); the size stays the same."""
-    return exchange(
-        f"attention.{source}.swap", source, out, size=size, message=OpMessage("cp", "all_to_all", "all_to_all", size)
-    )
 
 
 def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:

@@ -248,6 +248,12 @@ def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
     return elementwise(name, "activation", (source,), out, size=size, mask=mask)
 
 
+def swap_heads(name: str, source: str, out: str, *, size: int) -> Op:
+    """Return the swap of heads and tokens over cp (Ulysses) of a token mixer; the size stays the same."""
+    message = OpMessage("cp", "all_to_all", "all_to_all", size)
+    return exchange(f"{name}.{source}.swap", source, out, size=size, message=message)
+
+
 def exchange(
     name: str, source: str, out: str, *, size: int, message: OpMessage, gradient_bytes: int | None = None
 ) -> Op:

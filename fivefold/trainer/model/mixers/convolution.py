@@ -5,13 +5,13 @@ It saves its input alone; the backward convolves again. Sums are in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.trainer.model.mixers.heads import HeadShare
 from fivefold.trainer.model.operation import exclude_from_graphs
 
 
@@ -60,9 +60,12 @@ def get_sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 @exclude_from_graphs
-def convolve_silu(weight: Tensor, bias: Tensor | None, tokens: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return silu(conv(·)) of each of the ``inputs`` [R, ·], whose filters follow one another in ``weight``."""
-    outs: tuple[Tensor, ...] = _ConvolveSilu.apply(weight, bias, tokens, *inputs)  # type: ignore[no-untyped-call]
+def convolve_silu(weight: Tensor, tokens: int, share: HeadShare, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return silu(conv(·)) of each of the ``inputs`` [R, ·], whose filters follow one another in ``weight``.
+
+    ``share``: the share of the filters of each input that the inputs have.
+    """
+    outs: tuple[Tensor, ...] = _ConvolveSilu.apply(weight, tokens, share, *inputs)  # type: ignore[no-untyped-call]
     return outs
 
 
@@ -87,26 +90,21 @@ def convolve_silu_backward(
 
 class _ConvolveSilu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, tokens: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(weight, bias, *inputs)
-        ctx.tokens = tokens
-        parts = _split(weight, bias, inputs)
-        return tuple(convolve_silu_rows(x, *part, tokens=tokens) for x, part in zip(inputs, parts, strict=True))
+    def forward(ctx: Any, weight: Tensor, tokens: int, share: HeadShare, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(weight, *inputs)
+        ctx.settings = tokens, share
+        filters = share.take(weight, [x.shape[1] * share.ranks for x in inputs])
+        return tuple(convolve_silu_rows(x, part, None, tokens=tokens) for x, part in zip(inputs, filters, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weight, bias, *inputs = ctx.saved_tensors
-        parts = _split(weight, bias, inputs)
+        weight, *inputs = ctx.saved_tensors
+        tokens, share = ctx.settings
+        filters = share.take(weight, [x.shape[1] * share.ranks for x in inputs])
         results = [
-            convolve_silu_backward(grad, x, *part, tokens=ctx.tokens)
-            for grad, x, part in zip(grads, inputs, parts, strict=True)
+            convolve_silu_backward(grad, x, part, None, tokens=tokens)
+            for grad, x, part in zip(grads, inputs, filters, strict=True)
         ]
-        bias_grad = None if bias is None else torch.cat([part for _, _, part in results if part is not None])
-        return torch.cat([part for _, part, _ in results]), bias_grad, None, *(grad for grad, _, _ in results)
-
-
-def _split(weight: Tensor, bias: Tensor | None, inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return filters and bias of each input."""
-    sizes = [x.shape[1] for x in inputs]
-    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
-    return list(zip(weight.split(sizes), biases, strict=True))
+        filter_grads = [part for _, part, _ in results]
+        weight_grad = torch.cat(filter_grads) if share.ranks == 1 else share.place(filter_grads)
+        return weight_grad, None, None, *(grad for grad, _, _ in results)

@@ -22,6 +22,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
+from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import RowInputs
 
@@ -44,6 +45,7 @@ class GatedDeltaNetMixer(nn.Module):
         shape = model.gated_delta_net
         assert shape is not None
         self.run: Run = call_directly
+        self.hooks: MixerHooks | None = None
         self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
         width, keys, values = model.width, shape.key_width, shape.value_width
         self.q, self.k = (Linear(width, keys, bias=False) for _ in range(2))
@@ -59,9 +61,16 @@ class GatedDeltaNetMixer(nn.Module):
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         linears = self.q, self.k, self.v, self.z, self.b, self.a
         q, k, v, z, b, a = self.run("mixer.project", fused_linears, h_RD, *linears)
-        q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, None, rows.tokens, q, k, v)
-        o = self.run("mixer.core.scan", scan, q, k, v, b, a, self.a_log, self.dt_bias, rows.tokens, self.shape)
+        tokens, share = rows.tokens, ALL_HEADS
+        if self.hooks is not None:
+            tokens, share = tokens * self.hooks.share.ranks, self.hooks.share
+            q, k, v, b, a = self.run("mixer.enter", self.hooks.enter, rows.tokens, q, k, v, b, a)
+        q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, tokens, share, q, k, v)
+        (a_log,), (dt_bias,) = share.take(self.a_log), share.take(self.dt_bias)
+        o = self.run("mixer.core.scan", scan, q, k, v, b, a, a_log, dt_bias, tokens, self.shape)
         del q, k, v, b, a
+        if self.hooks is not None:
+            o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
         y = self.run("mixer.core.gate", gated_norm, o, z, self.norm.weight, self.epsilon)
         del o, z
         out_RD: Tensor = self.run("mixer.out", self.out, y)

@@ -28,6 +28,7 @@ from fivefold.trainer.model.mixers.gated_delta_net import (
     invert_unit_lower,
     normalize_to_unit_length,
 )
+from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.rotary import RowInputs
 
@@ -40,6 +41,7 @@ class KimiDeltaMixer(nn.Module):
         shape = model.kimi_delta
         assert shape is not None
         self.run: Run = call_directly
+        self.hooks: MixerHooks | None = None
         self.shape, self.epsilon = shape, model.norm_epsilon
         width, inner = model.width, shape.inner_width
         for name, outputs in shape.linears.items():
@@ -59,9 +61,16 @@ class KimiDeltaMixer(nn.Module):
         if self.shape.rank is not None:
             f = self.run("mixer.decay_up", self.decay_up, f)
             z = self.run("mixer.gate_up", self.gate_up, z)
-        q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, None, rows.tokens, q, k, v)
-        o = self.run("mixer.core.scan", scan, q, k, v, f, b, self.a_log, self.dt_bias, rows.tokens, self.shape)
+        tokens, share = rows.tokens, ALL_HEADS
+        if self.hooks is not None:
+            tokens, share = tokens * self.hooks.share.ranks, self.hooks.share
+            q, k, v, f, b = self.run("mixer.enter", self.hooks.enter, rows.tokens, q, k, v, f, b)
+        q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, tokens, share, q, k, v)
+        (a_log,), (dt_bias,) = share.take(self.a_log), share.take(self.dt_bias)
+        o = self.run("mixer.core.scan", scan, q, k, v, f, b, a_log, dt_bias, tokens, self.shape)
         del q, k, v, f, b
+        if self.hooks is not None:
+            o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
         y = self.run("mixer.core.gate", gated_norm, o, z, self.norm.weight, self.epsilon, "sigmoid")
         del o, z
         out_RD: Tensor = self.run("mixer.out", self.out, y)

@@ -24,6 +24,7 @@ from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
+from fivefold.trainer.model.mixers.heads import ALL_HEADS, HeadShare, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import RowInputs
 
@@ -36,6 +37,7 @@ class Mamba2Mixer(nn.Module):
         shape = model.mamba2
         assert shape is not None
         self.run: Run = call_directly
+        self.hooks: MixerHooks | None = None
         self.shape, self.epsilon = shape, model.norm_epsilon
         self.project = Linear(model.width, shape.projected_width, bias=shape.bias)
         self.conv = Conv(shape.conv_width, taps=shape.taps, bias=shape.conv_bias)
@@ -46,10 +48,18 @@ class Mamba2Mixer(nn.Module):
     def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         projected = self.run("mixer.project", self.project, h_RD)
-        factors = self.a_log, self.dt_bias, self.d, None if self.norm is None else self.norm.weight
-        settings = self.shape, rows.tokens, self.epsilon
+        tokens, share = rows.tokens, ALL_HEADS
+        if self.hooks is not None:
+            tokens, share = tokens * self.hooks.share.ranks, self.hooks.share
+            parts = [share.ranks * width for width in self.shape.projected_parts]
+            (projected,) = self.run("mixer.enter", partial(self.hooks.enter, parts=parts), rows.tokens, projected)
+        vectors = self.a_log, self.dt_bias, self.d, None if self.norm is None else self.norm.weight
+        factors = [None if vector is None else share.take(vector)[0] for vector in vectors]
+        settings = self.shape, tokens, self.epsilon, share
         y = self.run("mixer.core", core, projected, self.conv.weight, self.conv.bias, *factors, *settings)
         del projected
+        if self.hooks is not None:
+            y = self.run("mixer.leave", self.hooks.leave, rows.tokens, y)
         out_RD: Tensor = self.run("mixer.out", self.out, y)
         return out_RD
 
@@ -66,13 +76,14 @@ def core(
     shape: Mamba2,
     tokens: int,
     epsilon: float,
+    share: HeadShare = ALL_HEADS,
 ) -> Tensor:
     """Return the gated outputs [R, heads · head dim] of ``projected``: z, x, B, C and dt [R, ·].
 
-    ``weight``, ``bias``: of the convolution; ``norm``: weight of the norm.
+    ``weight``, ``bias``: of the convolution, of which the heads have a ``share``; ``norm``: weight of the norm.
     """
-    factors = a_log, dt_bias, d, norm
-    out: Tensor = _Mamba2Core.apply(projected, weight, bias, *factors, shape, tokens, epsilon)  # type: ignore[no-untyped-call]
+    factors, settings = (a_log, dt_bias, d, norm), (shape, tokens, epsilon, share)
+    out: Tensor = _Mamba2Core.apply(projected, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -90,34 +101,50 @@ class _Mamba2Core(torch.autograd.Function):
         shape: Mamba2,
         tokens: int,
         epsilon: float,
+        share: HeadShare,
     ) -> Tensor:
         z, xbc, dt = _split(projected, shape)
-        xbc = convolve_silu_rows(xbc, weight, bias, tokens=tokens)
+        xbc = convolve_silu_rows(xbc, *_take_filters(weight, bias, shape, share), tokens=tokens)
         chunk, factors = partial(ssd_chunk, shape=shape), (a_log, dt_bias, d)
         o = scan_forward(chunk, (xbc, dt), factors, columns=shape.inner_width, tokens=tokens, size=shape.chunk)
         del xbc
         y, rstd = gate(o, z, norm, shape, epsilon=epsilon)
         ctx.save_for_backward(projected, weight, bias, a_log, dt_bias, d, norm, o, rstd)
-        ctx.settings = shape, tokens
+        ctx.settings = shape, tokens, share
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         projected, weight, bias, a_log, dt_bias, d, norm, o, rstd = ctx.saved_tensors
-        shape, tokens = ctx.settings
+        shape, tokens, share = ctx.settings
         z, xbc, dt = _split(projected, shape)
         projected_grad = torch.empty_like(projected)
         z_grad, xbc_grad, dt_grad = _split(projected_grad, shape)
         o_grad, norm_grad = gate_backward(grad, o, z, norm, rstd, shape, z_grad=z_grad)
-        convolved = convolve_silu_rows(xbc, weight, bias, tokens=tokens)
+        filters = _take_filters(weight, bias, shape, share)
+        convolved = convolve_silu_rows(xbc, *filters, tokens=tokens)
         chunk, factors, grads = partial(ssd_chunk, shape=shape), (a_log, dt_bias, d), (xbc_grad, dt_grad)
         factor_grads = scan_backward(
             chunk, (convolved, dt), factors, o_grad, grads=grads, tokens=tokens, size=shape.chunk
         )
         del convolved, o_grad
-        conv_grads = convolve_silu_backward(xbc_grad, xbc, weight, bias, tokens=tokens)
-        xbc_grad.copy_(conv_grads[0])
-        return projected_grad, *conv_grads[1:], *factor_grads, norm_grad, None, None, None
+        x_grad, *filter_grads = convolve_silu_backward(xbc_grad, xbc, *filters, tokens=tokens)
+        xbc_grad.copy_(x_grad)
+        conv_grads = [
+            grad if grad is None or share.ranks == 1 else share.place(grad.split(shape.convolved_parts))
+            for grad in filter_grads
+        ]
+        return projected_grad, *conv_grads, *factor_grads, norm_grad, None, None, None, None
+
+
+def _take_filters(weight: Tensor, bias: Tensor | None, shape: Mamba2, share: HeadShare) -> tuple[Tensor, Tensor | None]:
+    """Return filters and bias of the convolution of ``shape``, of which the full ones have ``share.ranks`` times."""
+    if share.ranks == 1:
+        return weight, bias
+    parts = [share.ranks * width for width in shape.convolved_parts]
+    taken = [None if tensor is None else torch.cat(share.take(tensor, parts)) for tensor in (weight, bias)]
+    assert taken[0] is not None
+    return taken[0], taken[1]
 
 
 def _split(projected: Tensor, shape: Mamba2) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from typing import Literal
 from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
 from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.op import Op, rename_tensors, swap_heads
 
 
 def operations(local: Local, source: str) -> list[Op]:
@@ -40,13 +40,30 @@ def operations(local: Local, source: str) -> list[Op]:
         entry.column(f"mixer.{names[tensor]}", tensor, out_features=out_features)
         for tensor, out_features in widths.items()
     ]
+    mixed = {"q": K, "k": K, "v": V, "b": N, "dt": N}
+    scan = [list_convolution(local, {"q": K, "k": K, "v": V}, taps=net.taps), _scan(local, net)]
     return [
         *entry.ops,
         *columns,
-        list_convolution(local, {"q": K, "k": K, "v": V}, taps=net.taps),
-        _scan(local, net),
+        *list_swapped(local, scan, sizes=mixed, out_features=V),
         list_gate(local, heads=N, dim=net.value_dim),
         *row(local, "mixer.out", "og", "a", in_features=V, out_features=model.width, bias=False),
+    ]
+
+
+def list_swapped(local: Local, scan: Sequence[Op], *, sizes: Mapping[str, int], out_features: int) -> list[Op]:
+    """List the operations of ``scan``, which reads columns of ``sizes`` by tensor and writes ``o``.
+
+    Under cp a rank computes some heads for all tokens: what it reads and writes is swapped (Ulysses).
+    """
+    if local.part.cp == 1:
+        return list(scan)
+    bytes_per_column = local.rows * local.width
+    names = {name: f"{name}.all" for name in (*sizes, "o")}
+    return [
+        *(swap_heads("mixer", name, names[name], size=size * bytes_per_column) for name, size in sizes.items()),
+        *(rename_tensors(op, names) for op in scan),
+        swap_heads("mixer", names["o"], "o", size=out_features * bytes_per_column),
     ]
 
 
@@ -100,7 +117,7 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
     """Return the gated delta rule over all chunks."""
     rows, width, tokens, N = local.rows, local.width, local.job.sequence, net.value_heads
     chunks = [CHUNK] * (tokens // CHUNK) + ([tokens % CHUNK] if tokens % CHUNK else [])
-    heads = local.part.sequences * N
+    heads = local.part.sequences * N // local.part.cp
     forward, backward = (heads * flops for flops in scan_flops(chunks, key_dim=net.key_dim, value_dim=net.value_dim))
     state = 4 * heads * net.key_dim * net.value_dim  # bytes
     # fp32 numbers of a token and head in a chunk: of its keys, values and pairs

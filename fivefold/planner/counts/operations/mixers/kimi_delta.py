@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from fivefold.model.mixers.kimi_delta import CHUNK, SUBCHUNK, KimiDelta
 from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.mixers.gated_delta_net import list_convolution, list_gate
+from fivefold.planner.counts.operations.mixers.gated_delta_net import list_convolution, list_gate, list_swapped
 from fivefold.planner.counts.operations.op import Op
 
 
@@ -44,10 +44,11 @@ def operations(local: Local, source: str) -> list[Op]:
         for name, latent, out in (("decay_up", "fd", "f"), ("gate_up", "gd", "gate")):
             up = LinearInput(local, latent, in_features=net.rank, rows=local.rows, needs_all_rows=False)
             ops += [*up.ops, up.column(f"mixer.{name}", out, out_features=inner)]
+    convolution, mixed = list_convolution(local, dict.fromkeys("qkv", inner), taps=net.taps), "qkvf"
+    sizes = {**dict.fromkeys(mixed, inner), "b": net.heads}
     return [
         *ops,
-        list_convolution(local, dict.fromkeys("qkv", inner), taps=net.taps),
-        _scan(local, net),
+        *list_swapped(local, [convolution, _scan(local, net)], sizes=sizes, out_features=inner),
         list_gate(local, heads=net.heads, dim=net.dim, gate="sigmoid"),
         *row(local, "mixer.out", "og", "a", in_features=inner, out_features=model.width, bias=False),
     ]
@@ -57,7 +58,7 @@ def _scan(local: Local, net: KimiDelta) -> Op:
     """Return the delta rule over all chunks."""
     rows, width, tokens, N, inner = local.rows, local.width, local.job.sequence, net.heads, net.inner_width
     chunks = [CHUNK] * (tokens // CHUNK) + ([tokens % CHUNK] if tokens % CHUNK else [])
-    heads = local.part.sequences * N
+    heads = local.part.sequences * N // local.part.cp
     forward, backward = (heads * flops for flops in scan_flops(chunks, dim=net.dim))
     state = 4 * heads * net.dim**2  # bytes
     numbers = 4 * heads * chunks[0] * net.dim  # bytes in fp32 of a number for each channel of a chunk's tokens

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, elementwise, rename_tensors
+from fivefold.planner.counts.operations.op import Op, elementwise, rename_tensors, swap_heads
 
 
 def operations(local: Local, source: str) -> list[Op]:
@@ -35,9 +35,17 @@ def operations(local: Local, source: str) -> list[Op]:
         size = local.rows * net.projected_width * local.width
         ops.append(elementwise("mixer.project.scale", "activation", ("projected",), "scaled", size=size))
     projected = next(iter(ops[-1].writes))
+    swaps = [list[Op](), list[Op]()]
+    if local.part.cp > 1:  # a rank computes some heads for all tokens
+        size = local.rows * local.width
+        swaps[0].append(swap_heads("mixer", projected, "projected.all", size=net.projected_width * size))
+        swaps[1].append(swap_heads("mixer", "og.all", "og", size=net.inner_width * size))
+        projected = "projected.all"
     return [
         *ops,
-        rename_tensors(_core(local, net), {"projected": projected}),
+        *swaps[0],
+        rename_tensors(_core(local, net), {"projected": projected, **({"og": "og.all"} if swaps[1] else {})}),
+        *swaps[1],
         *row(local, "mixer.out", "og", "a", in_features=net.inner_width, out_features=model.width, bias=net.bias),
     ]
 
@@ -47,8 +55,8 @@ def _core(local: Local, net: Mamba2) -> Op:
     rows, width, tokens = local.rows, local.width, local.job.sequence
     inner, convolved, has_norm = net.inner_width, net.conv_width, net.norm != "none"
     chunks = split_chunks(tokens, net.chunk)
-    heads = local.part.sequences * net.heads
-    forward, backward = (local.part.sequences * flops for flops in scan_flops(chunks, net))
+    heads = local.part.sequences * net.heads // local.part.cp
+    forward, backward = (local.part.sequences * flops // local.part.cp for flops in scan_flops(chunks, net))
     states = 4 * len(chunks) * heads * net.head_dim * net.state  # bytes of all states
     statistics = {"og.stat": 4 * rows * net.groups} if has_norm else {}
     scanned = rows * (convolved + net.heads + inner) * width
@@ -89,10 +97,10 @@ def _scratch(local: Local, net: Mamba2, chunks: Sequence[int]) -> tuple[int, int
     """
     width, size, sequences, is_wide = local.width, chunks[0], local.part.sequences, local.width == 4
     inner, convolved = local.rows * net.inner_width, local.rows * net.conv_width  # elements
-    tokens = sequences * size
-    pairs, dims = 4 * tokens * size * net.heads, 4 * tokens * net.inner_width
-    state = 4 * sequences * net.inner_width * net.state
-    shared_pairs, shared_dims = 4 * tokens * size * net.groups, 4 * tokens * net.groups * net.state
+    tokens, part = sequences * size, net.shard(local.part.cp)  # under cp the heads that this rank scans
+    pairs, dims = 4 * tokens * size * part.heads, 4 * tokens * part.inner_width
+    state = 4 * sequences * part.inner_width * part.state
+    shared_pairs, shared_dims = 4 * tokens * size * part.groups, 4 * tokens * part.groups * part.state
     gate, gate_backward = {
         "after_gate": (4 if is_wide else 8, 16 if is_wide else 24),
         "before_gate": (4 if is_wide else 12, 20 if is_wide else 28),
