@@ -121,7 +121,7 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
         return weight._replace(shape=(vocab // tp, *shape[1:]))
     if weight.parts:
         return weight._replace(shape=(shape[0] // tp, *shape[1:]))
-    if weight.kind == "row":
+    if weight.kind == "row" or name.endswith(READS_CHANNELS):
         return weight._replace(shape=(shape[0], shape[1] // tp))
     is_full_norm = model.qk_norm in ("full", "heads") and name.endswith(HEAD_NORMS) and model.mla is None
     is_full_norm = is_full_norm or name.endswith(SUB_NORMS)
@@ -186,6 +186,8 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         return ""
     if weight.parts:
         return ""
+    if weight.name.endswith((READS_CHANNELS, *NORMS_OF_SELECTED)):  # their inputs or outputs are summed over tp
+        return ""
     if weight.name.endswith(READ_BY_HEADS):
         return "tp"
     if weight.kind == "lora":  # A sees the gradients of this rank's columns, B the products of its rows
@@ -204,6 +206,8 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
 
 # weights of token mixers that every rank holds: a norm of each head, and latents from which each rank makes its heads
 READ_BY_HEADS = ("mixer.norm.weight", "mixer.decay_down.weight", "mixer.gate_down.weight")
+READS_CHANNELS = "mixer.select.weight"  # a matrix whose inputs are the channels of a Mamba
+NORMS_OF_SELECTED = tuple(f"mixer.{part}_norm.weight" for part in ("dt", "b", "c"))
 KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias", "lora_b"))
 HEAD_NORMS = tuple(f"attention.{part}_norm.{leaf}" for part in "qk" for leaf in ("weight", "bias"))
 SUB_NORMS = tuple(f"{norm}.{leaf}" for norm in ("attention.out_norm", "mlp.norm") for leaf in ("weight", "bias"))

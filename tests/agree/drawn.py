@@ -198,7 +198,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         job = _job(chance, layout)
         model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
         keeps_tokens = layout.cp == 1 or layout.cp_kind == "ulysses"
-        if keeps_tokens and chance.random() < (0.7 if layout.tp == layout.cp == 1 else 0.35):
+        if keeps_tokens and chance.random() < (0.7 if layout.tp == layout.cp == 1 else 0.25):
             model = model.replace(**_draw_mixer_fields(chance, model, tp=layout.tp, cp=layout.cp))
         model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
         model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
@@ -370,7 +370,7 @@ def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int, cp: int)
         ),
         "rg_lru": RGLRU(inner=12 * tp, blocks=tp * groups, taps=taps),
         "mamba": Mamba(
-            inner=20, state=6, rank=3, taps=taps, conv_bias=has_bias, bias=has_bias, norms=norms, norm_epsilon=1e-2
+            inner=20 * tp, state=6, rank=3, taps=taps, conv_bias=has_bias, bias=has_bias, norms=norms, norm_epsilon=1e-2
         ),
         "mamba2": Mamba2(
             heads=4 * shards,

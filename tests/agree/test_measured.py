@@ -14,6 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
@@ -82,12 +83,14 @@ MAMBA2 = HYBRID.replace(
 CONVOLUTION = HYBRID.replace(name="convolution", mixers=("short_conv", "attention"), short_conv=ShortConv())
 KIMI = HYBRID.replace(name="kimi", mixers=("kimi_delta", "attention"), kimi_delta=KimiDelta(heads=8, dim=12, rank=10))
 LRU = HYBRID.replace(name="lru", mixers=("rg_lru", "attention"), rg_lru=RGLRU(inner=96, blocks=4))
+MAMBA = HYBRID.replace(name="mamba", mixers=("mamba", "attention"), mamba=Mamba(inner=96, rank=6, norms="weighted"))
 HYBRIDS = [
     (DELTA, "tp2 mbs2"),
     (MAMBA2, "tp2 mbs2"),
     (CONVOLUTION, "tp2 mbs2"),
     (KIMI, "tp2 mbs2"),
     (LRU, "tp2 mbs2"),
+    (MAMBA, "tp2 mbs2"),
     (DELTA, "cp2 mbs2 cp=ulysses"),
     (MAMBA2, "cp2 mbs2 cp=ulysses"),
     (KIMI, "cp2 mbs2 cp=ulysses"),
@@ -150,7 +153,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
         assert sum(measured.time.parts.values()) == pytest.approx(measured.time.step_seconds), "its last step is traced"
 
 
-@pytest.mark.parametrize(("model", "text"), mark_share(8, HYBRIDS), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("model", "text"), mark_share(9, HYBRIDS), ids=lambda value: getattr(value, "name", value))
 def test_counts_of_a_hybrid_are_equal_when_two_processes_share_its_heads(
     forked, corpus: Path, tmp_path: Path, model: Model, text: str
 ) -> None:

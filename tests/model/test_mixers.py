@@ -11,8 +11,8 @@ from fivefold.layout.local_weight import RankCoordinate, local_slice
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
-from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
@@ -24,7 +24,7 @@ KEYS = {
     "mixers": ("gated_delta_net",),
     "gated_delta_net": GatedDeltaNet(key_heads=2, value_heads=8, key_dim=8, value_dim=8),
 }
-MAMBA = {"mixers": ("mamba",), "mamba": Mamba(inner=32, rank=4)}
+TIME_MIXING = {"mixers": ("rwkv",), "rwkv": RWKV(inner=32)}
 CONV = SMALL.replace(mixers=("short_conv", "attention"), short_conv=ShortConv(taps=4))
 
 
@@ -77,7 +77,7 @@ def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
     [
         ("tp4", GROUPS, "the 2 groups of mamba2 are not divisible by tp=4; try tp2"),
         ("tp4", KEYS, "the 2 key heads of gated_delta_net are not divisible by tp=4; try tp2"),
-        ("tp2", MAMBA, "tp=2 would shard the channels of mamba, which is not supported; take tp1"),
+        ("tp2", TIME_MIXING, "tp=2 would shard the channels of rwkv, which is not supported; take tp1"),
         ("cp2", GROUPS, "cp=2 as a ring would cut the chain of states of mamba2; take cp=ulysses"),
         ("tp2 cp2 cp=ulysses", KEYS, "1 key heads of gated_delta_net on each rank of tp .* by cp=2; try cp1"),
         (

@@ -9,10 +9,10 @@ Source: transformers 5.23, ``models/mamba/modeling_mamba.py``, ``MambaMixer``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Self
 
 from fivefold.bounded_types import HeadDim, Latent, Positive, Width
-from fivefold.model.mixers.geometry import MixerGeometry
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
@@ -36,22 +36,31 @@ class Mamba(MixerGeometry):
         """Return the widths of dt, B and C."""
         return self.rank, self.state, self.state
 
+    def get_sharded_units(self, width: int) -> ShardedUnits:
+        """Return the channels, each of which has a state."""
+        return ShardedUnits("channels", self.inner)
+
+    def shard(self, ranks: int) -> Self:
+        """Return the channels of one of ``ranks`` ranks."""
+        return self if ranks == 1 else self.replace(inner=self.inner // ranks)
+
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
-        yield Weight("mixer.project.weight", (2 * self.inner, width), "column")
+        inner = (self.inner,)
+        yield Weight("mixer.project.weight", (2 * self.inner, width), "column", parts=inner * 2)
         if self.bias:
-            yield Weight("mixer.project.bias", (2 * self.inner,), "bias")
-        yield Weight("mixer.conv.weight", (self.inner, self.taps), "conv")
+            yield Weight("mixer.project.bias", (2 * self.inner,), "bias", parts=inner * 2)
+        yield Weight("mixer.conv.weight", (self.inner, self.taps), "conv", parts=inner)
         if self.conv_bias:
-            yield Weight("mixer.conv.bias", (self.inner,), "bias")
+            yield Weight("mixer.conv.bias", inner, "bias", parts=inner)
         yield Weight("mixer.select.weight", (sum(self.selected_widths), self.inner), "column")
         if self.norms == "weighted":
             for name, size in zip(("dt", "b", "c"), self.selected_widths, strict=True):
                 yield Weight(f"mixer.{name}_norm.weight", (size,), "norm", initial="ones")
-        yield Weight("mixer.step.weight", (self.inner, self.rank), "column")
-        yield Weight("mixer.step.bias", (self.inner,), "bias", initial="steps")
-        yield Weight("mixer.a_log", (self.inner, self.state), "vector", initial="log numbers")
-        yield Weight("mixer.d", (self.inner,), "vector", initial="ones")
+        yield Weight("mixer.step.weight", (self.inner, self.rank), "column", parts=inner)
+        yield Weight("mixer.step.bias", inner, "bias", initial="steps", parts=inner)
+        yield Weight("mixer.a_log", (self.inner, self.state), "vector", initial="log numbers", parts=inner)
+        yield Weight("mixer.d", inner, "vector", initial="ones", parts=inner)
         yield Weight("mixer.out.weight", (width, self.inner), "row")
         if self.bias:
             yield Weight("mixer.out.bias", (width,), "bias")

@@ -183,6 +183,11 @@ class NormSums(RankSums):
         return summed if self.holders == 1 else summed.div_(self.holders)
 
 
+def _sum_over_ranks(axis: AxisGroup, rows: Tensor) -> Tensor:
+    """All-reduce ``rows`` in place."""
+    return all_reduce(rows, axis).wait()
+
+
 def _local_rows(axis: AxisGroup, rows: Tensor) -> Tensor:
     """Return this rank's chunk of ``rows``, equally many per rank (sp)."""
     return rows.chunk(axis.size)[axis.rank]
@@ -246,6 +251,8 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
                 submodule.hooks = style(axis, sp=sp)
         if isinstance(shape := getattr(submodule, "shape", None), MixerGeometry):
             submodule.shape = shape.shard(axis.size)
+        if hasattr(submodule, "sum_over_ranks"):
+            submodule.sum_over_ranks = partial(_sum_over_ranks, axis)
         if hasattr(submodule, "core"):
             submodule.core.heads = submodule.core.heads._replace(part=axis.rank)
         if model.qk_norm == "full" and name.endswith(HEAD_NORMS):

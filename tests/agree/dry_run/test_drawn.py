@@ -142,7 +142,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "gate of heads": ("adapters",),
     "gated shared expert": ("adapters", "dpo", "nosp", "sub-norms", "xielu"),
     "half layers": ("adapters",),
-    "mamba": ("adapters", "documents", "etp", "nosp", "ring", "tp", "ulysses"),
+    "mamba": ("adapters", "documents", "ring", "ulysses"),
     "mamba2": ("adapters", "documents", "ring"),
     "rg lru": ("adapters", "documents", "ring", "ulysses", "xielu"),
     "kimi delta": ("adapters", "documents", "ring"),

@@ -142,6 +142,7 @@ CASES = (
     Case("mamba2", 4, "dp2 pp2 zbv zero1 mbs1 ac=full", 192, 8),
     Case("gated mamba2", 4, "dp2 zero1 mbs1", 192, 8, "fp32"),
     Case("mamba", 4, "dp2 zero3 mbs2", 192, 8),
+    Case("mamba", 4, "dp2 tp2 zero3 mbs2", 192, 8),
     Case("mamba", 4, "dp2 pp2 zb1p zero1 mbs2", 100, 16, "fp32"),
     Case("latent, no positions", 4, "dp2 tp2 zero2 mbs2", 192, 8),
     Case("latent, no positions", 4, "dp2 cp2 zero1 mbs2 ac=rope", 192, 8, "fp32"),

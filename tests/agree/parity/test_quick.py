@@ -49,6 +49,7 @@ CASES = [
     Case("mamba2", "dp2 pp2 zb1p zero2 mbs1"),
     Case("mamba", "dp2 zero3 mbs1 ac=core"),
     Case("mamba", "dp2 pp2 zbv zero1 mbs1"),
+    Case("mamba", "dp2 tp2 zero3 mbs1 ac=core"),
     Case("kimi delta", "dp2 zero3 mbs1 ac=full"),
     Case("kimi delta", "dp2 pp2 zb1p zero2 mbs1"),
     Case("kimi delta", "dp2 tp2 zero3 mbs1 ac=full"),

@@ -18,6 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import can_express, list_mismatches, reasons, refuse
 from fivefold.layout.where import ANY, Where
 from fivefold.model.catalog import build_model
+from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -33,6 +34,9 @@ from tests.selection import mark_share
 DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
 MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=1))
 MIXER = MOE.replace(name="mixer", mixers=("short_conv", "attention"), short_conv=ShortConv())
+GROUPS = DENSE.replace(
+    name="groups", mixers=("mamba2", "attention"), mamba2=Mamba2(heads=4, head_dim=8, state=8, groups=2)
+)
 JOB = Job(sequence=64, global_batch=8)
 LEAVE_OUT = ("megatron-core", "deepspeed", "torchtitan", "nanotron", "fsdp2")
 
@@ -107,7 +111,7 @@ def list_parsed(model: Model, *, world: int) -> frozenset[Layout]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
-@pytest.mark.parametrize("model", mark_share(3, [MOE, DENSE, MIXER]), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", mark_share(4, [MOE, DENSE, MIXER, GROUPS]), ids=lambda model: model.name)
 def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:
     _check_space(model, JOB.replace(sequence=sequence))
 

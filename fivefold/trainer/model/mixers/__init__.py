@@ -7,6 +7,7 @@ mamba              Mamba
 mamba2             Mamba-2
 rg_lru             RG-LRU
 convolution · chunks   what several kinds share: the causal convolution; a scan in chunks of tokens
+heads              the share of the heads that a rank of context parallelism computes
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backwa
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import RowInputs
+
+SumOverRanks = Callable[[Tensor], Tensor]
 
 
 class Matrix(nn.Module):
@@ -46,6 +48,7 @@ class MambaMixer(nn.Module):
         assert shape is not None
         self.run: Run = call_directly
         self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
+        self.sum_over_ranks: SumOverRanks | None = None  # under tp
         self.project = Linear(model.width, 2 * shape.inner, bias=shape.bias)
         self.conv = Conv(shape.inner, taps=shape.taps, bias=shape.conv_bias)
         self.select = Matrix(sum(shape.selected_widths), shape.inner, bias=False)
@@ -61,7 +64,7 @@ class MambaMixer(nn.Module):
         xz = self.run("mixer.project", self.project, h_RD)
         norms = [None if norm is None else norm.weight for norm in (self.dt_norm, self.b_norm, self.c_norm)]
         factors = self.step.weight, self.step.bias, self.a_log, self.d, *norms
-        settings = self.shape, rows.tokens, self.epsilon
+        settings = self.shape, rows.tokens, self.epsilon, self.sum_over_ranks
         y = self.run("mixer.core", core, xz, self.conv.weight, self.conv.bias, self.select.weight, *factors, *settings)
         del xz
         out_RD: Tensor = self.run("mixer.out", self.out, y)
@@ -84,34 +87,40 @@ def core(
     shape: Mamba,
     tokens: int,
     epsilon: float,
+    sum_over_ranks: SumOverRanks | None = None,
 ) -> Tensor:
-    """Return the gated outputs [R, I] of ``xz`` [R, 2I]; ``weight`` and ``bias`` are those of the convolution."""
+    """Return the gated outputs [R, I] of ``xz`` [R, 2I]; ``weight`` and ``bias`` are those of the convolution.
+
+    ``sum_over_ranks``: sums what is selected from the channels of all ranks, and its gradient.
+    """
     norms = dt_norm, b_norm, c_norm
     factors = select, step, step_bias, a_log, d, *norms
-    out: Tensor = _MambaCore.apply(xz, weight, bias, *factors, shape, tokens, epsilon)  # type: ignore[no-untyped-call]
+    settings = shape, tokens, epsilon, sum_over_ranks
+    out: Tensor = _MambaCore.apply(xz, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]
     return out
 
 
 class _MambaCore(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, xz: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-        select, step, step_bias, a_log, d, *norms, shape, tokens, epsilon = rest
+        select, step, step_bias, a_log, d, *norms, shape, tokens, epsilon, sum_over_ranks = rest
         x, z = xz.chunk(2, dim=1)
         x = convolve_silu_rows(x, weight, bias, tokens=tokens)
         selected = x @ select.t()
+        selected = selected if sum_over_ranks is None else sum_over_ranks(selected)
         dt, b, c = _norm_parts(selected, norms, shape, epsilon)
         inputs, factors = (x, dt @ step.t(), b, c), (step_bias, a_log, d)
         del dt, x
         o = scan_forward(selective_chunk, inputs, factors, columns=shape.inner, tokens=tokens, size=CHUNK)
         del inputs, b, c
         ctx.save_for_backward(xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o)
-        ctx.settings = shape, tokens, epsilon
+        ctx.settings = shape, tokens, epsilon, sum_over_ranks
         return F.silu(z.to(get_sum_dtype(z.dtype))).mul_(o).to(o.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o = ctx.saved_tensors
-        shape, tokens, epsilon = ctx.settings
+        shape, tokens, epsilon, sum_over_ranks = ctx.settings
         x, z = xz.chunk(2, dim=1)
         xz_grad = torch.empty_like(xz)
         x_grad, z_grad = xz_grad.chunk(2, dim=1)
@@ -130,7 +139,11 @@ class _MambaCore(torch.autograd.Function):
         del inputs, o_grad
         convolved_grad, step_grad, b_grad, c_grad = grads
         step_weight_grad = step_grad.t() @ dt
-        part_grads = torch.autograd.grad(parts, leaves, (step_grad @ step, b_grad, c_grad))
+        selected_grads: tuple[Tensor, ...] = (step_grad @ step, b_grad, c_grad)
+        if sum_over_ranks is not None:
+            selected_grads = sum_over_ranks(torch.cat(selected_grads, dim=1)).split(shape.selected_widths, dim=1)
+        part_grads = torch.autograd.grad(parts, leaves, selected_grads)
+        del selected_grads
         selected_grad, norm_grads = part_grads[0], iter(part_grads[1:])
         select_grad = selected_grad.t() @ convolved
         convolved_grad.addmm_(selected_grad, select)
@@ -138,7 +151,7 @@ class _MambaCore(torch.autograd.Function):
         conv_grads = convolve_silu_backward(convolved_grad, x, weight, bias, tokens=tokens)
         x_grad.copy_(conv_grads[0])
         normed = (None if norm is None else next(norm_grads) for norm in norms)
-        return xz_grad, *conv_grads[1:], select_grad, step_weight_grad, *factor_grads, *normed, None, None, None
+        return xz_grad, *conv_grads[1:], select_grad, step_weight_grad, *factor_grads, *normed, None, None, None, None
 
 
 def _norm_parts(selected: Tensor, norms: Sequence[Tensor | None], shape: Mamba, epsilon: float) -> list[Tensor]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from fivefold.model.mixers.mamba import CHUNK, Mamba
 from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.op import Op, OpMessage
 from fivefold.units import ceil_div
 
 
@@ -23,6 +23,7 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.mamba
     assert net is not None
+    net = net.shard(local.part.tp)
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     return [
         *entry.ops,
@@ -59,6 +60,7 @@ def _core(local: Local, net: Mamba) -> Op:
         ("xz",),
         {"og": size, "o": size, "selected": rows * selected * width},
         keeps=("xz", "o", "selected"),
+        message=OpMessage("tp", "all_reduce", "all_reduce", rows * selected * width) if local.part.tp > 1 else None,
         parameters=sum(gradients),
         wgrad_numels=gradients,
         flops=rows * forward,
