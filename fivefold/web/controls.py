@@ -250,7 +250,15 @@ PART_LABELS = {  # parts of the precision
     "dispatches": "experts receive",
 }
 FORMATS = {"4": "4 bytes", "2": "2 bytes", "1": "1 byte", "0": "not kept"}  # of a part of the precision
-CHECKED = ("stack", "precision", "optimizer", "loss", "documents", *PRECISION_PARTS)  # that may make a layout invalid
+# Fields on which the legality of a layout may depend.
+CHECKED = (
+    "stack",
+    "precision",
+    "optimizer",
+    "loss",
+    "documents",
+    *(part for part in PRECISION_PARTS if part != "moments_bytes"),
+)
 JOB_HELP = {
     "stack": "the software that runs the training: its kernels, what it keeps, sends and overlaps, and the layouts "
     "that it has. `fivefold config set stack NAME` keeps yours",

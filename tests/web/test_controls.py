@@ -149,8 +149,16 @@ def test_a_value_of_the_job_says_why_the_layout_does_not_have_it() -> None:
     assert reasons_by_stack["megatron-core"].startswith("megatron-core does not support zero3")
     noun, layout = resolve_question(model="deepseek-v3", machine="h800:512", layout="dp32 pp16 ep32", gbs=3840)
     assert all("adapters are not modelled" in choice.reason for choice in list_job_choices(noun, layout)["adapter"])
-    attention = list_job_choices(noun, layout)["attention"]
-    for choice in attention:  # which no rule of a layout reads
-        job = noun.job.replace(stack=noun.job.stack.replace(attention=choice.value))
+    jobs = [  # of fields that no rule of a layout reads
+        *(
+            noun.job.replace(stack=noun.job.stack.replace(attention=choice.value))
+            for choice in list_job_choices(noun, layout)["attention"]
+        ),
+        *(
+            noun.job.replace(precision=noun.job.precision.replace(moments_bytes=tuple(choice.value.split(","))))
+            for choice in list_job_choices(noun, layout)["moments_bytes"]
+        ),
+    ]
+    for job in jobs:
         assert is_legal(layout, model=noun.model, job=job, machine=noun.machine)
     assert set(JOB_HELP) == set(JOB_CHOICES)
