@@ -62,6 +62,8 @@ def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
     expect(page.locator("#answer .about")).to_contain_text("precision.moments_bytes=2,2")
     page.locator("select[name=moments_bytes]").select_option("")
     group = page.get_by_role("group", name="sharding group")
+    group.get_by_role("link", name="4", exact=True).focus()
+    expect(page.locator("#tip")).to_contain_text("data parallel ranks over which ZeRO shards")
     group.get_by_role("link", name="4", exact=True).click()
     expect(page.locator("input[name=layout]")).to_have_value("dp8 zero3/4 mbs1")
     group.get_by_role("link", name="all", exact=True).click()
