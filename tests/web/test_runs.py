@@ -153,6 +153,8 @@ def test_runs_are_compared(client: TestClient, folder: Path) -> None:
     names = ["compared/first", "compared/second"]
     page = client.get("/runs", params={"compare": names, "smooth": 10}).text
     assert page.count('<svg class="chart') == 3 + page.count("Gradient norm</h2>")
+    assert page.count('class="curve s-F expected"') == page.count('class="curve s-BW expected"') == 1  # tokens/s
+    assert "compared/first, predicted  " in page
     assert all(f">{name}</a>" in page for name in names)
     assert "averaged over" in page
     assert "compare 2 to 6" in client.get("/runs", params={"compare": names[:1]}).text

@@ -68,7 +68,8 @@ svg .mark-text { fill: var(--text); stroke: var(--card); stroke-width: 3px; pain
 .curve { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
 .s-predicted { stroke: var(--text); stroke-dasharray: 6 4; }
 .k-predicted { fill: var(--text); }
-circle.dot.s-predicted { display: none; }
+.curve.expected { stroke-dasharray: 6 4; }
+circle.dot:is(.s-predicted, .expected) { display: none; }
 circle.dot[class*="s-"] { stroke: none; }
 .k-bubble { stroke: var(--line); }
 """

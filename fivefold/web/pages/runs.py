@@ -73,19 +73,35 @@ def compare_runs(site: WebServer, asked: RunQuestion) -> dict[str, Any]:
         raise UserError(f"{len(names)} runs; compare 2 to {len(RUN_LOOKS)}")
     logs = [[line for line in runs.log(site.folder, name) if "loss" in line] for name in names]
     looks = list(zip(RUN_LOOKS, names, strict=False))
+    predictions = [read_any_prediction(site, name) for name in names]
 
     def draw(
-        read: Callable[[list[dict[str, Any]]], list[tuple[float, float]]], label: str, *, y_title: str = ""
+        read: Callable[[list[dict[str, Any]]], list[tuple[float, float]]],
+        label: str,
+        *,
+        y_title: str = "",
+        expect: Callable[[Step], float] | None = None,
     ) -> Any:
-        curves = [
-            Curve(name, look, smooth(read(log), asked.smooth)) for (look, name), log in zip(looks, logs, strict=True)
-        ]
+        curves = []
+        for (look, name), log, predicted in zip(looks, logs, predictions, strict=True):
+            points = smooth(read(log), asked.smooth)
+            curves.append(Curve(name, look, points))
+            if predicted is not None and expect is not None and points:
+                ends = [(points[0][0], expect(predicted)), (points[-1][0], expect(predicted))]
+                curves.append(Curve(f"{name}, predicted", f"{look} expected", ends))
         return lines.picture(curves, label=label, x_title="optimizer step", y_title=y_title)
 
     pictures = {
         "Loss": draw(lambda log: list_points(log, "loss"), "loss over steps", y_title="nats"),
         "Gradient norm": draw(lambda log: list_points(log, "gradient_norm"), "gradient norm over steps"),
-        "Tokens per second": draw(list_speeds, "tokens per second over steps"),
+        "Tokens per second": draw(
+            list_speeds,
+            "tokens per second over steps",
+            expect=lambda step: step.tokens_per_second_per_gpu * step.world,
+        ),
+        "MFU, causal": draw(
+            lambda log: list_points(log, "mfu_causal"), "MFU over steps", expect=lambda step: step.mfu.causal
+        ),
         "Memory of the process": draw(
             lambda log: [(step, size / GIB) for step, size in list_points(log, "resident_bytes")],
             "memory over steps",
@@ -114,7 +130,7 @@ def look(site: WebServer, name: str) -> dict[str, Any]:
     log_lines = runs.log(site.folder, name)
     training = [line for line in log_lines if "loss" in line]
     finished, live = runs.steps(site.folder, name), runs.is_live(site.folder, name)
-    predicted = finished.predicted if finished else runs.read_prediction(site.folder, name)
+    predicted = read_any_prediction(site, name)
     return {
         "name": name,
         "poll": 0 if finished else LIVE if live else QUIET,
@@ -131,6 +147,12 @@ def look(site: WebServer, name: str) -> dict[str, Any]:
         "lanes": lanes(site, name),
         "events": [line for line in log_lines if "event" in line][: -LAST - 1 : -1],
     }
+
+
+def read_any_prediction(site: WebServer, name: str) -> Step | None:
+    """Return the prediction of a run, whether it has ended or not; None if there is none."""
+    finished = runs.steps(site.folder, name)
+    return finished.predicted if finished else runs.read_prediction(site.folder, name)
 
 
 def compare_run(
