@@ -59,7 +59,7 @@ def profile(
     if job.stack.pairs:
         raise UserError("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
     together, model = ranks_per_host(layout, machine), shorten_model(model, layout, job)
-    ranks, plans = _measured_ranks(layout, together), planner(model, machine, job)
+    ranks, plans = _select_measured_ranks(layout, together), planner(model, machine, job)
     profiles: list[RankProfile] = []
     for done, first in enumerate(range(0, len(ranks), together)):
         if progress:
@@ -149,12 +149,12 @@ def shorten_model(model: Model, layout: Layout, job: Job) -> Model:
     return model
 
 
-def _measured_ranks(layout: Layout, together: int) -> list[int]:
-    """Return one rank of each pipeline stage; without a pipeline, as many ranks as run in parallel."""
+def _select_measured_ranks(layout: Layout, n_parallel: int) -> list[int]:
+    """Return one rank of each pipeline stage, and others, so that groups of ``n_parallel`` are full."""
     pp = group(layout, "pp")
     ranks = [stage * pp.stride for stage in range(pp.ranks)]
     other_ranks = [rank for rank in range(layout.world) if rank not in ranks]
-    return ranks + other_ranks[: -len(ranks) % together]
+    return ranks + other_ranks[: -len(ranks) % n_parallel]
 
 
 def _stage_rank(layout: Layout, rank: int) -> int:

@@ -368,7 +368,10 @@ def _explain_unsharded_attention(layout: Layout, model: Model) -> Iterator[str]:
 def _indexer(layout: Layout, model: Model) -> Iterator[str]:
     """Yield the reasons why attention to keys that an indexer chooses cannot be sharded."""
     if model.mla is not None and model.mla.indexer is not None and layout.cp > 1:
-        yield f"cp={layout.cp} would shard the keys that the indexer of {model.name} chooses, which is not counted; cp1"
+        yield (
+            f"cp={layout.cp} would shard the keys that the indexer of {model.name} selects, which is not supported; "
+            "use cp1"
+        )
 
 
 def _rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

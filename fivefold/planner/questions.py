@@ -181,8 +181,8 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
 
     Layers and heads of ``model`` are scaled in eighths, up to 32 times or to where the states alone exceed the memory.
     A layout that fits one size is tried first at the next. A size is taken not to fit, and named, if no layout is found
-    to fit within a work limit. The layout is the first that was found to fit, sped up by single changes: a search for
-    the fastest at the edge of the memory takes many times as long.
+    to fit within a work limit. The layout is the first that was found to fit, made faster by single changes: a search
+    for the fastest at the edge of the memory takes many times as long.
     """
     fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
 
@@ -215,7 +215,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     largest, estimate = planner.model, climb(planner, layout)
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
-    remarks = ["the layout is the first that fits, sped up by single changes; a search may find a faster one"]
+    remarks = ["the layout is the first one that fits, made faster by single changes; a search may find a faster one"]
     if undecided:
         sizes = " and ".join(f"{model.name} x{eighths / 8:g}" for eighths in sorted(undecided))
         remarks.append(f"whether {sizes} would fit was not decided within the work limit")
@@ -439,7 +439,7 @@ def _describe_shortage(planner: Planner, layout: Layout) -> str:
         host = host_bytes(planner.counts, other, planner.machine)
         mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
     return (
-        f"layout {str(layout)!r} needs at least {show_bytes(planner.peak_bytes(layout))} of "
-        f"{show_bytes(planner.machine.chip.memory_bytes)}; its risk of running out of memory is {show_risk(risk)}, "
+        f"layout {str(layout)!r} needs at least {show_bytes(planner.peak_bytes(layout))} per GPU, which "
+        f"has {show_bytes(planner.machine.chip.memory_bytes)}; its risk of running out of memory is {show_risk(risk)}, "
         f"more than --risk {planner.risk:g}; {mend}"
     )

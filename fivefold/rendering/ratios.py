@@ -53,7 +53,7 @@ def _headline(ratios: Ratios) -> Text:
     balances = ", ".join(f"{link} {balance:,.0f}" for link, balance in ratios.balances.items())
     return Text.assemble(
         (f"{ratios.layout}, one axis varied at a time\n\n", "bold"),
-        f"{show_count(ratios.peak_flops)}FLOP/s. FLOPs that a rank needs to overlap a byte that it sends: {balances}\n",
+        f"{show_count(ratios.peak_flops)}FLOP/s at peak. FLOPs that overlap the time of one byte sent: {balances}\n",
         overflow="fold",
     )
 

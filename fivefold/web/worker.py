@@ -145,6 +145,7 @@ def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
 
 
 def _run_search(asked: dict[str, Any], question: SearchQuestion, nouns: ResolvedRequest, report: Report) -> Found:
+    """Run the searches of a question, one per machine and precision, and report the progress of each."""
     (folder, local), numbers = place(asked), count(1)
 
     def begin(name: str) -> None:

@@ -35,7 +35,8 @@ from typing import NamedTuple
 from tests.docs.figures import list_figures
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs" / "getting-started").glob("*.md")), ROOT / "docs" / "index.md", ROOT / "README.md"]
+OTHER_PAGES = ("docs/index.md", "docs/how-to/fsdp.md", "docs/explanation/mfu.md", "README.md")
+PAGES = [*sorted((ROOT / "docs" / "getting-started").glob("*.md")), *(ROOT / page for page in OTHER_PAGES)]
 COLUMNS = 100
 SHELL = re.compile(r"[|<>;&$`*\n]|^(?!fivefold )", flags=re.MULTILINE)
 BLOCK = re.compile(

@@ -70,7 +70,7 @@ def run(number: int, *, seed: int, limit: float = LIMIT_SECONDS) -> Ended:
     return Ended(number, case.words, code, seconds, wrong)
 
 
-REMARK = ": ignored, as transformers' "  # of a config's keys
+REMARK = ": keys without effect, as in transformers' "  # of a config's keys
 
 
 def judge(code: int, err: str) -> str:

@@ -80,7 +80,7 @@ def test_every_kind_of_setting_is_drawn() -> None:
     [
         (2, "fivefold: layout 'dp8': no\n", ""),
         (3, "", ""),
-        (2, "fivefold: m: ignored, as transformers' Llama: x=1\nfivefold: layout 'dp8': no\n", ""),
+        (2, "fivefold: m: keys without effect, as in transformers' Llama: x=1\nfivefold: layout 'dp8': no\n", ""),
         (4, "", "exit code 4"),
         (2, "", "exit code 2 with 0 lines"),
         (2, "fivefold: one\nfivefold: two\n", "exit code 2 with 2 lines"),

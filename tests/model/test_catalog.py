@@ -192,8 +192,9 @@ def test_resolve_prefers_the_catalog() -> None:
         (
             "a.json",
             '{"model_type": "olmo9"}',
-            f"architecture 'olmo9' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is olmo; "
-            "or write its shape as in examples/models/mixture.toml",
+            "architecture 'olmo9' is not known; the closest name of the "
+            f"{len(FAMILIES) + len(WRAPPERS)} supported ones is olmo. Or describe the model as in "
+            "examples/models/mixture.toml",
         ),
         ("a.yaml", "layers: 2", "a model file ends in .json or .toml"),
         ("folder/", None, "no such file"),

@@ -67,7 +67,7 @@ def test_the_longest_sequence_is_the_last_that_fits() -> None:
 
 def test_model_that_never_fits_is_a_one_line_error() -> None:
     with pytest.raises(
-        UserError, match=r"needs at least .* of 79.19 GiB; its risk .* is > 99 %, more than --risk 0.05"
+        UserError, match=r"needs at least .* per GPU, which has 79.19 GiB; its risk .* is > 99 %, more than --risk 0.05"
     ):
         questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=Layout(dp=8))
 

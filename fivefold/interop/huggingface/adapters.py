@@ -113,7 +113,10 @@ TABLES: dict[str, Table] = {"trl": _table(TRL), "axolotl": _table(AXOLOTL), "lla
 
 
 def read_adapter(values: Values) -> dict[str, Any]:
-    """Return the adapter of a config as a field of a job; doubt what is not modelled of it. No field if it has none."""
+    """Return the adapter of a config as a field of a job, or no field if it has none.
+
+    Keys that are not modelled are marked as approximated.
+    """
     names = ADAPTER_KEYS_OF.get(values.software, TRL)
     for key in TABLES["trl"].keys() - TABLES.get(values.software, TABLES["trl"]).keys():
         if values.given.get(key) not in (None, False):

@@ -53,7 +53,7 @@ def remark(config: dict[str, Any], *, name: str) -> str | None:
         warnings.append(describe_assumed(text.values, family=text.family))
     elif keys := list(list_unread(text.values, family=text.family)):
         ignored = ", ".join(f"{key}={reprlib.repr(text.values[key])}" for key in keys)
-        warnings.append(f"ignored, as transformers' {text.architecture} does: {ignored}")
+        warnings.append(f"keys without effect, as in transformers' {text.architecture}: {ignored}")
     if quantized := describe_quantization(config | text.values):
         warnings.append(quantized)
     return f"{name}: {'; '.join(warnings)}" if warnings else None
@@ -122,8 +122,9 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
     if family is None:
         known = list(_list_names(by_class=by_class))
         raise UserError(
-            f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} "
-            f"is {_find_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
+            f"{name}: architecture {reprlib.repr(wanted)} is not known; the closest name of the "
+            f"{len(FAMILIES) + len(WRAPPERS)} supported ones is {_find_nearest(wanted, known)}. Or describe the model "
+            "as in examples/models/mixture.toml"
         )
     of_given, of_family = _find_record(str(given)), _find_record(family)
     assert of_family is not None

@@ -18,7 +18,7 @@ from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time import roofline
 from fivefold.planner.time.constants import PUBLISHED, Constants
-from fivefold.planner.time.eager_kernels import ROPE_APART, Passes, eager_passes
+from fivefold.planner.time.eager_kernels import ROPE_APART, EagerKernelCost, eager_passes
 from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_factors, kernel_kind
 from fivefold.planner.time.measured_kernels import MeasuredKernels
 from fivefold.units import Dtype, ceil_div
@@ -128,9 +128,9 @@ class Prices:
         if op.kind == "loss" and self.job.stack.loss == "chunked":
             return self._chunked_loss(op)
         if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
-            return self._price_passes(op, eager_passes(op, width=activation_width(self.job)))
+            return self._price_eager_kernels(op, eager_passes(op, width=activation_width(self.job)))
         if op.kind == "rope" and self.job.stack.rope == "unfused" and self.measured is None:
-            return self._price_passes(op, ROPE_APART)
+            return self._price_eager_kernels(op, ROPE_APART)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
             rate, rounds = self.constants.loss_bytes_per_second * self.chip.multiprocessors, self._rounds(*op.shape[:2])
             launch_seconds = (rounds - 1) * self.constants.smallest_kernel_seconds
@@ -174,18 +174,18 @@ class Prices:
             max(self.memory_bound_seconds(op.moved_backward_bytes), (op.backward_flops or 2 * op.flops) * per_flop),
         )
 
-    def _price_passes(self, op: Op, passes: Passes) -> OpTime:
+    def _price_eager_kernels(self, op: Op, cost: EagerKernelCost) -> OpTime:
         """Return the seconds of an operation that PyTorch's kernels compute one after another."""
         rounds = self._rounds(*op.shape[:2]) if op.kind == "loss" else 1
         min_kernel = self.constants.smallest_kernel_seconds
         forward = (
-            self.memory_bound_seconds(int(passes.forward * op.moved_bytes)) + (rounds * passes.kernels - 1) * min_kernel
+            self.memory_bound_seconds(int(cost.forward * op.moved_bytes)) + (rounds * cost.kernels - 1) * min_kernel
         )
         backward = (
-            self.memory_bound_seconds(int(passes.backward * op.moved_backward_bytes))
-            + (passes.backward_kernels - 1) * min_kernel
+            self.memory_bound_seconds(int(cost.backward * op.moved_backward_bytes))
+            + (cost.backward_kernels - 1) * min_kernel
         )
-        return OpTime(forward, backward, 0.0, rounds * passes.kernels, passes.backward_kernels)
+        return OpTime(forward, backward, 0.0, rounds * cost.kernels, cost.backward_kernels)
 
     def _permutation(self, op: Op) -> OpTime:
         """Return the seconds of the router's top-k, and of permuting tokens by expert and back."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from fivefold.planner.counts.operations.op import Op
 
 
-class Passes(NamedTuple):
-    """Bytes relative to one kernel, and the number of kernels that the host launches, forward and backward."""
+class EagerKernelCost(NamedTuple):
+    """The cost of an operation in eager PyTorch: its bytes relative to one fused kernel, and its number of kernels."""
 
     forward: float
     backward: float
@@ -24,23 +24,25 @@ class Passes(NamedTuple):
 
 # Keys: operation and bytes of an element. norm: x is squared and summed, scaled in fp32, cast, weighted;
 # the backward makes six more fp32 tensors. loss: softmax in fp32, two maxima, a scatter, a product and a cast.
-EAGER: dict[tuple[str, int], Passes] = {
-    ("norm", 2): Passes(4.5, 12.0, 8, 12),
-    ("norm", 4): Passes(2.5, 6.0, 7, 9),
-    ("rope", 2): Passes(4.5, 4.5, 4, 5),
-    ("rope", 4): Passes(4.5, 4.5, 4, 5),
-    ("activation", 2): Passes(5 / 3, 2.2, 2, 4),
-    ("activation", 4): Passes(5 / 3, 2.2, 2, 4),
-    ("experts", 2): Passes(7 / 3, 4.8, 3, 9),
-    ("experts", 4): Passes(7 / 3, 4.0, 3, 8),
-    ("loss", 2): Passes(6.5, 1.0, 14, 1),
-    ("loss", 4): Passes(4.0, 1.0, 13, 1),
+EAGER: dict[tuple[str, int], EagerKernelCost] = {
+    ("norm", 2): EagerKernelCost(4.5, 12.0, 8, 12),
+    ("norm", 4): EagerKernelCost(2.5, 6.0, 7, 9),
+    ("rope", 2): EagerKernelCost(4.5, 4.5, 4, 5),
+    ("rope", 4): EagerKernelCost(4.5, 4.5, 4, 5),
+    ("activation", 2): EagerKernelCost(5 / 3, 2.2, 2, 4),
+    ("activation", 4): EagerKernelCost(5 / 3, 2.2, 2, 4),
+    ("experts", 2): EagerKernelCost(7 / 3, 4.8, 3, 9),
+    ("experts", 4): EagerKernelCost(7 / 3, 4.0, 3, 8),
+    ("loss", 2): EagerKernelCost(6.5, 1.0, 14, 1),
+    ("loss", 4): EagerKernelCost(4.0, 1.0, 13, 1),
 }
-ONE = Passes(1.0, 1.0, 1, 1)
-ROPE_APART = Passes(4.58, 4.35, 15, 11)  # NVIDIA/Megatron-LM:megatron/core/models/common/embeddings/rope_utils.py
+ONE = EagerKernelCost(1.0, 1.0, 1, 1)
+ROPE_APART = EagerKernelCost(
+    4.58, 4.35, 15, 11
+)  # NVIDIA/Megatron-LM:megatron/core/models/common/embeddings/rope_utils.py
 
 
-def eager_passes(op: Op, *, width: int) -> Passes:
+def eager_passes(op: Op, *, width: int) -> EagerKernelCost:
     """Return the memory passes of ``op`` over elements of ``width`` bytes; one if PyTorch has a kernel for it."""
     kind = "experts" if op.name == "moe.experts.act" else op.kind
     return EAGER.get((kind, width), ONE)

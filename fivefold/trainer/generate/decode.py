@@ -26,7 +26,7 @@ from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.flash_attention import Flash, add_sinks, attend
 from fivefold.trainer.model.moe import Moe
-from fivefold.trainer.model.rotary import RowInputs, tables_of
+from fivefold.trainer.model.rotary import RowInputs, list_tables
 from fivefold.trainer.model.transformer import Transformer
 
 
@@ -96,7 +96,7 @@ class CachedDecoder:
         self.module, self.length = module, 0
         weight = module.embed.tokens.weight
         positions = torch.arange(tokens, device=weight.device)
-        self.tables = tables_of(module.model, positions=positions, dtype=weight.dtype, device=weight.device)
+        self.tables = list_tables(module.model, positions=positions, dtype=weight.dtype, device=weight.device)
         self.kept = [attach(block, tokens=tokens) for block in _blocks(module)]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:

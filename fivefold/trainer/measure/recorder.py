@@ -117,8 +117,8 @@ class SpanRecorder:
         """Return the index of the next mark."""
         return len(self._marks)
 
-    def cut(self, step: int) -> Marks:
-        """Return all marks and drop them: the first and the last are of the step itself."""
+    def take_marks(self, step: int) -> Marks:
+        """Return all marks since the last call, and clear them. The first and the last mark the step itself."""
         marks = Marks(step, self.clock.seconds(self._marks), self._codes, self._messages)
         self._marks, self._codes, self._messages = [], [], []
         return marks

@@ -59,7 +59,7 @@ class Tracer:
             recorder.begin(recorder.label("step", f"step {step}"))
             yield
             recorder.end()
-        self.steps.append(recorder.cut(step))
+        self.steps.append(recorder.take_marks(step))
 
     def close(self, *, good: bool) -> float:
         """Return the seconds of the step just traced, whose record is dropped unless the step was ``good``."""

@@ -141,7 +141,7 @@ class Moe(nn.Module):
         entries = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)  # gate and up, or up alone
         del routed
         name = () if self.is_gated else (self.activation,)
-        act = self.run("moe.experts.act", self._activate, *entries, share, *name)
+        act = self.run("moe.experts.act", self._select_activation, *entries, share, *name)
         del entries
         expert_out = self.run("moe.experts.down", self.experts.project_down, act, share, offsets)
         del act
@@ -150,7 +150,8 @@ class Moe(nn.Module):
         return out_RD if shared_RD is None else self.run("moe.add", torch.add, out_RD, shared_RD)
 
     @property
-    def _activate(self) -> Callable[..., Tensor]:
+    def _select_activation(self) -> Callable[..., Tensor]:
+        """Return the kernel that activates the experts' rows and multiplies them by the routing weights."""
         if not self.is_gated:
             return self.kernels.weighted_plain
         methods = INPUT_WEIGHTED if self.moe.router_weight_on == "inputs" else WEIGHTED

@@ -42,10 +42,12 @@ class RowInputs(NamedTuple):
         return self.tables[-2], self.tables[-1]
 
 
-def tables_of(
+def list_tables(
     model: Model, *, positions: Tensor, length: int | None = None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return ``rotary_tables`` of all layers, then of sliding layers if they differ, then those of the temperature.
+    """Return the tables of cos and sin of all layers, then those of sliding layers if they differ.
+
+    Last are the factors of the temperature with which some models scale queries by position.
 
     Their number and dims are those of ``model.table_dims``.
     """

@@ -24,7 +24,7 @@ from fivefold.trainer.model.mtp import MTPTargets, Prediction, join_losses, look
 from fivefold.trainer.model.norm import norm
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.preference_loss import Reference, preference_loss, sequence_log_probs
-from fivefold.trainer.model.rotary import RowInputs, tables_of
+from fivefold.trainer.model.rotary import RowInputs, list_tables
 
 
 class Head(nn.Module):
@@ -138,7 +138,7 @@ class Transformer(nn.Module):
         self.embed = Embed(model)
         self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(model.layers))
         self.head = Head(model, embed=self.embed)
-        self.tables: tuple[Tensor, ...] = ()  # result of ``tables_of``, computed at the first forward
+        self.tables: tuple[Tensor, ...] = ()  # result of ``list_tables``, computed at the first forward
 
     def forward(
         self,
@@ -187,7 +187,7 @@ class Transformer(nn.Module):
         """Return the cached tables of the first ``tokens``, in the dtype and on the device of ``like``."""
         if not self.tables or self.tables[0].shape[0] < tokens:
             positions = torch.arange(tokens, device=like.device) if self.positions is None else self.positions
-            self.tables = tables_of(
+            self.tables = list_tables(
                 self.model, positions=positions, length=self.length, dtype=like.dtype, device=like.device
             )
         return tuple(table[:tokens] for table in self.tables)

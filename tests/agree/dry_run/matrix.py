@@ -149,6 +149,8 @@ def markdown(lines: Sequence[Line]) -> str:
             "",
             f"{summary(lines)}.",
             "",
+            f"Computed on {time.strftime('%Y-%m-%d')}.",
+            "",
             "The planner predicts each layout. The dry run then executes the steady step of the trainer itself on",
             "fake tensors, on the first rank of every pipeline stage, and counts every storage, kernel and message.",
             "",

@@ -111,7 +111,7 @@ def test_a_key_that_nobody_reads_is_said_in_one_line(tmp_path: Path) -> None:
     harmless = {"pad_token_id": 3, "torch_dtype": "bfloat16", "pretraining_tp": 2, "qk_norm": False, "clip_qkv": None}
     assert remark(config | harmless, name="x") is None
     odd = {"partial_rotary_factor": 0.5, "use_qk_norm": True, "residual_multiplier": 0.5}
-    line = "ignored, as transformers' LlamaForCausalLM does: " + ", ".join(f"{key}={odd[key]}" for key in odd)
+    line = "keys without effect, as in transformers' LlamaForCausalLM: " + ", ".join(f"{key}={odd[key]}" for key in odd)
     assert remark(config | harmless | odd, name="x") == f"x: {line}"
     (tmp_path / "config.json").write_text(json.dumps(config | odd))
     with pytest.warns(UsageWarning, match=line):
@@ -122,7 +122,9 @@ def test_a_key_that_another_family_reads_is_said_unless_it_says_the_same() -> No
     gemma = {"model_type": "gemma2", **FAMILIES["gemma2"], "hidden_activation": "gelu_pytorch_tanh"}
     assert remark(gemma | {"hidden_act": "gelu_pytorch_tanh"}, name="x") is None
     said = remark(gemma | {"hidden_act": "silu", "n_routed_experts": 8}, name="x")
-    assert said == "x: ignored, as transformers' Gemma2ForCausalLM does: hidden_act='silu', n_routed_experts=8"
+    assert (
+        said == "x: keys without effect, as in transformers' Gemma2ForCausalLM: hidden_act='silu', n_routed_experts=8"
+    )
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

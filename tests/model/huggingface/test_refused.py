@@ -21,7 +21,8 @@ BARE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"architectures": ["BertModel"], "model_type": "llama"},
-        f"architecture 'BertModel' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is ",
+        "architecture 'BertModel' is not known; the closest name of the "
+        f"{len(FAMILIES) + len(WRAPPERS)} supported ones is ",
     ),
     ({}, "architecture 'None' is not known"),
     (

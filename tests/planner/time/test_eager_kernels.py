@@ -37,7 +37,7 @@ FUSED = {"norm": (2, 3), "rope": (2, 2), "activation": (3, 5), "experts": (3, 5)
 R, D = 64, 2048
 
 
-class Passes(TorchDispatchMode):
+class EagerKernelCost(TorchDispatchMode):
     """Bytes that operations read and write, each for itself, and their number."""
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ WORK: dict[str, Callable[..., Tensor]] = {
 def test_passes_are_those_of_the_operations(kind: str, width: int) -> None:
     dtype = torch.bfloat16 if width == 2 else torch.float32
     given = inputs(kind, dtype)
-    with Passes() as forward:
+    with EagerKernelCost() as forward:
         out = WORK[kind](*given)
     upstream = torch.ones_like(out)
-    with Passes() as backward:
+    with EagerKernelCost() as backward:
         torch.autograd.grad(out, given, upstream)
     moved, kernels, numel, told = forward.moved, forward.kernels, R * D, PASSES[kind, width]
     if kind == "loss":  # without the products by 1 and by the scale, and with the kernels of a GPU
@@ -108,10 +108,10 @@ def rotate_heads(heads: Tensor, angles: Tensor, *, nope: int) -> Tensor:
 
 def test_latent_attention_is_rotated_in_as_many_passes_as_megatrons() -> None:
     heads, angles = torch.ones(R, 1, 16, 128 + 64, dtype=torch.bfloat16).requires_grad_(), torch.ones(R, 1, 1, 64)
-    with Passes() as forward:
+    with EagerKernelCost() as forward:
         out = rotate_heads(heads, angles, nope=128)
     upstream = torch.ones_like(out)
-    with Passes() as backward:
+    with EagerKernelCost() as backward:
         torch.autograd.grad(out, heads, upstream)
     fused = 2 * heads.nbytes
     assert (forward.kernels, backward.kernels) == (ROPE_APART.kernels, ROPE_APART.backward_kernels)

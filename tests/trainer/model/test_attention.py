@@ -17,7 +17,7 @@ from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.record import UserError
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
-from fivefold.trainer.model.rotary import RowInputs, rotary_tables, tables_of
+from fivefold.trainer.model.rotary import RowInputs, list_tables, rotary_tables
 
 B, T = 2, 13
 GROUPED = Model(name="grouped", layers=1, width=24, heads=6, kv_heads=2, head_dim=8, ffn=8, vocab=8, rope_theta=50.0)
@@ -223,7 +223,7 @@ def test_layers_that_slide_have_a_base_of_their_own_and_some_do_not_rotate() -> 
         rope_theta_sliding=7.0,
         rope_scaling=scaling,
     )
-    mixed = RowInputs(T, tables_of(model, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu")))
+    mixed = RowInputs(T, list_tables(model, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu")))
     x, plain = rows(model), {"window": None, "window_pattern": (), "rope_pattern": (), "rope_theta_sliding": None}
     alone = (GROUPED.replace(rope_theta=7.0), model.replace(**plain), None)
     for layer, like in enumerate(alone):

@@ -14,7 +14,7 @@ from fivefold.record import UserError
 from fivefold.trainer.generate.decode import kv_cached
 from fivefold.trainer.model.attention import GroupedAttention
 from fivefold.trainer.model.dropout import sequence_keys
-from fivefold.trainer.model.rotary import RowInputs, tables_of
+from fivefold.trainer.model.rotary import RowInputs, list_tables
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.supported import check_supported
 
@@ -35,7 +35,7 @@ def module(layer: int) -> GroupedAttention:
 
 
 def rows(documents: Tensor | None = None, keys: Tensor | None = None) -> RowInputs:
-    tables = tables_of(CHUNKED, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu"))
+    tables = list_tables(CHUNKED, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu"))
     return RowInputs(T, tables, documents, keys)
 
 

@@ -68,7 +68,10 @@ def scan_backward(
     tokens: int,
     size: int,
 ) -> list[Tensor]:
-    """Write the gradients of ``rows`` into ``grads``, and return those of the factors."""
+    """Write the gradients of ``rows`` (tensors with a row per token) into ``grads``; return those of ``factors``.
+
+    Factors are weights, which all chunks share. States between chunks are computed again, chunk by chunk.
+    """
     factor_grads = [torch.zeros_like(factor, dtype=get_sum_dtype(factor.dtype)) for factor in factors]
     chunks, chunk_grads = (_split(tensors, tokens, size) for tensors in (rows, grads))
     (out_grads,) = zip(*_split([grad], tokens, size), strict=True)

@@ -15,7 +15,10 @@ assert (model.layers, model.width, model.block, model.activation) == (3, 96, "po
 assert model.parameters == 3 * (4 * 96 * 96 + 3 * 96 * 300 + 2 * 96) + 2 * 512 * 96 + 96
 assert from_config({**config, "architectures": ["FakeForCausalLM"]}, name="x") == model
 
-assert remark(config | {"n_group": 4}, name="x") == "x: ignored, as transformers' FakeForCausalLM does: n_group=4"
+assert (
+    remark(config | {"n_group": 4}, name="x")
+    == "x: keys without effect, as in transformers' FakeForCausalLM: n_group=4"
+)
 try:
     from_config({**config, "use_memory": True}, name="x")
 except UserError as error:

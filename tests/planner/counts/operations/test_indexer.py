@@ -102,7 +102,7 @@ def test_layers_with_and_without_an_indexer_are_counted_separately() -> None:
 
 def test_what_is_not_supported_is_one_line() -> None:
     job = Job(sequence=12, global_batch=2)
-    with pytest.raises(UserError, match="cp=2 would shard the keys that the indexer of sparse chooses"):
+    with pytest.raises(UserError, match="cp=2 would shard the keys that the indexer of sparse selects"):
         refuse(Layout(cp=2), model=SPARSE, job=job)
     with pytest.raises(UserError, match="unfused attention does not know the keys that the indexer"):
         refuse(Layout(), model=SPARSE, job=job.replace(attention="unfused"))
