@@ -74,7 +74,7 @@ def page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableTy
     """
     predicted, measured = steps[0].time, steps[-1].time
     if not measured.parts:
-        return Text("no step was traced: the measured time is not split", style="dim")
+        return Text("no step was traced, so the measured time is not broken down", style="dim")
     parts: list[RenderableType] = [heading("Time", "of the rank that waits least"), _split(steps)]
     overlap_text = ", ".join(f"{axis} {share:.0%}" for axis, share in overlap(measured).items())
     if overlap_text:

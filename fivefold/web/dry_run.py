@@ -89,7 +89,7 @@ def list_live_tensors(simulation: SimulatedTapes, tape: Tape) -> list[tuple[floa
 
 
 def _words(level: Level, group: Any, seconds: float) -> str:
-    lines = [f"{show_bytes(level.live_bytes)} at {show_seconds(seconds)}", level.cause, "", "largest of what lives"]
+    lines = [f"{show_bytes(level.live_bytes)} at {show_seconds(seconds)}", level.cause, "", "largest live tensors"]
     for tensors in group:
         count_text = f"{tensors.number} × " if tensors.number > 1 else ""
         where = " ".join(filter(None, (tensors.module, f"({tensors.line})" if tensors.line else "")))

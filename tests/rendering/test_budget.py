@@ -73,4 +73,4 @@ def test_the_page(small: Step, measured: Step) -> None:
 
 
 def test_a_step_that_was_not_traced_says_so(small: Step, measured: Step) -> None:
-    assert to_text(budget.page((small, measured))) == "no step was traced: the measured time is not split\n"
+    assert to_text(budget.page((small, measured))) == "no step was traced, so the measured time is not broken down\n"

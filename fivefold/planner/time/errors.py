@@ -152,7 +152,7 @@ def _list_outside_features(of: RunClass, ranks: int, cells: Sequence[ErrorCell])
             yield f"{field} {feature}"
     max_ranks = max((cell.ranks for cell in cells if cell.of.generation == of.generation), default=0)
     if max_ranks and ranks > max_ranks:
-        yield f"{ranks:,} ranks of {of.generation}, of which {max_ranks:,} at most were measured"
+        yield f"{ranks:,} ranks of {of.generation}, where at most {max_ranks:,} were measured"
     pairs = ((cell.of.precision, cell.of.kind) for cell in cells if cell.of.generation == of.generation)
     if max_ranks and (of.precision, of.kind) not in set(pairs):
         yield f"{of.kind} in {of.precision} on {of.generation}"

@@ -91,7 +91,7 @@ def test_unmeasured_class_is_reported() -> None:
 
     assert list_outside(HERE) == ()
     assert list_outside(HERE._replace(generation="cdna")) == ("generation cdna",)
-    assert list_outside(HERE, 128) == ("128 ranks of hopper, of which 64 at most were measured",)
+    assert list_outside(HERE, 128) == ("128 ranks of hopper, where at most 64 were measured",)
     assert list_outside(HERE._replace(kind="experts")) == ("experts in 16 bits on hopper",)
     assert list_outside(HERE._replace(software="fivefold")) == ("software fivefold",)
 
