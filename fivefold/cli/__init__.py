@@ -13,6 +13,7 @@ A user error is one line and exit code 2, a system error one line and exit code 
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Iterable
@@ -27,6 +28,8 @@ from fivefold.requests.commands import COMMANDS
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
 from fivefold.version import __version__
 
+# Commands that end before garbage matters: to look for it would take a tenth of their time.
+BRIEF_COMMANDS = {"predict", "models", "machines", "stacks", "read", "write", "config", "schema"}
 SETTINGS = {"read": {"ignore_unknown_options": True}}  # its arguments are launch commands of other software
 
 
@@ -67,6 +70,8 @@ def face(
 
 def entry() -> NoReturn:
     """Run ``main`` as a process; one that has trained exits without finalizing the interpreter."""
+    if BRIEF_COMMANDS.intersection(sys.argv[1:2]):
+        gc.disable()
     try:
         main()
     except SystemExit as system_exit:

@@ -48,11 +48,21 @@ def search_by_brute_force(
 ) -> list[Estimate]:
     """Every layout, estimated, that fits."""
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
-    space = Space(model, job, world=machine.ranks, **narrowed)
+    roomy = machine.replace(chip=machine.chip.replace(memory_bytes=2**40))
+    results = estimate_all(model, roomy, job, tuple(sorted(narrowed.items())))
+    return [result for result in results if planner.fits(result.layout, result.ranks)]
+
+
+@cache
+def estimate_all(model: Model, machine: Machine, job: Job, narrowed: tuple[tuple[str, Any], ...]) -> list[Estimate]:
+    """Every layout, estimated, which does not depend on the memory of a chip."""
+    planner, space = (
+        Planner(model=model, machine=machine, job=job),
+        Space(model, job, world=machine.ranks, **dict(narrowed)),
+    )
     candidates = space.expand(space.partials, space.partials.dp.nonzero()[0])
     candidates = space.shard(space.partials, space.place(space.partials, candidates))
-    results = [planner.estimate(space.layout(space.partials, candidates, at)) for at in range(len(candidates.partial))]
-    return [result for result in results if planner.fits(result.layout, result.ranks)]
+    return [planner.estimate(space.layout(space.partials, candidates, at)) for at in range(len(candidates.partial))]
 
 
 @cache
@@ -72,9 +82,10 @@ def make_tight_machine(ranks: int, *, gib: float) -> Machine:
 @pytest.mark.parametrize(
     ("model", "batch", "only"),
     mark_share(
-        2,
+        3,
         [
-            pytest.param(SMALL, 16, {"recomputations": ("none", "full")}, id="dense"),
+            pytest.param(SMALL, 4, {"recomputations": ("none", "full")}, id="dense"),
+            pytest.param(SMALL, 16, {"recomputations": ("none", "full")}, id="dense-16"),
             pytest.param(EXPERTS, 4, {"recomputations": ("none", "moe", "full")}, id="moe"),
         ],
     ),
