@@ -16,6 +16,8 @@ ASKED = ("qwen3-0.6b", "h100:8")
 JOB: dict[str, Any] = {"seq": 4096, "gbs": 64}
 LINE = "the search ended at its work limit: its layout is"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_a_run_on_another_host_is_watched_until_its_state_is_known(
 ) -> None:
     """Its processes cannot be seen from here; its clock is not asked."""
     monkeypatch.setattr(run_lock, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.05)
     said: list[str] = []
     lock_elsewhere(tmp_path)
     with hold(tmp_path, report=said.append):

@@ -122,6 +122,7 @@ def test_the_space_of_adapters_and_preferences_is_every_legal_layout_once(job: d
     assert mine < every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", mark_share(4, range(24)))
 def test_the_space_of_a_drawn_job_is_every_legal_layout_once(seed: int) -> None:
     _check_space(*_draw_model_and_job(random.Random(seed)))
@@ -169,6 +170,7 @@ NARROW = Stack(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", [*map(build_stack, LEAVE_OUT), NARROW], ids=lambda stack: stack.name)
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
 def test_a_stack_leaves_out_what_it_cannot_run(model: Model, stack: Stack) -> None:

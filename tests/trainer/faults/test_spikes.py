@@ -143,14 +143,14 @@ def test_a_skip_needs_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_spike(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = {"steps": 20}
-    wanted = run_without(14, folder="straight", job=job)
-    poison(monkeypatch, 14, loss=40.0)
+    job = {"steps": 12}
+    wanted = run_without(9, folder="straight", job=job)
+    poison(monkeypatch, 9, loss=40.0)
     set_run(faults={"on_spike": "skip", "spike_window": 8}, job=job)
     ended = train()
     assert ended.code == 0, ended.error
     (event,) = events()
-    assert re.match(r"loss 40, where \d\.\d+ is usual and .* the limit: no update, and samples 56 to ", event["event"])
+    assert re.match(r"loss 40, where \d\.\d+ is usual and .* the limit: no update, and samples 36 to ", event["event"])
     assert saved_bits() == wanted
 
 
