@@ -33,7 +33,7 @@ OPTIONS = ["--seq", "512", "--gbs", "16"]
         ),
         (["stack=torchtitan"], "software torchtitan; defaults: seq 4096, global batch 8, bf16, AdamW"),
         (["precision.master_bytes=2", "precision.moments_bytes=2,1"],
-         "precision.master_bytes=2, precision.moments_bytes=2,1, bf16; defaults: seq 4096, global batch 8, AdamW, "
+         "bf16, precision.master_bytes=2, precision.moments_bytes=2,1; defaults: seq 4096, global batch 8, AdamW, "
          "software fivefold"),
         (["precision=fp8", "optimizer.epsilon=0.1", "steps=7000"],
          "fp8, optimizer.epsilon=0.1, steps=7000; defaults: seq 4096, global batch 8, AdamW, software fivefold"),

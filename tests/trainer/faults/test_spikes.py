@@ -77,13 +77,13 @@ def run_without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> d
     """The bits of a run that does not read ``batches``."""
     step = loop.Loop._step
 
-    def skip_checkpoint(self: loop.Loop, number: int, meter: Any) -> Any:
+    def skip_batches(self: loop.Loop, number: int, meter: Any) -> Any:
         while self.samples // 4 in batches:
             self.samples += 4
         return step(self, number, meter)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loop.Loop, "_step", skip_checkpoint)
+        patched.setattr(loop.Loop, "_step", skip_batches)
         set_run(folder=folder, **changes | {"checkpoints": {"every_steps": 100}})
         assert set(Ranks(ranks).wait(seconds=90).values()) == {0}
     return saved_bits(folder)

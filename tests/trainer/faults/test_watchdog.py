@@ -78,13 +78,13 @@ def test_a_rank_that_waits_for_something_else_is_named(monkeypatch: pytest.Monke
 
 
 def test_a_long_step_of_many_micro_batches_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    act = pipeline.Pipeline._act
+    act = pipeline.Pipeline._run_action
 
     def act_slowly(self: pipeline.Pipeline, action: Any, **first: int) -> None:
         time.sleep(0.3)
         act(self, action, **first)
 
-    monkeypatch.setattr(pipeline.Pipeline, "_act", act_slowly)
+    monkeypatch.setattr(pipeline.Pipeline, "_run_action", act_slowly)
     set_run(layout="dp1 mbs1", job={"steps": 1, "global_batch": 8}, faults={"watchdog_seconds": 2})
     ranks = Ranks(1)
     assert ranks.wait(seconds=120) == {0: 0}, ranks.read_output()
