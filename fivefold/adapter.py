@@ -1,9 +1,12 @@
 """The adapter record: low-rank adapters (LoRA) that are trained next to frozen weights, and how those are stored.
 
-    y = W x + s·B A x        A [rank, in], B [out, rank], s = alpha / rank, or alpha / √rank if rank-stabilized
+    LoRA   y = W x + s·B A x               A [rank, in], B [out, rank], s = alpha / rank, or alpha / √rank if
+                                           rank-stabilized
+    DoRA   y = m / n · (W x + s·B A x)     magnitudes m [out] are trained, n is the norm of each row of W + s·B A
 
-W is frozen: it has no gradient, no optimizer state and no master copy, and may be quantized (QLoRA). Sources: LoRA,
-arXiv:2106.09685; QLoRA, arXiv:2305.14314; rsLoRA, arXiv:2312.03732.
+W is frozen: it has no gradient, no optimizer state and no master copy, and may be quantized (QLoRA). m begins as the
+norms of W's rows, and n has no gradient. Sources: LoRA, arXiv:2106.09685; QLoRA, arXiv:2305.14314; rsLoRA,
+arXiv:2312.03732; DoRA, arXiv:2402.09353 §4.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ TARGETS = {
     "up_proj": "mlp.up",
     "down_proj": "mlp.down",
 }
-ADAPTERS = ("lora", "qlora")  # as in ``--adapter lora:16``; qlora: lora over a base in nf4
+ADAPTERS = ("lora", "qlora", "dora", "qdora")  # as in ``--adapter lora:16``; with q: over a base in nf4
 
 # bitsandbytes' 4-bit NormalFloat with double quantization (bitsandbytes@0.50.2:bitsandbytes/functional.py,
 # quantize_4bit with compress_statistics): two elements in a byte; a scale for each block of 64 elements, in one byte;
@@ -40,13 +43,10 @@ ADAPTERS = ("lora", "qlora")  # as in ``--adapter lora:16``; qlora: lora over a 
 NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CODEBOOK_BYTES = 64, 256, 4 * (16 + 256)
 
 
-NO_DORA = "DoRA is not modelled, as it needs the norm of every updated weight"
-
-
 class Adapter(Record):
-    """A low-rank adapter (LoRA): everything else of the model is frozen."""
+    """A low-rank adapter (LoRA or DoRA): everything else of the model is frozen."""
 
-    kind: Literal["lora"] = "lora"  # method
+    kind: Literal["lora", "dora"] = "lora"  # method
     rank: Rank = 16  # rank of the update
     alpha: Positive | None = None  # the update is scaled by alpha / rank; None: twice the rank
     dropout: float = Field(0.0, ge=0, lt=1)  # dropout of the adapter's input
@@ -56,13 +56,6 @@ class Adapter(Record):
     # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
     # bitsandbytes' LLM.int8, planned only
     base: Base | None = None
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _check_kind(cls, kind: object) -> object:
-        if kind == "dora":
-            raise ValueError(f"{NO_DORA}; take kind 'lora'")
-        return kind
 
     @field_validator("targets")
     @classmethod
@@ -89,8 +82,13 @@ class Adapter(Record):
 
     @property
     def name(self) -> str:
-        """Return the adapter as ``--adapter`` takes it: its rank, and whether the base is in nf4."""
-        return f"{'qlora' if self.base == 'nf4' else 'lora'}:{self.rank}"
+        """Return the adapter as ``--adapter`` takes it: its method and rank, and whether the base is in nf4."""
+        return f"{'q' if self.base == 'nf4' else ''}{self.kind}:{self.rank}"
+
+    @property
+    def has_magnitudes(self) -> bool:
+        """Tell whether the norms of the updated weight's rows are trained (DoRA)."""
+        return self.kind == "dora"
 
     def has_adapter(self, linear: str) -> bool:
         """Tell whether a linear layer of a block, such as ``attention.q``, has an adapter."""
@@ -98,14 +96,14 @@ class Adapter(Record):
 
 
 def parse_adapter(text: str) -> dict[str, object]:
-    """Read ``lora:16`` or ``qlora:16`` as fields of an ``Adapter``; the rank may be left out."""
-    kind, colon, rank = text.partition(":")
-    if kind == "dora":
-        raise UserError(f"{NO_DORA}; write lora:16 or qlora:16")
-    if kind not in ADAPTERS or (colon and not rank.isdigit()):
-        raise UserError(f"adapter {text!r} is not lora:RANK or qlora:RANK; write lora:16 or qlora:16")
-    fields: dict[str, object] = {"kind": "lora"} | ({"rank": int(rank)} if rank else {})
-    return fields | ({"base": "nf4"} if kind == "qlora" else {})
+    """Read ``lora:16``, ``qlora:16`` or ``dora:16`` as fields of an ``Adapter``; the rank may be left out."""
+    name, colon, rank = text.partition(":")
+    if name not in ADAPTERS or (colon and not rank.isdigit()):
+        raise UserError(
+            f"adapter {text!r} is none of {', '.join(f'{kind}:RANK' for kind in ADAPTERS)}; write lora:16 or qlora:16"
+        )
+    fields: dict[str, object] = {"kind": name.removeprefix("q")} | ({"rank": int(rank)} if rank else {})
+    return fields | ({"base": "nf4"} if name.startswith("q") else {})
 
 
 def int8_bytes(rows: int, columns: int) -> int:

@@ -303,7 +303,7 @@ class Job(Record):
     optimizer: Optimizer = Optimizer()  # update rule and its settings
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate
     ramp: Ramp | None = None  # batch-size ramp-up to ``global_batch``; plans are for the final size
-    adapter: Adapter | None = None  # LoRA over frozen weights, as a table or ``lora:16``; None: all weights are trained
+    adapter: Adapter | None = None  # over frozen weights, as a table or ``lora:16``; None: all weights are trained
     steps: Steps = 1000  # optimizer steps of the run
     seed: Seed = 0  # of initial weights and of the order of the data
     stack: Stack = Stack()  # the software that runs it

@@ -27,8 +27,8 @@ def is_quantized(numel: int, *, vector: bool) -> bool:
 
 
 ADAPTERS_ARE_A_FIELD = (
-    "adapters over frozen or quantized weights are the field adapter: lora:16, qlora:16, or a table of rank, alpha, "
-    "dropout, targets and base"
+    "adapters over frozen or quantized weights are the field adapter: lora:16, qlora:16, dora:16, or a table of kind, "
+    "rank, alpha, dropout, targets and base"
 )
 NOT_SUPPORTED = dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "load_in_", "bnb"), ADAPTERS_ARE_A_FIELD)
 

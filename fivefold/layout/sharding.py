@@ -27,7 +27,7 @@ class FsdpUnit(NamedTuple):
 
 
 def units(model: Model, adapter: Adapter | None = None) -> list[FsdpUnit]:
-    """Return the units of the full model in the order of the forward pass, with the factors of ``adapter``."""
+    """Return the units of the full model in the order of the forward pass, with the weights of ``adapter``."""
 
     def block(layer: int) -> Iterable[Weight]:
         every = block_weights(model, layer)
@@ -174,7 +174,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
 
     - tp: every tp rank holds the weight, but sees only its rows (under sp) or, for per-head norms, its heads
     - kv: the tp ranks that hold the same kv head see different queries
-    - an adapter's factor that is not sharded: tp
+    - an adapter's weight that is not sharded: tp
     """
     if layout.tp == 1 or weight.kind.startswith("expert"):
         return ""
@@ -190,7 +190,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         return ""
     if weight.name.endswith(READ_BY_HEADS):
         return "tp"
-    if weight.kind == "lora":  # A sees the gradients of this rank's columns, B the products of its rows
+    if weight.kind == "lora":  # A sees the gradients of this rank's columns, B and m the products of its rows
         return "tp"
     if weight.name.rpartition(".")[2] in ACTIVATIONS[model.activation].parameters:  # sees this rank's columns
         return "tp"
@@ -208,7 +208,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
 READ_BY_HEADS = ("mixer.norm.weight", "mixer.decay_down.weight", "mixer.gate_down.weight")
 READS_CHANNELS = "mixer.select.weight"  # a matrix whose inputs are the channels of a Mamba
 NORMS_OF_SELECTED = tuple(f"mixer.{part}_norm.weight" for part in ("dt", "b", "c"))
-KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias", "lora_b"))
+KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias", "lora_b", "lora_magnitude"))
 HEAD_NORMS = tuple(f"attention.{part}_norm.{leaf}" for part in "qk" for leaf in ("weight", "bias"))
 SUB_NORMS = tuple(f"{norm}.{leaf}" for norm in ("attention.out_norm", "mlp.norm") for leaf in ("weight", "bias"))
 
@@ -233,7 +233,7 @@ def padded_numel(unit: FsdpUnit, *, shards: int) -> int:
 
 
 def select_trained(unit: FsdpUnit, job: Job) -> FsdpUnit:
-    """Return the unit with its trained weights only: all, or the factors of adapters."""
+    """Return the unit with its trained weights only: all, or those of adapters."""
     if job.adapter is None:
         return unit
     return unit._replace(weights=tuple(weight for weight in unit.weights if weight.is_adapter))

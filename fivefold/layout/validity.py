@@ -480,6 +480,11 @@ def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
             f"wgrad_accumulation={stack.wgrad_accumulation} of the stack {stack.name}",
             "wgrad_accumulation=separate",
         ),
+        (
+            adapter.base == "int8" and adapter.has_magnitudes,
+            "DoRA over a base in int8",
+            "base=nf4 or a base in 16 bits",
+        ),
     ):
         if is_present:
             yield f"adapters are not modelled with {feature}; take {fix}"

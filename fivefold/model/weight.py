@@ -30,13 +30,14 @@ Kind = Literal[
 # softplus 0.8, softplus 0.3: the number whose softplus is that (xIELU, arXiv:2411.13010: 0.8, and 0.8 − β with β = 0.5)
 Initial = Literal["by kind", "ones", "log rates", "log numbers", "steps", "decays", "softplus 0.8", "softplus 0.3"]
 
-FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear layer
+MAGNITUDE = ".lora_magnitude"
+ADAPTER_WEIGHTS = (".lora_a", ".lora_b", MAGNITUDE)  # of a linear layer: factors, and magnitudes of DoRA
 
 
 class Weight(NamedTuple):
     """One tensor of a model. ``kind`` decides sharding and weight decay, and with ``initial`` the initial values.
 
-    Kind ``lora``: a factor of an adapter that every rank of tensor parallelism holds in full. ``parts``: sizes along
+    Kind ``lora``: a weight of an adapter that every rank of tensor parallelism holds in full. ``parts``: sizes along
     dim 0 of the parts of a token mixer's weight; every rank of tensor parallelism holds an equal share of each.
     """
 
@@ -63,5 +64,5 @@ class Weight(NamedTuple):
 
     @property
     def is_adapter(self) -> bool:
-        """Tell whether it is a factor of an adapter."""
-        return self.name.endswith(FACTORS)
+        """Tell whether it is a weight of an adapter."""
+        return self.name.endswith(ADAPTER_WEIGHTS)

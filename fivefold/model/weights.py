@@ -15,7 +15,7 @@ from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
-from fivefold.model.weight import Weight
+from fivefold.model.weight import MAGNITUDE, Weight
 
 __all__ = [
     "Weight",
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def weights(model: ModelShape, adapter: Adapter | None = None) -> Iterator[Weight]:
-    """Yield all weights in module order: embedding, blocks, final norm, head; with the factors of ``adapter``."""
+    """Yield all weights in module order: embedding, blocks, final norm, head; with the weights of ``adapter``."""
     yield from embedding_weights(model)
     for layer in range(model.layers):
         block = block_weights(model, layer)
@@ -126,6 +126,7 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
     """Yield the weights of a block, and after each matrix that the adapter targets its factors A and B.
 
     Tensor parallelism shards A like the input of its linear layer and B like the output, and replicates the other.
+    The magnitudes of DoRA follow; they are sharded like B.
     """
     for weight in block:
         yield weight
@@ -135,10 +136,12 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
         (out_features, in_features), column = weight.shape, weight.kind == "column"
         yield Weight(f"{linear}.lora_a", (adapter.rank, in_features), "lora" if column else "row")
         yield Weight(f"{linear}.lora_b", (out_features, adapter.rank), "column" if column else "lora")
+        if adapter.has_magnitudes:
+            yield Weight(f"{linear}{MAGNITUDE}", (out_features,), "column" if column else "lora")
 
 
 def adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
-    """Yield the factors of all adapters of a model."""
+    """Yield the weights of all adapters of a model."""
     for layer in range(model.layers):
         for weight in with_adapters(block_weights(model, layer), adapter):
             if weight.is_adapter:

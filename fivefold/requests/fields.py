@@ -63,8 +63,8 @@ PrecisionName = Annotated[
 AdapterText = Annotated[
     Line | None,
     Field(
-        description="Train low-rank adapters over frozen weights: lora:RANK, or qlora:RANK over weights in nf4. "
-        "Default: train all."
+        description="Train low-rank adapters over frozen weights: lora:RANK or dora:RANK, or qlora:RANK or qdora:RANK "
+        "over weights in nf4. Default: train all."
     ),
     Option(completion="adapters"),
 ]

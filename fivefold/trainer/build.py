@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
+from fivefold.model.weight import MAGNITUDE
 from fivefold.model.weights import Weight, block_name, get_layer, weights
 from fivefold.trainer.model import lora
 from fivefold.trainer.model.kernels.choice import resolve_kernels
@@ -123,9 +125,16 @@ def build(
     stages = table.rank_stages[ranks["pp"].rank]
     check_placement(module, units, model=model, layout=layout, job=job, stages=stages, device=device)
     weights_by_name = {weight.name: weight for weight in weights(model, job.adapter)}
+
+    def draw(name: str) -> Tensor:
+        return draw_initial_weight(weights_by_name[name], model=model, seed=job.seed)
+
     with torch.no_grad():
-        for shard in (shard for unit in units for shard in (*unit.shards, *unit.frozen)):
-            shard.load(draw_initial_weight(weights_by_name[shard.name], model=model, seed=job.seed))
+        shards = [shard for unit in units for shard in (*unit.shards, *unit.frozen)]
+        for shard in shards:
+            if not shard.name.endswith(MAGNITUDE):
+                shard.load(draw(shard.name))
+        start_magnitudes(shards, read=draw)
     scaler = LossScaler() if job.precision.loss_scaling else None
     return Built(
         module,
@@ -137,6 +146,18 @@ def build(
         in_flight_reduction,
         scaler,
     )
+
+
+def start_magnitudes(shards: Sequence[WeightShard], *, read: Callable[[str], Tensor]) -> None:
+    """Set DoRA's magnitudes to the norms of the rows of the frozen weights, as they are stored.
+
+    ``shards``: of all weights of this rank; ``read``: returns a full weight by its name.
+    """
+    shards_by_name = {shard.name: shard for shard in shards}
+    for shard in shards:
+        if shard.name.endswith(MAGNITUDE):
+            name = f"{shard.name.removesuffix(MAGNITUDE)}.weight"
+            shard.load(shards_by_name[name].round(read(name)).norm(dim=1))
 
 
 def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:

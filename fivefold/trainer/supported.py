@@ -112,6 +112,11 @@ def _check_adapter(layout: Layout, job: Job, *, model: Model) -> None:
             "a base in 16 bits",
         ),
         (adapter.base == "int8", "a base in int8", "adapter.base=nf4 or bf16"),
+        (
+            adapter.has_magnitudes and adapter.dropout > 0,
+            f"DoRA with dropout={adapter.dropout:g}, which drops the input of the frozen product too",
+            "adapter.dropout=0",
+        ),
         (job.stack.is_compiled, "compiled blocks", "compile=false"),
         (job.precision.compute == "tf32", "precision tf32", "fp32 or bf16"),
         (bool(recomputed), f"ac={'+'.join(sorted(recomputed))}", "ac=full, selective, norm or act"),

@@ -265,7 +265,8 @@ JOB_HELP = {
     "precision": "dtypes of matmuls, weights, gradients and optimizer states",
     "optimizer": "update rule. adamw keeps two moments per weight, adamw8bit in 8 bits, sgd one; adafactor keeps a row "
     "and a column; muon orthogonalizes the update of matrices",
-    "adapter": "train low-rank adapters over frozen weights. lora:16 has rank 16; qlora keeps the weights in 4 bits",
+    "adapter": "train low-rank adapters over frozen weights. lora:16 has rank 16; dora trains norms of rows "
+    "too; q keeps the weights in 4 bits",
     "attention": "attention kernel. flash keeps no scores; unfused materializes them, T×T for each head",
     "loss": "kernel of the loss. chunked never holds all logits; fused holds them once, plain with copies in fp32",
     "documents": "sequence packing. joined: tokens attend to all of a sequence; apart: only to their own document. "

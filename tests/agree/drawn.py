@@ -220,6 +220,8 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     if chance.random() > 0.5 or not _is_supported(case.layout, case.job.replace(adapter=adapter), model=case.model):
         return case
     adapter = adapter.replace(dropout=random.Random(f"{case.number} adapter dropout").choice((0.0, 0.25, 0.25)))
+    if not adapter.dropout and random.Random(f"{case.number} adapter kind").random() < 0.5:
+        adapter = adapter.replace(kind="dora")
     quantized = case.job.replace(adapter=adapter.replace(base="nf4"))
     if chance.random() < 0.5 and _is_supported(case.layout, quantized, model=case.model):
         return case._replace(job=quantized)

@@ -125,7 +125,7 @@ def test_unknown_keys_of_adapters_lead_to_the_field(
 ) -> None:
     assert run(monkeypatch, "predict", "tiny", "h100:2", "dp2", "--set", setting) == 2
     said = capsys.readouterr().err
-    assert "are the field adapter: lora:16, qlora:16, or a table" in said
+    assert "are the field adapter: lora:16, qlora:16, dora:16, or a table" in said
     assert "the keys are sequence, global_batch, precision" in said
 
 

@@ -79,13 +79,15 @@ def draw_adapter(some: random.Random) -> Adapter | None:
     pick = some.choice
     if some.random() < 0.25:
         return None
+    base = pick((None, "nf4", "int8"))
     return Adapter(
+        kind=pick(("lora", "dora")) if base != "int8" else "lora",
         rank=pick((1, 16, 64)),
         alpha=pick((None, 16.0, 12.0)),
         dropout=pick((0.0, 0.0, 0.05)),
         targets=pick((("all-linear",), ("q_proj", "v_proj"), ("gate_proj", "down_proj", "o_proj"))),
         rank_stabilized=pick((False, True)),
-        base=pick((None, "nf4", "int8")),
+        base=base,
     )
 
 

@@ -397,7 +397,6 @@ def test_a_quantized_base_with_adapters_is_read(tmp_path: Path) -> None:
         ),
         ({"lora_target_linear": None, "lora_target_modules": "(a+)+b"}, ("all-linear",), ["lora_target_modules"]),
         ({"lora_target_linear": None, "lora_target_modules": "(a"}, ("all-linear",), ["lora_target_modules"]),
-        ({"peft_use_dora": True}, ("all-linear",), ["peft_use_dora"]),
         ({"lora_modules_to_save": ["embed_tokens"]}, ("all-linear",), ["lora_modules_to_save"]),
         ({"load_in_4bit": None}, ("all-linear",), ["adapter"]),
         ({"load_in_8bit": True}, ("all-linear",), ["load_in_4bit", "load_in_8bit", "adapter"]),

@@ -145,7 +145,7 @@ def ramp(some: random.Random) -> dict[str, Any] | None:
 
 
 ADAPTER: dict[str, Draw] = {
-    "kind": choose("lora"),
+    "kind": choose("lora", "dora"),
     "rank": choose(1, 3, 16),
     "alpha": choose(None, 8.0),
     "dropout": choose(0.0, 0.0, 0.1),

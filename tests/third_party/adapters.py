@@ -29,6 +29,7 @@ def loop(
     dropout: float = 0.0,
     targets: tuple[str, ...] = tuple(NAMES),
     half: bool = False,
+    dora: bool = False,
 ) -> Loop:
     """A loop over all blocks' linear layers with adapters, under DistributedDataParallel.
 
@@ -37,7 +38,8 @@ def loop(
     from peft import LoraConfig, inject_adapter_in_model
 
     llama = loops.Llama().to(torch.bfloat16 if half or autocast else torch.float32)
-    config = LoraConfig(r=RANK, lora_alpha=8, lora_dropout=dropout, target_modules=[NAMES[name] for name in targets])
+    names = [NAMES[name] for name in targets]
+    config = LoraConfig(r=RANK, lora_alpha=8, lora_dropout=dropout, target_modules=names, use_dora=dora)
     model: nn.Module = inject_adapter_in_model(config, llama)
     if autocast:
         for name, parameter in model.named_parameters():

@@ -184,6 +184,7 @@ def peft(layout: str, micro_batches: int = 1, *, precision: str | Recipe = "fp32
     """A loop over an adapter of peft; ``how``: as ``adapters.loop`` takes it."""
     adapter: dict[str, object] = {"rank": adapters.RANK}
     adapter |= {name: how[name] for name in ("dropout", "targets") if name in how}
+    adapter |= {"kind": "dora"} if how.get("dora") else {}
     loop = partial(adapters.loop, autocast=precision == "bf16-autocast", half=precision == BF16, **how)
     return Case(loop, "ddp", layout, 2, micro_batches, precision=precision, adapter=adapter)
 
@@ -198,6 +199,11 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
         "dp1 ac=full", recompute=True, targets=("q_proj", "k_proj", "v_proj")
     )
     CASES["peft LoRA on the MLP, DDP"] = peft("dp2 zero0", targets=("gate_proj", "up_proj", "down_proj"))
+    CASES["peft DoRA"] = peft("dp1", dora=True)
+    CASES["peft DoRA, recomputed"] = peft("dp1 ac=full", recompute=True, dora=True)
+    CASES["peft DoRA on q and v, DDP, 2 micro-batches"] = peft("dp2 zero0", 2, targets=("q_proj", "v_proj"), dora=True)
+    CASES["peft DoRA, bf16"] = peft("dp1", precision=BF16, dora=True)
+    CASES["peft DoRA, autocast"] = peft("dp1", precision="bf16-autocast", dora=True)
     CASES["peft LoRA, autocast"] = peft("dp1", precision="bf16-autocast")
     CASES["peft LoRA, autocast, recomputed"] = peft("dp1 ac=full", precision="bf16-autocast", recompute=True)
 
@@ -291,7 +297,7 @@ class Beside(NamedTuple):
         if self.case.norm:
             messages, sent = second["dp all_reduce"]
             second["dp all_reduce"] = messages - 1, sent - self.case.norm
-        return first, {name: item for name, item in second.items() if item != (0, 0)}
+        return first, {name: item for name, item in second.items() if item[1]}  # a group of one rank sends nothing
 
     @property
     def states(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

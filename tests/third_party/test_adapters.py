@@ -50,7 +50,7 @@ def job_of(adapter: Adapter) -> Job:
 def map_name(name: str) -> str:
     """Of peft's base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight."""
     parts = name.split(".")
-    return f"blocks.{parts[4]}.{TARGETS[parts[6]]}.{parts[7].lower()}"
+    return f"blocks.{parts[4]}.{TARGETS[parts[6]]}.{parts[7].lower().removesuffix('_vector')}"
 
 
 class OurDropout(torch.nn.Module):
@@ -76,6 +76,7 @@ def wrap_with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[to
         lora_alpha=adapter.alpha or 2 * adapter.rank,
         lora_dropout=adapter.dropout,
         use_rslora=adapter.rank_stabilized,
+        use_dora=adapter.has_magnitudes,
         target_modules="all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets),
     )
     quantized = {}
@@ -92,6 +93,8 @@ def wrap_with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[to
     assert trained.keys() == start.keys()
     with torch.no_grad():
         for name, weight in trained.items():
+            if name.endswith("magnitude"):  # norms of the rows of the base
+                torch.testing.assert_close(start[name], weight, rtol=1e-6, atol=0)
             weight.copy_(start[name])
     return model.train(), trained
 
@@ -163,8 +166,10 @@ def base(tmp_path: Path) -> Path:
         Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True),
         Adapter(rank=4, alpha=12, base="nf4"),
         Adapter(rank=4, alpha=12, dropout=0.3),
+        Adapter(kind="dora", rank=4, alpha=12),
+        Adapter(kind="dora", rank=4, alpha=12, base="nf4"),
     ],
-    ids=("all-linear", "some", "qlora", "dropout by the same masks"),
+    ids=("all-linear", "some", "qlora", "dropout by the same masks", "dora", "dora over nf4"),
 )
 def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> None:
     if adapter.base == "nf4":
@@ -228,6 +233,7 @@ def test_gradients_under_dropout_are_distributed_as_those_of_peft(forked, base: 
         ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
         ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
         ("phi", "dp2 zero2 mbs2", ADAPTER),
+        ("phi", "tp2 mbs2", ADAPTER.replace(kind="dora")),
     ],
 )
 def test_peft_computes_what_was_trained_and_is_read_back(

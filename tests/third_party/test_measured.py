@@ -7,7 +7,14 @@ import pytest
 from tests.selection import mark_share
 from tests.third_party.measured import CASES, compare_case
 
-PEFT = ("peft LoRA, recomputed", "peft LoRA, DDP, 2 micro-batches", "peft LoRA, bf16", "peft LoRA, autocast")
+PEFT = (
+    "peft LoRA, recomputed",
+    "peft LoRA, DDP, 2 micro-batches",
+    "peft LoRA, bf16",
+    "peft LoRA, autocast",
+    "peft DoRA on q and v, DDP, 2 micro-batches",
+    "peft DoRA, autocast",
+)
 FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 
 

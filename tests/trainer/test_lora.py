@@ -1,4 +1,4 @@
-"""Adapters trained by the engine against LoRA written in a few lines of torch: W + s · B A in place of W."""
+"""Adapters trained by the engine against LoRA and DoRA in a few lines of torch: the updated weight in place of W."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
+from fivefold.model.weight import MAGNITUDE
 from fivefold.model.weights import weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
@@ -23,6 +24,7 @@ from tests.trainer.test_parity import PLAIN, TIED, reference
 STEPS, BATCH, TOKENS = 6, 8, 24
 LORA = Adapter(rank=4, alpha=12)
 QLORA = LORA.replace(base="nf4")
+DORA = LORA.replace(kind="dora")
 SOME = Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
 
 
@@ -49,13 +51,19 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     adapter = job.adapter
     assert adapter is not None
     listed = tuple(weights(model, adapter))  # type: ignore[arg-type]
-    drawn = {weight.name: draw_initial_weight(weight, model=model, seed=job.seed) for weight in listed}  # type: ignore[arg-type]
+    drawn = {
+        weight.name: draw_initial_weight(weight, model=model, seed=job.seed)  # type: ignore[arg-type]
+        for weight in listed
+        if not weight.name.endswith(MAGNITUDE)
+    }
     if adapter.base == "nf4":
         drawn |= {
             weight.name: round_to_nf4(drawn[weight.name], dtype=torch.float32)
             for weight in listed
             if is_gemm_weight(weight) and not weight.is_adapter
         }
+    magnitudes = [weight.name for weight in listed if weight.name.endswith(MAGNITUDE)]
+    drawn |= {name: drawn[f"{name.removesuffix(MAGNITUDE)}.weight"].norm(dim=1) for name in magnitudes}
     factors = {name: value.requires_grad_() for name, value in drawn.items() if ".lora_" in name}
     targets = [TARGETS[name] for name in TARGETS if adapter.has_adapter(TARGETS[name])]
     adapted = [f"blocks.{layer}.{target}" for layer in range(PLAIN.layers) for target in targets]
@@ -65,8 +73,12 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     scale = adapter.alpha / 4 if adapter.alpha else 2 * adapter.rank / adapter.rank**0.5
     losses, gradients = [], []
     for tokens in batches():
-        updates = {f"{at}.weight": scale * factors[f"{at}.lora_b"] @ factors[f"{at}.lora_a"] for at in adapted}
-        updated = {name: value + updates.get(name, 0) for name, value in drawn.items() if ".lora_" not in name}
+        updated = {name: value for name, value in drawn.items() if ".lora_" not in name}
+        for at in adapted:
+            rows = drawn[f"{at}.weight"] + scale * factors[f"{at}.lora_b"] @ factors[f"{at}.lora_a"]
+            if adapter.has_magnitudes:
+                rows = rows * (factors[f"{at}{MAGNITUDE}"] / rows.detach().norm(dim=1))[:, None]
+            updated[f"{at}.weight"] = rows
         loss = reference(model, updated, tokens)  # type: ignore[arg-type]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(factors.values(), job.optimizer.clip)
@@ -132,6 +144,10 @@ LAYOUTS = (
         ("dp4 zero3/2 mbs1 ac=full", QLORA, PLAIN),
         *mark_share(13, [(layout, adapter, PLAIN) for layout in LAYOUTS for adapter in (LORA, SOME)]),
         *mark_share(9, [(layout, QLORA, PLAIN) for layout in LAYOUTS if "tp" not in layout]),
+        ("tp4 mbs4 ac=selective", DORA, PLAIN),
+        ("dp2 pp3 zero3 mbs1 ac=norm+act", DORA, PLAIN),
+        *mark_share(6, [(layout, DORA, model) for layout in LAYOUTS for model in (PLAIN, TIED)]),
+        ("dp2 zero3 mbs2 ac=full", DORA.replace(base="nf4"), PLAIN),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -153,6 +169,7 @@ def test_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter, mo
     [
         ("tp2", {"adapter": Adapter(base="nf4")}, "a base in nf4, whose scales are those of full weights, under tp2"),
         ("dp1", {"adapter": Adapter(base="int8")}, "a base in int8"),
+        ("dp1", {"adapter": Adapter(kind="dora", dropout=0.1)}, "DoRA with dropout"),
         ("dp1", {"compile": True}, "compiled blocks"),
         ("dp1", {"precision": recipe("tf32")}, "precision tf32"),
         ("dp1 ac=mlp+norm", {}, "ac=mlp"),
@@ -179,7 +196,12 @@ def merge(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
 
 @pytest.mark.parametrize(
     ("text", "adapter"),
-    mark_share(3, [("dp3 zero3 mbs1", SOME.replace(base="nf4")), ("dp2 zero3 mbs2", SOME), ("tp2 pp3 mbs2", SOME)]),
+    [
+        *mark_share(
+            3, [("dp3 zero3 mbs1", SOME.replace(base="nf4")), ("dp2 zero3 mbs2", SOME), ("tp2 pp3 mbs2", SOME)]
+        ),
+        ("tp2 pp3 mbs2", SOME.replace(kind="dora")),
+    ],
 )
 def test_full_weights_have_the_adapters_merged(forked, text: str, adapter: Adapter) -> None:
     batch = 6 if "dp3" in text else BATCH

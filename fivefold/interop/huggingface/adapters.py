@@ -29,6 +29,7 @@ class AdapterKeys(NamedTuple):
     targets: str
     every: tuple[str, ...]  # values of ``targets`` that mean all linear layers
     rank_stabilized: str
+    magnitudes: str  # the key of DoRA
     four: tuple[str, Any]  # the key of a base in 4 bits, and its value
     eight: tuple[str, Any]  # the same in 8 bits
     nested: tuple[str, bool]  # double quantization
@@ -45,10 +46,11 @@ TRL = AdapterKeys(
     "lora_target_modules",
     ("all-linear",),
     "use_rslora",
+    "use_dora",
     ("load_in_4bit", True),
     ("load_in_8bit", True),
     ("use_bnb_nested_quant", False),
-    ("use_dora", "lora_modules_to_save", "lora_target_parameters"),
+    ("lora_modules_to_save", "lora_target_parameters"),
 )
 AXOLOTL = AdapterKeys(
     "adapter",
@@ -60,11 +62,11 @@ AXOLOTL = AdapterKeys(
     "lora_target_modules",
     ("all-linear",),
     "peft_use_rslora",
+    "peft_use_dora",
     ("load_in_4bit", True),
     ("load_in_8bit", True),
     ("bnb_config_kwargs.bnb_4bit_use_double_quant", True),
     (
-        "peft_use_dora",
         "lora_modules_to_save",
         "lora_target_parameters",
         "lora_mlp_kernel",
@@ -85,10 +87,11 @@ LLAMAFACTORY = AdapterKeys(
     "lora_target",
     ("all",),
     "use_rslora",
+    "use_dora",
     ("quantization_bit", 4),
     ("quantization_bit", 8),
     ("double_quantization", True),
-    ("use_dora", "additional_target"),
+    ("additional_target",),
 )
 ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
 
@@ -102,6 +105,7 @@ def _table(names: AdapterKeys) -> Table:
         names.dropout[0]: part("job.adapter.dropout", None),
         names.targets: part("job.adapter.targets", None),
         names.rank_stabilized: part("job.adapter.rank_stabilized", None),
+        names.magnitudes: part("job.adapter.kind", None),
         names.four[0]: part(BASE, None),
         names.eight[0]: part(BASE, None),
         names.nested[0]: part(BASE, None),
@@ -142,6 +146,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
         values.approximate(key, "scales in fp32, 0.05 bytes of a weight more; counted with double quantization")
     return {
         "job.adapter": {
+            "kind": "dora" if values[names.magnitudes] is True else "lora",
             "rank": rank,
             "alpha": names.alpha[1] if alpha is None else alpha,
             "dropout": names.dropout[1] if dropout is None else dropout,
@@ -175,6 +180,8 @@ def write_adapter(adapter: Adapter | None, software: str) -> dict[str, Any]:
         values[names.targets] = names.every[0]
     if adapter.rank_stabilized:
         values[names.rank_stabilized] = True
+    if adapter.has_magnitudes:
+        values[names.magnitudes] = True
     if adapter.base == "int8":
         values[names.eight[0]] = names.eight[1]
     if is_quantized:

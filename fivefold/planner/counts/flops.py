@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts, Name, get_group_degrees
-from fivefold.planner.counts.operations.adapters import runs_in_reference
+from fivefold.planner.counts.operations.adapters import is_per_step, runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.update import update_flops
@@ -82,6 +82,8 @@ def _count_executed(op: Op, part: LocalDegrees) -> int:
 
 def _count_passes(op: Op, job: Job) -> int:
     """Return the forwards that the FLOPs of an operation's passes equal: 3, less where weights stay, DPO's one more."""
+    if is_per_step(op):
+        return 0
     return 1 + op.backward_products + runs_in_reference(op, job)
 
 

@@ -9,9 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.model.spec import Model
+from fivefold.model.weight import MAGNITUDE
 from fivefold.model.weights import block_name
 from fivefold.trainer.build import Built
 from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.lora import merge_adapter
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.mesh import Ranks
@@ -21,15 +23,21 @@ from fivefold.trainer.parallel.shard import WeightShard
 def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     """Gather the full weights by name: fp32 on CPU, cast from the optimizer's copy, with the routing biases of experts.
 
-    Adapters are merged into the weights that they change: W + s · B A.
+    Adapters are merged into the weights that they change.
     Every rank calls it (gather_object to rank 0); other ranks get an empty dictionary.
     """
     shards = [shard for unit in built.units for shard in (*unit.shards, *unit.frozen)]
     tensors = _gather(shards, [shard.values() for shard in shards], ranks=built.ranks)
-    for name in [name for name in tensors if name.endswith(".lora_a")]:  # W + s · B A
+    for name in [name for name in tensors if name.endswith(".lora_a")]:
         linear = name.removesuffix(".lora_a")
         scale = cast(Linear, built.module.get_submodule(linear)).lora_scale
-        tensors[f"{linear}.weight"] += scale * tensors.pop(f"{linear}.lora_b") @ tensors.pop(name)
+        tensors[f"{linear}.weight"] = merge_adapter(
+            tensors[f"{linear}.weight"],
+            factor_a=tensors.pop(name),
+            factor_b=tensors.pop(f"{linear}.lora_b"),
+            scale=scale,
+            magnitude=tensors.pop(f"{linear}{MAGNITUDE}", None),
+        )
     local_biases = {f"{block_name(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.moe_layers.items()}
     biases_of_ranks: list[Any] | None = [local_biases] * built.ranks.world if built.ranks.rank == 0 else None
     if built.ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight

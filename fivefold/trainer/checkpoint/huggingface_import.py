@@ -23,7 +23,7 @@ from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, TensorPart,
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, read_file
-from fivefold.trainer.build import Built
+from fivefold.trainer.build import Built, start_magnitudes
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -163,6 +163,9 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
         for box in shard.boxes() if shard.name in folder.parts else ():
             tensor = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
             shard.weight[box.rows].view(box.sizes).copy_(tensor)
+    shards = [shard for unit in built.units for shard in (*unit.shards, *unit.frozen)]
+    shapes = {shard.name: shard.local_weight.weight.shape for shard in shards}
+    start_magnitudes(shards, read=lambda name: folder.read(name, offsets=(0, 0), sizes=shapes[name]))
     for layer, moe in built.moe_layers.items():
         if (name := bias_name(model, layer)) in folder.parts:
             moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))

@@ -1,4 +1,6 @@
-"""The weights that a run with adapters computes with: those of its base folder, with the adapters merged, W + s · B A.
+"""The weights that a run with adapters computes with: those of its base folder, with the adapters merged.
+
+W + s · B A; with DoRA its rows have the trained magnitudes as norms.
 
 A base that the run held in nf4 is quantized and dequantized first, as the adapters were trained over these values.
 
@@ -21,11 +23,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.adapter import Adapter
 from fivefold.layout.sharding import is_gemm_weight
+from fivefold.model.weight import MAGNITUDE
 from fivefold.model.weights import Weight, adapter_weights, weights
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
+from fivefold.trainer.model.lora import merge_adapter
 from fivefold.trainer.model.nf4 import round_to_nf4
 from fivefold.trainer.model.precision import Dtypes
 
@@ -46,23 +50,36 @@ class MergedFolder:
         """Read a box of our weight ``ours``: in fp32 if an adapter is merged into it, else in its stored dtype."""
         linear = ours.removesuffix(".weight")
         slices = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+        if f"{linear}.lora_a" in self.factors:
+            rows, columns = slices
+            return self._merge_rows(linear, rows)[:, columns]
         if self.nf4 is not None and is_gemm_weight(self._weights[ours]):
-            box = round_to_nf4(self._read_full(ours), dtype=self.nf4)[slices]
+            return self._read_quantized(ours, dtype=self.nf4)[slices]
+        return self.base.read(ours, offsets=offsets, sizes=sizes)
+
+    def _merge_rows(self, linear: str, rows: slice) -> Tensor:
+        """Return full rows of a weight with its adapter: the norms of DoRA are those of full rows."""
+        ours, magnitude = f"{linear}.weight", self.factors.get(f"{linear}{MAGNITUDE}")
+        if self.nf4 is not None:
+            weight = self._read_quantized(ours, dtype=self.nf4)[rows]
         else:
-            box = self.base.read(ours, offsets=offsets, sizes=sizes)
-        if f"{linear}.lora_a" not in self.factors:
-            return box
-        rows, columns = slices
-        factor_a, factor_b = (self.factors[f"{linear}.{factor}"].float() for factor in ("lora_a", "lora_b"))
-        return torch.addmm(box.float(), factor_b[rows], factor_a[:, columns], alpha=self.adapter.scale)
+            columns = self._weights[ours].shape[1]
+            weight = self.base.read(ours, offsets=(rows.start, 0), sizes=(rows.stop - rows.start, columns))
+        return merge_adapter(
+            weight,
+            factor_a=self.factors[f"{linear}.lora_a"],
+            factor_b=self.factors[f"{linear}.lora_b"][rows],
+            scale=self.adapter.scale,
+            magnitude=None if magnitude is None else magnitude[rows],
+        )
 
     @cached_property
     def _weights(self) -> dict[str, Weight]:
         return {weight.name: weight for weight in weights(self.base.model)}
 
-    def _read_full(self, ours: str) -> Tensor:
+    def _read_quantized(self, ours: str, *, dtype: torch.dtype) -> Tensor:
         shape = self._weights[ours].shape
-        return self.base.read(ours, offsets=(0,) * len(shape), sizes=shape)
+        return round_to_nf4(self.base.read(ours, offsets=(0,) * len(shape), sizes=shape), dtype=dtype)
 
 
 def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = None) -> MergedFolder:

@@ -1,10 +1,11 @@
-"""LoRA adapters as peft stores them: FOLDER/ adapter_config.json, adapter_model.safetensors.
+"""LoRA and DoRA adapters as peft stores them: FOLDER/ adapter_config.json, adapter_model.safetensors.
 
     blocks.3.attention.q.lora_a = base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight   [rank, in]
     blocks.3.attention.q.lora_b = base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [out, rank]
+    blocks.3.attention.q.lora_magnitude = base_model.model.….q_proj.lora_magnitude_vector          [out]
 
-The rows of B are in the order of the rows of W there. Source: huggingface/peft@0.21.2:src/peft/utils/save_and_load.py,
-src/peft/tuners/lora/config.py.
+The rows of B and the magnitudes are in the order of the rows of W there. Source: huggingface/peft@0.21.2:
+src/peft/utils/save_and_load.py, src/peft/tuners/lora/config.py.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-FACTORS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
-# Keys of peft that change what is computed, with the values that mean plain LoRA. Other keys say how the adapter was
+FACTORS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "lora_magnitude": "lora_magnitude_vector"}
+BY_ROWS = ("lora_b", "lora_magnitude")  # in the order of the rows of W
+# Keys of peft that change what is computed, with the values that mean LoRA or DoRA. Other keys say how the adapter was
 # drawn or trained, or for whom it is.
 PLAIN_KEYS: dict[str, tuple[object, ...]] = {
     "bias": ("none",),
-    "use_dora": (False,),
     "fan_in_fan_out": (False,),
     "lora_bias": (False,),
     "modules_to_save": (None, []),
@@ -69,7 +70,7 @@ class AdapterFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read the folder; raises ``UserError`` if it is damaged, or holds anything other than plain LoRA."""
+        """Read the folder; raises ``UserError`` if it is damaged, or holds anything other than LoRA or DoRA."""
         config = read_file(path / CONFIG)
         if (kind := config.get("peft_type")) != "LORA":
             raise UserError(
@@ -79,7 +80,7 @@ class AdapterFolder:
         for key, plain in PLAIN_KEYS.items():
             if key in config and config[key] not in plain:
                 raise UserError(
-                    f"{path}: {CONFIG} has {key}={config[key]!r}, which is not supported; only LoRA is read"
+                    f"{path}: {CONFIG} has {key}={config[key]!r}, which is not supported; only LoRA and DoRA are read"
                 )
         try:
             tensors = load_file(path / WEIGHTS)
@@ -88,6 +89,7 @@ class AdapterFolder:
         except SafetensorError as error:
             raise UserError(f"{path / WEIGHTS}: is damaged or cut short: {error}; fetch it again") from None
         values = {
+            "kind": "dora" if config.get("use_dora") else "lora",
             "rank": config.get("r", 8),
             "alpha": config.get("lora_alpha", 8),
             "dropout": config.get("lora_dropout", 0.0),
@@ -101,7 +103,7 @@ class AdapterFolder:
 
         Raises ``UserError`` unless the tensors are the factors of the same linear layers in every block of ``model``.
         """
-        every = dict(_tensor_names(model, family, Adapter(rank=self.adapter.rank)))
+        every = dict(_tensor_names(model, family, Adapter(kind=self.adapter.kind, rank=self.adapter.rank)))
         if unknown := sorted(self.tensors.keys() - {name for name, _ in every.values()}):
             raise UserError(
                 f"{self.path}: holds {len(unknown)} tensors that are not factors of the linear layers of "
@@ -124,7 +126,7 @@ class AdapterFolder:
             if tensor is None or tuple(tensor.shape) != weight.shape:
                 state = "is missing" if tensor is None else f"is {list(tensor.shape)} instead of {list(weight.shape)}"
                 raise UserError(f"{self.path}: {name} {state}; all blocks need factors of rank {adapter.rank}")
-            factors[weight.name] = tensor[torch.tensor(part.order())] if weight.name.endswith("lora_b") else tensor
+            factors[weight.name] = tensor[torch.tensor(part.order())] if weight.name.endswith(BY_ROWS) else tensor
         return adapter, factors
 
 
@@ -136,7 +138,7 @@ def write(
     modules: list[str] = []
     for ours, (name, part) in _tensor_names(model, family, adapter):
         factor = factors[ours]
-        if ours.endswith("lora_b"):
+        if ours.endswith(BY_ROWS):
             rows = torch.empty_like(factor)
             rows[torch.tensor(part.order())] = factor
             factor = rows
@@ -150,6 +152,7 @@ def write(
         "lora_alpha": int(alpha) if (alpha := adapter.scale_numerator).is_integer() else alpha,
         "lora_dropout": adapter.dropout,
         "use_rslora": adapter.rank_stabilized,
+        "use_dora": adapter.has_magnitudes,
         "target_modules": list(dict.fromkeys(modules)),
         "bias": "none",
         "fan_in_fan_out": False,
@@ -202,7 +205,8 @@ def family_of(base: Path) -> str:
 
 def _describe(adapter: Adapter) -> str:
     """Return what two adapters must have in common, in words."""
-    return f"rank {adapter.rank}, scale {adapter.scale:g} and targets {', '.join(adapter.targets)}"
+    targets = ", ".join(adapter.targets)
+    return f"kind {adapter.kind}, rank {adapter.rank}, scale {adapter.scale:g} and targets {targets}"
 
 
 def _tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, TensorPart]]]:

@@ -65,6 +65,10 @@ class LinearHooks:
         """Return the layer's output rows: those of the GEMM, reduced over ranks if ``partial``."""
         return y
 
+    def sum_over_columns(self, squares: Tensor) -> Tensor:
+        """Return sums over the weight's columns of one number per row: of those of all ranks, if ``partial``."""
+        return squares
+
     def leave_backward(self, gradient: Tensor) -> Tensor:
         """Run the backward of ``leave``: gradient of its output → of its input."""
         return gradient
@@ -153,6 +157,7 @@ class Linear(nn.Module):
         self.in_graph: InGraph | None = None  # the call for compiled code; None: the graph breaks here
         self.lora_a: nn.Parameter | None = None  # factors [rank, in] and [out, rank] of its adapter (``lora.py``)
         self.lora_b: nn.Parameter | None = None
+        self.lora_magnitude: nn.Parameter | None = None  # [out], of DoRA
         self.lora_scale = 0.0
         self.lora_dropout: AdapterDropout | None = None  # of the adapter's input, in training
         self.nf4: Nf4Weight | None = None  # the scales of its weight, if that is stored in nf4 (``nf4.py``)

@@ -5,13 +5,21 @@
 
     backward   dlow = s · g B   ·   dB = s · gᵀ low   ·   dA = dlowᵀ x   ·   dx = g W + dlow A
 
+DoRA has a third operation, which trains magnitudes m [out]; n [out] are the norms of the rows of W + s · B A:
+
+    z_i = x W_iᵀ + s · low_i B_iᵀ          (``raise_``, which computes n too)
+    y_i = m / n · z_i + b_i                 (``rescale``: saves z and n)
+
+    backward   dm = Σ g z / n   ·   dz = m / n · g          n is a constant: arXiv:2402.09353 §4.3
+
 Dropout of the adapter's input keeps x and a mask of one byte per element; x · mask / (1 − rate) is made again in the
 backward. Every adapter draws a mask of its own, as in peft, and the same one under every layout (``dropout.py``).
 W may be stored in nf4 (QLoRA): it is dequantized before each product and freed after it (``nf4.py``).
 W and b are frozen parameters (``requires_grad`` is False): no gradient of them is computed, and dx only where a trained
-layer lies below. Under tensor parallelism A is sharded like the input of its layer and B like the output, so that the
-update is part of the sum that the layer sends anyway; a replicated factor gets partial gradients, which are reduced
-with those of data parallelism (``layout/sharding.py``). Source: arXiv:2106.09685 §4.1.
+layer lies below. Under tensor parallelism A is sharded like the input of its layer and B and m like the output, so that
+the update is part of the sum that the layer sends anyway; a replicated weight gets partial gradients, which are reduced
+with those of data parallelism (``layout/sharding.py``). Squared norms are summed over ranks that share a row of W.
+Source: arXiv:2106.09685 §4.1.
 """
 
 from __future__ import annotations
@@ -46,7 +54,7 @@ def disable_adapters() -> Iterator[None]:
 
 
 def attach(blocks: nn.Module, adapter: Adapter) -> None:
-    """Add factors A and B, not initialized, to the linear layers of ``blocks`` that ``adapter`` targets."""
+    """Add the adapter's weights, not initialized, to the linear layers of ``blocks`` that ``adapter`` targets."""
     place = ADAPTERS
     for block in blocks.children():
         linears = [(name, module) for name, module in block.named_modules() if isinstance(module, Linear)]
@@ -55,6 +63,8 @@ def attach(blocks: nn.Module, adapter: Adapter) -> None:
                 out_features, in_features = linear.matrix.shape
                 linear.lora_a = nn.Parameter(torch.empty(adapter.rank, in_features))
                 linear.lora_b = nn.Parameter(torch.empty(out_features, adapter.rank))
+                if adapter.has_magnitudes:
+                    linear.lora_magnitude = nn.Parameter(torch.empty(out_features))
                 linear.lora_scale = adapter.scale
                 linear.lora_dropout = AdapterDropout(adapter.dropout, place=place) if adapter.dropout else None
                 place += 1
@@ -65,12 +75,19 @@ def project(run: Run, name: str, x: Tensor, *linears: Linear, keys_B: Tensor | N
 
     ``keys_B``: keys of the sequences, for dropout of the adapters' input; None: no dropout.
     With adapters it is two operations, because a recomputed block may end before the second: see ``RecomputedLayer``.
+    Each layer with DoRA's magnitudes adds one, before which it may end too.
     """
     adapted = tuple(linear for linear in linears if linear.lora_a is not None) if _Switch.is_on else ()
     outs: tuple[Tensor, ...]
     if adapted:
         rows, *lows = run(f"{name}.lora_a", lower, x, keys_B, *adapted)  # followed by the masks of dropout
         outs = run(name, raise_, linears, x, rows, *lows)
+        if (n_norms := len(outs) - len(linears)) > 0:
+            norms = iter(outs[-n_norms:])
+            outs = tuple(
+                out if linear.lora_magnitude is None else run(f"{name}.lora_scale", rescale, linear, out, next(norms))
+                for linear, out in zip(linears, outs[:-n_norms], strict=True)
+            )
     else:
         outs = run(name, fused_linears, x, *linears)
     return outs
@@ -89,10 +106,17 @@ def lower(x: Tensor, keys_B: Tensor | None, *adapted: Linear) -> tuple[Tensor, .
 def raise_(linears: tuple[Linear, ...], x: Tensor, rows: Tensor, *lows: Tensor) -> tuple[Tensor, ...]:
     """Return the outputs of ``linears`` on ``x``, of which ``rows`` are those of all ranks, with their adapters.
 
-    ``lows``: of the adapters, followed by the masks of their dropout if there is one.
+    ``lows``: of the adapters, followed by the masks of their dropout if there is one. With magnitudes the outputs are
+    those to ``rescale``, followed by the norms of the rows of each updated weight.
     """
     outs: tuple[Tensor, ...] = _Raise.apply(x, rows, linears, *lows)  # type: ignore[no-untyped-call]
     return outs
+
+
+def rescale(linear: Linear, z: Tensor, norms: Tensor) -> Tensor:
+    """Return the output of ``linear`` with DoRA: ``z`` [R, out] times m / n; ``norms``: n [out] in fp32."""
+    out: Tensor = _Rescale.apply(z, norms, linear)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Lower(torch.autograd.Function):
@@ -133,17 +157,24 @@ class _Raise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, linears: tuple[Linear, ...], *lows: Tensor) -> tuple[Tensor, ...]:
         ctx.linears, hooks, outs, remaining = linears, linears[0].hooks, list[Tensor](), list(lows)  # masks remain
+        norms = list[Tensor]()
         ctx.save_for_backward(*lows)
         for linear in linears:
-            y = linears[0].gemms.fprop(rows, linear.dense_matrix(), None if hooks.partial else linear.bias)
+            weight = linear.dense_matrix()
+            is_rescaled = linear.lora_magnitude is not None
+            if is_rescaled:
+                norms.append(_compute_row_norms(weight, linear))
+            y = linears[0].gemms.fprop(rows, weight, None if hooks.partial or is_rescaled else linear.bias)
+            del weight
             if linear.lora_a is not None:
                 y.addmm_(remaining.pop(0), _factors(linear)[1].t(), alpha=linear.lora_scale)
-            y = hooks.leave(y)
-            outs.append(y.add_(linear.bias) if hooks.partial and linear.bias is not None else y)
-        if not ctx.needs_input_grad[0]:
-            constant = [y for linear, y in zip(linears, outs, strict=True) if linear.lora_a is None]
-            ctx.mark_non_differentiable(*constant)
-        return tuple(outs)
+            if not is_rescaled:
+                y = hooks.leave(y)
+                y = y.add_(linear.bias) if hooks.partial and linear.bias is not None else y
+            outs.append(y)
+        constant = [y for linear, y in zip(linears, outs, strict=True) if linear.lora_a is None]
+        ctx.mark_non_differentiable(*norms, *(() if ctx.needs_input_grad[0] else constant))
+        return (*outs, *norms)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -151,8 +182,8 @@ class _Raise(torch.autograd.Function):
         hooks, low_gradients, total = linears[0].hooks, list[Tensor](), None
         n_adapted = sum(linear.lora_a is not None for linear in linears)
         lows, masks = ctx.saved_tensors[:n_adapted], ctx.saved_tensors[n_adapted:]
-        for linear, gradient in zip(linears, gradients, strict=True):
-            inner = hooks.leave_backward(gradient)
+        for linear, gradient in zip(linears, gradients, strict=False):  # norms have none
+            inner = gradient if linear.lora_magnitude is not None else hooks.leave_backward(gradient)
             if ctx.needs_input_grad[0]:
                 total = linears[0].gemms.dgrad(inner, linear.dense_matrix(), total)
             if linear.lora_a is None:
@@ -167,6 +198,47 @@ class _Raise(torch.autograd.Function):
         wait = None if total is None else hooks.begin_enter_backward(total)
         del total
         return (None if wait is None else wait(), None, None, *low_gradients, *(None for _ in masks))
+
+
+class _Rescale(torch.autograd.Function):
+    """Products with m / n, before they are reduced over ranks; accumulates the gradient of m itself."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, norms: Tensor, linear: Linear) -> Tensor:
+        ctx.linear = linear
+        ctx.save_for_backward(z, norms)
+        y = linear.hooks.leave(z * _compute_row_scales(linear, norms))
+        return y if linear.bias is None else y.add_(linear.bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        linear: Linear = ctx.linear
+        z, norms = ctx.saved_tensors
+        magnitude, inner = linear.get_parameter("lora_magnitude"), linear.hooks.leave_backward(gradient)
+        accumulate_grad(magnitude, (inner * z).sum(0, dtype=torch.float32).div_(norms).to(magnitude.dtype))
+        return inner * _compute_row_scales(linear, norms), None, None
+
+
+def _compute_row_norms(weight: Tensor, linear: Linear) -> Tensor:
+    """Return the norms [out] in fp32 of the rows of W + s · B A, over the columns of all ranks; ``weight``: W."""
+    factor_a, factor_b = _factors(linear)
+    updated = torch.addmm(weight, factor_b, factor_a, alpha=linear.lora_scale)
+    norms = torch.linalg.vector_norm(updated, dim=1, dtype=torch.float32)
+    return linear.hooks.sum_over_columns(norms.square_()).sqrt_() if linear.hooks.partial else norms
+
+
+def merge_adapter(
+    weight: Tensor, *, factor_a: Tensor, factor_b: Tensor, scale: float, magnitude: Tensor | None
+) -> Tensor:
+    """Return rows of a weight with its adapter merged, in fp32: W + s · B A, and with DoRA its rows times m / n."""
+    updated = torch.addmm(weight.float(), factor_b.float(), factor_a.float(), alpha=scale)
+    return updated if magnitude is None else updated.mul_((magnitude.float() / updated.norm(dim=1))[:, None])
+
+
+def _compute_row_scales(linear: Linear, norms: Tensor) -> Tensor:
+    """Return m / n [out] in the dtype of the layer's outputs."""
+    magnitude = linear.get_parameter("lora_magnitude")
+    return (magnitude / norms).to(magnitude.dtype)
 
 
 def _drop(x: Tensor, linear: Linear, masks: Sequence[Tensor]) -> Tensor:

@@ -69,6 +69,12 @@ class WeightShard:
         first = self.first_row * self.columns // 2
         self.weight.copy_(packed[first : first + self.weight.numel()])
 
+    def round(self, full: Tensor) -> Tensor:
+        """Return the full weight ``full`` in fp32 with the values that it has once it is stored."""
+        if self.nf4 is None:
+            return full.to(self.weight.dtype).float()
+        return self.nf4.dequantize(self.nf4.quantize(full)).float()
+
     def values(self) -> Tensor:
         """Return this shard's rows as they are computed with: dequantized if they are packed."""
         if self.nf4 is None:

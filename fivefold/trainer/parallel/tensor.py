@@ -101,6 +101,10 @@ class RowParallel(_TensorParallelHooks):
         """All-gather dy: local rows → all rows (with sp)."""
         return self.start_gather(gradient)()
 
+    def sum_over_columns(self, squares: Tensor) -> Tensor:
+        """All-reduce the sums over this rank's columns of the weight."""
+        return all_reduce(squares, self.axis).wait()
+
 
 class GatherRows:
     """All-gathers rows that the heads of every rank need; the gradient is summed over ranks."""

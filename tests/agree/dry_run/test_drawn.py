@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
@@ -100,6 +101,22 @@ def test_preferences_are_counted_with_their_four_sums_and_a_reference_without_dr
 ) -> None:
     case = Drawn(number, DENSE.replace(dropout=dropout), Layout.parse("dp1 mbs2"), FP32.replace(objective="dpo"))
     assert list_miscounts(case) == []
+
+
+@pytest.mark.parametrize("number", [ON_CPUS, ON_GPUS])
+@pytest.mark.parametrize(
+    ("text", "base"),
+    [
+        ("dp2 zero3 mbs2 ac=full", None),
+        ("dp2 zero3 mbs2 ac=full", "nf4"),
+        ("tp2 mbs1", None),
+        ("tp2 pp2 nosp mbs1 ac=full", None),
+    ],
+)
+def test_dora_is_counted(number: int, base: Literal["nf4"] | None, text: str) -> None:
+    """With the norms' product and, under tp, their all-reduce, which run again where a block is recomputed."""
+    model, job = DENSE.replace(qkv_bias=True), FP32.replace(adapter=Adapter(kind="dora", rank=3, base=base))
+    assert list_miscounts(Drawn(number, model, Layout.parse(text), job)) == []
 
 
 def test_adafactor_has_means_of_norm_biases_of_each_head() -> None:
@@ -248,6 +265,8 @@ def test_random_jobs_cover_all_features() -> None:
         "reduced once": sum(case.job.stack.reduce == "step" for case in cases),
     }
     assert min(many.values()) >= 20, many
+    adapters = [case.job.adapter for case in cases if case.job.adapter is not None]
+    assert min(sum(adapter.kind == kind for adapter in adapters) for kind in ("lora", "dora")) >= 5
     for schedule in {layout.schedule for layout in layouts}:
         assert sum(layout.schedule == schedule and layout.pp > 1 for layout in layouts) >= 8
     assert {layout.zero for layout in layouts} == {0, 1, 2, 3}

@@ -55,6 +55,20 @@ def test_trainable_parameters_are_those_that_peft_prints(adapter: dict[str, obje
     assert (step.trainable_parameters, step.parameters) == (count, LLAMA.parameters)
 
 
+def test_magnitudes_are_trained_and_sums_kept() -> None:
+    """DoRA's magnitudes are one number for each output; the sum of both products is kept, with a norm for each row."""
+    outputs = {"q": 256, "k": 128, "v": 128, "out": 256, "gate": 640, "up": 640, "down": 256}
+    inputs = {"q": 256, "k": 256, "v": 256, "out": 256, "gate": 256, "up": 256, "down": 640}
+    (lora,), (dora,) = ranks("dp1"), ranks("dp1", "dora:8")
+    numbers = SMALL.layers * sum(outputs.values())
+    assert dora.updated_numel == lora.updated_numel + numbers
+    assert dora.activations_bytes - lora.activations_bytes == (2 * 512 + 4) * numbers
+    plain, scaled = (work(SMALL, layout=Layout.parse("dp1"), job=job(adapter)) for adapter in ("lora:8", "dora:8"))
+    products = SMALL.layers * sum(2 * 8 * inputs[name] * outputs[name] for name in inputs)  # B A, once a micro-batch
+    assert scaled.hardware_flops - plain.hardware_flops == 8 * products
+    assert scaled.model_flops_full == plain.model_flops_full
+
+
 def test_nf4_is_stored_as_by_bitsandbytes() -> None:
     """Of a weight [1024, 512]: 262144 packed bytes, 8192 scales, 32 fp32, codebooks of 16 and 256, an offset."""
     numel = 1024 * 512
@@ -178,6 +192,7 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
         ("dp1", {"stack": "megatron-core"}, "merged projections of the stack megatron-core"),
         ("dp2 zero3", {"stack": "deepspeed"}, "ZeRO-3 of the stack deepspeed"),
         ("tp2x2", {}, "2D tensor parallelism"),
+        ("dp1", {"adapter": {"kind": "dora", "base": "int8"}}, "DoRA over a base in int8"),
         ("dp1", {"adapter": {"base": "fp32"}}, "adapter.base=fp32 is not modelled with bf16 activations"),
     ],
 )
@@ -194,6 +209,7 @@ def test_experts_are_refused() -> None:
 
 def test_an_adapter_is_read_in_words_or_as_a_table() -> None:
     assert job("qlora:32") == job({"rank": 32, "base": "nf4"})
+    assert job("qdora:32") == job({"kind": "dora", "rank": 32, "base": "nf4"})
     assert load_job(adapter="lora:8", settings=["adapter.targets=q_proj,v_proj", "adapter.alpha=4"]).adapter == (
         job({"rank": 8, "alpha": 4, "targets": ["q_proj", "v_proj"]}).adapter
     )
@@ -203,9 +219,8 @@ def test_an_adapter_is_read_in_words_or_as_a_table() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("dora:16", "DoRA is not modelled"),
-        ("lora:many", "adapter 'lora:many' is not lora:RANK or qlora:RANK"),
-        ({"kind": "dora"}, "DoRA is not modelled"),
+        ("vera:16", "adapter 'vera:16' is none of lora:RANK, qlora:RANK, dora:RANK, qdora:RANK"),
+        ("lora:many", "adapter 'lora:many' is none of lora:RANK"),
         ({"targets": ["lm_head"]}, "'lm_head' is not a linear layer of a block"),
         ({"rank": 0}, "adapter.rank: must be 1 or more"),
     ],

@@ -95,14 +95,17 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
 
 @pytest.mark.parametrize(
     ("family", "text", "adapter"),
-    mark_share(
-        3,
-        [
-            ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
-            ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
-            ("phi", "dp2 zero2 mbs2", ADAPTER),
-        ],
-    ),
+    [
+        *mark_share(
+            3,
+            [
+                ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
+                ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
+                ("phi", "dp2 zero2 mbs2", ADAPTER),
+            ],
+        ),
+        ("ernie4_5", "tp2 dp2 zero3 mbs1", ADAPTER.replace(kind="dora")),
+    ],
 )
 def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str, text: str, adapter: Adapter) -> None:
     base, layout = base_of(tmp_path / "base", family), Layout.parse(text)
@@ -159,12 +162,12 @@ def folder_of(path: Path, base: Path) -> Path:
     ("changes", "words"),
     [
         ({"peft_type": "IA3"}, "peft_type IA3"),
-        ({"use_dora": True}, "use_dora=True"),
+        ({"use_dora": True}, r"lora_magnitude_vector is missing"),
         ({"modules_to_save": ["embed_tokens"]}, "modules_to_save="),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern="),
         ({"r": 4}, r"is \[3, 48\] instead of \[4, 48\]"),
-        ({"lora_alpha": 7}, "scale 4.04145 .* and .job. adapter has rank 3, scale 2.88675"),
+        ({"lora_alpha": 7}, "scale 4.04145 .* and .job. adapter has kind lora, rank 3, scale 2.88675"),
         ({"r": 0}, "rank: must be 1 or more, not 0"),
     ],
     ids=str,

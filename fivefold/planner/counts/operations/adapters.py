@@ -7,8 +7,11 @@ A frozen linear layer computes dx alone and keeps no input; one whose input need
 backward. That is so in the first block, up to its first adapter, unless PyTorch's checkpoints recompute anything:
 then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized
 before each product, one in int8 before that of the backward alone.
-Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward; bitsandbytes@0.50.2:
-bitsandbytes/autograd/_functions.py, MatMul4Bit and MatMul8bitLt.
+
+DoRA multiplies the sum by m / n. The norms n of the rows of W + s · B A are computed in every forward, which adds a
+product that no backward follows. Our engine scales the sum; peft adds (m / n − 1) W x and m / n · s B A x to W x.
+Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward, and dora.py, DoraLinearLayer;
+bitsandbytes@0.50.2:bitsandbytes/autograd/_functions.py, MatMul4Bit and MatMul8bitLt.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from fivefold.adapter import NF4_BLOCK, Adapter, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, dropout, elementwise, matmul
+from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, matmul
 from fivefold.units import ceil_div
 
 
@@ -40,6 +43,11 @@ def runs_in_reference(op: Op, job: Job) -> bool:
     return job.objective == "dpo" and ".lora_" not in op.name
 
 
+def is_per_step(op: Op) -> bool:
+    """Tell whether an operation does not depend on the number of tokens, such as DoRA's product of both factors."""
+    return ".lora_norm" in op.name
+
+
 def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     """Yield an operation with frozen weights, followed by those of its adapter if it has one."""
     if op.kind != "matmul" or not adapter.has_adapter(op.name) or op.name == "head.out":
@@ -59,6 +67,10 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         wide, width = f"{out}.lora_wide", 2
         yield _cast(f"{op.name}.lora_widen", source, wide, size=2 * size_of_input)
         source, held = wide, (wide, source)
+    if adapter.has_magnitudes:
+        norms = tuple(_list_row_norms(op, local, adapter, widens=widens))
+        held = (*held, *(name for norm in norms for name in norm.writes))
+        yield from norms
     if adapter.dropout:
         dropped = f"{out}.lora_drop"
         yield dropout(f"{op.name}.lora_dropout", source, dropped, size=width * size_of_input, mask=rows * in_features)
@@ -95,9 +107,103 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
             yield _cast(weight, factor.reads[0], weight, size=cast_bytes)._replace(kind="cast", differentiates=())
             factor = factor._replace(keeps=(*factor.keeps, weight), differentiates=factor.reads)
         yield factor
+    if adapter.has_magnitudes:
+        yield from _list_rescaled(op, local, adapter, held=held, widens=widens)
+        return
     yield elementwise(f"{op.name}.lora_scale", "activation", (high,), scaled, size=size)
     add = elementwise(f"{op.name}.lora_add", "add", (base, scaled), out, size=size)
     yield add._replace(reads=(*add.reads, *held), differentiates=add.reads)
+
+
+def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> Iterator[Op]:
+    """Yield the operations of peft for the norms of the rows of W + s · B A: B A is B(A(identity)), kept as a graph.
+
+    The norms have no gradient; identity and B A are held until the layer returns, and so is W if it is a copy.
+    """
+    (out, *_), (_, out_features, in_features) = op.writes, op.shape
+    width, autocasts = (2 if widens else 1) * local.width, local.job.precision.autocasts
+    identity, numel = in_features * in_features * local.width, out_features * in_features
+    low = matmul(
+        f"{op.name}.lora_norm_a",
+        op.reads[0],
+        f"{out}.lora_norm_a",
+        rows=in_features,
+        in_features=in_features,
+        out_features=adapter.rank,
+        width=local.width,
+    )
+    yield _detach(low)._replace(
+        writes={f"{out}.lora_norm_a": identity + in_features * adapter.rank * local.width},
+        forward_scratch=2 * identity * autocasts,
+    )
+    high = matmul(
+        f"{op.name}.lora_norm",
+        f"{out}.lora_norm_a",
+        f"{out}.lora_norm",
+        rows=in_features,
+        in_features=adapter.rank,
+        out_features=out_features,
+        width=local.width,
+    )
+    is_copied = widens or adapter.base == "nf4"
+    rows = 3 * out_features * (4 if autocasts else width)  # n, m / n and m / n − 1, which the products below keep
+    yield _detach(high)._replace(
+        writes={f"{out}.lora_norm": numel * width * (1 + is_copied), f"{out}.lora_rows": rows},
+        forward_scratch=2 * numel * width,
+        moved_bytes=high.moved_bytes + 6 * numel * width,  # times s, added to W, and read for the norms
+    )
+
+
+def _list_rescaled(op: Op, local: Local, adapter: Adapter, *, held: tuple[str, ...], widens: bool) -> Iterator[Op]:
+    """Yield the operations of peft that add (m / n − 1) W x and m / n · s B A x to W x, in fp32 under autocast.
+
+    With dropout the first is a second product of W, with the dropped input; its backward keeps a copy of W.
+    """
+    (out, size), *_ = op.writes.items()
+    rows, out_features, in_features = op.shape
+    base, high, factor = f"{out}.base", f"{out}.lora_b", 2 if local.job.precision.autocasts else 1
+    result, plain = (f"{out}.lora_wide_sum" if factor == 2 else out), base
+    if adapter.dropout:
+        plain, dropped = f"{out}.lora_base", f"{out}.lora_x" if widens else f"{out}.lora_drop"
+        second = matmul(
+            f"{op.name}.lora_base",
+            dropped,
+            plain,
+            rows=rows,
+            in_features=in_features,
+            out_features=out_features,
+            width=local.width,
+        )._replace(parameters=0, wgrad_numels=(), keeps=())
+        if widens or adapter.base == "nf4":
+            weight = f"{out}.lora_base_weight"
+            writes = second.writes | {weight: out_features * in_features * local.width}
+            second = second._replace(writes=writes, keeps=(weight,))
+        yield second
+    elif len(op.wgrad_numels) > 1:
+        plain = f"{out}.lora_unbiased"
+        yield elementwise(f"{op.name}.lora_unbias", "add", (base,), plain, size=size)
+    for name, source, product in (("lora_rescale", plain, "lora_plain"), ("lora_magnitude", high, "lora_update")):
+        scaled = elementwise(
+            f"{op.name}.{name}",
+            "activation",
+            (source,),
+            f"{out}.{product}",
+            size=factor * size,
+            keeps=(source, f"{out}.lora_rows"),
+            backward_scratch=factor * size,
+        )
+        is_last = name == "lora_rescale"  # in the backward: the gradient of m / n is complete
+        yield scaled._replace(parameters=out_features, wgrad_numels=(out_features,)) if is_last else scaled
+    scaled = elementwise(
+        f"{op.name}.lora_scale", "activation", (f"{out}.lora_update",), f"{out}.lora", size=factor * size
+    )
+    yield scaled
+    terms = f"{out}.lora_plain", f"{out}.lora"
+    yield elementwise(f"{op.name}.lora_sum", "add", terms, f"{out}.lora_sum", size=factor * size)
+    add = elementwise(f"{op.name}.lora_add", "add", (base, f"{out}.lora_sum"), result, size=factor * size)
+    yield add._replace(reads=(*add.reads, *held), differentiates=add.reads)
+    if factor == 2:
+        yield _cast(f"{op.name}.lora_narrow", result, out, size=size)
 
 
 def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
@@ -131,6 +237,8 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         )
         frozen = frozen._replace(backward_scratch=max(frozen.backward_scratch, dropped))
     yield factor
+    if adapter.has_magnitudes:
+        yield _compute_row_norms(op, local, adapter, scratch=frozen.forward_scratch)
     yield frozen._replace(
         writes={base: 0}, gradients={base: size}, forward_scratch=frozen.forward_scratch + size, accumulates_dgrad=True
     )
@@ -138,7 +246,57 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         f"{op.name}.lora_b", low, high, rows=rows, in_features=adapter.rank, out_features=out_features, width=width
     )
     yield factor._replace(writes={high: 0}, gradients={high: size})
-    yield elementwise(f"{op.name}.lora_add", "add", (base, high), out, size=size)._replace(moved_bytes=size)
+    total = f"{out}.lora_sum" if adapter.has_magnitudes else out
+    yield elementwise(f"{op.name}.lora_add", "add", (base, high), total, size=size)._replace(moved_bytes=size)
+    if adapter.has_magnitudes:
+        yield _rescale(op, total, f"{out}.lora_norms", out, size=size)
+
+
+def _compute_row_norms(op: Op, local: Local, adapter: Adapter, *, scratch: int) -> Op:
+    """Return the norms of the rows of W + s · B A as our engine computes them; ``scratch``: of W, dequantized."""
+    _, out_features, in_features = op.shape
+    norms, (out, *_) = 4 * out_features, op.writes
+    product = matmul(
+        f"{op.name}.lora_norm",
+        op.reads[0],
+        f"{out}.lora_norms",
+        rows=out_features,
+        in_features=adapter.rank,
+        out_features=in_features,
+        width=local.width,
+    )
+    is_row_parallel = op.name.endswith((".out", ".down"))
+    message = OpMessage("tp", "all_reduce", "", norms) if is_row_parallel and local.part.tp > 1 else None
+    updated = out_features * in_features * local.width
+    return _detach(product)._replace(
+        writes={f"{out}.lora_norms": norms},
+        moved_bytes=product.moved_bytes + 2 * updated,  # W is read too, and the sum for its norms
+        forward_scratch=scratch + updated,
+        message=message,
+    )
+
+
+def _detach(op: Op) -> Op:
+    """Return an operation whose result has no gradient."""
+    return op._replace(parameters=0, wgrad_numels=(), keeps=(), differentiates=())
+
+
+def _rescale(op: Op, total: str, norms: str, out: str, *, size: int) -> Op:
+    """Return the product with m / n, which keeps both and trains m."""
+    _, out_features, _ = op.shape
+    return Op(
+        f"{op.name}.lora_scale",
+        "activation",
+        (total, norms),
+        {out: size},
+        keeps=(total, norms),
+        parameters=out_features,
+        wgrad_numels=(out_features,),
+        differentiates=(total,),
+        moved_bytes=2 * size,
+        moved_backward_bytes=5 * size,  # g z is written and summed, then m / n · g
+        backward_scratch=size,
+    )
 
 
 def _cast(name: str, source: str, out: str, *, size: int) -> Op:
