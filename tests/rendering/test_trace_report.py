@@ -40,7 +40,7 @@ def test_means_of_the_steps() -> None:
     assert "200.0 ms per step  ·  Compute fills 80% of a step" in text
     assert "the file ends within the events" in text
     (row,) = [line for line in text.splitlines() if "200.0 ms" in line and "60%" in line]
-    # step, compute, of it optimizer, exposed, of it waiting (unknown), overlapped, copies alone, host, queued
+    # step, compute, in optimizer, exposed, in waits (unknown), overlapped, copies alone, host, queued
     shares = ["0", "200.0 ms", "80.0%", "1.5%", "10.0%", "–", "60% of 50.0 ms", "2.5%", "5.0%", "2.5%"]
     assert row.split() == " ".join(shares).split()
 

@@ -140,8 +140,8 @@ def _check_one_job(ranks: dict[int, TraceEvents], remarks: list[str]) -> int:
         missing_ranks = [str(rank) for rank in range(min(world, len(ranks) + 9)) if rank not in ranks]
         missing_list = ", ".join(missing_ranks[:8]) + (", …" if missing > 8 else "")
         remarks.append(
-            f"{missing} of {world} ranks {'are' if missing > 1 else 'is'} not here ({missing_list}): "
-            "who waited for them is not known"
+            f"{missing} of {world} ranks {'are' if missing > 1 else 'is'} missing ({missing_list}), "
+            "so it is not known who waited for them"
         )
     return world
 

@@ -186,7 +186,7 @@ def test_sizes_and_rates(tmp_path: Path) -> None:
     assert line.algorithm_bandwidth == pytest.approx(2**30 / 20e-3)
     assert line.bus_bandwidth == pytest.approx(2**30 / 20e-3 * 2 * 3 / 4)
     assert (line.link, line.link_bandwidth) == ("NVLink 4", 450e9)
-    assert "4 of 8 ranks are not here (1, 3, 5, 7): who waited for them is not known" in report.remarks
+    assert "4 of 8 ranks are missing (1, 3, 5, 7), so it is not known who waited for them" in report.remarks
     (across,) = read(paths, machine=H100.replace(ranks=8, ranks_per_node=2)).report.messages
     assert across.link_bandwidth == H100.links[-1].bandwidth  # a NIC each: one rank of the group a node
 
