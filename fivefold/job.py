@@ -304,6 +304,10 @@ class Job(Record):
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate
     ramp: Ramp | None = None  # batch-size ramp-up to ``global_batch``; plans are for the final size
     adapter: Adapter | None = None  # over frozen weights, as a table or ``lora:16``; None: all weights are trained
+    images: int = Field(0, ge=0, le=2**20)  # images in a sequence of a model with a vision tower; 0: text alone
+    image_tokens: Tokens | None = None  # tokens of an image, part of ``sequence``; None: as the tower makes of its size
+    freeze_vision_tower: bool = False  # the vision tower is not trained
+    freeze_projector: bool = False  # neither is the projector from its output to tokens
     steps: Steps = 1000  # optimizer steps of the run
     seed: Seed = 0  # of initial weights and of the order of the data
     stack: Stack = Stack()  # the software that runs it
@@ -338,6 +342,13 @@ class Job(Record):
         if self.learning_rate.warmup_steps > self.steps:
             raise ValueError(
                 f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}; lower it"
+            )
+        if not self.images and (self.image_tokens or self.freeze_vision_tower):
+            field = "image_tokens" if self.image_tokens else "freeze_vision_tower"
+            raise ValueError(f"{field} is given without images: give the images of a sequence, such as images=1")
+        if self.freeze_projector and not self.freeze_vision_tower:
+            raise ValueError(
+                "freeze_projector without freeze_vision_tower is not supported: give both, or leave it out"
             )
         if self.ramp is not None and (sizes := len(self.ramp.sizes(self.global_batch))) > RAMP_SIZES:
             raise ValueError(

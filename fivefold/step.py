@@ -105,6 +105,8 @@ class Work(Record):
     parameters: NonNegativeInt
     active_parameters: NonNegativeInt
     trainable_parameters: NonNegativeInt | None = None  # of adapters over frozen weights; None: all are trained
+    vision_parameters: NonNegativeInt | None = None  # of the vision tower and its projector; None: not counted
+    vision_flops: NonNegativeInt | None = None  # of the images, part of the model FLOPs
     model_flops_causal: NonNegativeInt
     model_flops_full: NonNegativeInt
     hardware_flops: NonNegativeInt

@@ -24,7 +24,7 @@ NAV: dict[str, list[str]] = {
         "getting-started/why-did-it-fail.md", "getting-started/calibrate.md",
     ],
     "How-to": [
-        "how-to/fsdp.md", "how-to/lora.md", "how-to/conversations.md", "how-to/preferences.md",
+        "how-to/fsdp.md", "how-to/lora.md", "how-to/conversations.md", "how-to/preferences.md", "how-to/images.md",
         "how-to/troubleshooting.md",
         "how-to/explain.md", "how-to/traces.md",
         "how-to/doctor.md", "how-to/watch.md", "how-to/trainer-callback.md", "how-to/numerics.md", "how-to/configs/*",

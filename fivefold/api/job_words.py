@@ -34,6 +34,10 @@ class JobWords(TypedDict, total=False):
     optimizer: Mapping[str, Any]
     learning_rate: Mapping[str, Any]
     ramp: Mapping[str, Any] | None
+    images: int
+    image_tokens: int | None
+    freeze_vision_tower: bool
+    freeze_projector: bool
     steps: int
     seed: int
     loss: Literal["plain", "low_precision", "upcast", "upcast_copy", "chunked", "fused"]

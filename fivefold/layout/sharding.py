@@ -15,6 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.spec import Model
+from fivefold.model.vision_weights import is_connector, is_vision, shape_encoder
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, with_adapters
 from fivefold.units import ceil_div
 
@@ -93,6 +94,12 @@ def needs_backward_gather(name: object, layout: Layout, job: Job) -> bool:
     return name != "head" and (name != "embed" or gathers_embedding) and gathers_for_backward(layout, job)
 
 
+def regathers_vision(layout: Layout, job: Job) -> bool:
+    """Tell whether the weights of a vision tower are gathered again for its backward, which multiplies by them."""
+    is_trained_part = job.images > 0 and job.adapter is None and not job.freeze_projector
+    return is_trained_part and not joins_ends(layout, job) and gathers_for_backward(layout, job)
+
+
 def chunk_rows(rows: int, *, shards: int) -> int:
     """Return the rows of one ZeRO shard, with padding."""
     return ceil_div(rows, shards)
@@ -110,6 +117,8 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
       replicated
     """
     name, shape, tp = weight.name, weight.shape, layout.tp
+    if is_vision(weight) and model.vision is not None:
+        model = shape_encoder(model.vision)
     if layout.tp_inner > 1:
         return weight._replace(shape=_shard_2d(weight, layout, vocab=vocab, heads=model.kv_heads))
     if weight.kind.startswith("expert"):
@@ -176,7 +185,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
     - kv: the tp ranks that hold the same kv head see different queries
     - an adapter's weight that is not sharded: tp
     """
-    if layout.tp == 1 or weight.kind.startswith("expert"):
+    if layout.tp == 1 or weight.kind.startswith("expert") or is_vision(weight):  # a tower has no sequence parallelism
         return ""
     if layout.tp_inner > 1:
         if weight.name.endswith(HEAD_NORMS):
@@ -233,10 +242,17 @@ def padded_numel(unit: FsdpUnit, *, shards: int) -> int:
 
 
 def select_trained(unit: FsdpUnit, job: Job) -> FsdpUnit:
-    """Return the unit with its trained weights only: all, or those of adapters."""
-    if job.adapter is None:
+    """Return the unit with its trained weights only: all but a frozen vision tower, or those of adapters."""
+    if job.adapter is None and not job.freeze_vision_tower:
         return unit
-    return unit._replace(weights=tuple(weight for weight in unit.weights if weight.is_adapter))
+    return unit._replace(weights=tuple(weight for weight in unit.weights if is_trained(weight, job)))
+
+
+def is_trained(weight: Weight, job: Job) -> bool:
+    """Tell whether a weight is trained: not one next to an adapter, nor one of a frozen vision tower or projector."""
+    if job.adapter is not None:
+        return weight.is_adapter
+    return not (is_vision(weight) and (job.freeze_projector if is_connector(weight) else job.freeze_vision_tower))
 
 
 class FrozenBytes(NamedTuple):
@@ -250,17 +266,18 @@ class FrozenBytes(NamedTuple):
 def frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
     """Return the bytes of a unit's frozen weights as they are stored; ``shards``: of ZeRO-3, else 1."""
     gathered = shard = scales = 0
-    if job.adapter is None:
+    base = "bf16" if job.adapter is None else job.adapter.base
+    if job.adapter is None and not job.freeze_vision_tower:
         return FrozenBytes(0, 0, 0)
     for weight in unit.weights:
-        if weight.is_adapter:
+        if is_trained(weight, job):
             continue
         elements = shard_numel(weight, shards=shards)
-        if job.adapter.base == "nf4" and is_gemm_weight(weight):
+        if base == "nf4" and is_gemm_weight(weight):
             elements_bytes = nf4_bytes(elements)
             shares_codebooks = job.stack.kernel_facts.fused_dequantization
             scales += nf4_scales_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
-        elif job.adapter.base == "int8" and is_gemm_weight(weight):  # never sharded (``validity.py``)
+        elif base == "int8" and is_gemm_weight(weight):  # never sharded (``validity.py``)
             elements_bytes = int8_bytes(*weight.shape)
         else:
             elements_bytes = elements * job.activation_bytes

@@ -20,6 +20,7 @@ from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
+from fivefold.model.vision_weights import count_vision
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts
@@ -58,9 +59,16 @@ def describe_assumed_batch(job: Job, machine: Machine) -> tuple[str, ...]:
     )
 
 
-def describe_uncounted(model: Model) -> tuple[str, ...]:
+def describe_uncounted(model: Model, job: Job) -> tuple[str, ...]:
     """Return a warning about a part of training that is not counted, else nothing."""
     remarks = []
+    if model.vision is not None and not job.images:
+        size = count_vision(model.vision)
+        given = "images=1" if model.vision.patches else "images=1 image_tokens=1024"
+        remarks.append(
+            f"model {model.name!r}: its vision tower ({size / 1e9:.2f} B parameters) is not counted, as the job has no "
+            f"images; {given} counts it"
+        )
     if model.moe is not None and model.moe.joins_mlp:
         remarks.append(
             f"model {model.name!r}: the output of experts next to an MLP is counted as added to the MLP's output; the "
@@ -86,6 +94,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _tensor(layout, model)
     if (reason := explain_unsupported_2d(layout, model=model, job=job)) is not None:
         yield reason
+    yield from _vision(layout, model=model, job=job)
     yield from _mixers(layout, model)
     yield from _indexer(layout, model)
     yield from _explain_unsharded_attention(layout, model)
@@ -137,6 +146,7 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
             yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
         if job.stack.attention == "unfused":
             yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
+    yield from _list_vision_mismatches(model, job)
     if job.has_targets and model.mtp is not None:
         what = f"objective={job.objective} does not train multi-token prediction"
         yield f"{what} ({model.name}); take a model without mtp"
@@ -159,6 +169,67 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
         ):
             if is_present:
                 yield f"objective=dpo is not modelled with {feature}; take {fix}"
+
+
+def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why the job's images do not fit the model's vision tower."""
+    tower = model.vision
+    if not job.images:
+        return
+    if tower is None:
+        yield f"images={job.images}: {model.name} has no vision tower that is read; leave images out"
+        return
+    if tower.patches is None and job.image_tokens is None:
+        pixels = tower.patch * tower.patches_per_token**0.5
+        yield (
+            f"images={job.images}: images of {model.name} may have any size; give image_tokens, one for "
+            f"{pixels:.0f} x {pixels:.0f} pixels"
+        )
+        return
+    if tower.patches is not None and job.image_tokens not in (None, tower.count_tokens(None)):
+        fixed = tower.count_tokens(None)
+        yield (
+            f"image_tokens={job.image_tokens}: {model.name} makes {fixed} tokens of every image (or of every "
+            f"tile of one); take image_tokens={fixed}, or more images"
+        )
+    if (tokens := job.images * tower.count_tokens(job.image_tokens)) > job.sequence:
+        yield f"images={job.images} have {tokens} tokens, more than the sequence of {job.sequence}; try seq {tokens}"
+    for is_present, feature, fix in (
+        (job.objective == "dpo", "objective=dpo", "sft"),
+        (
+            job.precision.gathers == "fp8",
+            f"precision {job.precision.name}, which gathers weights in fp8",
+            "bf16, or fp8 without it",
+        ),
+        (
+            job.adapter is not None and not job.freeze_projector,
+            "an adapter next to a trained projector",
+            "freeze_vision_tower and freeze_projector",
+        ),
+        (
+            job.adapter is not None and job.adapter.base in ("nf4", "int8"),
+            f"a base in {job.adapter.base if job.adapter else ''}",
+            "a base in 16 bits",
+        ),
+    ):
+        if is_present:
+            yield f"images={job.images} are not counted with {feature}; take {fix}"
+
+
+def _vision(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why the vision tower cannot be sharded."""
+    if not can_shard_tower(model, job, layout.tp) and model.vision is not None:
+        fix = _suggest_degrees("tp", layout.tp, lambda n: can_shard_tower(model, job, n), most=model.vision.heads)
+        yield f"tp={layout.tp} does not divide heads={model.vision.heads} and MLPs of the vision tower; {fix}"
+
+
+def can_shard_tower(model: Model, job: Job, tp: int) -> bool:
+    """Tell whether tp divides the heads and MLPs of the vision tower; always, if the job has no images."""
+    tower = model.vision
+    if not job.images or tower is None:
+        return True
+    mlps = [layer.ffn for layer in (*tower.projector, *tower.deepstack_projector) if layer.kind.endswith("mlp")]
+    return gcd(tower.heads, tower.ffn, *mlps) % tp == 0
 
 
 def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:
@@ -279,6 +350,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
         return None
     outer, inner, flat = layout.tp // layout.tp_inner, layout.tp_inner, layout.replace(tp_inner=1)
     for is_present, feature in (
+        (job.images > 0, "images"),
         (model.moe is not None, "experts"),
         (bool(model.non_attention_mixers), "token mixers other than attention"),
         (model.mla is not None, "latent attention"),

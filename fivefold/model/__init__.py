@@ -3,6 +3,7 @@
 shape · spec · weights   fields; fields with parameter counts; every weight by name and shape
 activations · norms      one record for each activation function and norm, with the facts that the planner counts
 catalog                  models by name
+vision · vision_weights  vision towers and projectors of multimodal models, and their weights
 indexer                  the lightning indexer of sparse latent attention
 mixers/                  token mixers other than attention, one module each
 huggingface/             reads and writes config.json, names tensors

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from fivefold.model.weight import Initial
 
 ActivationName = Literal[
-    "silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu", "relu2", "xielu", "clamped_swiglu"
+    "silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2", "xielu", "clamped_swiglu"
 ]
 
 
@@ -53,6 +53,9 @@ _ACTIVATIONS = (
     Activation(name="gelu_new", huggingface=("gelu_new",), written_out=("half", "tanh", "sum"), cubes_input=True),
     Activation(name="gelu_fast", huggingface=("gelu_fast",),
                written_out=("half", "tanh", "sum", "scaled", "cubic", "part")),
+    Activation(name="quick_gelu", huggingface=("quick_gelu",), written_out=("sigmoid",),  # x σ(1.702 x)
+               value=lambda x: x * (1.702 * x).sigmoid(),
+               derivative=lambda x: (1.702 * x).sigmoid() * (1 + 1.702 * x * (-1.702 * x).sigmoid())),
     Activation(name="relu", huggingface=("relu",), value=lambda x: x.clamp(min=0), derivative=lambda x: (x > 0).to(x)),
     Activation(name="relu2", huggingface=("relu2",)),  # max(x, 0)²
     # α_p x² + βx for x > 0, else α_n (eˣ − 1 − x) + βx, with trained α_p, α_n > 0 (arXiv:2411.13010)

@@ -36,6 +36,7 @@ from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
+from fivefold.model.vision import VisionTower
 from fivefold.record import Record
 from fivefold.units import ceil_div
 
@@ -334,6 +335,8 @@ class ModelShape(Record):
     short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction
+    # vision tower and projector of a multimodal model, counted if the job has ``images``; not part of ``parameters``
+    vision: VisionTower | None = None
 
     tied_embeddings: bool = False  # the head shares the weights of the embedding
     embedding_scale: Scalar = 1.0  # factor on the output of the embedding

@@ -191,7 +191,7 @@ class Planner:
                 longest_part=step_time.longest_part,
             ),
             operations=tuple(self._operations(layout)),
-            remarks=(*describe_idle(layout, machine), *describe_uncounted(model)),
+            remarks=(*describe_idle(layout, machine), *describe_uncounted(model, job)),
         )
 
     def _operations(self, layout: Layout) -> Iterator[Operation]:

@@ -12,9 +12,11 @@ from math import ceil, exp, expm1, inf, log, sqrt
 
 from fivefold.bounded_types import RUN_TOKENS
 from fivefold.job import Job
+from fivefold.layout.sharding import is_trained
 from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.model.vision_weights import vision_weights
 from fivefold.model.weights import adapter_weights, weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
@@ -181,6 +183,13 @@ def _curve(interval: float, *, blocked: float, restart: float, between: float) -
 def checkpoint_bytes(model: Model, job: Job) -> int:
     """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once."""
     every = tuple(weights(model) if job.adapter is None else adapter_weights(model, job.adapter))
+    tower = tuple(vision_weights(model.vision)) if model.vision is not None and job.images else ()
+    frozen_bytes = sum(weight.numel for weight in tower if not is_trained(weight, job)) * job.activation_bytes
+    every += tuple(weight for weight in tower if is_trained(weight, job))
     scaled = frozenset(weight.name for weight in every if is_quantized(weight.numel, vector=weight.is_vector))
     states = find_cost(job.optimizer.kind).state_bytes(every, shards=1, quantised=scaled, job=job)
-    return sum(weight.numel for weight in every) * job.precision.updated_bytes + states
+    return (
+        sum(weight.numel for weight in every) * job.precision.updated_bytes
+        + states
+        + (frozen_bytes if job.adapter is None else 0)
+    )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.rendering.verdict import judgement
-from fivefold.step import Memory, Operation, StageMemory, Step, Time, Traffic, Verdict
+from fivefold.step import Memory, Operation, StageMemory, Step, Time, Traffic, Verdict, Work
 from fivefold.units import show_bytes, show_count, show_seconds
 
 MEMORY_PARTS = (
@@ -155,18 +155,21 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
     """Return parameters, FLOPs of the full step, and GPU hours per 1 T tokens, as (label, text)."""
     work = step.work
     active = f", {show_count(work.active_parameters)} active" if work.active_parameters != work.parameters else ""
-    trainable = work.trainable_parameters
+    trainable, vision = work.trainable_parameters, work.vision_parameters
+    of_tower = vision is not None and trainable is not None and trainable >= work.parameters - vision
+    total = work.parameters + (0 if of_tower or trainable is None else trainable)  # with the factors of adapters
     adapters = (
         []
         if trainable is None
         else [
-            ("trainable parameters", f"{trainable:,} ({trainable / (work.parameters + trainable):.2%} of all)"),
+            ("trainable parameters", f"{trainable:,} ({trainable / total:.2%} of all)"),
             ("FLOPs per parameter and token", _flops_per_parameter(step)),
         ]
     )
     lines = [
         ("parameters", show_count(work.parameters) + active),
         *adapters,
+        *_list_vision(work),
         ("model FLOPs, causal", show_count(work.model_flops_causal)),
         ("model FLOPs, full", show_count(work.model_flops_full)),
         ("hardware FLOPs", show_count(work.hardware_flops)),
@@ -174,6 +177,14 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
     if step.tokens_per_second_per_gpu:
         lines.append(("GPU hours per 1 T tokens", show_count(1e12 / step.tokens_per_second_per_gpu / 3600)))
     return tuple(lines)
+
+
+def _list_vision(work: Work) -> list[tuple[str, str]]:
+    """Return the parameters of a vision tower with its projector, and its share of the model FLOPs."""
+    if work.vision_parameters is None or work.vision_flops is None:
+        return []
+    share = work.vision_flops / work.model_flops_causal
+    return [("vision tower", f"{show_count(work.vision_parameters)} parameters, {share:.1%} of causal FLOPs")]
 
 
 def _flops_per_parameter(step: Step) -> str:

@@ -33,7 +33,7 @@ FREE_FIELDS = frozenset({
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
     "qk_norm_after_rope", "qkv_clip", "value_dim", "value_scale", "value_norm", "tied_values", "sliding",
     "norm_weight", "embedding_norm", "final_norm", "sub_norm",
-    "mixers", "feed_forwards", "short_conv", "gated_delta_net", "kimi_delta", "mamba", "mamba2", "rg_lru",
+    "mixers", "feed_forwards", "short_conv", "gated_delta_net", "kimi_delta", "mamba", "mamba2", "rg_lru", "vision",
     "output_gate", "gate_per_head", "gate_activation",
     "norm", "norm_plus_one", "norm_bias", "block", "pre_norm_mixers", "residual_scale", "mlp", "embedding_scale",
     "logit_scale", "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
@@ -47,6 +47,10 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(
             f"layout {str(layout)!r}: the engine shards tensors over one axis, as a second one saves 10 to 13 % of "
             f"tp's messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
+        )
+    if job.images:
+        raise UserError(
+            f"images={job.images}: the engine trains the text model alone; leave images out; `predict` plans the tower"
         )
     _check_adapter(layout, job, model=model)
     if job.objective == "dpo" and job.stack.is_compiled:

@@ -48,7 +48,7 @@ def check_step(case: Case) -> None:
     assert time.longest_part
     if machine.calibration is None:  # else what was measured need not be below the peak
         assert step.mfu.causal <= 1, "faster than the chip"
-    assert 0 < work.active_parameters <= work.parameters == model.parameters
+    assert 0 < work.active_parameters <= work.parameters == model.parameters + (work.vision_parameters or 0)
     assert 0 < work.model_flops_causal <= work.model_flops_full
     assert math.isclose(step.tokens_per_second_per_gpu * step.world * time.step_seconds, job.tokens_per_step)
     assert all(item.messages > 0 for item in step.traffic)

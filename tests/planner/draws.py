@@ -24,6 +24,7 @@ from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Mac
 from fivefold.model import catalog as models
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
+from fivefold.model.vision import ProjectorLayer, VisionTower
 from fivefold.planner.search.space import divisors
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
@@ -174,6 +175,10 @@ JOB: dict[str, Draw] = {
     "learning_rate": lambda some: fields(RATE, some),
     "ramp": ramp,
     "adapter": lambda some: adapter(random.Random(some.getstate()[1][0] + some.getstate()[1][-1])),
+    "images": choose(0),  # of a model with a tower: ``with_images``
+    "image_tokens": choose(None),
+    "freeze_vision_tower": choose(False),
+    "freeze_projector": choose(False),
     "steps": choose(1, 1000),
     "seed": choose(0, 7),
 }
@@ -407,4 +412,64 @@ def case(seed: int) -> Case:
             refuse(spread, model=chosen, job=result.job, machine=result.machine)
         except (UserError, ValidationError):
             continue
-        return result
+        return with_images(result, random.Random(f"images {seed}"))
+
+
+def tower(some: random.Random, *, out: int) -> VisionTower:
+    """A small vision tower with every choice, whose tokens are ``out`` wide."""
+    heads, merged = some.choice((1, 2, 4, 8)), some.choice((1, 4))
+    width, layers = heads * some.choice((8, 16)), some.choice((1, 2, 3))
+    norm = ProjectorLayer(kind="norm", norm=some.choice(options(ProjectorLayer, "norm")), bias=True)
+    mlp = ProjectorLayer(kind=some.choice(("mlp", "gated_mlp")), ffn=64, size=out, bias=some.random() < 0.5)
+    linear = ProjectorLayer(kind="linear", size=out)
+    merge = ProjectorLayer(kind=some.choice(("merge", "shuffle", "pool")), size=merged)
+    layers_after = (some.choice((norm, ProjectorLayer(kind="activation"))), some.choice((mlp, linear)))
+    positions = some.choice((0, 64))
+    return VisionTower(
+        patch=some.choice((4, 14)),
+        frames=some.choice((1, 2)),
+        patches=some.choice((None, 16)),
+        layers=layers,
+        width=width,
+        heads=heads,
+        ffn=some.choice((64, 80)),
+        norm=some.choice(options(VisionTower, "norm")),
+        mlp=some.choice(options(VisionTower, "mlp")),
+        activation=some.choice(("gelu", "silu", "quick_gelu", "gelu_tanh")),
+        mlp_bias=some.random() < 0.5,
+        qkv_bias=some.random() < 0.5,
+        out_bias=some.random() < 0.5,
+        qk_norm=some.random() < 0.2,
+        patch_bias=some.random() < 0.5,
+        class_token=some.random() < 0.5,
+        positions=positions,
+        rotary=some.random() < 0.5,
+        first_norm=some.random() < 0.5,
+        final_norm=some.choice(options(VisionTower, "final_norm")),
+        layer_scale=some.random() < 0.3,
+        pooling_head=some.random() < 0.2,
+        window=some.choice((None, None, 4)),
+        full_layers=(0,),
+        features=some.choice(((), (), (layers,), (0, layers))),
+        projector=(merge, *layers_after),
+        newline=some.random() < 0.2,
+        deepstack=some.choice(((), (0,))),
+        deepstack_projector=(merge, mlp),
+    )
+
+
+def with_images(drawn: Case, some: random.Random) -> Case:
+    """Three in ten cases with a vision tower and images, trained or frozen, if they are legal; the others as drawn."""
+    chosen = drawn.model.replace(vision=tower(some, out=drawn.model.width))
+    images, frozen = some.choice((1, 2, 3)), some.random() < 0.5
+    freeze = {"freeze_vision_tower": frozen, "freeze_projector": frozen and some.random() < 0.5}
+    if drawn.job.adapter is not None:
+        freeze = dict.fromkeys(freeze, True)
+    if some.random() > 0.3:
+        return drawn
+    try:
+        job = drawn.job.replace(images=images, image_tokens=None if chosen.vision.patches else 9, **freeze)
+        refuse(drawn.layout, model=chosen, job=job, machine=drawn.machine)
+    except (UserError, ValidationError):
+        return drawn
+    return drawn._replace(model=chosen, job=job)

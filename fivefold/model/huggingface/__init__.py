@@ -5,6 +5,7 @@ family · decoder             the record; keys, defaults and names that many fam
 config · mapping · rope      a config.json as a validated record; fields of ``Model`` that several families read equally
 state_space                  keys, geometry and tensor names of Mamba and Mamba-2 layers
 read · keys                  converts a config.json to a model; handling of keys that are not read
+vision                       reads vision towers and projectors of multimodal configs
 write                        converts a model to a config.json
 tensors                      maps our weights to tensors of a checkpoint: names, experts, order of rotary rows
 causal_types                 what is missing for each causal language model of transformers that is not read

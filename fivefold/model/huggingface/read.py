@@ -18,7 +18,9 @@ from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.keys import describe_quantization, flatten_tables, list_unread, read_fields
 from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
+from fivefold.model.huggingface.vision import read_tower
 from fivefold.model.spec import Model
+from fivefold.model.vision import VisionTower
 from fivefold.record import UserError
 
 
@@ -30,7 +32,17 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     """
     text = text_of(config, name=name)
     model = text.family.to_model(read_config(text.values, family=text.family, name=name))
+    if text.wrapped:
+        model = model.replace(vision=_find_tower(config, text_width=model.width, name=name)[0])
     return model.replace(source=source or f"Hugging Face config.json, {text.architecture}")
+
+
+def _find_tower(config: dict[str, Any], *, text_width: int, name: str) -> tuple[VisionTower | None, str]:
+    """Return the vision tower of a multimodal config, or None and the reason why it is not read."""
+    try:
+        return read_tower(config, kind=_model_type(config, name=name), text_width=text_width, name=name), ""
+    except UserError as error:
+        return None, str(error)
 
 
 def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
@@ -54,6 +66,10 @@ def remark(config: dict[str, Any], *, name: str) -> str | None:
     elif keys := list(list_unread(text.values, family=text.family)):
         ignored = ", ".join(f"{key}={reprlib.repr(text.values[key])}" for key in keys)
         warnings.append(f"keys without effect, as in transformers' {text.architecture}: {ignored}")
+    if text.wrapped:
+        width = from_config(config, name=name).width
+        if reason := _find_tower(config, text_width=width, name=name)[1]:
+            warnings.append(f"the text model alone is read: {reason.removeprefix(f'{name}: ')}")
     if quantized := describe_quantization(config | text.values):
         warnings.append(quantized)
     return f"{name}: {'; '.join(warnings)}" if warnings else None

@@ -79,9 +79,10 @@ def write_config(model: Model, family: Family) -> dict[str, Any]:
 def find_difference(there: Model, here: Model) -> str | None:
     """Return the first field in which two models compute differently, with both values; None if there is none.
 
-    Settings of training (auxiliary loss, capacity, dropout), names and the maximum sequence length are ignored.
+    Settings of training (auxiliary loss, capacity, dropout), names and the maximum sequence length are ignored, and so
+    are vision towers, as the text model alone is written.
     """
-    there, here = _normalize(there), _normalize(here)
+    there, here = _normalize(there.replace(vision=None)), _normalize(here.replace(vision=None))
     if there.moe and here.moe and "free" not in (there.moe.balance, here.moe.balance):
         there = there.replace(moe=there.moe.replace(balance=here.moe.balance))
     return difference(there, here)

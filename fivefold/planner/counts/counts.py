@@ -15,6 +15,7 @@ from fivefold.layout.sharding import reduces_every_micro_batch
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
+from fivefold.model.vision_weights import vision_weights
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, with_adapters
 from fivefold.planner.counts.cache import Cache, Caches
 from fivefold.planner.counts.memory.liveness import (
@@ -206,6 +207,10 @@ class Counts:
             self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
 
+    def table_states(self, layout: Layout) -> UnitStates:
+        """Return the states of the embedding's tables, without those of a vision tower next to them."""
+        return self.parts(layout, "embed")[-1]
+
     def local_parts(self, layout: Layout, name: Name) -> tuple[tuple[Sharded, int, int], ...]:
         """Return a unit's dense and expert weights on one rank, each with its numbers of shards and replicas."""
         key = (
@@ -284,7 +289,8 @@ class Counts:
     def _list_weights(self, name: Name, *, has_table: bool) -> list[Weight]:
         """Return ``weights``; ``has_table``: the head has a copy of the embedding's table."""
         if name == "embed":
-            return list(embedding_weights(self.model))
+            tower = vision_weights(self.model.vision) if self.job.images and self.model.vision else ()
+            return [*tower, *embedding_weights(self.model)]
         if name == "head":
             return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if has_table else ())]
         assert isinstance(name, Kind)

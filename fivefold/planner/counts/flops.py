@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from fivefold.job import Job
+from fivefold.layout.sharding import is_trained
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.model.vision_weights import PREFIX, count_vision, vision_weights
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts, Name, get_group_degrees
 from fivefold.planner.counts.operations.adapters import is_per_step, runs_in_reference
@@ -27,14 +29,32 @@ from fivefold.step import Work
 def work(model: Model, *, layout: Layout, job: Job) -> Work:
     """Count parameters, model FLOPs and hardware FLOPs of one step over all ranks."""
     full, causal = _count_sequence(model, job.replace(global_batch=1, attention="flash"))  # without padding
+    tower = count_vision(model.vision) if model.vision is not None and job.images else 0
     return Work(
-        parameters=model.parameters,
-        active_parameters=model.active_parameters,
-        trainable_parameters=None if job.adapter is None else count_adapters(model, job.adapter),
+        parameters=model.parameters + tower,
+        active_parameters=model.active_parameters + tower,
+        trainable_parameters=_count_trainable(model, job),
+        vision_parameters=tower or None,
+        vision_flops=_count_vision_flops(model, job.replace(global_batch=1)) * job.global_batch if tower else None,
         model_flops_causal=causal * job.global_batch,
         model_flops_full=full * job.global_batch,
         hardware_flops=_hardware_flops(model, layout, job),
     )
+
+
+def _count_trainable(model: Model, job: Job) -> int | None:
+    """Count the trained parameters; None if all are."""
+    if job.adapter is not None:
+        return count_adapters(model, job.adapter)
+    if model.vision is None or not job.freeze_vision_tower:
+        return None
+    return model.parameters + sum(weight.numel for weight in vision_weights(model.vision) if is_trained(weight, job))
+
+
+def _count_vision_flops(model: Model, job: Job) -> int:
+    """Return the FLOPs of a sequence's images, forward and backward."""
+    ops = Counts(model, job).unit(LocalDegrees(sequences=1), "embed").ops
+    return sum(_count_passes(op, job) * op.flops for op in ops if op.name.startswith(PREFIX))
 
 
 def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:

@@ -21,11 +21,13 @@ from fivefold.layout.sharding import (
     needs_backward_gather,
     padded_numel,
     policy,
+    regathers_vision,
     select_trained,
     shard_numel,
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.model.vision_weights import is_vision
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
 from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
@@ -84,6 +86,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
             regathers = needs_backward_gather(name, layout, counts.job)
+            regathers |= is_vision(whole_unit.weights[0]) and regathers_vision(layout, counts.job)
             gathers = 1 if stay else micro_batches * (2 if regathers else 1)
             if counts.job.objective == "dpo" and not stay:  # the head stays gathered while the reference runs
                 gathers += 1 if name == "head" or (name == "embed" and counts.model.shares_table) else micro_batches
@@ -206,7 +209,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
         sums = counts.job.loss_sums + counts.model.mtp_depth  # besides the norm and the vote to stop
         yield RepeatedMessage("world", "all_reduce", 1, 4 * (2 + sums), layout.world, "world")
     if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.job.adapter is None:
-        (unit, shards, _), *_ = counts.local_parts(layout, "embed")
+        *_, (unit, shards, _) = counts.local_parts(layout, "embed")
         table = unit._replace(weights=unit.weights[:1])
         payload = padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes
         yield RepeatedMessage("pp", "all_reduce", 1, payload, 2, "pp")

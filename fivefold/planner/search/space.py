@@ -23,6 +23,7 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.validity import (
+    can_shard_tower,
     can_simulate,
     explain_unsharded_base,
     explain_unsupported_2d,
@@ -150,7 +151,7 @@ class Space:
         return [
             partials
             for tp in sizes
-            if is_divisible_by_tp(self.model, tp)
+            if is_divisible_by_tp(self.model, tp) and can_shard_tower(self.model, self.job, tp)
             if len((partials := self._list_partials(tp)).dp)
         ]
 

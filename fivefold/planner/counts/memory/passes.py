@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from fivefold.layout.sharding import gathers_for_backward, joins_ends, needs_backward_gather, policy
+from fivefold.layout.sharding import gathers_for_backward, joins_ends, needs_backward_gather, policy, regathers_vision
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
@@ -79,6 +79,7 @@ class PassRules(NamedTuple):
     retains_gather_output: bool  # the gather's output is kept next to the weights while the next unit's are gathered
     joins_ends: bool  # embedding and head are one unit
     regathers_embedding: bool  # the embedding is gathered for its backward
+    regathers_vision: bool  # the vision tower, part of the embedding's unit, is gathered for its backward
     retains_graph: bool  # the autograd graph stays between B and W
     keeps_logits: bool  # the caller of the loss keeps the logits until the backward has ended
     offloads_activations: bool  # activations
@@ -116,6 +117,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
         retains_gather_output=retains_gather_output,
         joins_ends=joins_ends(layout, job),
         regathers_embedding=retains_gather_output and needs_backward_gather("embed", layout, job),
+        regathers_vision=regathers_vision(layout, job),
         retains_graph=stack.deferred_wgrad == "graph",
         keeps_logits=stack.loss == "low_precision",
         offloads_activations="activations" in layout.list_offloaded(job),
@@ -320,7 +322,7 @@ def _list_forward_moments(
                 other,
                 unit.logits_bytes,
             )
-        gathered_bytes += new_gather if _stays_gathered(rules, group) else 0
+        gathered_bytes += min(new_gather, _find_lasting_bytes(rules, unit)) if _stays_gathered(rules, group) else 0
         gathered_bytes += (
             group.times * new_gather if rules.keeps_gathered and group.name not in ("embed", "head") else 0
         )
@@ -370,6 +372,12 @@ def _stays_gathered(rules: PassRules, group: UnitGroup) -> bool:
     return group.name == "head" or (group.name == "embed" and (rules.joins_ends or rules.reductions.table.is_local))
 
 
+def _find_lasting_bytes(rules: PassRules, unit: UnitGroupMemory) -> int:
+    """Return the bytes of a unit's gathered weights that may stay until the backward: of the embedding, its tables."""
+    only_table = unit.group.name == "embed" and not rules.joins_ends
+    return unit.parts[-1].gathered if only_table else unit.states.gathered
+
+
 # B and BW
 
 
@@ -401,6 +409,8 @@ def _list_backward_moments(
             _is_block(rules, group) and weights_gathered,
             states.gathered if _is_regathered(rules, group) and not weights_gathered else 0,
         )
+        if group.name == "embed" and rules.regathers_vision and not regathered and not weights_gathered:
+            regathered = sum(part.gathered for part in unit.parts[:-1])
         freed_weights, reduces = (
             _count_freed_gathers(rules, unit, is_regathered=stays_gathered),
             sums.is_reduced(unit, last=last) and not deferred,
@@ -522,13 +532,14 @@ def _count_freed_gathers(rules: PassRules, unit: UnitGroupMemory, *, is_regather
     ``is_regathered``: the weights of a block are gathered again for the backward. Where the head shares the embedding
     table, its backward frees the table too.
     """
-    own_bytes = (
-        unit.states.gathered if rules.gathers_weights and (is_regathered or _stays_gathered(rules, unit.group)) else 0
-    )
+    own_bytes = unit.states.gathered if rules.gathers_weights and is_regathered else 0
+    if rules.gathers_weights and not is_regathered and _stays_gathered(rules, unit.group):
+        own_bytes = _find_lasting_bytes(rules, unit)
     table = rules.reductions.table
     if not table.head_accumulates or not rules.gathers_weights:
         return own_bytes
-    return {"head": own_bytes + table.states.gathered, "embed": 0}.get(str(unit.group.name), own_bytes)
+    own_bytes_by_end = {"head": own_bytes + table.states.gathered, "embed": max(0, own_bytes - table.states.gathered)}
+    return own_bytes_by_end.get(str(unit.group.name), own_bytes)
 
 
 def _is_block(rules: PassRules, group: UnitGroup) -> bool:
@@ -546,7 +557,7 @@ def _last_gradient_bytes(rules: PassRules, unit: UnitGroupMemory) -> int:
     gradient_bytes, sum_bytes = rules.reductions.element_bytes
     if rules.reductions.release == "next_copy" and unit.group.name == "embed":
         return 0  # its gradient counts as such
-    return unit.states.sums * gradient_bytes // sum_bytes if unit.group.name == "embed" else rules.stream_bytes
+    return unit.parts[-1].sums * gradient_bytes // sum_bytes if unit.group.name == "embed" else rules.stream_bytes
 
 
 def _count_change(

@@ -311,7 +311,7 @@ def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
         is_local=is_local,
         head_accumulates=adds,
         is_output=model.tied_embeddings,
-        states=counts.states(layout, "embed") if is_local else UnitStates(),
+        states=counts.table_states(layout) if is_local else UnitStates(),
         waits_for_last_pass=adds and not counts.reduces_every_micro_batch(layout, "embed"),
         head_gradient_bytes=gradient_bytes if is_local and not adds else 0,
     )

@@ -175,9 +175,9 @@ def _count_group_memory(counts: Counts, layout: Layout, group: UnitGroup) -> Uni
     if counts.adds_table_gradient(layout):
         # The head makes the first gradient of a tied table, so it allocates the embedding's sums.
         table_sums = (
-            counts.states(layout, "embed").sums if counts.model.tied_embeddings else 0
+            counts.table_states(layout).sums if counts.model.tied_embeddings else 0
         )  # else the last of the head's
-        dense_sums += {"head": table_sums, "embed": -dense_sums}.get(str(group.name), 0)
+        dense_sums += {"head": table_sums, "embed": -counts.table_states(layout).sums}.get(str(group.name), 0)
     lookup_sums = _lookup_sum_bytes(counts, layout, group, parts)
     tied = counts.model.tied_embeddings
     if tied or not counts.adds_table_gradient(layout):
@@ -195,7 +195,7 @@ def _lookup_sum_bytes(counts: Counts, layout: Layout, group: UnitGroup, parts: t
     if group.name != "head" or not counts.model.mtp_depth:
         return 0
     if counts.adds_table_gradient(layout):
-        return counts.states(layout, "embed").sums
+        return counts.table_states(layout).sums
     table_parts = parts[1:-1] if counts.count_moe_layers(group.name) else parts[1:]
     return sum(part.sums for part in table_parts)
 

@@ -11,6 +11,7 @@ recompute · narrow        operations that run again in the backward; activation
 local_shapes              a rank's share of a micro-batch
 kernels                   scratch memory of the Triton kernels
 mtp                       the head, with multi-token prediction
+vision                    images: a vision tower and its projector, as part of the embedding
 autocast                  operations under PyTorch's autocast
 unit_cache                operations by unit and shape, built once each
 """

@@ -35,7 +35,7 @@ def apply_adapter(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> l
         return list(ops)
     with_adapters = [added for op in ops for added in _with_adapter(op, local, adapter)]
     entry = {name for op in with_adapters for name in op.reads} if input_gradient else set()
-    return _differentiate(with_adapters, entry - {name for op in with_adapters for name in op.writes})
+    return differentiate(with_adapters, entry - {name for op in with_adapters for name in op.writes})
 
 
 def runs_in_reference(op: Op, job: Job) -> bool:
@@ -352,14 +352,14 @@ def _quantize_to_int8(op: Op, *, width: int, kept: tuple[str, ...]) -> Op:
     )
 
 
-def _differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
+def differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
     """Return the operations with the backward that autograd runs if of the inputs only ``entry`` needs a gradient."""
     needs_gradient, result = set(entry), list[Op]()
     for op in ops:
         inputs = op.reads if op.differentiates is None else op.differentiates
         wanted, trains = tuple(name for name in inputs if name in needs_gradient), bool(op.wgrad_numels)
         if not wanted and not trains:
-            result.append(_drop_backward(op))
+            result.append(drop_backward(op))
             continue
         needs_gradient.update(op.writes)
         products = op.backward_products
@@ -377,7 +377,7 @@ def _differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
     ]
 
 
-def _drop_backward(op: Op) -> Op:
+def drop_backward(op: Op) -> Op:
     """Return an operation that autograd does not differentiate."""
     message = op.message and op.message._replace(backward="", backward_payload=None)
     return op._replace(

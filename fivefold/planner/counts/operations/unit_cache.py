@@ -29,6 +29,7 @@ from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.mtp import Finish, head_unit
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.recompute import UnitOperations
+from fivefold.planner.counts.operations.vision import insert_images
 
 MARKED = 100  # cached blocks, of which variants of recomputation are made
 
@@ -79,9 +80,10 @@ class UnitCache:
             unit = self._head(part, named=True)
             return unit._replace(ops=tuple(apply_adapter(unit.ops, self.get_local(part), input_gradient=True)))
         local = self.get_local(part)
-        return UnitOperations(
-            tuple(apply_adapter([*map(self._make_finish(local), embedding(local))], local, input_gradient=False))
-        )
+        ops = [*map(self._make_finish(local), embedding(local))]
+        if self.job.images:
+            ops = insert_images(local, ops, self._make_finish)
+        return UnitOperations(tuple(apply_adapter(ops, local, input_gradient=False)))
 
     def _head(self, part: LocalDegrees, *, named: bool) -> UnitOperations:
         def build_unit(layer: int) -> UnitOperations:
