@@ -18,10 +18,10 @@ demo: $(BIN)/fivefold  ## from a question to a trained step, predicted next to m
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 test: $(BIN)/fivefold  ## all tests that a change needs; the slowest are named at the end
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --workers $(WORKERS) --durations 30 --durations-min 2
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --durations-min 2
 
 test-fast: $(BIN)/fivefold  ## the tests that start no process and no browser, with few cases and drawn examples
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --workers $(FAST_WORKERS) --durations 10 --fast
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(FAST_WORKERS) --dist worksteal --durations 10 --fast
 
 lint: $(BIN)/fivefold  ## format, style, spelling, types and imports
 	$(BIN)/ruff format --check .
@@ -68,7 +68,7 @@ parity: $(BIN)/fivefold  ## every layout of the matrix, and 300 drawn ones, agai
 	$(BIN)/python -m tests.agree.dry_run.drawn --count 300
 
 endure: $(BIN)/fivefold  ## long tests: kills, faults, drawn jobs, layouts, commands, configs and requests (hours; it resumes)
-	$(BIN)/python -m pytest --workers $(WORKERS) --long
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --long
 	$(BIN)/python -m tests.endure.kills --kills 200
 	$(BIN)/python -m tests.endure.runs --runs 300
 	$(BIN)/python -m tests.endure.runs --runs 100 --load 4 --folder runs/endure-busy
