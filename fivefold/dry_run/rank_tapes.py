@@ -24,7 +24,7 @@ from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.trainer.build import Built, build
+from fivefold.trainer.build import Built, build, build_module
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.supported import describe_idle_window
 
@@ -94,10 +94,20 @@ def _record_rank(
     kernels = "eager" if stack.is_compiled else stack.kernels
     job = job.replace(compile=False, kernels=kernels, documents="joined")
     recorder = TapeRecorder(rank=rank, categories=CATEGORIES, skipped_files=SKIPPED_FILES)
+    module = build_module(model, job)  # outside of the modes, under which each of its weights would take far longer
     with fake_rank(layout, rank=rank), recorder:
         recorder.silent = True
         device = torch.device("cpu")
-        built = build(model=model, layout=layout, job=job, device=device, table=table, streams=streams)
+        built = build(
+            model=model,
+            layout=layout,
+            job=job,
+            device=device,
+            table=table,
+            streams=streams,
+            module=module,
+            draw_weights=False,
+        )
         route_evenly(built.module)
         if streams:
             use_gpu_attention(built.module)

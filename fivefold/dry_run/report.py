@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from fivefold.dry_run.fake.world import count_represented_ranks
-from fivefold.dry_run.memory.breakdown import LiveStorage, list_largest, stage_memory
+from fivefold.dry_run.memory.breakdown import LiveStorage, list_events, list_largest, stage_memory
 from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.rank_tapes import RankTapes
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
@@ -108,7 +110,9 @@ def summarize_rank(tapes: RankTapes, *, machine: Machine, layout: Layout, job: J
         reserved_bytes = (
             replay_allocator(tapes_of_rank, expandable=expandable) if shortage else replayed
         ).reserved_bytes
-    flops = sum(tapes.steady.kernels[index].flops for kind, index, *_ in tapes.steady if kind == KERNEL)
+    events = list_events(tapes.steady)
+    counts = np.bincount(events[events[:, 0] == KERNEL, 1]).tolist()
+    flops = sum(count * kernel.flops for count, kernel in zip(counts, tapes.steady.kernels, strict=False))
     first, steady = (stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
     return RankSummary(tapes.rank, first, steady, reserved_bytes, shortage, flops, tapes.weights)
 

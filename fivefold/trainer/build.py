@@ -98,12 +98,15 @@ def build(
     device: torch.device,
     table: Table | None = None,
     streams: bool | None = None,
+    module: Transformer | None = None,
+    draw_weights: bool = True,
 ) -> Built:
     """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
 
     ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run
-    concurrently with compute; ``None``: if ``device`` has streams for them. Raises ``UserError`` for a job that the
-    engine cannot run.
+    concurrently with compute; ``None``: if ``device`` has streams for them. ``module``: as ``build_module`` returns it.
+    ``draw_weights``: draw the initial weights; a dry run's tensors have no values. Raises ``UserError`` for a job that
+    the engine cannot run.
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)
@@ -114,27 +117,15 @@ def build(
     ranks = make_ranks(
         layout, kv_heads=model.kv_heads, device=device, experts=has_experts, pairs=job.stack.pairs, streams=streams
     )
-    with torch.device("meta"):
-        module = Transformer(model)
-        if job.adapter is not None:
-            lora.attach(module.blocks, job.adapter)
-    check_parameter_table(module, model=model, adapter=job.adapter)
+    module = module or build_module(model, job)
     units, wgrad_store, in_flight_reduction = apply(
         module, model=model, layout=layout, job=job, ranks=ranks, table=table
     )
     stages = table.rank_stages[ranks["pp"].rank]
     check_placement(module, units, model=model, layout=layout, job=job, stages=stages, device=device)
-    weights_by_name = {weight.name: weight for weight in weights(model, job.adapter)}
-
-    def draw(name: str) -> Tensor:
-        return draw_initial_weight(weights_by_name[name], model=model, seed=job.seed)
-
-    with torch.no_grad():
+    if draw_weights:
         shards = [shard for unit in units for shard in (*unit.shards, *unit.frozen)]
-        for shard in shards:
-            if not shard.name.endswith(MAGNITUDE):
-                shard.load(draw(shard.name))
-        start_magnitudes(shards, read=draw)
+        _draw_weights(shards, model=model, job=job)
     scaler = LossScaler() if job.precision.loss_scaling else None
     return Built(
         module,
@@ -146,6 +137,30 @@ def build(
         in_flight_reduction,
         scaler,
     )
+
+
+def build_module(model: Model, job: Job) -> Transformer:
+    """Build the full model on the meta device, with the adapters of ``job``; ``build`` gives storage to this rank's."""
+    with torch.device("meta"):
+        module = Transformer(model)
+        if job.adapter is not None:
+            lora.attach(module.blocks, job.adapter)
+    check_parameter_table(module, model=model, adapter=job.adapter)
+    return module
+
+
+def _draw_weights(shards: Sequence[WeightShard], *, model: Model, job: Job) -> None:
+    """Set ``shards``, which are of all weights of this rank, to their initial values."""
+    weights_by_name = {weight.name: weight for weight in weights(model, job.adapter)}
+
+    def draw(name: str) -> Tensor:
+        return draw_initial_weight(weights_by_name[name], model=model, seed=job.seed)
+
+    with torch.no_grad():
+        for shard in shards:
+            if not shard.name.endswith(MAGNITUDE):
+                shard.load(draw(shard.name))
+        start_magnitudes(shards, read=draw)
 
 
 def start_magnitudes(shards: Sequence[WeightShard], *, read: Callable[[str], Tensor]) -> None:

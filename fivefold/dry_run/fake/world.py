@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fivefold.dry_run.fake.collectives import TapeGroup
+from fivefold.dry_run.fake.tensor_mode import DirectFakeTensorMode
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
@@ -41,7 +41,7 @@ def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
     previous_hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with DirectFakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
         dist.destroy_process_group()

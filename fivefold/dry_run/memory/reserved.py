@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+import numpy as np
+
+from fivefold.dry_run.memory.breakdown import list_events
 from fivefold.dry_run.memory.caching_allocator import Allocator, AllocatorBlock
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, CodeSite, Tape
 from fivefold.units import show_bytes
@@ -112,12 +115,14 @@ def list_changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, in
         for storage in sorted(live - initial):
             yield tape_index, 0, storage, 0, 0
         live &= initial
-        for number, (kind, storage, size, site) in enumerate(tape):
+        events = list_events(tape)
+        rows = np.flatnonzero(events[:, 0] <= FREE)  # the others, of which there are more, change nothing
+        for number, (kind, storage, size, site) in zip(rows.tolist(), events[rows].tolist(), strict=True):
             if kind == ALLOC:
                 if size and storage not in live:
                     live.add(storage)
                     yield tape_index, number, storage, size, site
-            elif kind == FREE and storage in live:
+            elif storage in live:
                 live.remove(storage)
                 yield tape_index, number, storage, 0, 0
 

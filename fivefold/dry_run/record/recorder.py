@@ -24,6 +24,7 @@ from fivefold.dry_run.record.kernels import OPERATIONS_WITHOUT_KERNEL, FusedKern
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape
 from fivefold.trainer.measure.meter import GROUPED_MATMULS, operation_flops, tensors
 
+DEVICE = torch.ops.prim.device.default  # torch asks for it of each tensor of a subclass
 READ_SCALAR, RESIZE_STORAGE = (
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.inductor.resize_storage_bytes_.default,
@@ -180,6 +181,8 @@ class TapeRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, or fake it (collectives, scalars, resizes), and record its storages, kernel or message."""
+        if func is DEVICE:
+            return args[0].device
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         if func.namespace == "c10d":
