@@ -94,9 +94,9 @@ def test_a_job_by_another_software_is_what_its_file_would_say(software: str) -> 
 def test_parts_of_the_precision_stay_with_another_precision_or_software() -> None:
     job = Job.read({"precision": {"name": "bf16", "moments_bytes": [2, 2]}}, origin="test")
     assert with_precision(job, "fp8").precision == RECIPES["fp8"].replace(moments_bytes=(2, 2))
-    narrow = with_stack(job, "megatron-core").precision
+    narrow = with_stack(job, "megatron-bridge").precision
     assert (narrow.name, narrow.accumulated_bytes, narrow.moments_bytes) == ("bf16-grad16", 0, (2, 2))
-    assert with_stack(job.replace(precision=narrow, stack=STACKS["megatron-core"]), "fivefold") == job
+    assert with_stack(job.replace(precision=narrow, stack=STACKS["megatron-bridge"]), "fivefold") == job
     wire = Job.read({"precision": {"name": "fp8", "gathers": "fp8"}}, origin="test")
     with pytest.raises(UserError, match="precision bf16: gathers='fp8' needs a master copy"):
         with_precision(wire, "bf16")
