@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_man_page(commands: Iterable[tuple[str, Any]]) -> str:
-    """Return the man page of these commands in roff, with every option."""
+    """Return the man page of these commands in roff, with every argument and option."""
     lines = [
         '.TH FIVEFOLD 1 "" "Fivefold" "User Commands"',
         ".SH NAME",
@@ -44,6 +44,10 @@ def describe_command(name: str, command: Any) -> Iterator[str]:
     ]
     yield f".SS fivefold {escape(' '.join([name, *words]))}"
     yield escape(" ".join((command.help or "").replace("``", "").split()))
+    for argument, word in zip(arguments, words, strict=True):
+        yield ".TP"
+        yield rf"\fI{escape(word)}\fR"
+        yield escape(" ".join((argument.help or "").split()))
     for option in sorted(command.params, key=lambda option: option.opts[0]):
         if option not in arguments and option.name != "help":
             yield ".TP"

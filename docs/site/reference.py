@@ -71,6 +71,21 @@ form `"l40s:320 nic=100Gbit/node"` and for files that change a few keys of a cat
     Section("fivefold.stack.spec:Stack", "Software", """A [stack](stacks.md) describes the software that runs a job. Set
 one key with `--set KEY=VALUE`, or several in `[job.stack]`, on top of a named stack: `--stack torchtitan`."""),
 )  # fmt: skip
+ARGUMENTS = (
+    "These words stand in many commands:",
+    "",
+    "- `MODEL`: a name of the [catalog](models.md), a Hugging Face `config.json`, or a",
+    "  [model file](configuration.md#model-file).",
+    "- `MACHINE`: a [GPU](machine-catalog.md) and the number of GPUs, such as `h100:64`, a",
+    "  [machine file](configuration.md#machine-file), or `local` for this computer ([machines](machines.md)).",
+    "- `LAYOUT`: how the step is distributed over GPUs, as [keywords](../notation.md#7-words-of-a-layout) in one "
+    "argument,",
+    "  such as `'dp16 tp4 zero1 mbs1'`.",
+    "- `RUN`: a [run file](configuration.md#run-file), which states model, machine, layout, job and data",
+    "  (of `report`: the folder of a run).",
+    "- A job field is a [key of the job](configuration.md#job), such as its sequence length, precision or optimizer.",
+    "  `--set KEY=VALUE` sets any of them.",
+)
 MEASURED = ("MatmulPoint", "AttentionPoint", "KernelPoint", "CollectivePoint", "StepFactor", "UnitPoint", "UpdatePoint")
 """Records that ``fivefold calibrate`` writes and nobody types."""
 
@@ -96,15 +111,21 @@ def write_commands() -> str:
         "",
         "Every command prints its answer to stdout and everything else to stderr. An error is one line that says how",
         "to fix the problem; the exit code is 2 for an error of the user and 1 for one of the system.",
+        "",
+        *ARGUMENTS,
     ]
     for name, command in list_commands():
         arguments = [param for param in command.params if param.param_type_name == "argument"]
-        words = " ".join(
+        words = [
             param.metavar or (param.name.upper() if param.required else f"[{param.name.upper()}]")
             for param in arguments
-        )
-        usage = f"`fivefold {name} {words}`".replace(" `", "`")
+        ]
+        usage = f"`{' '.join(['fivefold', name, *words])}`"
         parts += ["", f"## {name}", "", *textwrap.wrap(" ".join((command.help or "").split()), 116), "", usage, ""]
+        parts += ["| argument | meaning |", "| --- | --- |"] if arguments else []
+        for word, argument in zip(words, arguments, strict=True):
+            parts.append(f"| `{escape_cell(word)}` | {escape_cell(argument.help or '')} |")
+        parts += [""] if arguments else []
         options = [param for param in command.params if param not in arguments and param.name != "help"]
         parts += ["| option | meaning | default |", "| --- | --- | --- |"] if options else []
         for option in sorted(options, key=lambda option: option.opts[0]):

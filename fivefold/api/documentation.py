@@ -15,7 +15,19 @@ from fivefold.requests.schema import Request, describe_fields
 P = ParamSpec("P")
 T = TypeVar("T")
 
-JOB = "Any other field of a job: such as loss='chunked' or optimizer={'kind': 'muon'}."
+JOB = (
+    "Any other field of a job, such as loss='chunked' or optimizer={'kind': 'muon'}. ``job`` is a "
+    ".toml file, a mapping or a ``Job`` with many fields at once, which the other arguments override."
+)
+PYTHON_FORMS = {
+    "such as 2T": "such as 2e12",
+    "Default: 1T": "Default: 1e12",
+    "such as 8192 or 8k": "such as 8192",
+    "; may be repeated": "",
+    "`fivefold stacks`": "``ff.stacks()``",
+}
+"""Phrases of help texts in the form of the terminal, with their form in Python."""
+OPTION = re.compile(r"(?<!\w)--([a-z]+(?:-[a-z]+)*)")
 HEADING = re.compile(r"^(Parameters|Returns|Yields|Raises|Notes|Examples)\n-+$", flags=re.MULTILINE)
 ENTRY = re.compile(r"^\*{0,2}(\w+)(?: : .*)?\n((?:    .*\n?)+)", flags=re.MULTILINE)
 
@@ -32,8 +44,11 @@ def document_parameters(*schemas: type[Request]) -> Callable[[Callable[P, T]], C
         parameters = signature.parameters
         takes_job = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         names = {*parameters, *(JobOptions.model_fields if takes_job else ())} - {"set"}
+        names -= {name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.VAR_KEYWORD}
         stated: tuple[type[Request], ...] = (JobOptions, *schemas)
-        helps = {name: text for schema in stated for name, text in describe_fields(schema) if name in names}
+        helps = {
+            name: adapt_to_python(text) for schema in stated for name, text in describe_fields(schema) if name in names
+        }
         summary, sections = split_sections(inspect.getdoc(function) or "")
         helps |= {name: " ".join(text.split()) for name, text in ENTRY.findall(sections.pop("Parameters", ""))}
         order = [*(name for name in parameters if name in helps), *(name for name in helps if name not in parameters)]
@@ -48,6 +63,13 @@ def document_parameters(*schemas: type[Request]) -> Callable[[Callable[P, T]], C
         return function
 
     return document
+
+
+def adapt_to_python(text: str) -> str:
+    """Return the help text of an option with numbers and names of arguments as Python has them."""
+    for terminal, python in PYTHON_FORMS.items():
+        text = text.replace(terminal, python)
+    return OPTION.sub(lambda match: f"``{match[1].replace('-', '_')}``", text)
 
 
 def add_job_options(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Parameter]:

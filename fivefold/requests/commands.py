@@ -355,7 +355,11 @@ class AskOptions(AskRequest, JobOptions, JsonOption):
 
     command = "ask"
     panel = "Plan"
-    question: Annotated[Question, Field(description="The question to answer."), Argument(place=-1)]
+    question: Annotated[
+        Question,
+        Field(description="The question: micro-batch, sequence, gpus, model, batch, run, changes or finetune."),
+        Argument(place=-1),
+    ]
     chart: Annotated[Path | None, Field(description="For run and sequence: draw the answer (.svg or .html).")] = None
 
 
@@ -391,7 +395,13 @@ class SweepOptions(SweepRequest, JsonOption):
     charts: Annotated[
         Path | None, Field(description="Draw charts of what the sweep varies, as .svg files in this folder.")
     ] = None
-    slurm: Annotated[bool, Field(description="Measure with Slurm jobs: submit them, or collect their results.")] = False
+    slurm: Annotated[
+        bool,
+        Field(
+            description="Measure with Slurm jobs: the first call submits them, and the same call later collects their "
+            "results."
+        ),
+    ] = False
     dry: Annotated[
         bool, Field(description="Only print how many rows the sweep would have; predict and measure nothing.")
     ] = False
@@ -678,7 +688,7 @@ class DataOptions(JsonOption):
     run: Annotated[Path, Field(description="The run file (.toml) whose data is prepared."), Argument()]
     samples: Annotated[
         int,
-        Field(ge=0, description="Also print this many training samples, with what is trained in brackets."),
+        Field(ge=0, description="Also print this many training samples, with ⟦ and ⟧ around the text that is trained."),
         Option(("--show",)),
     ] = 0
 

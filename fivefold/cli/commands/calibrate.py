@@ -27,7 +27,8 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
 
     Under torchrun on several hosts, it measures the links between them too.
     With --for, it also measures the layers and messages of one run, in the
-    trainer's own step; predictions use these first.
+    trainer's own step. Predictions then use these where they apply, and the
+    general measurements elsewhere.
     """
     from fivefold.machine.toml import read, write
     from fivefold.rendering import table

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @accept_request(RatiosOptions)
 def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
-    """Find the degree of each axis up to which compute overlaps its messages, from FLOPs per byte sent."""
+    """Find the largest degree of each axis at which its messages take no longer than the compute that overlaps them.
+
+    It compares the FLOPs per byte sent of each axis (dp, tp, cp, ep) with those of the machine.
+    """
     from fivefold.planner.ratios import ratios as run
     from fivefold.rendering import ratios as page
 

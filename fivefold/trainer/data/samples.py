@@ -1,4 +1,4 @@
-"""Prints what a prepared corpus holds: counts of a split, and samples with what is trained in brackets."""
+"""Prints what a prepared corpus holds: counts of a split, and samples with ⟦ and ⟧ around the text that is trained."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show_pair(shards: Shards, number: int, *, sequence: int) -> str:
 
 
 def show_sample(shards: Shards, number: int, *, sequence: int, title: str = "") -> str:
-    """Return the text of training sample ``number``, cut to ``sequence`` tokens, with what is trained in brackets."""
+    """Return training sample ``number`` as text, cut to ``sequence`` tokens, with ⟦ and ⟧ around what is trained."""
     part, ends = shards.index.train, shards.read_ends("train")
     start, stop = int(ends[number - 1]) if number else 0, int(ends[number])
     length = min(stop - start, sequence)
