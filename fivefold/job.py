@@ -80,8 +80,8 @@ class Recipe(Record):
             )
         if self.dispatches == "fp8" and not (self.compute == "fp8" and self.scaling == "tiles"):
             raise ValueError(
-                f"dispatches='fp8' needs fp8 matmuls on tiles, not {self.compute} with scaling={self.scaling!r}; take "
-                "'fp8-tiles-wire', or dispatches='rows'"
+                f"dispatches='fp8' needs compute='fp8' and scaling='tiles', not compute={self.compute!r} and "
+                f"scaling={self.scaling!r}; take 'fp8-tiles-wire', or dispatches='rows'"
             )
         return self
 

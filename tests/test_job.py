@@ -55,7 +55,7 @@ def test_a_table_of_precision_changes_the_recipe_that_it_names() -> None:
     assert read == RECIPES["fp8"].replace(gathers="fp8") == RECIPES["fp8-wire"].replace(name="fp8")
     with pytest.raises(UserError, match=r"^job: unknown key 'precision.gather'; did you mean 'gathers'\?"):
         Job.read({"precision": {"name": "fp8", "gather": "fp8"}}, origin="job")
-    with pytest.raises(UserError, match=r"^job: precision: dispatches='fp8' needs fp8 matmuls on tiles"):
+    with pytest.raises(UserError, match=r"^job: precision: dispatches='fp8' needs compute='fp8' and scaling='tiles'"):
         Job.read({"precision": {"name": "fp8", "dispatches": "fp8"}}, origin="job")
 
 

@@ -226,7 +226,11 @@ def join_messages(curves: Sequence[CollectivePoint], steps: Sequence[CollectiveP
 def list_updates(
     machine: Machine, measured: Sequence[tuple[GridRun, list[RankProfile]]]
 ) -> dict[Dtype, list[tuple[float, int, float]]]:
-    """Return each rank's update by dtype: its seconds by the curves, its number of weights, its measured seconds."""
+    """Return a row for each rank's optimizer update, by the dtype of its matmuls.
+
+    A row has the seconds that the measured bandwidth curves predict, the number of the rank's weights, and the measured
+    seconds.
+    """
     rows: dict[Dtype, list[tuple[float, int, float]]] = defaultdict(list)
     for run, profiles in measured:
         counts = planner(run.model, machine, run.job).counts
@@ -249,7 +253,10 @@ def list_updates(
 
 
 def fit_update(rows: Sequence[tuple[float, int, float]]) -> tuple[float, float, float]:
-    """Return the factor of an update's curve, its seconds per weight and per step, by least relative squares."""
+    """Fit the seconds of the rows of ``list_updates``, by least relative squares.
+
+    Returns the factor of the seconds that the curves predict, the seconds per weight, and the seconds per step.
+    """
     curve_seconds, weights, seconds = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     columns = np.stack([curve_seconds, weights, np.ones(len(rows))], axis=1) / seconds[:, None]
     factor, per_weight, per_step = nonnegative_least_squares(

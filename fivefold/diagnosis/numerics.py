@@ -164,6 +164,8 @@ def examine(
 ) -> Numerics:
     """Compare ``job``'s recipe with fp32 on ``tokens`` [sequences, T + 1]; weights of ``source``, or initialised.
 
+    ``end``: ID of the end-of-document token, at which attention ends if the job's documents are separate.
+
     Needs a process group of one rank. With loss scaling, the scale is halved, as in training, until no gradient of a
     weight overflows. ``report(what, done, total)`` is called before each run. Raises ``RunFailure`` if the loss in fp32
     is not finite.

@@ -93,7 +93,7 @@ def flatten(values: Mapping[str, Any], *, origin: str, within: str = "", depth: 
 
 
 class Values:
-    """The values that a config sets for the keys of a table, the defaults for the others, and the doubts about them."""
+    """The values of a config for the keys of a table, defaults for the others, and the keys that are not modelled."""
 
     def __init__(
         self, table: Table, given: Mapping[str, Any], *, origin: str, software: str, version: str = ""
@@ -102,7 +102,7 @@ class Values:
         self.given = {key: self._parse_text(key, value) for key, value in given.items()}
         for name, value in self.given.items():
             self._check(name, value)
-        self.doubts: dict[str, str] = {}
+        self.not_modelled: dict[str, str] = {}  # the reason for each key
         self.approximations: dict[str, str] = {}
 
     def __getitem__(self, key: str) -> Any:
@@ -113,9 +113,9 @@ class Values:
         """Return whether the config sets the key."""
         return key in self.given
 
-    def mark_approximate(self, key: str, why: str) -> None:
-        """List the key as not understood."""
-        self.doubts[key] = why
+    def mark_not_modelled(self, key: str, why: str) -> None:
+        """List the key as not modelled: an error, unless ``--ignore`` accepts an answer without it."""
+        self.not_modelled[key] = why
 
     def approximate(self, key: str, why: str) -> None:
         """List the key as read as the nearest setting that is counted."""
@@ -160,7 +160,7 @@ class Values:
                 continue
             if key.words is not None:
                 if (word := value if isinstance(value, str | int) else str(value)) not in key.words:
-                    self.mark_approximate(name, f"{value!r} is neither counted nor run; read as {key.default!r}")
+                    self.mark_not_modelled(name, f"{value!r} is neither counted nor run; read as {key.default!r}")
                     word = key.default
                 value = key.words[word]
             fields[key.means] = value
@@ -200,7 +200,7 @@ class Values:
         return tuple(
             ParsedKey(key=name, value=shorten_value(value), means=key.means)
             for name, value in self.given.items()
-            if (key := self.find_key(name)) and key.kind in ("field", "part") and not self._is_doubted(name)
+            if (key := self.find_key(name)) and key.kind in ("field", "part") and not self._is_marked(name)
         )
 
     def list_defaults(self) -> tuple[ParsedKey, ...]:
@@ -211,7 +211,7 @@ class Values:
             if key.kind in ("field", "part")
             and key.default is not None
             and name not in self.given
-            and not self._is_doubted(name)
+            and not self._is_marked(name)
         )
 
     def list_unparsed(self) -> tuple[ParsedKey, ...]:
@@ -220,7 +220,7 @@ class Values:
 
     def list_approximated(self) -> tuple[ParsedKey, ...]:
         """Return the keys that are read as the nearest setting that is counted."""
-        return (*self._iterate_kind("near"), *self._iterate_doubted(self.approximations))
+        return (*self._iterate_kind("near"), *self._iterate_marked(self.approximations))
 
     def list_harmless(self) -> tuple[ParsedKey, ...]:
         """Return the keys of the config that have no effect on the cost of a step."""
@@ -229,7 +229,7 @@ class Values:
     def _iterate_harmless(self) -> Iterator[ParsedKey]:
         for name, value in self.given.items():
             key = self.find_key(name)
-            if self._is_doubted(name):
+            if self._is_marked(name):
                 continue
             if key is None:
                 if value == {}:
@@ -241,30 +241,30 @@ class Values:
 
     def _iterate_unknown(self) -> Iterator[ParsedKey]:
         for name, value in self.given.items():
-            if self.find_key(name) is None and value != {} and not self._is_doubted(name):
+            if self.find_key(name) is None and value != {} and not self._is_marked(name):
                 yield ParsedKey(
                     key=name,
                     value=shorten_value(value),
                     means=f"is not a known key of {self.software} {self.version}",
                 )
         yield from self._iterate_kind("foreign")
-        yield from self._iterate_doubted(self.doubts)
+        yield from self._iterate_marked(self.not_modelled)
 
     def _iterate_kind(self, kind: str) -> Iterator[ParsedKey]:
         """Yield the keys of one kind that are not off."""
         for name, value in self.given.items():
             key = self.find_key(name)
-            if key and key.kind == kind and not self._is_doubted(name) and not is_off(value, key.default):
+            if key and key.kind == kind and not self._is_marked(name) and not is_off(value, key.default):
                 yield ParsedKey(key=name, value=shorten_value(value), means=key.means)
 
-    def _iterate_doubted(self, reasons: Mapping[str, str]) -> Iterator[ParsedKey]:
+    def _iterate_marked(self, reasons: Mapping[str, str]) -> Iterator[ParsedKey]:
         for name, why in reasons.items():
             yield ParsedKey(
                 key=name, value=shorten_value(self[name] if name in self.table else self.given.get(name)), means=why
             )
 
-    def _is_doubted(self, name: str) -> bool:
-        return name in self.doubts or name in self.approximations
+    def _is_marked(self, name: str) -> bool:
+        return name in self.not_modelled or name in self.approximations
 
 
 def to_list(value: Any) -> list[Any]:

@@ -428,12 +428,16 @@ class ModelShape(Record):
     def _check_factors(self) -> None:
         """Raise ``ValueError`` for factors on sums or tensors that the model does not have."""
         if self.residual_factors is not None and (self.residual_scale != 1 or self.residual_by_depth):
-            raise ValueError("residual_factors scale each sum: leave residual_scale and residual_by_depth out")
+            raise ValueError(
+                "residual_factors already scales each residual addition: leave residual_scale and residual_by_depth out"
+            )
         if self.joins_mamba2 and (self.mixers or self.mla is not None or self.block != "pre"):
             raise ValueError("joins_mamba2 is of pre-norm layers with grouped attention: leave mixers and mla out")
         parts = len(self.multipliers.mixer_parts) if self.multipliers is not None else 0
         if self.multipliers is not None and not self.joins_mamba2:
-            raise ValueError("multipliers need joins_mamba2=true: give it, or leave them out")
+            raise ValueError(
+                "multipliers is for attention and Mamba-2 in parallel: set joins_mamba2=true, or leave multipliers out"
+            )
         if parts not in (0, 5):
             raise ValueError(f"multipliers.mixer_parts has {parts} factors, not five, of z, x, B, C and dt")
 

@@ -136,7 +136,7 @@ def _changes(
     figures += f", MFU {step.mfu.causal:.1%}"
     yield f"the layout: {words or 'nothing'}, so {result.proposal.layout} with gbs {batch} ({figures})"
     if remark := result.gap_remark():
-        yield f"perhaps another layout: {remark}"
+        yield f"there may be a better layout: {remark}"
 
 
 def _describe_miss(miss: NearMiss) -> str:

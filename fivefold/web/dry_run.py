@@ -60,10 +60,10 @@ def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
         memory=memory.picture(
             memory_levels, rank=rank, capacity_bytes=chip, labels=list_live_tensors(dry_run.simulation, tape)
         ),
-        memory_looks=[(name, name) for name in memory.list_looks(memory_levels)],
+        memory_legend=[(name, name) for name in memory.list_legend_entries(memory_levels)],
         memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
         pipeline=pipeline.picture(rows, label=finding(dry_run.step.time)),
-        pipeline_looks=pipeline.list_looks(rows),
+        pipeline_legend=pipeline.list_legend_entries(rows),
         pipeline_finding=finding(dry_run.step.time),
         streams=streams.picture(stream_rows, last=dry_run.simulation.step_seconds, label=f"streams of rank {rank}"),
     )

@@ -397,7 +397,10 @@ def test_a_damaged_checkpoint_is_passed_over() -> None:
 
     for damage, what in (
         (lambda: os.truncate(newest / "__0_0.distcp", 1000), r"__0_0.distcp: holds 1000 bytes, but \d+ .* written"),
-        (lambda: flip(newest / "__0_0.distcp"), r"__0_0.distcp: \d+ bytes were written, but it now holds others"),
+        (
+            lambda: flip(newest / "__0_0.distcp"),
+            r"__0_0.distcp: its \d+ bytes have another SHA-256 than when written",
+        ),
         (lambda: (newest / ".metadata").unlink(), r".metadata: is missing, but \d+ bytes were written"),
         (
             lambda: flip(newest / "checkpoint.json"),

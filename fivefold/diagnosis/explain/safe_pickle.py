@@ -26,13 +26,15 @@ class _DataOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
         """Raise ``UserError`` for a name that would be called."""
         raise UserError(
-            f"names {module}.{name}, which unpickling would run; a snapshot holds data only, so it is not read"
+            f"names {module}.{name}, which unpickling would run, so the file was not read; give a memory snapshot or a "
+            "flight recorder dump as PyTorch writes it, which names no code"
         )
 
     def persistent_load(self, _key: object) -> NoReturn:
         """Raise ``UserError`` for an object outside of the pickle."""
         raise UserError(
-            "refers to objects outside of it (a file of torch.save?); a snapshot holds data only, so it is not read"
+            "refers to objects outside of the pickle, as files of torch.save do, so it was not read; give a memory "
+            "snapshot or a flight recorder dump as PyTorch writes it"
         )
 
 

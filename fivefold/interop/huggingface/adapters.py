@@ -124,19 +124,19 @@ def read_adapter(values: Values) -> dict[str, Any]:
     names = ADAPTER_KEYS_OF.get(values.software, TRL)
     for key in TABLES["trl"].keys() - TABLES.get(values.software, TABLES["trl"]).keys():
         if values.given.get(key) not in (None, False):
-            values.mark_approximate(key, f"no key of {values.software}, but of TRL's adapters")
+            values.mark_not_modelled(key, f"no key of {values.software}, but of TRL's adapters")
     switch = values[names.switch]
     on = switch in names.on
     if not on and switch not in names.off:
-        values.mark_approximate(names.switch, "another method than LoRA or full fine-tuning; counted as the latter")
+        values.mark_not_modelled(names.switch, "another method than LoRA or full fine-tuning; counted as the latter")
     base = _read_base(values, names, on=on)
     if switch == "qlora" and base != "nf4":
-        values.mark_approximate(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
+        values.mark_not_modelled(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
     if not on:
         return {}
     for key in names.others:
         if values.given.get(key) not in (None, False, "", [], {}):
-            values.mark_approximate(key, "a variant of adapters that is not modelled")
+            values.mark_not_modelled(key, "a variant of adapters that is not modelled")
     rank = values.optional(names.rank[0]) or names.rank[1]
     alpha = values.number(names.alpha[0])
     dropout = values.number(names.dropout[0])
@@ -197,7 +197,7 @@ def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:
         if on and (is_four or is_eight) and len(by_key) == 1:
             return "nf4" if is_four else "int8"
         bits = "4 bits" if is_four else "8 bits" if is_eight else "few bits"
-        values.mark_approximate(key, f"weights in {bits}{'' if on else ' without an adapter'}: not counted")
+        values.mark_not_modelled(key, f"weights in {bits}{'' if on else ' without an adapter'}: not counted")
     return None
 
 
@@ -217,7 +217,7 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
     except re.error:
         matcher = None
     if matcher is None:
-        values.mark_approximate(key, f"{pattern}: a pattern that is not read; counted as all linear layers")
+        values.mark_not_modelled(key, f"{pattern}: a pattern that is not read; counted as all linear layers")
         return (ALL_LINEAR,)
     for blocks in BLOCKS:
         by_layer = [
@@ -232,9 +232,9 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
         ]
         if matched := tuple(target for target in TARGETS if any(target in targets for targets in by_layer)):
             if any(targets != matched for targets in by_layer):
-                values.mark_approximate(key, f"{pattern}: layers of some blocks; counted in all")
+                values.mark_not_modelled(key, f"{pattern}: layers of some blocks; counted in all")
             return matched
-    values.mark_approximate(
+    values.mark_not_modelled(
         key, f"{pattern}: matches none of {', '.join(TARGETS)} in a block; counted as all linear layers"
     )
     return (ALL_LINEAR,)
@@ -258,5 +258,5 @@ def _targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     known = tuple(word for word in words if word in TARGETS)
     if len(known) < len(words):
         others = ", ".join(word for word in words if word not in TARGETS)
-        values.mark_approximate(names.targets, f"{others}: not among {', '.join(TARGETS)}, which alone are counted")
+        values.mark_not_modelled(names.targets, f"{others}: not among {', '.join(TARGETS)}, which alone are counted")
     return known or (ALL_LINEAR,)

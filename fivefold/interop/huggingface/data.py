@@ -79,24 +79,24 @@ def read_preferences(values: Values) -> dict[str, Any]:
     switch, beta = SWITCHES[software]
     for key in SWITCHES["trl"] if software != "trl" else ():
         if values.is_set(key):
-            values.mark_approximate(key, OTHER_OBJECTIVE)
+            values.mark_not_modelled(key, OTHER_OBJECTIVE)
     is_dpo = values[switch] in SIGMOID if software == "trl" else values[switch] == "dpo"
     if not is_dpo:
         if values[switch] not in (None, "nll", "sft", "pt"):
-            values.mark_approximate(switch, f"{OTHER_OBJECTIVE}; counted as it")
+            values.mark_not_modelled(switch, f"{OTHER_OBJECTIVE}; counted as it")
         if software != "llamafactory" and values[beta] is not None:
-            values.mark_approximate(beta, f"of {OTHER_OBJECTIVE}")
+            values.mark_not_modelled(beta, f"of {OTHER_OBJECTIVE}")
         return {}
     if software == "llamafactory":
         if values["pref_loss"] != "sigmoid":
-            values.mark_approximate("pref_loss", "another loss of pairs; counted as DPO's, with a reference")
+            values.mark_not_modelled("pref_loss", "another loss of pairs; counted as DPO's, with a reference")
         if values["pref_ftx"]:
-            values.mark_approximate("pref_ftx", "a loss on the chosen completion is added")
+            values.mark_not_modelled("pref_ftx", "a loss on the chosen completion is added")
     for key, reason in LOSS_TERMS.items():
         if values.given.get(key):
-            values.mark_approximate(key, reason)
+            values.mark_not_modelled(key, reason)
     if values.given.get("precompute_ref_log_probs"):
-        values.mark_approximate(
+        values.mark_not_modelled(
             "precompute_ref_log_probs", "the reference runs before the training; counted in every step"
         )
     strength = values.number(beta)

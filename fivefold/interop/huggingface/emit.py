@@ -279,7 +279,9 @@ def _fine_tune(plan: ConfigPlan, software: str) -> tuple[ConfigPlan, dict[str, A
     if plan.job.objective == "dpo":  # here a pair is two sequences, there one sample
         layout, job = plan.layout, plan.job
         if layout.mbs % 2:
-            raise UserError(f"mbs={layout.mbs}: a pair is two sequences; take mbs={layout.mbs + 1}")
+            raise UserError(
+                f"mbs={layout.mbs}: DPO counts a pair as two sequences, so mbs must be even; take mbs={layout.mbs + 1}"
+            )
         job = job.replace(global_batch=job.global_batch // 2)
         plan = plan._replace(layout=layout.replace(mbs=layout.mbs // 2), job=job)
     values = arguments(plan, deepspeed=plan.job.stack.name == "deepspeed")

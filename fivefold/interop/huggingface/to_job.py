@@ -80,7 +80,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         values[f"{FSDP}activation_checkpointing"],
     ]
     if "offload" in str(values["gradient_checkpointing"]):
-        values.mark_approximate("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
+        values.mark_not_modelled("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
     fields["layout.ac"] = (
         "full" if any(value not in (None, False, "none") for value in checkpointing_values) else "none"
     )
@@ -106,26 +106,26 @@ LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "glu_activation", "
 def check_strategy(values: Values) -> None:
     """Mark a strategy that is read as another one, and kernels of Liger that are counted together."""
     if str(values["accelerate.distributed_type"]).upper() not in KNOWN_STRATEGIES:
-        values.mark_approximate("accelerate.distributed_type", "is neither FSDP, DeepSpeed nor DDP")
+        values.mark_not_modelled("accelerate.distributed_type", "is neither FSDP, DeepSpeed nor DDP")
     for key in ("optimizer", "param"):
         name = f"deepspeed.zero_optimization.offload_{key}.device"
         if values[name] == "nvme":
-            values.mark_approximate(name, "states on disk: counted in host memory")
+            values.mark_not_modelled(name, "states on disk: counted in host memory")
     if values["accelerate.deepspeed_config.offload_optimizer_device"] == "nvme":
-        values.mark_approximate("accelerate.deepspeed_config.offload_optimizer_device", "states on disk")
+        values.mark_not_modelled("accelerate.deepspeed_config.offload_optimizer_device", "states on disk")
     for name in (f"liger_{kernel}" for kernel in LIGER_KERNELS):
         if values["use_liger_kernel"] and values.is_set(name):
             if values[name]:
                 values.approximate(name, "is one of Liger's kernels, which are counted all together")
             else:
-                values.mark_approximate(name, "is off among Liger's kernels, which are counted all together")
+                values.mark_not_modelled(name, "is off among Liger's kernels, which are counted all together")
 
 
 def check_loaded_type(values: Values) -> None:
     """Mark weights that are loaded in 16 bits and stay so: DDP trains them in that type."""
     for name in ("torch_dtype", "dtype"):
         if str(values[name]).removeprefix("torch.") in ("bfloat16", "float16"):
-            values.mark_approximate(
+            values.mark_not_modelled(
                 name, "under DDP weights, gradients and moments are then in 16 bits: counted in fp32"
             )
 
@@ -223,7 +223,7 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
         strategy_words = [str(word) for word in fsdp_value] if isinstance(fsdp_value, list) else str(fsdp_value).split()
         strategy = strategy_words[0].upper()
         if "offload" in strategy_words:
-            values.mark_approximate("fsdp", "weights, gradients and optimizer in host memory: not counted")
+            values.mark_not_modelled("fsdp", "weights, gradients and optimizer in host memory: not counted")
     elif version == 1 and isinstance(policy, str) and values.is_set(f"{FSDP}reshard_after_forward"):
         strategy = policy.upper()
     names = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
@@ -256,7 +256,7 @@ def _units(values: Values, model: Model) -> dict[str, Any]:
     fsdp_value, policy = values["fsdp"], f"{FSDP}auto_wrap_policy"
     version = values["fsdp_config.version"] if fsdp_value else values[f"{FSDP}version"]
     if values.is_set(policy) and str(values[policy]).upper() not in ("TRANSFORMER_BASED_WRAP", "TRANSFORMER_AUTO_WRAP"):
-        values.mark_approximate(policy, "units of another size; counted as blocks")
+        values.mark_not_modelled(policy, "units of another size; counted as blocks")
     stays_gathered = version == 1 or model.tied_embeddings
     return {"job.stack.backward_all_gather": "root"} if stays_gathered else {}
 
@@ -301,7 +301,7 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
     """Return the kernels, the overlap and the reductions of the strategy."""
     implementation = str(values["attn_implementation"]).rpartition("/")[2]
     if implementation not in ATTENTION:
-        values.mark_approximate("attn_implementation", "is not known here; counted as flash_attention_2")
+        values.mark_not_modelled("attn_implementation", "is not known here; counted as flash_attention_2")
     compiled = bool(values["torch_compile"]) or str(values["accelerate.dynamo_config.dynamo_backend"]).upper() not in (
         "NO",
         "NONE",
@@ -315,7 +315,7 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
     )
     unknown_plugins = [plugin for plugin in plugins if not plugin.endswith(PLUGINS)]
     if unknown_plugins:
-        values.mark_approximate("plugins", f"{', '.join(unknown_plugins)}: not known here, not counted")
+        values.mark_not_modelled("plugins", f"{', '.join(unknown_plugins)}: not known here, not counted")
     fields: dict[str, Any] = {
         "job.stack.name": "deepspeed" if kind == "deepspeed" else "fsdp2",
         "job.stack.attention": ATTENTION.get(implementation, "flash2"),
@@ -349,7 +349,7 @@ def _precision(values: Values, kind: str) -> Recipe:
     if bf16 and fp16:
         raise UserError(f"{values.origin}: bf16 and fp16 are both enabled; keep one")
     if mixed_precision == "fp8":
-        values.mark_approximate("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
+        values.mark_not_modelled("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
         bf16 = True
     if values["pure_bf16"] and kind != "deepspeed":  # DeepSpeed keeps fp32 master weights in any case
         return recipe("bf16-pure")
@@ -371,7 +371,7 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
     deepspeed_sets = kind == "deepspeed" and values[f"{ds}type"] is not None
     optimizer_name = str(values[f"{ds}type"] if deepspeed_sets else values["optim"]).lower().rpartition(".")[2]
     if optimizer_name not in OPTIMIZERS:
-        values.mark_approximate(
+        values.mark_not_modelled(
             f"{ds}type" if deepspeed_sets else "optim", "is not among the optimizers here; read as adamw"
         )
     if optimizer_name.startswith("paged_"):

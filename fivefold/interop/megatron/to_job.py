@@ -78,10 +78,10 @@ def check_same(values: Values) -> None:
     """Mark duplicate arguments whose value differs from that of the argument they repeat."""
     for duplicate, name in {"encoder_num_layers": "num_layers", "encoder_seq_length": "seq_length"}.items():
         if values[duplicate] not in (None, values[name]):
-            values.mark_approximate(duplicate, f"is not {name}={values[name]}, which is counted")
+            values.mark_not_modelled(duplicate, f"is not {name}={values[name]}, which is counted")
     learned = values["position_embedding_type"] == "learned_absolute"
     if values["no_position_embedding"] and learned and not values["use_rotary_position_embeddings"]:
-        values.mark_approximate("no_position_embedding", "no positions: write --position-embedding-type none")
+        values.mark_not_modelled("no_position_embedding", "no positions: write --position-embedding-type none")
 
 
 def vocabulary(values: Values, overrides: Overrides) -> int | None:
@@ -250,7 +250,7 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
         fields["layout.order"] = ("tp", "cp", "pp", "dp")
     kind = values["cp_comm_type"]
     if kind not in ("p2p", "a2a"):
-        values.mark_approximate("cp_comm_type", "is neither p2p nor a2a; read as p2p, a ring")
+        values.mark_not_modelled("cp_comm_type", "is neither p2p nor a2a; read as p2p, a ring")
     if cp > 1 and kind == "a2a":
         fields["layout.cp_kind"] = "ulysses"
     return fields
@@ -302,7 +302,7 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
                 f"pp={pp}; change one"
             )
         if min(sizes) < 1:
-            values.mark_approximate(
+            values.mark_not_modelled(
                 "pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all"
             )
             v = len(sizes) // pp
@@ -385,7 +385,7 @@ def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> 
         modules = values["recompute_modules"]
         names = modules if isinstance(modules, list) else str(modules).replace(",", " ").split()
         if unknown := [name for name in names if name not in MODULES]:
-            values.mark_approximate("recompute_modules", f"{', '.join(unknown)}: not known here, not counted")
+            values.mark_not_modelled("recompute_modules", f"{', '.join(unknown)}: not known here, not counted")
         groups = [MODULES[name] for name in names if name in MODULES]
         return "selective" if groups == ["core"] else "+".join(groups) or "none"
     if kind != "full":
@@ -393,11 +393,11 @@ def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> 
     layer_count, method = values.optional("recompute_num_layers") or 1, values["recompute_method"]
     stages = layout.get("layout.stages") or (-(-model.layers // (layout["layout.pp"] * layout.get("layout.v", 1))),)
     if method == "block" and layer_count < max(stages):
-        values.mark_approximate(
+        values.mark_not_modelled(
             "recompute_num_layers", f"recomputes {layer_count} of each stage's layers; read as ac=full, all of them"
         )
     if method == "uniform" and layer_count > 1:
-        values.mark_approximate(
+        values.mark_not_modelled(
             "recompute_num_layers",
             f"keeps the input of every {layer_count}th layer alone; read as ac=full, of every one",
         )
@@ -416,12 +416,12 @@ def precision(values: Values) -> Recipe:
     elif values["fp8_format"]:
         fp8_recipe = str(values["fp8_recipe"])
         if fp8_recipe not in FP8:
-            values.mark_approximate("fp8_recipe", "is not among the recipes here; read as tensorwise")
+            values.mark_not_modelled("fp8_recipe", "is not among the recipes here; read as tensorwise")
         precision_recipe = recipe(FP8.get(fp8_recipe, "fp8"))
         if values["fp8_param_gather"]:
             gathers = "fp8" if precision_recipe.scaling in ("tensorwise", "tiles") else "weights"
             if gathers == "weights":
-                values.mark_approximate("fp8_param_gather", "is counted for scales by tensor and by tiles alone")
+                values.mark_not_modelled("fp8_param_gather", "is counted for scales by tensor and by tiles alone")
             else:
                 precision_recipe = precision_recipe.replace(
                     name=f"{precision_recipe.name}-param", weights_bytes=1, gathers="fp8"
@@ -456,9 +456,9 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
     overlap += ["ep"] if pairs else []
     dispatcher = str(values["moe_token_dispatcher_type"])
     if model.moe and dispatcher not in ("alltoall", "flex"):
-        values.mark_approximate("moe_token_dispatcher_type", "every rank gathers every token; counted as alltoall")
+        values.mark_not_modelled("moe_token_dispatcher_type", "every rank gathers every token; counted as alltoall")
     if model.moe and not values["moe_grouped_gemm"]:
-        values.mark_approximate("moe_grouped_gemm", "experts one after another; counted as one grouped matmul")
+        values.mark_not_modelled("moe_grouped_gemm", "experts one after another; counted as one grouped matmul")
     local = values["transformer_impl"] == "local"
     fused = bool(values["use_flash_attn"]) if local else values["attention_backend"] not in ("unfused", "local")
     graphs = values["enable_cuda_graph"] or values["external_cuda_graph"] or values["cuda_graph_impl"] != "none"

@@ -87,7 +87,7 @@ def _optimizer(values: Values) -> str:
     """Return the optimizer; one that is not modelled is listed as not understood."""
     kind = {"adamw": "adamw", "sgd": "sgd"}.get(str(values[f"{F}name"]).lower())
     if kind is None:
-        values.mark_approximate(f"{F}name", "is not among the optimizers here; read as adamw")
+        values.mark_not_modelled(f"{F}name", "is not among the optimizers here; read as adamw")
     return kind or "adamw"
 
 

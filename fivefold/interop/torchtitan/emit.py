@@ -177,8 +177,8 @@ def sharding(plan: ConfigPlan) -> tuple[int, int]:
         return layout.dp, 1
     if layout.shards % layout.cp:
         raise UserError(
-            f"layout {str(layout)!r}: torchtitan's shard groups hold complete sequences; "
-            f"take zero{layout.zero}/{layout.cp * max(1, layout.shards // layout.cp)}"
+            f"layout {str(layout)!r}: torchtitan shards over dp_shard · cp ranks; {layout.shards} is no multiple of "
+            f"cp={layout.cp}; take zero{layout.zero}/{layout.cp * max(1, layout.shards // layout.cp)}"
         )
     if layout.shard_group == replicas:
         raise UserError(f"layout {str(layout)!r}: its shard group is all of dp·cp; write zero{layout.zero}")

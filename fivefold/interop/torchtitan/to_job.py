@@ -64,7 +64,7 @@ def _read_recomputation(values: Values) -> str:
             "activation_checkpoint", "keeps every second matmul; read as ac=norm+rope+act, which keeps all of them"
         )
         return "norm+rope+act"
-    values.mark_approximate("activation_checkpoint", "what the compiler then keeps is not known; read as ac=none")
+    values.mark_not_modelled("activation_checkpoint", "what the compiler then keeps is not known; read as ac=none")
     return "none"
 
 
@@ -82,16 +82,16 @@ def _precision(values: Values) -> Recipe:
             "NVFP4LinearConverter",
             "Float8GroupedExpertsConverter",
         ):
-            values.mark_approximate(key, f"{name} is not counted")
+            values.mark_not_modelled(key, f"{name} is not counted")
     for name, recipe_name in (("MXFP8LinearConverter", "mxfp8"), ("NVFP4LinearConverter", "nvfp4")):
         if name in converter_options:
             if not converter_options[name].get("fqns"):
-                values.mark_approximate(key, "the output projection is converted too; counted in 16 bits")
+                values.mark_not_modelled(key, "the output projection is converted too; counted in 16 bits")
             return recipe(recipe_name)
     if "Float8LinearConverter" not in converter_options:
         return base_recipe
     if "lm_head" not in str(converter_options["Float8LinearConverter"].get("filter_fqns", [])):
-        values.mark_approximate(key, "the output projection is in fp8 too; counted in 16 bits")
+        values.mark_not_modelled(key, "the output projection is in fp8 too; counted in 16 bits")
     scaling_recipe = converter_options["Float8LinearConverter"].get("recipe_name", "rowwise")
     return recipe("fp8-rowwise-gw" if scaling_recipe == "rowwise_with_gw_hp" else "fp8-rowwise")
 
@@ -147,7 +147,7 @@ def read_batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
             )
         if global_batch > local_batch * dp:
             passes = global_batch // (local_batch * dp)
-            values.mark_approximate(
+            values.mark_not_modelled(
                 "training.global_batch_size", f"the pipeline is filled and drained {passes} times a step; read as once"
             )
     return {"layout.mbs": mbs, "job.global_batch": global_batch}
@@ -170,7 +170,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     name = next((known for known in (*SCHEDULES, *LOOPED) if known.lower() == schedule_name.lower()), schedule_name)
     is_looped = name in LOOPED
     if name not in SCHEDULES:
-        values.mark_approximate(
+        values.mark_not_modelled(
             f"{P}pipeline_parallel_schedule", "is not among the schedules here; read as Interleaved1F1B or 1F1B"
         )
         name = "Interleaved1F1B" if is_looped else "1F1B"
@@ -215,7 +215,7 @@ def sixteen_bits(values: Values, *, sharded: bool) -> Recipe:
         return recipe("bf16")
     if all(values[f"{P}{axis}_parallel_degree"] == 1 for axis in ("tensor", "pipeline", "context")):
         return AUTOCAST
-    values.mark_approximate(
+    values.mark_not_modelled(
         "training.mixed_precision_param", "with tp or pp it takes effect under FSDP alone; read as fp32"
     )
     return recipe("fp32")

@@ -67,14 +67,14 @@ def _read_recomputation(values: Values) -> str:
             f"keeps every second matmul; read as ac={BY_OPERATION}, which keeps all of them",
         )
         return BY_OPERATION
-    values.mark_approximate("activation_checkpoint.mode", "what the compiler then keeps is not known; read as ac=none")
+    values.mark_not_modelled("activation_checkpoint.mode", "what the compiler then keeps is not known; read as ac=none")
     return "none"
 
 
 def _optimizer(values: Values) -> dict[str, Any]:
     kind = str(values["optimizer.name"])
     if kind not in ("AdamW", "Adam"):
-        values.mark_approximate("optimizer.name", "is not among the optimizers here; read as AdamW")
+        values.mark_not_modelled("optimizer.name", "is not among the optimizers here; read as AdamW")
     return {
         "job.optimizer.kind": "adamw",
         "job.optimizer.betas": (values["optimizer.beta1"], values["optimizer.beta2"]),
@@ -100,12 +100,12 @@ def _precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
     else:
         return base_recipe
     if not any("output" in str(part) for part in values[f"{linear}{kind}.filter_fqns"]):
-        values.mark_approximate(
+        values.mark_not_modelled(
             f"{linear}{kind}.filter_fqns", "the output projection is in fp8 too; counted in 16 bits"
         )
     if model.moe and not values[f"quantize.grouped_mm.{kind}.fqns"]:
-        values.mark_approximate(f"quantize.grouped_mm.{kind}.fqns", "experts stay in 16 bits; counted in fp8")
+        values.mark_not_modelled(f"quantize.grouped_mm.{kind}.fqns", "experts stay in 16 bits; counted in fp8")
     if not sharded:
-        values.mark_approximate("model.converters", "fp8 over fp32 weights; read as fp8-te")
+        values.mark_not_modelled("model.converters", "fp8 over fp32 weights; read as fp8-te")
         return recipe("fp8-te")
     return recipe(name)

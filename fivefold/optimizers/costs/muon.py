@@ -46,7 +46,11 @@ class MuonCost(OptimizerCost):
         return job.precision.moments_bytes[0]
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return the larger of the bytes of a round of Muon and of a block of AdamW's weights in fp32."""
+        """Return the peak bytes of temporary tensors: of Muon or of AdamW, whichever needs more.
+
+        Muon updates one matrix per rank at a time (``rounds``). With low-precision weights AdamW converts up to
+        ``FP32_ELEMENTS`` of a weight to fp32 at a time.
+        """
         weights = list(weights)
         rest = [min(FP32_ELEMENTS, cut.rows * cut.columns) for cut in weights if not cut.weight.is_hidden]
         adamw = 8 * max(rest, default=0) if is_narrow(job) else 0

@@ -98,7 +98,11 @@ class BranchAndBound:
         return floor
 
     def expand_best_first(self, bounds: Bounds, floor: BoundedSpace) -> Iterator[ExpandedCandidates]:
-        """Yield all schedules of partial layouts, the most promising first."""
+        """Yield the layouts that complete the partial layouts of ``floor``, the most promising partial layouts first.
+
+        A partial layout has its degrees and micro-batch; its pipeline schedule, ZeRO stage, mesh order and
+        recomputation are still open.
+        """
         best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
         for start in range(0, len(best), EXPANDED_AT_ONCE):
             yield self._open_up(bounds.restrict_to(floor.partials.take(best[start : start + EXPANDED_AT_ONCE])))

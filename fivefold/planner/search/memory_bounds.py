@@ -435,7 +435,11 @@ class MemoryBounds:
         return LiveUnits(*(np.stack(column)[inverse] for column in zip(*rows, strict=True)))
 
 
-def _min_over_blocks(held: Floats, unit_bytes: Floats) -> Floats:
-    """Return the least ``unit_bytes`` [n, units] of the blocks of each rank, [n, ranks]; 0 on a rank without any."""
-    smallest = np.where(held[:, :, BLOCKS:] > 0, unit_bytes[:, None, BLOCKS:], np.inf).min(axis=2)
+def _min_over_blocks(unit_counts: Floats, unit_bytes: Floats) -> Floats:
+    """Return the fewest bytes of a transformer block among those that each rank holds [candidates, ranks].
+
+    0 for a rank without blocks. ``unit_counts`` [candidates, ranks, units]: how many units of each kind a rank holds
+    (embedding, head, then the kinds of blocks). ``unit_bytes`` [candidates, units]: bytes of one unit of each kind.
+    """
+    smallest = np.where(unit_counts[:, :, BLOCKS:] > 0, unit_bytes[:, None, BLOCKS:], np.inf).min(axis=2)
     return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))

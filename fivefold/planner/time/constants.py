@@ -59,7 +59,7 @@ class Constants(Record):
         float,
         ConstantInfo(
             "exponent",
-            "how far host and device fluctuate: (device³ + host³)^⅓",
+            "how host and device times combine: (device³ + host³)^⅓, above the larger of the two as both fluctuate",
             "**vTrain, one node**, where little hangs on it",
             (3.0, 8.0),
             ("vtrain",),
@@ -136,7 +136,7 @@ class Constants(Record):
         float,
         ConstantInfo(
             "of a wave",
-            "what an uneven last wave costs; the choice of tile recovers the rest",
+            "share of the idle part of a last wave that costs time; kernels recover the rest by their choice of tiles",
             "no source; the same tables are met with it",
             (0.05, 1.0),
         ),
@@ -306,8 +306,9 @@ class Constants(Record):
         float,
         ConstantInfo(
             "per doubling",
-            "far links over many nodes",
-            "no source of its own: what a ring's steps leave of NVIDIA/nccl issue 1229",
+            "bandwidth between nodes that is lost with each doubling of the nodes",
+            "no source of its own: the loss in NVIDIA/nccl issue 1229 that the latency of a ring's steps does not"
+            " explain",
             (0.005, 0.05),
         ),
     ] = 0.02

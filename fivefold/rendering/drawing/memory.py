@@ -53,11 +53,11 @@ def draw_file(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes:
         lines=(f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}", drawn),
         chart=picture(levels, rank=rank, capacity_bytes=capacity_bytes),
         height=HEIGHT,
-        looks=[(name, name) for name in list_looks(levels)],
+        looks=[(name, name) for name in list_legend_entries(levels)],
     )
 
 
-def list_looks(levels: Sequence[Level]) -> list[str]:
+def list_legend_entries(levels: Sequence[Level]) -> list[str]:
     """Return the parts that the picture shows, from the bottom up."""
     return [part for part in LOOKS if any(getattr(level, f"{part}_bytes") for level in levels)]
 

@@ -80,7 +80,7 @@ def draw_file(
         ),
         chart=picture(rows, label=title, names=names, pp=pp),
         height=find_row_height(rows) * len(rows),
-        looks=list_looks(rows),
+        looks=list_legend_entries(rows),
         left=max(62, round(7 * max(map(len, names), default=0))),
     )
 
@@ -92,7 +92,7 @@ def draw_lanes(kinds: Mapping[str, Rows], *, step: Step, drawn: str = "") -> Pic
     return draw_file(rows, step=step, drawn=drawn, names=names, pp=min(len(kind_rows) for kind_rows in kinds.values()))
 
 
-def list_looks(rows: Rows) -> list[tuple[str, str]]:
+def list_legend_entries(rows: Rows) -> list[tuple[str, str]]:
     """Return class and name of the kinds that the picture shows."""
     kinds: set[str] = {span.kind for row in rows for span in row}
     kinds |= {"F", "BW"} if "FB" in kinds else set()

@@ -201,7 +201,9 @@ def verify(path: Path, files: tuple[CheckpointFile, ...]) -> None:
         if size != file.size_bytes:
             raise UserError(f"{file_path}: holds {size} bytes, but {size_text}; {recovery_hint(path)}")
         if CheckpointFile.from_path(file_path) != file:
-            raise UserError(f"{file_path}: {size_text}, but it now holds others; {recovery_hint(path)}")
+            raise UserError(
+                f"{file_path}: its {size} bytes have another SHA-256 than when written; {recovery_hint(path)}"
+            )
 
 
 def find_previous(path: Path) -> Path | None:

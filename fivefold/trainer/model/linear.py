@@ -110,16 +110,16 @@ class LinearGemms:
         return gradient @ weight if total is None else total.addmm_(gradient, weight)
 
     def columns(self, x: Tensor) -> Any:
-        """Prepare rows ``x`` [R, in] for ``wgrad``: unchanged here."""
+        """Return the input ``x`` [R, in] in the format that ``wgrad`` and ``add_wgrad`` take: unchanged here."""
         return x
 
     def wgrad(self, gradient: Tensor, columns: Any) -> Tensor | Cast:
-        """Return ``gᵀ x`` [out, in]."""
+        """Return the weight gradient ``gᵀ x`` [out, in] of ``gradient`` g [R, out]; ``columns``: x as prepared."""
         product: Tensor = gradient.t() @ columns
         return product
 
     def add_wgrad(self, gradient: Tensor, columns: Tensor, buffer: GradBuffer) -> None:
-        """Write ``gᵀ x`` into ``buffer``, or add it to the gradient there."""
+        """Add the weight gradient (see ``wgrad``) to ``buffer``, or write it there if the buffer is fresh."""
         if buffer.fresh:
             torch.mm(gradient.t(), columns, out=buffer.sums)
         else:

@@ -65,8 +65,8 @@ def look(site: WebServer, asked: CompareQuestion) -> dict[str, Any]:
         "bars": [
             (variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in comparison.predicted_variants
         ],
-        "times": list_looks(comparison, memory=False),
-        "memories": list_looks(comparison, memory=True),
+        "times": list_legend_entries(comparison, memory=False),
+        "memories": list_legend_entries(comparison, memory=True),
     }
 
 
@@ -82,7 +82,7 @@ def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
     )
 
 
-def list_looks(comparison: Comparison, *, memory: bool) -> list[tuple[str, str]]:
+def list_legend_entries(comparison: Comparison, *, memory: bool) -> list[tuple[str, str]]:
     """Return CSS classes and names of the parts of the bars."""
     parts: list[BarPart] = []
     for variant in comparison.predicted_variants:

@@ -120,7 +120,7 @@ def look(site: WebServer, asked: PlanQuestion) -> View:
         return View(noun, mistake=str(mistake), start=f"dp{noun.machine.ranks} zero3 mbs1")
     view = View(noun, controls(noun, layout), sizes(noun, layout), choices=list_job_choices(noun, layout))
     try:
-        return view._replace(answer=add_pictures(noun, layout, asked))
+        return view._replace(answer=predict_with_pictures(noun, layout, asked))
     except UserError as mistake:
         return view._replace(mistake=str(mistake))
 
@@ -134,10 +134,10 @@ def write_config(noun: ResolvedRequest, asked: PlanQuestion) -> WrittenConfig:
     return written._replace(remarks=(*written.remarks, *((defaults,) if defaults else ())))
 
 
-def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:
-    """Return the answer with its pictures."""
-    plan = answers.predict_over_time(noun, layout, rank=asked.rank)
-    step, chip = plan.step, noun.machine.chip.memory_bytes
+def predict_with_pictures(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:
+    """Predict a step, and return what the templates show of it: figures, pictures and the entries of their legends."""
+    plan = answers.predict_over_time(request, layout, rank=asked.rank)
+    step, chip = plan.step, request.machine.chip.memory_bytes
     scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
         "step": step,
@@ -146,16 +146,16 @@ def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> 
         "drawn": plan.drawn,
         "layout": layout,
         "chip": chip,
-        "cost": describe_cost(step, noun.machine, tokens=asked.tokens, price=asked.price),
-        "formats": list_formats(noun),
+        "cost": describe_cost(step, request.machine, tokens=asked.tokens, price=asked.price),
+        "formats": list_formats(request),
         "stages": [(stage, stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "memory": memory.picture(plan.levels, rank=plan.rank, capacity_bytes=chip),
         "memory_finding": memory_finding(plan.levels, rank=plan.rank, capacity_bytes=chip),
-        "memory_looks": memory.list_looks(plan.levels),
+        "memory_legend": memory.list_legend_entries(plan.levels),
         "pipeline": pipeline.picture(plan.rows, label=finding(step.time, plan.rows)),
         "pipeline_finding": finding(step.time, plan.rows),
-        "pipeline_looks": pipeline.list_looks(plan.rows),
+        "pipeline_legend": pipeline.list_legend_entries(plan.rows),
         "causes": (causes := list_time_parts(step.time)),
         "time_bar": draw_stacked(causes, total=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],

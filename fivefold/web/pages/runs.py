@@ -210,4 +210,4 @@ def lanes(site: WebServer, name: str) -> dict[str, Any]:
     duration = show_seconds(max(row[-1].end for row in rows))
     stages = min(len(ranks) for ranks in kinds.values())
     picture = pipeline.picture(rows, label=f"the step over time, {duration}", names=names, pp=stages)
-    return {"picture": picture, "looks": pipeline.list_looks(rows)}
+    return {"picture": picture, "looks": pipeline.list_legend_entries(rows)}

@@ -270,11 +270,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "flip": (
         lambda path: flip(path / "__1_0.distcp"),
-        r"UserError: \S+/__1_0.distcp: \d+ bytes were written, but it now holds others; {way_out}",
+        r"UserError: \S+/__1_0.distcp: its \d+ bytes have another SHA-256 than when written; {way_out}",
     ),
     "flipped metadata": (
         lambda path: flip(path / ".metadata"),
-        r"UserError: \S+/.metadata: \d+ bytes were written, but it now holds others; {way_out}",
+        r"UserError: \S+/.metadata: its \d+ bytes have another SHA-256 than when written; {way_out}",
     ),
     "missing": (
         lambda path: (path / "__0_0.distcp").unlink(),

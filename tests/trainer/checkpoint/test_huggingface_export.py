@@ -201,7 +201,7 @@ def test_a_flipped_bit(saved: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    assert "bytes were written, but it now holds others" in refusal(saved)
+    assert "bytes have another SHA-256 than when written" in refusal(saved)
 
 
 def test_too_little_room(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -599,7 +599,10 @@ def _list_up_projection(
 
 
 def _list_gated_queries(local: Local, *, rank: int, out_features: int, gate_columns: int) -> list[Op]:
-    """List queries and output gate, both made from the latent after and before its norm, joined (A.X K2)."""
+    """List the projections to queries and to the output gate of A.X K2.
+
+    Both read the latent of the queries twice, side by side: after its norm and before it.
+    """
     rows, width, kind = local.stream_rows, local.width, local.norm
     size = 2 * rows * rank * width
     up_input = LinearInput(local, "cqj", in_features=2 * rank, rows=rows)

@@ -35,7 +35,10 @@ def mlp(local: Local, source: str) -> list[Op]:
 
 
 def experts(local: Local, source: str) -> list[Op]:
-    """List the operations ``source`` [stream rows, D] → ``d`` [stream rows, D] through ``topk`` experts per token."""
+    """List the operations of routed experts, ``topk`` for each token, from ``source`` to ``d``, both [stream rows, D].
+
+    Stream rows: the rows of the residual stream that this rank holds (``local_shapes.py``).
+    """
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
     size, sent, received = rows * model.width * local.width, rows * moe.computed_per_token, routed_rows(local)

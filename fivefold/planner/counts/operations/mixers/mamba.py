@@ -20,7 +20,10 @@ from fivefold.units import ceil_div
 
 
 def operations(local: Local, source: str) -> list[Op]:
-    """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    """List the operations of a Mamba layer from ``source`` to ``a``, both [stream rows, D].
+
+    Stream rows: the rows of the residual stream that this rank holds (``local_shapes.py``).
+    """
     model, net = local.model, local.model.mamba
     assert net is not None
     net = net.shard(local.part.tp)
