@@ -12,6 +12,7 @@ from pydantic import Field
 
 # Limits of a model
 Layers = Annotated[int, Field(ge=1, le=2**12)]  # DeepNet has 1,000 (arXiv:2203.00555), Llama 3 405B 126
+LayerIndex = Annotated[int, Field(ge=0, le=2**12)]
 Width = Annotated[int, Field(ge=1, le=2**20)]  # 25,600 for a trillion dense parameters (arXiv:2104.04473)
 Ffn = Annotated[int, Field(ge=1, le=2**22)]  # four times the width
 Heads = Annotated[int, Field(ge=1, le=2**14)]  # 160 for a trillion (ibid.), 128 in Llama 3 405B

@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fivefold.bounded_types import Ffn, Heads, Layers, Tokens, Width
+from fivefold.bounded_types import Ffn, Heads, LayerIndex, Layers, Tokens, Width
 from fivefold.model.activations import ActivationName
 from fivefold.model.norms import NormName
 from fivefold.record import Record
@@ -61,13 +61,15 @@ class VisionTower(Record):
     layer_scale: bool = False  # a trained factor for each channel on what a branch adds to the stream
     pooling_head: bool = False  # attention that makes one vector of an image; it has weights, but makes no tokens
     window: Tokens | None = None  # patches of a window that layers attend within; None: all attend to the full image
-    full_layers: tuple[int, ...] = ()  # layers that attend to the full image, if others have a window
+    full_layers: tuple[LayerIndex, ...] = ()  # layers that attend to the full image, if others have a window
     # layers whose outputs are joined for the projector, counted from 1; 0: the patches before the first layer; empty:
     # the last layer
-    features: tuple[int, ...] = ()
+    features: tuple[LayerIndex, ...] = ()
     projector: tuple[ProjectorLayer, ...]  # from the last layer to tokens, in order
     newline: bool = False  # a learned token that ends the rows of an image
-    deepstack: tuple[int, ...] = ()  # layers whose outputs become tokens by projectors of their own (arXiv:2406.04334)
+    deepstack: tuple[
+        LayerIndex, ...
+    ] = ()  # layers whose outputs become tokens by projectors of their own (arXiv:2406.04334)
     deepstack_projector: tuple[ProjectorLayer, ...] = ()  # the projector of each of them
 
     @model_validator(mode="after")

@@ -37,6 +37,7 @@ from fivefold.update import LearningRate, Optimizer
 
 VOCAB = 251  # of the text of the parity proof
 WORLDS = (2, 2, 3, 4, 4, 4, 4, 4, 6, 8)
+CASES_PER_ADAPTER = 5  # every fifth case has an adapter, which few of the others could have
 
 
 class Drawn(NamedTuple):
@@ -65,8 +66,13 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
     for number in itertools.count():
         chance = random.Random(f"{seed} {number}")
         frame = _frame(chance, worlds)  # drawn once, lest what is seldom legal be seldom drawn
-        case = next(filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None))))
-        case = _add_adapter(case, random.Random(f"{seed} {number} adapter"))
+        adapted = number % CASES_PER_ADAPTER == 1
+        if adapted:
+            frame = _without_what_adapters_exclude(frame)
+        cases = filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None)))
+        case = next(case for case in cases if not adapted or _is_supported_with(Adapter(), case))
+        if adapted:
+            case = _add_adapter(case, random.Random(f"{seed} {number} adapter"))
         case = _add_masked_loss(case, random.Random(f"{seed} {number} sft"))
         yield _add_preferences(case, random.Random(f"{seed} {number} dpo"))
 
@@ -180,6 +186,7 @@ class Frame(NamedTuple):
     v: int
     experts: bool
     latent: bool
+    adapted: bool = False
 
 
 def _frame(chance: random.Random, worlds: tuple[int, ...]) -> Frame:
@@ -196,13 +203,8 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _model(chance, frame)
         layout = _layout(chance, frame, model)
         job = _job(chance, layout)
-        model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
-        keeps_tokens = layout.cp == 1 or layout.cp_kind == "ulysses"
-        if keeps_tokens and chance.random() < (0.7 if layout.tp == layout.cp == 1 else 0.25):
-            model = model.replace(**_draw_mixer_fields(chance, model, tp=layout.tp, cp=layout.cp))
-        model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
-        model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
-        model = model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
+        if not frame.adapted:  # adapters are not modelled with these
+            model = _with_other_mixers_and_heads(chance, number, model, layout=layout)
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
         model = model.replace(**_draw_position_fields(random.Random(f"{number} positions"), model))
         model = model.replace(**_draw_sum_fields(random.Random(f"{number} sums"), model))
@@ -213,19 +215,40 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     return Drawn(number, model, layout, job)
 
 
+def _with_other_mixers_and_heads(chance: random.Random, number: int, model: Model, *, layout: Layout) -> Model:
+    """Return the model with multi-token prediction, mixers other than attention, gates, or layers of one half."""
+    model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
+    keeps_tokens = layout.cp == 1 or layout.cp_kind == "ulysses"
+    if keeps_tokens and chance.random() < (0.7 if layout.tp == layout.cp == 1 else 0.25):
+        model = model.replace(**_draw_mixer_fields(chance, model, tp=layout.tp, cp=layout.cp))
+    model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
+    model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
+    return model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
+
+
+def _without_what_adapters_exclude(frame: Frame) -> Frame:
+    """Return the frame without experts, latent attention and schedules that adapters are not modelled with."""
+    pipeline = PIPELINE_SCHEDULES[frame.schedule]
+    if pipeline.splits_backward or pipeline.enters_both_ends:
+        frame = frame._replace(schedule="1f1b", v=1)
+    return frame._replace(experts=False, latent=False, adapted=True)
+
+
+def _is_supported_with(adapter: Adapter, case: Drawn) -> bool:
+    return _is_supported(case.layout, case.job.replace(adapter=adapter), model=case.model)
+
+
 def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
-    """Every second case with adapters, if that is legal; drawn apart, so that the case is the same without them."""
+    """Return the case with an adapter; drawn apart, so that the case is the same without it."""
     targets = chance.choice((("all-linear",), tuple(chance.sample(tuple(TARGETS), chance.randint(1, 4)))))
     adapter = Adapter(rank=chance.randint(1, 5), targets=targets, rank_stabilized=chance.random() < 0.3)
-    if chance.random() > 0.5 or not _is_supported(case.layout, case.job.replace(adapter=adapter), model=case.model):
-        return case
-    adapter = adapter.replace(dropout=random.Random(f"{case.number} adapter dropout").choice((0.0, 0.25, 0.25)))
-    if not adapter.dropout and random.Random(f"{case.number} adapter kind").random() < 0.5:
+    adapter = adapter.replace(dropout=chance.choice((0.0, 0.0, 0.25)))
+    if not adapter.dropout and chance.random() < 0.5:
         adapter = adapter.replace(kind="dora")
-    quantized = case.job.replace(adapter=adapter.replace(base="nf4"))
-    if chance.random() < 0.5 and _is_supported(case.layout, quantized, model=case.model):
-        return case._replace(job=quantized)
-    return case._replace(job=case.job.replace(adapter=adapter))
+    quantized = adapter.replace(base="nf4")
+    if chance.random() < 0.5 and _is_supported_with(quantized, case):
+        adapter = quantized
+    return case._replace(job=case.job.replace(adapter=adapter)) if _is_supported_with(adapter, case) else case
 
 
 def _add_masked_loss(case: Drawn, chance: random.Random) -> Drawn:
@@ -445,8 +468,6 @@ def _draw_gate_fields(chance: random.Random, model: Model) -> dict[str, Any]:
         fields |= {"moe": model.moe.replace(shared_gate=chance.random() < 0.5)}
     if model.moe is not None and model.block not in ("post", "sandwich"):
         fields |= {"moe": fields.get("moe", model.moe).replace(post_norm=chance.random() < 0.3)}
-    if model.position == "learned":
-        fields |= {"position_offset": chance.choice((0, 2))}
     return fields
 
 
@@ -493,10 +514,12 @@ def _draw_shape_fields(chance: random.Random, model: Model, *, tp: int) -> dict[
 
 
 def _draw_position_fields(chance: random.Random, model: Model) -> dict[str, Any]:
-    """Return norms on the embedding, and a bias by distance in some of the models without positions."""
+    """Return norms on the embedding, a bias by distance in some models without positions, and offset positions."""
     fields: dict[str, Any] = {"embedding_norm": chance.choice(("none", "none", "none", "unit", "weighted", "weighted"))}
     if model.position == "none" and chance.random() < 0.6:
         fields |= {"position": "alibi", "attention_softcap": None}
+    if model.position == "learned":
+        fields |= {"position_offset": chance.choice((0, 2))}
     return fields
 
 

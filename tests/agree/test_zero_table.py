@@ -42,10 +42,10 @@ def table(zero: int, *, reduce: Reduce) -> float:
 def count_peak_bytes(layout: Layout, job: Job) -> int:
     tape = run_rank(model=MODEL, layout=layout, job=job, rank=0, streams=False).steady
     events, lives = breakdown.list_events(tape), breakdown.lifetimes(tape)
-    live = breakdown._live_bytes(lives, len(events))
+    live = breakdown._sum_live_bytes(lives, len(events))
     named = [tape.scopes[scope] for scope in events[events[:, 0] == SCOPE, 1]]
     last = next(at for at, scope in enumerate(named) if (scope.phase, scope.micro_batch) == ("forward", 3))
-    begins = breakdown._scope_events(events)[last]
+    begins = breakdown._find_scope_events(events)[last]
     states = live[[breakdown.PARAMETERS, breakdown.OPTIMIZER, breakdown.GRADIENTS], begins]
     return int(states.sum())
 

@@ -154,8 +154,8 @@ def run_case(case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None
     """What PyTorch's allocator would hold. Two threads multiply, forward and backward, each with a workspace."""
     tapes = run_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=gpu)
     played = [tapes.first, *[tapes.steady] * (STEPS - 1)]
-    resident = [workspace_bytes] * 2 if workspace_bytes else []
-    return replay_allocator(played, expandable=case.expandable, capacity_bytes=capacity_bytes, resident=resident)
+    workspaces = [workspace_bytes] * 2 if workspace_bytes else []
+    return replay_allocator(played, expandable=case.expandable, capacity_bytes=capacity_bytes, workspaces=workspaces)
 
 
 def workspace_bytes() -> int:

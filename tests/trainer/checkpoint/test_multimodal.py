@@ -112,7 +112,8 @@ def test_keys_of_the_text_may_lie_beside_the_others() -> None:
     """As in the published files of Qwen2.5-VL."""
     kind, keys = CASES["qwen2.5-vl"]
     flat = {"model_type": kind, **keys["text_config"], "vision_config": QWEN, **BESIDE, "tie_word_embeddings": True}
-    nested = {"model_type": kind, "text_config": {**keys["text_config"], "tie_word_embeddings": True}}
+    text = {**keys["text_config"], "tie_word_embeddings": True}
+    nested = {"model_type": kind, "text_config": text, "vision_config": QWEN}
     model = from_config(flat, name="x")
     assert model == from_config(nested, name="x")
     assert (model.tied_embeddings, model.qkv_bias, model.rope_scaling) == (True, True, None)

@@ -65,6 +65,7 @@ def test_activations_plain_and_gated(name: str) -> None:
         "gelu_tanh": partial(F.gelu, approximate="tanh"),
         "gelu_new": ACT2FN["gelu_new"],
         "gelu_fast": ACT2FN["gelu_fast"],
+        "quick_gelu": ACT2FN["quick_gelu"],
         "relu": F.relu,
         "relu2": lambda x: torch.square(F.relu(x)),
     }[name]
