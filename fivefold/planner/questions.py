@@ -14,7 +14,7 @@ from math import ceil, log2
 from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import is_legal, refuse
+from fivefold.layout.validity import describe_assumed_batch, is_legal, refuse
 from fivefold.layout.where import ANY
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -24,7 +24,7 @@ from fivefold.planner.batch import find_nearby_advice, laws
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.run_estimate import validate_tokens
-from fivefold.planner.search import find_fitting_layout, has_fitting_layout, search
+from fivefold.planner.search import find_fitting_layout, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.search.neighbours import climb
 from fivefold.planner.search.work import EXACT_UNITS, SearchWork
@@ -36,6 +36,7 @@ from fivefold.units import show_bytes, show_count, show_risk
 
 NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
 MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of one size of a model
+GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewest ranks
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
@@ -122,41 +123,88 @@ def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk
     )
 
 
-def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> QuestionAnswer:
+def fewest_gpus(
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    risk: float = FITS_RISK,
+    report: Callable[[str, int, int], None] | None = None,
+) -> QuestionAnswer:
     """Return the smallest number of ranks of the machine on which a layout fits, with the fastest layout there.
 
-    Tried are powers of two and all ranks, then multiples of a node below the first of them that fits.
+    Tried are powers of two and all ranks, then multiples of a node below the first of them that fits. A number is
+    taken not to fit, and named, if no layout is found to fit within a work limit. ``report`` is called with progress.
     """
     most, least = machine.ranks, _min_ranks(model, machine, job)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
+    fitting, undecided = dict[int, Layout](), list[int]()
 
     def fits(ranks: int) -> bool:
-        resized = with_ranks(machine, ranks)
-        return ranks >= least and has_fitting_layout(model=model, machine=resized, job=job, risk=risk, using=planner)
+        if ranks < least:
+            return False
+        if report:
+            report(f"layouts of {ranks:,} GPUs", 0, 0)
+        resized, work = with_ranks(machine, ranks), SearchWork()
+        layout = find_fitting_layout(ANY, model=model, machine=resized, job=job, risk=risk, using=planner, work=work)
+        if layout is not None:
+            fitting[ranks] = layout
+        elif work.is_spent:
+            undecided.append(ranks)
+        return layout is not None
 
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     enough = next((size for size in sizes if fits(size)), None)
     if enough is None:
-        raise UserError(
-            f"{model.name} fits on no number of {machine.name} up to {most:,} with seq {job.sequence} and "
-            f"{job.global_batch} sequences per step; raise --gbs, so that more ranks can share the step, or take "
-            "--set offload=optimizer"
-        )
+        raise UserError(_describe_too_few(model, machine, job, least=ceil(least), undecided=undecided))
     too_few = max((size for size in sizes if size < enough), default=0)
     ranks = next((size for size in _node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
+    resized = with_ranks(machine, ranks)
     result = search(
-        model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk, tight=False, using=planner
+        model=model,
+        machine=resized,
+        job=job,
+        top=1,
+        risk=risk,
+        tight=False,
+        using=planner,
+        work=SearchWork(exact_units=GPUS_UNITS),
+        report=(lambda done, total: report(f"layouts of {ranks:,} GPUs", done, total)) if report else None,
     )
-    step = result.best[0].step
-    return QuestionAnswer(
-        question="fewest GPUs",
-        line=f"{ranks} of {machine.name}",
-        value=ranks,
-        layout=step.layout,
-        memory_bytes=step.memory.peak_bytes,
-        step_seconds=step.time.step_seconds,
-        remarks=tuple(filter(None, [result.gap_remark()])),
-    )
+    layout = Layout.parse(result.best[0].step.layout) if result.best else fitting[ranks]
+    remarks = [*describe_assumed_batch(job, resized), result.gap_remark()]
+    if not result.best:
+        remarks.append("the search ended at its work limit: its layout is the first one that fits")
+    if undecided:
+        remarks.append(f"whether {_join_numbers(undecided)} GPUs would fit was not decided within the work limit")
+    planner = Planner(model=model, machine=resized, job=job, counts=planner.counts, risk=risk)
+    answer = _answer("fewest GPUs", f"{ranks} of {machine.name}", ranks, planner, layout)
+    return answer.replace(remarks=tuple(filter(None, remarks)))
+
+
+def _join_numbers(numbers: list[int]) -> str:
+    *most, last = (f"{number:,}" for number in sorted(numbers))
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _describe_too_few(model: Model, machine: Machine, job: Job, *, least: int, undecided: list[int]) -> str:
+    """Return that no number of ranks up to those of the machine is known to fit, and what to change."""
+    is_default = job.global_batch == Job.model_fields["global_batch"].default
+    batch = f"{job.global_batch} sequences per step{' (the default)' if is_default else ''}"
+    setting = f"up to {machine.ranks:,} with seq {job.sequence} and {batch}"
+    advice = "take more GPUs"
+    if least > machine.ranks:
+        advice += f" (weights and optimizer states alone fill {least:,})"
+    if "optimizer" not in job.offload:
+        advice += ", or take --set offload=optimizer"
+    if job.global_batch < machine.ranks:
+        advice += ", or raise --gbs, so that more ranks can share the step"
+    if undecided:
+        return (
+            f"{model.name} was found to fit on no number of {machine.name} {setting}; {_join_numbers(undecided)} GPUs "
+            f"were not decided within the work limit; {advice}"
+        )
+    return f"{model.name} fits on no number of {machine.name} {setting}; {advice}"
 
 
 def _min_ranks(model: Model, machine: Machine, job: Job) -> float:

@@ -55,11 +55,12 @@ def answers(
     noise: float | None = None,
     counted: bool = True,
     risk: float = FITS_RISK,
+    report: Callable[[str, int, int], None] | None = None,
 ) -> list[Any]:
     """Return the answers to one question; without a layout, for the fastest that fits.
 
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
-    ranks, without which the fewest GPUs are searched up to ``MAX_SEARCHED_GPUS``.
+    ranks, without which the fewest GPUs are searched up to ``MAX_SEARCHED_GPUS``. ``report``: called with progress.
     """
     from fivefold.layout.validity import describe_idle
     from fivefold.machine.catalog import with_ranks
@@ -71,7 +72,7 @@ def answers(
 
     if question == "gpus":
         largest_machine = machine if counted else with_ranks(machine, MAX_SEARCHED_GPUS)
-        return [questions.fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk)]
+        return [questions.fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk, report=report)]
     if question == "model":
         return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":

@@ -16,7 +16,7 @@ from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
-from fivefold.machine.catalog import resolve
+from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner import questions
@@ -149,6 +149,45 @@ def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
     assert questions.fewest_gpus(model=LLAMA, machine=NODE, job=job, risk=TIGHT_RISK).value == 2
     assert answer.memory_bytes is not None
     assert answer.memory_bytes <= NODE.chip.memory_bytes
+
+
+def test_fewest_gpus_have_the_layout_that_fits_if_the_search_finds_no_faster_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = NODE.replace(chip=NODE.chip.replace(memory_bytes=2 * 2**30))
+    job = Job(sequence=1024, global_batch=8)
+    full = questions.fewest_gpus(model=SMALL, machine=machine, job=job)
+
+    def find_none(**options: Any) -> SearchResult:
+        return search(**options).replace(best=(), undecided=True)
+
+    monkeypatch.setattr(questions, "search", find_none)
+    limited = questions.fewest_gpus(model=SMALL, machine=machine, job=job)
+    assert limited.value == full.value > 1
+    assert limited.layout is not None
+    assert limited.step_seconds >= full.step_seconds
+    planner = Planner(model=SMALL, machine=with_ranks(machine, int(limited.value)), job=job)
+    assert planner.fits(Layout.parse(limited.layout))
+    assert "its layout is the first one that fits" in limited.remarks[-1]
+
+
+def test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = NODE.replace(chip=NODE.chip.replace(memory_bytes=2 * 2**30))
+    monkeypatch.setattr(questions, "SearchWork", lambda **_: SearchWork(exact_units=0))
+    with pytest.raises(UserError, match=r"was found to fit on no number of .* GPUs were not decided within the work"):
+        questions.fewest_gpus(model=SMALL, machine=machine, job=Job(sequence=2**15, global_batch=8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [8, 1024])
+def test_fewest_gpus_of_a_large_model_of_experts(batch: int) -> None:
+    """A search over all layouts of 192 GPUs meets its work limit before it finds one that fits."""
+    machine = resolve("h100:256", local=Path("/nowhere"))
+    answer = questions.fewest_gpus(
+        model=build_model("deepseek-v3"), machine=machine, job=Job(sequence=4096, global_batch=batch)
+    )
+    assert answer.value == 192
+    assert any("few for 192 ranks" in remark for remark in answer.remarks) == (batch == 8)
 
 
 @pytest.mark.slow
@@ -291,9 +330,10 @@ def test_fewest_gpus_are_sought_without_a_number(word: str, ranks: int) -> None:
 
 def test_a_number_of_gpus_is_a_limit() -> None:
     result = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", "h100:8"])
-    assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step" in str(
+    assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step (the default)" in str(
         result.exception
     )
+    assert "take more GPUs (weights and optimizer states alone fill 12)" in str(result.exception)
 
 
 @pytest.mark.slow

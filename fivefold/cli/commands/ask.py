@@ -35,6 +35,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     from fivefold.machine.datacenter import apply_assumptions
     from fivefold.rendering import lengths, run_estimate
     from fivefold.rendering.answers import list_sections
+    from fivefold.rendering.progress import bar
     from fivefold.rendering.sections import render_sections
 
     question, chart, counted = request.question, request.chart, is_counted(request.machine)
@@ -42,18 +43,20 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     (priced_machine,) = apply_prices([machine], request.price)
     if chart and question not in PICTURES:
         raise UserError(f"--chart {chart}: {question!r} has no picture; pictures exist for {', '.join(PICTURES)}")
-    replies = answers(
-        question,
-        model,
-        priced_machine,
-        layout,
-        job=job,
-        tokens=request.tokens,
-        site=apply_assumptions(request.assume),
-        noise=read_noise_scale(request.noise),
-        risk=request.risk,
-        counted=counted,
-    )
+    with bar("asking") as report:
+        replies = answers(
+            question,
+            model,
+            priced_machine,
+            layout,
+            job=job,
+            tokens=request.tokens,
+            site=apply_assumptions(request.assume),
+            noise=read_noise_scale(request.noise),
+            risk=request.risk,
+            counted=counted,
+            report=report,
+        )
     if request.as_json:
         show(json_module.dumps([reply.model_dump(mode="json") for reply in replies], indent=2))
     else:

@@ -303,10 +303,10 @@ def find_fitting_layout(
     ``using``: a planner of the same model and job on other ranks of the machine, whose counts are reused. ``work``: if
     its limit is exceeded, no layout was found, but one may fit.
     """
-    smallest_layouts = Where.parse(f"mbs<={job.min_micro_batch} ac=full")  # of which most likely one fits
     planners = {job: using} if using else {}
-    for admitted in (Where((*where.terms, *smallest_layouts.terms)), where):
-        spaces = [(job, Space(model, job, world=machine.ranks, where=admitted))]
+    space = Space(model, job, world=machine.ranks, where=where)
+    for admitted in (space.restrict_to_smallest(), space):
+        spaces = [(job, admitted)]
         largest_peak = _max_peak(spaces, risk, model=model, machine=machine)
         incumbents = Incumbents(largest_peak, by="memory", top=1, levels=0, any_will_do=True, work=work)
         solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=False)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import permutations
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,15 @@ class Space:
         ``reduces_often``: only layouts that may reduce gradients more than once a step: ZeRO-2 and -3 with several
         micro-batches.
         """
+        self._choices: dict[str, Any] = {
+            "axes": axes,
+            "schedules": schedules,
+            "recomputations": recomputations,
+            "placements": placements,
+            "shard_groups": shard_groups,
+            "reduces_often": reduces_often,
+            "two_dimensional": two_dimensional,
+        }
         stack = job.stack.runs
         self.model, self.job, self.world, self.stack = model, job, world, stack
         self.two_dimensional = two_dimensional  # also tp = x·y
@@ -116,6 +125,12 @@ class Space:
         self.shapes = [s for s in shapes if where.is_allowed("schedule", s.schedule) and where.is_allowed("v", s.v)]
         self.pairs = any(s.pipeline.pairs_passes for s in self.shapes)
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
+
+    def restrict_to_smallest(self) -> Space:
+        """Return the space of the layouts that most likely need the least memory: mbs and recomputation are fixed."""
+        smallest = Where.parse(f"mbs<={self.job.min_micro_batch} ac=full")
+        where = Where((*self.where.terms, *smallest.terms))
+        return Space(self.model, self.job, world=self.world, where=where, **self._choices)
 
     @cached_property
     def partials(self) -> PartialLayouts:

@@ -23,10 +23,10 @@ from fivefold.planner.search.columns import (
     concatenate,
     select_degrees,
 )
-from fivefold.planner.search.incumbents import Incumbents
+from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import SMALL_MICRO_BATCH
-from fivefold.planner.search.work import REFINING_UNITS
+from fivefold.planner.search.work import REFINING_UNITS, SearchWork
 
 MAX_LIKELY = 2000  # likely good partial layouts whose bound is computed with their messages
 MAX_LIKELY_MICRO_BATCH = 8  # sequences of a micro-batch of a likely good layout
@@ -91,8 +91,9 @@ def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections
     first_solver.done = done
     sweep_from_likely(first_solver, bounds)
     solver.few_fit = sizes.evaluated > FEW_FIT
-    nearest = sizes.best[0] if sizes.best else sizes.tight
-    incumbents.none_fits = not sizes.best
+    smallest = _find_smallest(solver, bounds) if sizes.is_undecided and not sizes.best else None
+    nearest = smallest or (sizes.best[0] if sizes.best else sizes.tight)
+    incumbents.none_fits = not (sizes.best or smallest)
     incumbents.is_undecided |= sizes.is_undecided
     if nearest is None:
         incumbents.rejections, incumbents.evaluated = sizes.rejections, incumbents.evaluated + sizes.evaluated
@@ -100,6 +101,16 @@ def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections
         return False
     incumbents.evaluate(bounds.planner, nearest.estimate.layout)
     return True
+
+
+def _find_smallest(solver: BranchAndBound, bounds: Bounds) -> EvaluatedLayout | None:
+    """Return a layout that fits with the smallest micro-batch and full recomputation, searched with work of its own."""
+    work, space = SearchWork(exact_units=REFINING_UNITS), bounds.space.restrict_to_smallest()
+    sizes = Incumbents(solver.incumbents.largest_peak, by="memory", top=1, levels=0, any_will_do=True, work=work)
+    if space.layouts:
+        first_solver = BranchAndBound(sizes, ranks_per_node=solver.ranks_per_node, timed=False)
+        sweep_from_likely(first_solver, Bounds(bounds.planner, space, concatenate(()), work=work))
+    return sizes.best[0] if sizes.best else None
 
 
 def _search_degrees_of_best(solver: BranchAndBound, bounds: Bounds) -> None:
