@@ -12,6 +12,7 @@ from itertools import permutations
 from math import gcd
 from typing import Any, get_args
 
+from fivefold.adapter import ALL_LINEAR
 from fivefold.bounded_types import PLAYED
 from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
@@ -20,6 +21,7 @@ from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
+from fivefold.model.weights import adapter_weights
 from fivefold.model.vision_weights import count_vision
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
@@ -560,6 +562,9 @@ def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
     ):
         if is_present:
             yield f"adapters are not modelled with {feature}; take {fix}"
+    if next(adapter_weights(model, adapter), None) is None:
+        targets = ",".join(adapter.targets)
+        yield f"adapter.targets={targets}: {model.name} has no such layer; take up_proj, down_proj or {ALL_LINEAR}"
     in_fp32 = job.activation_bytes == 4
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         fix = "fp32" if in_fp32 else "bf16"

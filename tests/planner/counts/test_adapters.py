@@ -201,6 +201,14 @@ def test_unmodelled_adapter_is_an_error(layout: str, changed: dict[str, object],
     assert any(words in reason for reason in reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
 
 
+def test_targets_that_the_model_lacks_are_refused() -> None:
+    plain, gated = SMALL.replace(mlp="plain"), job({"rank": 8, "targets": ["gate_proj"]})
+    reason = next(reasons(Layout.parse("dp1"), model=plain, job=gated, machine=None))
+    assert reason.startswith("adapter.targets=gate_proj: small has no such layer; take up_proj")
+    both = job({"rank": 8, "targets": ["gate_proj", "up_proj"]})
+    assert next(reasons(Layout.parse("dp1"), model=plain, job=both, machine=None), None) is None
+
+
 def test_experts_are_refused() -> None:
     model = build_model("mixtral-8x7b")
     reason = next(reasons(Layout.parse("dp1"), model=model, job=job(), machine=None))

@@ -31,12 +31,13 @@ def head_unit(
     ``inside``: the block of a module by its layer, finished; ``finish``: applied to the other operations;
     ``named=False``: tensors keep the names of their own block, and operations are those of ``inside`` themselves.
     """
-    first, *losses = map(finish, head(local))
-    depth = local.model.mtp_depth
+    head_ops, depth = list(map(finish, head(local))), local.model.mtp_depth
     if not depth:
-        return UnitOperations((first, *losses))
+        return UnitOperations(tuple(head_ops))
     rename = rename_tensors if named else _keep_ops
-    ops, dropped, hidden = [first], set[str](), ["h"]
+    norms, stream = (1, "h") if local.model.final_norm else (0, "x")  # the modules read the normed stream
+    ops, losses = head_ops[:norms], head_ops[norms:]
+    dropped, hidden = set[str](), [stream]
     for depth_index in range(depth):
         layer = local.model.layers + depth_index
         inner_block = inside(layer) if inside else block_unit(block(local, layer=layer), local)
@@ -48,7 +49,7 @@ def head_unit(
     loss_tensors = []
     casts = {name: name for op in losses if is_weight_cast(op) for name in op.writes}  # cast once for all losses
     for depth_index, source in enumerate(hidden):
-        known_names = casts | {"h": source}
+        known_names = casts | {stream: source}
         known_names |= {"targets": _ids(depth_index)} if depth_index < depth else {}  # the same copy of the batch
         loss_ops = [op for op in losses if not (depth_index and is_weight_cast(op))]
         renamed_loss = list(rename(loss_ops, _prefix(f"loss{depth_index}.", known_names)))
