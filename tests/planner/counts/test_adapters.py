@@ -204,7 +204,7 @@ def test_unmodelled_adapter_is_an_error(layout: str, changed: dict[str, object],
 def test_targets_that_the_model_lacks_are_refused() -> None:
     plain, gated = SMALL.replace(mlp="plain"), job({"rank": 8, "targets": ["gate_proj"]})
     reason = next(reasons(Layout.parse("dp1"), model=plain, job=gated, machine=None))
-    assert reason.startswith("adapter.targets=gate_proj: small has no such layer; take up_proj")
+    assert reason.startswith("adapter.targets=gate_proj: llama3-8b has no such layer; take up_proj")
     both = job({"rank": 8, "targets": ["gate_proj", "up_proj"]})
     assert next(reasons(Layout.parse("dp1"), model=plain, job=both, machine=None), None) is None
 
