@@ -5,22 +5,28 @@ Ranks of dp become ranks of cp; a step keeps about its number of tokens, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from fivefold.job import Job
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.validity import is_legal
+from fivefold.layout.where import CP_KINDS, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
-from fivefold.planner.questions import longest_sequence
+from fivefold.planner.questions import MAX_SEQUENCE, longest_sequence
+from fivefold.planner.search import find_fitting_layout
 from fivefold.planner.search.layout_changes import change, list_changed_keywords
+from fivefold.planner.search.work import EXACT_UNITS, SearchWork
 from fivefold.record import UserError
 from fivefold.results.search_result import LengthCurve, LengthPoint, Lengths, NearMiss, QuestionAnswer, SearchResult
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_seconds
 
+LENGTH_RATIO = 1.01  # of the shortest sequence that was not found to fit to the longest that fits
+LENGTH_UNITS = EXACT_UNITS // 20  # of work to find a layout of one length
 RECOMPUTATIONS = ("none", "selective", "full")
 SHORTEST, TARGET = 2**12, 2**20
 MAX_CP = 64
@@ -36,11 +42,12 @@ def lengths(
     target: int = TARGET,
     risk: float = FITS_RISK,
 ) -> Lengths:
-    """Return the curves of a layout over context length, and what must change for sequences of ``target`` tokens.
+    """Return the curves of a layout over context length, the longest sequence of any, and what ``target`` tokens need.
 
     ``search`` searches the layouts of a job.
     """
     answer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
+    answer = answer.replace(question="with this layout")
     sizes = [2**power for power in range(SHORTEST.bit_length() - 1, target.bit_length())]
     if model.position == "learned":
         sizes = [size for size in sizes if size <= model.positions]
@@ -54,17 +61,74 @@ def lengths(
         if not is_legal(other, model=model, job=job, machine=machine):
             continue
         points = tuple(_points(other, sizes, planner, job=job))
-        longest = _find_longest(model, machine, job, other, risk=risk)
-        curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=longest, points=points))
-    changes = _changes(model, machine, job, layout, answer, search=search, target=target)
+        tokens = _find_longest(model, machine, job, other, risk=risk)
+        curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=tokens, points=points))
+    best_curve = max(curves, key=lambda curve: curve.longest, default=None)
+    known = [layout, *([Layout.parse(best_curve.layout)] if best_curve else [])]
+    longest = find_longest_sequence(model=model, machine=machine, job=job, known=known, risk=risk)
+    changes = _changes(model, machine, job, layout, answer, longest=longest, search=search, target=target)
     return Lengths(
         model=model.name,
         machine=machine.name,
+        longest=longest,
         answer=answer,
         curves=tuple(curves),
         target=target,
         changes=tuple(changes),
     )
+
+
+def find_longest_sequence(
+    *, model: Model, machine: Machine, job: Job, known: Sequence[Layout], risk: float = FITS_RISK
+) -> QuestionAnswer:
+    """Return the longest sequence over all layouts of all ranks that recompute in full, and over those ``known``.
+
+    Layouts with one replica, whose ranks are all of cp and tp, come first. The rest is found by bisection to
+    ``LENGTH_RATIO``: a length is taken not to fit if no layout is found to fit within a work limit. Each layout that is
+    found counts with its own longest sequence. Micro-batches have the fewest sequences.
+    """
+    chunk = 2 * machine.ranks  # which every cp and sp can split
+    limit = min(MAX_SEQUENCE, model.positions) if model.position == "learned" else MAX_SEQUENCE
+    where = Where.parse(f"mbs<={job.min_micro_batch} ac=full")
+
+    def answer(layout: Layout) -> QuestionAnswer:
+        return longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
+
+    if probe := min(TARGET, limit) // chunk * chunk:
+        known = [*known, *_find_undivided_batch(model, machine, job.replace(sequence=probe))]
+    lengths_of_known = [_find_longest(model, machine, job, layout, risk=risk) for layout in known]
+    best = answer(known[lengths_of_known.index(max(lengths_of_known))])
+    high, is_undecided = math.inf, False
+    while high / best.value > LENGTH_RATIO:
+        tried = min(2 * best.value, math.sqrt(best.value * high), limit)
+        tokens = int(tried // chunk * chunk)
+        if tokens <= best.value:
+            break
+        longer, work = job.replace(sequence=tokens), SearchWork(exact_units=LENGTH_UNITS)
+        layout = find_fitting_layout(where, model=model, machine=machine, job=longer, risk=risk, work=work)
+        if layout is None:
+            high, is_undecided = tokens, work.is_spent
+        else:
+            best = answer(layout)
+    if is_undecided:
+        remark = f"whether {high:,} tokens fit with another layout was not decided within the work limit"
+        return best.replace(remarks=(remark,))
+    return best
+
+
+def _find_undivided_batch(model: Model, machine: Machine, job: Job) -> list[Layout]:
+    """Return the layout of least memory in which all ranks split each sequence, by cp and tp; empty if none is legal.
+
+    It recomputes in full, and tp stays within a node.
+    """
+    ranks, layouts = machine.ranks, list[Layout]()
+    for tp in (tp for tp in divisors(ranks) if tp <= machine.ranks_per_node):
+        layout = Layout(tp=tp, cp=ranks // tp, mbs=job.min_micro_batch, zero=3 if tp < ranks else 0, ac="full")
+        for ep in divisors(model.moe.experts) if model.moe else [1]:
+            layouts += [changed for kind in CP_KINDS if (changed := change(layout, ep=ep, cp_kind=kind))]
+    planner = Planner(model=model, machine=machine, job=job)
+    legal = [layout for layout in layouts if is_legal(layout, model=model, job=job, machine=machine)]
+    return [min(legal, key=planner.peak_bytes)] if legal else []
 
 
 def _vary_layout(layout: Layout) -> Iterator[Layout]:
@@ -109,6 +173,7 @@ def _changes(
     layout: Layout,
     answer: QuestionAnswer,
     *,
+    longest: QuestionAnswer,
     search: Callable[[Job], SearchResult],
     target: int,
 ) -> Iterator[str]:
@@ -126,6 +191,9 @@ def _changes(
         result = search(job.replace(sequence=target, global_batch=batch))
     except UserError as mistake:
         yield f"more: {mistake}"
+        return
+    if result.proposal is None and longest.value >= target:
+        yield f"the layout: {longest.layout}"
         return
     if result.proposal is None:
         yield from (_describe_miss(miss) for miss in result.misses[:1])

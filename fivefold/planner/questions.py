@@ -37,6 +37,7 @@ from fivefold.units import show_bytes, show_count, show_risk
 NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
 MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of one size of a model
 GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewest ranks
+MAX_SEQUENCE = 2**24  # tokens of the longest sequence that is tried
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
@@ -68,7 +69,7 @@ def longest_sequence(
     It is at most 2^24, and a multiple that cp and sp can split.
     """
     step = 2 * layout.cp * layout.tp
-    longest = min(2**24, model.positions) if model.position == "learned" else 2**24
+    longest = min(MAX_SEQUENCE, model.positions) if model.position == "learned" else MAX_SEQUENCE
     question = "longest sequence"
     refuse(layout, model=model, job=job.replace(sequence=step), machine=machine)
 
@@ -79,7 +80,7 @@ def longest_sequence(
     if most == 0:
         raise UserError(_describe_shortage(planner(1), layout))
     beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
-    return _answer(question, f"{most * step} tokens{beyond}", most * step, planner(most), layout)
+    return _answer(question, f"{most * step:,} tokens{beyond}", most * step, planner(most), layout)
 
 
 def fine_tunes(

@@ -18,18 +18,14 @@ LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {K
 
 
 def list_sections(lengths: Lengths) -> list[AnswerSection]:
-    """Return the longest sequence, a row for each cp and recomputation, and the changes needed for more."""
+    """Return the longest sequences, a row for each cp and recomputation, and the changes needed for more."""
     rows = tuple(_row(lengths, curve) for curve in lengths.curves)
-    longest = max(lengths.curves, key=lambda curve: curve.longest, default=None)
-    longest_line = ""
-    if longest is not None and longest.longest > lengths.answer.value:
-        longest_line = f"longest of the layouts below: {longest.longest:,} tokens with {longest.layout}"
     sizes = [_tokens(point) for point in _sizes(lengths)]
     return [
         AnswerSection(
             (
-                make_grid(ANSWERS, [lengths.answer]),
-                *([Text(longest_line, overflow="fold")] if longest_line else []),
+                make_grid(ANSWERS, [lengths.longest, lengths.answer]),
+                *(Text(remark, overflow="fold") for remark in lengths.longest.remarks),
             )
         ),
         AnswerSection(

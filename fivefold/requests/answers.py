@@ -69,6 +69,7 @@ def answers(
     from fivefold.planner.predict import predict as predicted
     from fivefold.planner.run_estimate import predict_full_run
     from fivefold.planner.search import search as searched
+    from fivefold.planner.search.work import EXACT_UNITS, SearchWork
 
     if question == "gpus":
         largest_machine = machine if counted else with_ranks(machine, MAX_SEARCHED_GPUS)
@@ -90,7 +91,13 @@ def answers(
                 job=job,
                 layout=chosen_layout,
                 search=lambda longer: searched(
-                    model=model, machine=machine, job=longer, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk
+                    model=model,
+                    machine=machine,
+                    job=longer,
+                    top=1,
+                    within=UNRANKABLE_DIFFERENCE,
+                    risk=risk,
+                    work=SearchWork(exact_units=EXACT_UNITS // 4),
                 ),
                 risk=risk,
             )

@@ -336,10 +336,11 @@ class LengthCurve(Record):
 
 
 class Lengths(Record):
-    """The result of ``ask sequence``: the longest sequence of the layout, curves, and how to reach ``target``."""
+    """The result of ``ask sequence``: the longest of any layout and of one, its curves, and how to reach ``target``."""
 
     model: str
     machine: str
+    longest: QuestionAnswer
     answer: QuestionAnswer
     curves: tuple[LengthCurve, ...]
     target: PositiveInt

@@ -19,9 +19,9 @@ from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
-from fivefold.planner import questions
+from fivefold.planner import context_length, questions
 from fivefold.planner.compare import ComparedCase, compare
-from fivefold.planner.context_length import lengths
+from fivefold.planner.context_length import LENGTH_RATIO, find_longest_sequence, lengths
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
@@ -311,6 +311,10 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
             step = planner.step(other)
             assert (step.memory.peak_bytes, step.mfu.causal) == (point.peak_bytes, point.mfu)
             assert point.fits == planner.fits(other)
+    assert result.longest.value >= max(item.longest for item in result.curves)
+    assert result.longest.layout is not None
+    longest_planner = Planner(model=SMALL, machine=machine, job=job.replace(sequence=int(result.longest.value)))
+    assert longest_planner.fits(Layout.parse(result.longest.layout))
     longest = {(item.cp, item.ac): item.longest for item in result.curves}
     assert longest[1, "none"] == result.answer.value
     assert longest[4, "full"] > longest[4, "none"] > longest[1, "none"]
@@ -318,6 +322,34 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
     changed = Layout.parse(result.changes[1].partition("so ")[2].partition(" with gbs")[0])
     step = Planner(model=SMALL, machine=machine, job=job.replace(sequence=2**20, global_batch=1)).step(changed)
     assert step.memory.fits
+
+
+@pytest.mark.slow
+def test_the_longest_sequence_of_any_layout_does_not_fall_with_a_smaller_batch() -> None:
+    """Of layouts named by hand none reaches more, and fewer micro-batches take no more memory."""
+    model, machine = build_model("qwen3-32b"), resolve("h200:16", local=Path("/nowhere"))
+    layouts = [Layout.parse(f"dp1 tp{tp} cp{16 // tp} zero3 mbs1 ac=full") for tp in (1, 2, 4)]
+    known, lengths_by_batch = Layout.parse("dp1 tp16 mbs1"), list[float]()
+    for batch in (16, 1):
+        about = {"model": model, "machine": machine, "job": Job(sequence=4096, global_batch=batch)}
+        longest = find_longest_sequence(**about, known=[known])
+        by_hand = max(questions.longest_sequence(**about, layout=layout).value for layout in layouts)
+        assert by_hand / LENGTH_RATIO <= longest.value
+        assert "beyond the model's 40960 positions" in longest.line
+        assert longest.remarks == ()
+        lengths_by_batch.append(longest.value)
+    assert lengths_by_batch == sorted(lengths_by_batch)
+    assert lengths_by_batch[-1] > 1_350_000
+
+
+def test_a_length_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = resolve("h100:4", local=Path("/nowhere"))
+    monkeypatch.setattr(context_length, "LENGTH_UNITS", 0)
+    longest = find_longest_sequence(
+        model=SMALL, machine=machine, job=JOB.replace(global_batch=4), known=[Layout.parse("dp4 zero3 mbs1")]
+    )
+    assert longest.layout == "dp1 cp4 zero3 mbs1 ac=full"
+    assert "was not decided within the work limit" in longest.remarks[0]
 
 
 @pytest.mark.slow

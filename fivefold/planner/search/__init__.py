@@ -305,7 +305,8 @@ def find_fitting_layout(
     """
     planners = {job: using} if using else {}
     space = Space(model, job, world=machine.ranks, where=where)
-    for admitted in (space.restrict_to_smallest(), space):
+    smallest = space.restrict_to_smallest()
+    for admitted in (smallest, space) if smallest.layouts < space.layouts else (space,):
         spaces = [(job, admitted)]
         largest_peak = _max_peak(spaces, risk, model=model, machine=machine)
         incumbents = Incumbents(largest_peak, by="memory", top=1, levels=0, any_will_do=True, work=work)

@@ -54,7 +54,10 @@ def router(site: WebServer) -> APIRouter:
 
 def render_replies(asked: AskPage, replies: Sequence[Any]) -> str:
     """Return the answers as HTML; layouts in the first table link to their plans."""
-    links = [address(asked, reply) for reply in mark_plans(replies)]
+    rows = [
+        row for reply in replies for row in ((reply.longest, reply.answer) if isinstance(reply, Lengths) else (reply,))
+    ]
+    links = [address(asked, reply) for reply in mark_plans(rows)]
     return fragment(
         "sections.html",
         sections=list_sections(asked.question, replies),
