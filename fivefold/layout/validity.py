@@ -21,8 +21,8 @@ from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
-from fivefold.model.weights import adapter_weights
 from fivefold.model.vision_weights import count_vision
+from fivefold.model.weights import adapter_weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts
