@@ -68,7 +68,7 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
         frame = _frame(chance, worlds)  # drawn once, lest what is seldom legal be seldom drawn
         adapted = number % CASES_PER_ADAPTER == 1
         if adapted:
-            frame = _without_what_adapters_exclude(frame)
+            frame = _drop_what_adapters_exclude(frame)
         cases = filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None)))
         case = next(case for case in cases if not adapted or _is_supported_with(Adapter(), case))
         if adapted:
@@ -226,7 +226,7 @@ def _with_other_mixers_and_heads(chance: random.Random, number: int, model: Mode
     return model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
 
 
-def _without_what_adapters_exclude(frame: Frame) -> Frame:
+def _drop_what_adapters_exclude(frame: Frame) -> Frame:
     """Return the frame without experts, latent attention and schedules that adapters are not modelled with."""
     pipeline = PIPELINE_SCHEDULES[frame.schedule]
     if pipeline.splits_backward or pipeline.enters_both_ends:
