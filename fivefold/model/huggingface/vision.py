@@ -262,20 +262,8 @@ def _read_internvl(keys: VisionKeys) -> Fields:
 
 
 def _read_llama4(keys: VisionKeys) -> Fields:
-    for key in ("attention_dropout", "projector_dropout"):
-        keys.require(key, 0.0)
-    patches = _square(keys)
-    return _size(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
-        "activation": "gelu",
-        "channels": keys.number("num_channels"),
-        "patches": patches,
-        "positions": patches + 1,
-        "class_token": True,
-        "patch_bias": False,
-        "first_norm": True,
-        "final_norm": "used",
-        "rotary": True,
-    }
+    keys.require("projector_dropout", 0.0)
+    return _read_clip(keys) | {"activation": "gelu", "rotary": True}
 
 
 def _read_kimi(keys: VisionKeys) -> Fields:
