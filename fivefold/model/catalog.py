@@ -6,14 +6,28 @@ Hugging Face repository with that ``config.json``.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.model.huggingface.read import from_config, remark
 from fivefold.model.spec import Model
-from fivefold.record import UsageWarning, UserError, locate, make_unknown_name_error, read_file
+from fivefold.record import UsageWarning, UserError, join_names, locate, make_unknown_name_error, read_file
+
+# Endings of repositories whose config.json has the sizes of the model without them.
+TUNED_ENDINGS = ("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf", "-instruct-2507", "-thinking-2507")
+# Later versions with the same sizes; their context lengths differ.
+SAME_SIZES = (
+    ("llama-3-", "llama-3.1-"),
+    ("llama-3-70b", "llama-3.3-70b"),
+    ("qwen2-7b", "qwen2.5-7b"),
+    ("deepseek-v3", "deepseek-v3-0324"),
+    ("deepseek-v3", "deepseek-v3.1"),
+    ("deepseek-v3", "deepseek-r1"),
+)
 
 
 class CatalogEntry(NamedTuple):
@@ -22,6 +36,11 @@ class CatalogEntry(NamedTuple):
     source: str
     config: dict[str, Any]
     also: str = ""
+
+    @property
+    def repository(self) -> str | None:
+        """Return the Hugging Face repository of the model, if its source is one."""
+        return self.source if _is_repository(self.source) else None
 
 
 def names() -> list[str]:
@@ -34,17 +53,17 @@ def build_model(name: str) -> Model:
     if name not in CATALOG:
         raise make_unknown_name_error(name, names(), kind="model")
     entry = CATALOG[name]
-    source = f"Hugging Face config.json of {entry.source}" if entry.source.count("/") == 1 else entry.source
+    source = f"Hugging Face config.json of {entry.source}" if entry.repository else entry.source
     source += f"; as written in {entry.also}" if entry.also else ""
     return from_config(entry.config, name=name, source=source)
 
 
 def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
-    """Build the model that ``text`` names: a catalog name or a file. ``find`` maps a path in ``text`` to the file.
+    """Build the model that ``text`` names: of the catalog, a file, or a Hugging Face repository of a catalog model.
 
-    A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: its ``config.json``); any
-    other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``UserError``; warns (``UsageWarning``) about
-    keys that may change the model but that its family does not read.
+    ``find`` maps a path in ``text`` to the file. A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face
+    config (a folder: its ``config.json``); any other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises
+    ``UserError``; warns (``UsageWarning``) about keys that may change the model but that its family does not read.
     """
     if text in CATALOG:
         return build_model(text)
@@ -58,9 +77,54 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     if path.suffix not in (".json", ".toml"):
         if is_file:
             raise UserError(f"{text}: a model file ends in .json or .toml")
-        raise make_unknown_name_error(text, names(), kind="model")
+        if not _is_repository(text):
+            raise make_unknown_name_error(text, names(), kind="model")
+        if name := find_repository(text):
+            return build_model(name)
+        similar = f" (similar: {join_names(close, 'and')})" if (close := list_similar(text)) else ""
+        raise UserError(
+            f"unknown model {text!r}: not a repository of the catalog{similar}, and Fivefold downloads nothing. Save "
+            f"its config by `hf download {text} config.json --local-dir DIR` and name DIR/config.json"
+        )
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return from_values(read_file(path), name=name, source=text)
+
+
+def find_repository(text: str) -> str | None:
+    """Return the catalog's name of the model with the sizes of the Hugging Face repository ``text``, or None.
+
+    Any owner may hold a copy. Base and instruction-tuned versions have the same sizes.
+    """
+    word = text.rstrip("/").rpartition("/")[2].lower()
+    for name, entry in CATALOG.items():
+        if word in _list_repository_names(name, entry):
+            return name
+    return None
+
+
+def list_similar(text: str) -> list[str]:
+    """Return the up to three catalog models whose names, or those of their repositories, are nearest to ``text``."""
+    word = text.rstrip("/").rpartition("/")[2].lower()
+    spellings = {spelling: name for name, entry in CATALOG.items() for spelling in _list_repository_names(name, entry)}
+    close = get_close_matches(word, spellings, n=12, cutoff=0.6)
+    return list(dict.fromkeys(spellings[spelling] for spelling in close))[:3]
+
+
+def _is_repository(text: str) -> bool:
+    """Tell whether ``text`` is written as a Hugging Face repository, ``owner/model``."""
+    return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) is not None and not text.startswith(".")
+
+
+def _list_repository_names(name: str, entry: CatalogEntry) -> set[str]:
+    """Return the names, without an owner, of repositories with the sizes of a catalog model."""
+    if name in ("nano", "tiny"):  # Fivefold's own
+        return set()
+    tail = (entry.repository or name).lower().rpartition("/")[2].removeprefix("meta-")
+    for ending in ("-hf", "-base", "-instruct", "-pt"):
+        tail = tail.removesuffix(ending)
+    stems = {name, tail, *(tail.replace(version, later) for version, later in SAME_SIZES)}
+    prefix = "meta-" if tail.startswith("llama-") else ""
+    return {start + stem + ending for stem in stems for ending in TUNED_ENDINGS for start in ("", prefix)}
 
 
 def locate_model(text: str, *, named_in: Path) -> str:

@@ -14,7 +14,7 @@ Entry = TypeVar("Entry", bound=Record)
 
 def list_models(word: str | None = None) -> list[CatalogModel]:
     """Return the models of the catalog, or those that contain ``word``."""
-    from fivefold.model.catalog import build_model, names
+    from fivefold.model.catalog import CATALOG, build_model, names
 
     entries = []
     for model in map(build_model, names()):
@@ -31,6 +31,7 @@ def list_models(word: str | None = None) -> list[CatalogModel]:
                 vocab=model.vocab,
                 positions=model.positions,
                 source=model.source,
+                huggingface=CATALOG[model.name].repository,
                 **experts,
             )
         )

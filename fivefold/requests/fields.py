@@ -23,7 +23,7 @@ TOKENS = Option(metavar="TOKENS", parser=parse_tokens)  # the form on the comman
 # Model, machine and layout.
 ModelName = Annotated[
     Line,
-    Field(description="Catalog name, or path to a config.json, .toml or .json."),
+    Field(description="Catalog name, its Hugging Face repository, or path to a config.json, .toml or .json."),
     Argument(completion="models"),
 ]
 MachineName = Annotated[

@@ -22,6 +22,7 @@ class CatalogModel(Record):
     vocab: int
     positions: int  # longest supported sequence, in tokens
     source: str
+    huggingface: str | None = None  # repository of the published weights, which names the model too
 
 
 class CatalogFamily(Record):

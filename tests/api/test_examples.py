@@ -99,6 +99,7 @@ def test_an_entry_in_the_docstring_replaces_the_help_text() -> None:
         """
 
     assert split_sections(run.__doc__ or "")[1] == {
-        "Parameters": "model : str\n    Catalog name, or path to a config.json, .toml or .json.\n"
+        "Parameters": "model : str\n    Catalog name, its Hugging Face repository, or path to a config.json, "
+        ".toml or .json.\n"
         "other : int, default 3\n    Another number."
     }

@@ -125,15 +125,15 @@ def test_what_a_config_cannot_express_is_an_error(job: dict[str, object], to: st
 
 def test_every_model_of_the_catalog_is_named_so_that_it_is_found_again() -> None:
     from fivefold.interop.huggingface.emit import find_repository
-    from fivefold.interop.huggingface.to_job import find_repository_model
+    from fivefold.model import catalog
 
     models = [build_model(name) for name in CATALOG]
     named = {model.name: repository for model in models if (repository := find_repository(model)) != "."}
     assert len(named) > 20
     assert "deepseek-v3" in named
     assert "deepseek-v3-mtp" not in named  # the repository's name is that of the model without further layers
-    assert {name: find_repository_model(repository) for name, repository in named.items()} == {
-        model.name: model for model in models if model.name in named
+    assert {name: catalog.find_repository(repository) for name, repository in named.items()} == {
+        name: name for name in named
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
-from fivefold.model.catalog import CATALOG, build_model, names, resolve
+from fivefold.model.catalog import CATALOG, build_model, find_repository, locate_model, names, resolve
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
@@ -226,6 +226,64 @@ def test_unknown_names(text: str, says: str, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UserError) as refusal:
         resolve(text)
     assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("repository", "name"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama3-70b"),
+        ("NousResearch/Llama-2-7b-chat-hf", "llama2-7b"),
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2-7b"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("google/gemma-3-27b-it", "gemma3-27b"),
+        ("HuggingFaceTB/SmolLM3-3B", "smollm3-3b"),
+    ],
+)
+def test_a_hugging_face_repository_names_a_model(
+    repository: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve(repository) == build_model(name)
+    assert locate_model(repository, named_in=tmp_path / "run.toml") == repository
+
+
+def test_the_repository_of_every_entry_names_its_sizes() -> None:
+    repositories = {name: entry.repository for name, entry in CATALOG.items() if entry.repository}
+    assert len(repositories) > 40
+    named = {name: find_repository(repository) for name, repository in repositories.items()}
+    assert {name: other for name, other in named.items() if other != name} == {"deepseek-v3-mtp": "deepseek-v3"}
+    assert find_repository("someone/tiny") is None
+
+
+def test_a_folder_comes_before_a_repository_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "Qwen" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CATALOG["nano"].config))
+    assert resolve("Qwen/Qwen3-8B").layers == build_model("nano").layers
+
+
+@pytest.mark.parametrize(
+    ("repository", "similar"),
+    [
+        ("mistralai/Mistral-7B-v0.3", "(similar: mistral-7b and mixtral-8x7b)"),
+        ("meta-llama/Llama-3.3-8B", "(similar: llama3-8b,"),
+        ("foo/bar", "catalog, and Fivefold downloads nothing."),
+    ],
+)
+def test_an_unknown_repository_says_how_to_give_its_config(
+    repository: str, similar: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refusal:
+        resolve(repository)
+    assert similar in str(refusal.value)
+    assert f"`hf download {repository} config.json --local-dir DIR` and name DIR/config.json" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 

@@ -43,6 +43,14 @@ def test_predict_is_what_the_command_prints(client: TestClient, words: list[str]
     assert client.post("/api/predict", json=posted).json() == expected
 
 
+def test_a_hugging_face_repository_names_a_model(client: TestClient) -> None:
+    query = {"machine": "h100:8", "layout": "dp8 zero3 mbs1"}
+    answers = [client.get("/api/predict", params=query | {"model": name}) for name in ("qwen3-8b", "Qwen/Qwen3-8B")]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json() == answers[1].json()
+    assert "downloads nothing" in client.get("/api/predict", params=query | {"model": "foo/bar"}).json()["detail"]
+
+
 @pytest.mark.slow
 def test_ask_is_what_the_command_prints(client: TestClient) -> None:
     words, query = CASES[0]

@@ -15,7 +15,6 @@ from fivefold.interop.huggingface.adapters import write_adapter
 from fivefold.interop.huggingface.data import DATASET_INFO, describe_dataset, write_data
 from fivefold.interop.huggingface.dialects import AXOLOTL, LLAMAFACTORY, Dialect
 from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, PARALLEL, STAGE_3
-from fivefold.interop.huggingface.to_job import find_repository_model
 from fivefold.interop.keys import Table, part, write_values
 from fivefold.interop.render import yaml_file
 from fivefold.job import Job, recipe
@@ -268,10 +267,11 @@ def written_sizes(stack: Stack, *, zero: int) -> dict[str, int]:
 def find_repository(model: Model) -> str:
     """Return the model's repository on the hub, or the folder of the config if it has none."""
     entry = catalog.CATALOG.get(model.name)
-    if entry is None or entry.source.count("/") != 1 or " " in entry.source:
+    if entry is None or entry.repository is None:
         return "."
-    read_back = find_repository_model(entry.source)
-    return entry.source if read_back and find_difference(read_back, model) is None else "."
+    name = catalog.find_repository(entry.repository)
+    is_same = name is not None and find_difference(catalog.build_model(name), model) is None
+    return entry.repository if is_same else "."
 
 
 def _fine_tune(plan: ConfigPlan, software: str) -> tuple[ConfigPlan, dict[str, Any]]:

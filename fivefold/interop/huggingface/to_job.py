@@ -17,7 +17,7 @@ from fivefold.interop.keys import Values, to_list
 from fivefold.job import Recipe, recipe
 from fivefold.model import catalog
 from fivefold.model.spec import Model
-from fivefold.record import UserError
+from fivefold.record import UserError, join_names
 from fivefold.results.reading import DataReading, Reading
 
 ATTENTION = {
@@ -139,26 +139,11 @@ def _model(values: Values, document: Document, overrides: Model | None) -> tuple
         return None, ("the model: say --model NAME",)
     if file := find_config_file(f"{model_name}/config.json", document):
         return catalog.resolve(str(file.parent)), ()
-    if (known := find_repository_model(str(model_name))) is not None:
-        return known, ()
-    return None, (f"the model {model_name!r}, which is not of the catalog: say --model NAME, or its config.json",)
-
-
-def find_repository_model(repository: str) -> Model | None:
-    """Return the catalog's model of a repository of the hub, or None."""
-    name = repository.rstrip("/").rpartition("/")[2].lower()
-    for key, entry in catalog.CATALOG.items():
-        if key == name or name in _names(entry.source):
-            return catalog.build_model(key)
-    return None
-
-
-def _names(source: str) -> set[str]:
-    """Return the names that a repository may have: with its version, as an instruction-tuned or base model."""
-    base = source.lower().rpartition("/")[2].removesuffix("-hf").removesuffix("-base").removesuffix("-instruct")
-    suffixes = ("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf", "-instruct-2507", "-thinking-2507")
-    renamed = base.replace("llama-3-", "llama-3.1-").replace("qwen2-7b", "qwen2.5-7b")  # the same sizes
-    return {name + end for name in (base, renamed, renamed.removeprefix("meta-")) for end in suffixes}
+    if known := catalog.find_repository(str(model_name)):
+        return catalog.build_model(known), ()
+    similar = f" (similar: {join_names(close, 'and')})" if (close := catalog.list_similar(str(model_name))) else ""
+    remark = f"the model {model_name!r}, which is not of the catalog{similar}: say --model NAME, or its config.json"
+    return None, (remark,)
 
 
 def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _find_published(given: dict[str, Any], settings: Mapping[str, Any]) -> Model
     """
     model_id = str(settings.get("hf_model_id", "")).lower()
     for key, entry in catalog.CATALOG.items():
-        if model_id and entry.source.lower() == model_id:
+        if model_id and (entry.repository or "").lower() == model_id:
             model = catalog.build_model(key)
             sizes = (model.layers, model.width, model.moe.experts if model.moe else None)
             if sizes == (given["num_layers"], given.get("hidden_size"), given.get("num_experts")):
