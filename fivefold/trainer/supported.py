@@ -245,12 +245,6 @@ def _check_model(model: Model) -> None:
         )
 
 
-def check_generation(model: Model, *, origin: str, fix: str) -> None:
-    """Raise a ``UserError`` for layers that text cannot be generated with; ``origin``: what asks for it."""
-    if kinds := model.non_attention_mixers:
-        raise UserError(f"{origin}: {', '.join(kinds)} layers have no cache for generation yet; {fix}")
-
-
 def describe_idle_window(model: Model, job: Job) -> str | None:
     """Return a remark if no sequence is longer than the model's window; None if one is, or without a window."""
     slides = any(model.has_window(layer) for layer in range(model.layers))

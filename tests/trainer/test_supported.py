@@ -15,7 +15,7 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
-from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_generation, check_supported, describe_idle_window
+from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_supported, describe_idle_window
 
 OTHER_BEHAVIOUR: dict[str, Any] = {
     "kernels": "plain", "merged_projections": True, "wgrad_accumulation": "fused", "flat_copies": ("weights",),
@@ -88,12 +88,6 @@ def test_a_window_that_does_nothing_is_said() -> None:
 def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         check_supported(Layout.parse(layout), Job(attention=kind), model=build_model("nano").replace(**changed))
-
-
-def test_text_is_not_generated_with_layers_that_have_no_cache() -> None:
-    check_generation(build_model("nano"), origin="x", fix="y")
-    with pytest.raises(UserError, match=r"^sample='a': mamba2 layers have no cache for generation yet; drop it$"):
-        check_generation(build_model("nemotron3-nano-30b-a3b"), origin="sample='a'", fix="drop it")
 
 
 def test_a_tied_head_without_weights_of_its_own_is_planned_and_trained_up_to_zero2() -> None:

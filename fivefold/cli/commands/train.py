@@ -88,11 +88,9 @@ def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
 
 def _check_supported(layout: Layout, run: Run, *, model: Model) -> None:
     """Reject what the engine does not support; it imports torch, so it comes after the checks that do not need it."""
-    from fivefold.trainer.supported import check_generation, check_supported
+    from fivefold.trainer.supported import check_supported
 
     check_supported(layout, run.job, model=model)
-    if run.sample:
-        check_generation(model, origin=f"sample={run.sample!r}", fix="give the run file sample = ''")
 
 
 def _choose_kernels(job: Job, *, model: Model) -> Job:

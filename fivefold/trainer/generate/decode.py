@@ -1,6 +1,7 @@
-"""Decode autoregressively with a KV cache on a single-process decoder.
+"""Decode autoregressively on a single-process decoder, with a KV cache if every token mixer is attention.
 
-The cache holds per token and layer:
+Other token mixers have no cache: with them all tokens of the window are read again for each new one. The cache holds
+per token and layer:
 
     GQA   k and v of each key/value head, after rope                                          2 K H numbers
     MLA   the latent and the rotary key; W_UK is absorbed into q, W_UV into the output        kv_rank + rope_dim
@@ -70,7 +71,7 @@ def generate(
     stops = [len(text) + tokens for text in texts]
     generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
     start, read, length = 0, 0, min(map(len, texts))
-    with kv_cached(module, tokens=min(window, max(stops))) as reader:
+    with open_reader(module, tokens=min(window, max(stops))) as reader:
         while any(length < stop for stop in stops):
             if length - start > window:
                 start = read = length - max(1, window // 2)
@@ -105,7 +106,7 @@ class CachedDecoder:
         new = slice(self.length, self.length + tokens_BT.shape[1])
         rows = RowInputs(tokens_BT.shape[1], tuple(table[new] for table in self.tables))
         x_RD = self.module.embed(tokens_BT, torch.arange(new.start, new.stop, device=tokens_BT.device))
-        for block in _blocks(self.module):
+        for block in self.module.blocks:
             x_RD = block(x_RD, rows)
         self.length = new.stop
         last_BD = x_RD.view(*tokens_BT.shape, -1)[:, -1]
@@ -119,23 +120,59 @@ class CachedDecoder:
             cache.length = 0
 
 
+class UncachedDecoder:
+    """A decoder that reads all tokens since the last ``forget`` again in every call."""
+
+    def __init__(self, module: Transformer) -> None:
+        self.module = module
+        self.texts: list[list[int]] = []
+
+    def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Read ``texts`` [B, T] after the tokens before them; return the last logits [B, V]."""
+        known = self.texts or [[] for _ in texts]
+        self.texts = [[*old, *new] for old, new in zip(known, texts, strict=True)]
+        logits_BTV: Tensor = self.module(torch.tensor(self.texts, device=self.module.embed.tokens.weight.device))
+        return logits_BTV[:, -1]
+
+    def forget(self) -> None:
+        """Begin another text."""
+        self.texts = []
+
+
+@contextmanager
+def open_reader(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder | UncachedDecoder]:
+    """Give ``module`` KV caches of ``tokens`` within the context, if its layers have them; restore it afterwards."""
+    if not module.model.non_attention_mixers:
+        with kv_cached(module, tokens=tokens) as reader:
+            yield reader
+        return
+    with unlimited_capacity(module):
+        yield UncachedDecoder(module)
+
+
 @contextmanager
 def kv_cached(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder]:
-    """Give ``module`` KV caches of ``tokens`` within the context; restore it afterwards.
+    """Give ``module`` KV caches of ``tokens`` within the context; restore it afterwards."""
+    with unlimited_capacity(module):
+        try:
+            yield CachedDecoder(module, tokens=tokens)
+        finally:
+            for block in _blocks(module):
+                detach(block)
 
-    Within it the experts' capacity is unlimited: it is a limit per full sequence, and here only new tokens pass.
-    """
+
+@contextmanager
+def unlimited_capacity(module: Transformer) -> Iterator[None]:
+    """Drop no tokens of experts within the context: a capacity is a share of a full training sequence."""
     moe_layers = [layer for layer in module.modules() if isinstance(layer, Moe)]
     configs = [layer.moe for layer in moe_layers]
     for layer in moe_layers:
         layer.moe = layer.moe.replace(capacity=None)
     try:
-        yield CachedDecoder(module, tokens=tokens)
+        yield
     finally:
         for layer, config in zip(moe_layers, configs, strict=True):
             layer.moe = config
-        for block in _blocks(module):
-            detach(block)
 
 
 class KVCache:
@@ -236,5 +273,5 @@ def _cached_core(
 
 
 def _blocks(module: Transformer) -> list[Block]:
-    """Return the blocks that attend; others, which have a feed-forward alone, need no cache."""
+    """Return the blocks that attend; those with a feed-forward alone need no cache."""
     return [block for block in module.blocks if isinstance(block, Block) and block.attention is not None]

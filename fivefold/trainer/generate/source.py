@@ -35,7 +35,6 @@ from fivefold.trainer.data.tokenizer import Tokenizer
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.shard import Box
 from fivefold.trainer.run import Run
-from fivefold.trainer.supported import check_generation
 
 WINDOW = 4096  # tokens, for a Hugging Face model without max_position_embeddings
 
@@ -59,7 +58,6 @@ class WeightSource:
         source = cls._find(path, base=base)
         if source.adapted is None and base is not None:
             raise UserError(f"{path}: has no adapters; drop --base")
-        check_generation(source.model, origin=str(path), fix="`train` evaluates them")
         return source
 
     @classmethod

@@ -12,6 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.mamba import Mamba
+from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.mixers.rg_lru import RGLRU
+from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
@@ -51,6 +57,22 @@ MODELS = [
     Model(name="softcap", layers=2, window=7, window_pattern=(True, False), attention_softcap=0.5, **PLAIN),
     Model(name="latent, sinks", layers=2, attention_sinks=True,
           mla=MLA(q_rank=None, kv_rank=20, nope_dim=8, rope_dim=4, v_dim=6), **LATENT),
+    Model(name="halves", layers=4, mixers=("attention", "none"), feed_forwards=(False, True), **PLAIN),
+]  # fmt: skip
+SCANS = [
+    Model(name="short_conv", layers=2, mixers=("short_conv", "attention"), short_conv=ShortConv(), **PLAIN),
+    Model(
+        name="gated_delta_net", layers=2, mixers=("gated_delta_net", "attention"),
+        gated_delta_net=GatedDeltaNet(key_heads=2, value_heads=4, key_dim=6, value_dim=5), **PLAIN,
+    ),
+    Model(name="kimi_delta", layers=2, mixers=("kimi_delta", "attention"), kimi_delta=KimiDelta(heads=4, dim=5, rank=3),
+          **PLAIN),
+    Model(name="mamba", layers=2, mixers=("mamba",), mamba=Mamba(inner=20, state=6, rank=3), **PLAIN),
+    Model(
+        name="mamba2", layers=3, mixers=("mamba2", "none", "attention"), feed_forwards=(False, True, True),
+        mamba2=Mamba2(heads=4, head_dim=5, state=6, groups=2, chunk=16), **PLAIN,
+    ),
+    Model(name="rg_lru", layers=2, mixers=("rg_lru", "attention"), rg_lru=RGLRU(inner=12, blocks=2), **PLAIN),
 ]  # fmt: skip
 PROMPTS = [[5, 9, 77, 3], [12], [8, 8, 1, 2, 3, 4, 5, 6, 7], [130, 0, 64]]
 GREEDY = SamplingParams(temperature=0)
@@ -100,7 +122,7 @@ def generate_tokens(module: Transformer, prompts: list[list[int]], **changes: ob
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "window"),
-    mark_share(9, [(model, window) for model in MODELS for window in (64, 8)]),
+    mark_share(9, [(model, window) for model in MODELS + SCANS for window in (64, 8)]),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_kv_cache_changes_no_token(model: Model, window: int) -> None:
@@ -126,6 +148,14 @@ def test_logits_are_those_of_the_whole_text(model: Model) -> None:
             *(reader.read(tokens[:, [at]].tolist()) for at in range(10, 24)),
         ]
     assert (torch.stack(results, 1) - whole[:, 9:]).abs().max() <= 1e-5 * whole.abs().max()
+
+
+@pytest.mark.parametrize("model", SCANS, ids=lambda model: model.name)
+def test_layers_without_a_cache_read_the_text_again(model: Model) -> None:
+    module = build_plain(model)
+    (text,) = generate_tokens(module, [PROMPTS[0]], tokens=6, window=8)
+    assert text == reread(module, PROMPTS[0], tokens=6, window=8)
+    assert len(set(text)) > 1
 
 
 def test_generation_drops_no_tokens() -> None:
