@@ -347,15 +347,19 @@ def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
     assert step.exposed["cp"] == pytest.approx(3 * NANO.layers * layout.micro_batches(JOB) * hop.seconds)
 
 
+def test_paired_micro_batches_are_not_measured():
+    with pytest.raises(UserError, match="two micro-batches alternate"):
+        profile(model=NANO, layout=Layout.parse("dp1 mbs2"), job=Job(pairs=True), machine=machine(), cores=1)
+
+
+@pytest.mark.long  # new interpreters, which import torch
 @pytest.mark.processes
 @true_interpreters()
-def test_separate_documents_are_measured_and_paired_micro_batches_are_not():
+def test_separate_documents_are_measured():
     layout = Layout.parse("dp1 mbs2")
     apart = JOB.replace(documents="separate")
     store = profile(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)
     assert is_profiled(store, model=NANO, layout=layout, job=apart)
-    with pytest.raises(UserError, match="two micro-batches alternate"):
-        profile(model=NANO, layout=layout, job=Job(pairs=True), machine=machine(), cores=1)
 
 
 def test_the_command_adds_to_a_machine_file(tmp_path):

@@ -137,6 +137,7 @@ def test_weights_of_another_model_are_refused_before_the_corpus_is_read(workspac
     assert not Path("other").exists()
 
 
+@pytest.mark.long  # the next test trains, exports, merges and trains on
 def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(workspace: Path) -> None:
     job = RUN["job"] | {"adapter": {"rank": 4}, "learning_rate": {"peak": 1e-2, "kind": "constant"}}
     values = RUN | {"model": "llama/config.json", "start": {"weights": "llama"}, "job": job}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked_python import true_interpreters
+from tests.selection import mark_share
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -29,6 +30,7 @@ for name in {POSIX_SIGNALS}:
 for name in ("fork", "geteuid", "getuid", "register_at_fork"):
     delattr(os, name)
 from fivefold.cli import build_app
+from tests.selection import mark_share
 for words in (
     ["predict", "nano", "h100:2", "dp2", "--gbs", "8"],
     ["search", "nano", "h100:2", "--gbs", "8", "--where", "dp=2 ac=none mbs=1", "--stack", "torchtitan"],
@@ -76,7 +78,7 @@ def complete(shell: str, words: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", mark_share(3, ["bash", "zsh", "fish"]))
 def test_shells_complete_names_of_the_catalog(shell: str) -> None:
     assert "llama3-70b" in complete(shell, "fivefold predict llama3-")
 

@@ -66,7 +66,7 @@ def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: MakeTap
     tapes = make_tapes(layout)
     tape = tapes[1]
     events = list(tape)
-    for at in starts(tape)[::8]:
+    for at in starts(tape)[::24]:
         handle, message = events[at][1], tape.messages[events[at][2]]
         left = [e for i, e in enumerate(events) if i != at and (e[0], e[1]) != (WAIT, handle)]
         result = findings([copy_tape(tape, left) if item is tape else item for item in tapes], streams=True)
@@ -79,7 +79,7 @@ def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: Mak
     tapes = make_tapes(layout)
     tape = tapes[0]
     events = list(tape)
-    for at in starts(tape)[::8]:
+    for at in starts(tape)[::24]:
         message = tape.messages[events[at][2]]
         other = message._replace(numel=message.numel + 8)
         changed = [(START, e[1], len(tape.messages), e[3]) if i == at else e for i, e in enumerate(events)]
@@ -106,7 +106,9 @@ def test_swapped_messages_are_found(make_tapes: MakeTapes) -> None:
         assert first.collective in result
         assert second.collective in result
         swapped += 1
-    assert swapped > 5
+        if swapped == 6:
+            return
+    pytest.fail(f"only {swapped} pairs differ")
 
 
 # Small tapes by hand

@@ -45,7 +45,7 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", mark_share(2, STACKS))
+@pytest.mark.parametrize("stack", mark_share(6, STACKS))
 def test_searched_layout_is_written(stack: str) -> None:
     some = random.Random(stack)
     assert check(stack, some, model=some.choice(DENSE), ranks=8)

@@ -179,7 +179,7 @@ def test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named(monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [8, 1024])
+@pytest.mark.parametrize("batch", mark_share(2, [8, 1024]))
 def test_fewest_gpus_of_a_large_model_of_experts(batch: int) -> None:
     """A search over all layouts of 192 GPUs meets its work limit before it finds one that fits."""
     machine = resolve("h100:256", local=Path("/nowhere"))

@@ -40,6 +40,19 @@ def test_a_sweep_has_the_remark_in_its_rows() -> None:
 
 
 def test_a_run_on_several_machines_has_the_remark_of_each() -> None:
-    words = ["search", *ASKED, "--seq", "4096", "--gbs", "64", "--tokens", "1e9", "--ranks", "8-8"]
+    words = [
+        "search",
+        *ASKED,
+        "--seq",
+        "4096",
+        "--gbs",
+        "64",
+        "--tokens",
+        "1e9",
+        "--ranks",
+        "8-8",
+        "--where",
+        "cp=1 pp=1",
+    ]
     output = CliRunner().invoke(app, words, env={"COLUMNS": "200"}, catch_exceptions=False).output
     assert f"h100:8  {LINE}" in output

@@ -20,7 +20,7 @@ from fivefold.sweeps.sweep import SweepPlan, run
 SWEEP = Sweep.read(
     {
         "models": ["nano"], "machines": ["h100"], "ranks": [2, 8], "batches": [16],
-        "layouts": ["dp* tp{1,2} pp{1,2} zero{0,1,3} mbs{1,2,3}"], "sequences": [64],
+        "layouts": ["dp* tp{1,2} pp{1,2} zero{0,3} mbs{1,2}"], "sequences": [64],
     }, origin="test",
 )  # fmt: skip
 
@@ -109,7 +109,9 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
                     run_all(journal)
             finally:
                 os._exit(0)
-        time.sleep(draw.uniform(0.01, 0.25))
+        time.sleep(
+            draw.uniform(0.01, 0.1 * (kills + 1))
+        )  # longer and longer, as a busy machine gets nothing done in 0.1 s
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) == 0:

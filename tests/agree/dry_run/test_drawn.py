@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import cache
 from typing import Literal
 
 import pytest
@@ -23,6 +24,7 @@ from tests.selection import mark_share
 pytestmark = pytest.mark.slow
 
 FEW = (2, 2, 3, 4)  # ranks, each of which is dry-run
+SHARE_OF_PAIRS = 0.6  # that 300 draws hold of the pairs of a feature, at least
 MIXTURE = Model(
     name="mixture",
     layers=2,
@@ -232,18 +234,38 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@cache
+def draw_many(count: int) -> tuple[Drawn, ...]:
+    return tuple(itertools.islice(draw_cases(0), count))
+
+
+def list_impossible() -> set[tuple[str, str]]:
+    impossible = {(one, other) for one, others in IMPOSSIBLE.items() for other in others}
+    return impossible | {(one, "adapter dropout") for one, other in impossible if other == "adapters"}
+
+
+def test_every_feature_is_drawn_with_most_others() -> None:
+    """A feature of a model that is new is drawn, and with those that it goes with: 300 draws hold most pairs."""
+    met = set[tuple[str, str]]().union(*map(pairs_of, draw_many(300)))
+    every = {*itertools.combinations(FEATURES, 2), *itertools.product(FEATURES, AXES)}
+    possible = every - list_impossible()
+    assert met <= possible
+    for name in (*FEATURES, *AXES):
+        pairs = {pair for pair in possible if name in pair}
+        assert len(pairs & met) >= SHARE_OF_PAIRS * len(pairs), name
+
+
+@pytest.mark.long  # 3,000 draws
 def test_every_pair_of_features_is_drawn() -> None:
     """Pairs of features of models, and of a model and a layout or job: the last faults were pairs never drawn."""
-    met = set[tuple[str, str]]().union(*map(pairs_of, itertools.islice(draw_cases(0), 3000)))
+    met = set[tuple[str, str]]().union(*map(pairs_of, draw_many(3000)))
     every = {*itertools.combinations(FEATURES, 2), *itertools.product(FEATURES, AXES)}
-    impossible = {(one, other) for one, others in IMPOSSIBLE.items() for other in others}
-    impossible |= {(one, "adapter dropout") for one, other in impossible if other == "adapters"}
-    assert every - met == impossible
+    assert every - met == list_impossible()
 
 
 def test_random_jobs_cover_all_features() -> None:
     """Nothing that may be drawn is seldom drawn."""
-    cases = [*itertools.islice(draw_cases(0), 300)]
+    cases = draw_many(300)
     layouts, models = [case.layout for case in cases], [case.model for case in cases]
     many = {
         "experts": sum(model.moe is not None for model in models),

@@ -25,6 +25,7 @@ GROUPS = {"0": ("default_pg", (0, 1, 2, 3)), "1": ("dp", (0, 2)), "2": ("dp", (1
 OPERATIONS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast")
 
 
+@pytest.mark.long  # a real dump is stored in examples/hang, and read there
 def test_two_real_processes(tmp_path: Path) -> None:
     script = Path(__file__).with_name("hanging_rank.py")  # a fork would have what this process has recorded before
     subprocess.run([sys.executable, script, tmp_path], check=True, timeout=120)  # it forks the second rank

@@ -115,6 +115,7 @@ def _new_storages(tape: Tape) -> set[int]:
     return {storage for kind, storage, *_ in events[first:] if kind == ALLOC}
 
 
+@pytest.mark.long  # in the next test one differs by an operation
 @pytest.mark.slow
 def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, model = Layout.parse("dp2 zero3"), MODELS["dense"].replace(layers=2)

@@ -45,7 +45,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("seed", mark_share(9, range(3)))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mark_share(2, CASES))
 def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     model, machine, job = build_model(case.split()[0]), resolve(case.split()[1], local=NOWHERE), CASES[case]
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)

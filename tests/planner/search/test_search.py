@@ -128,7 +128,7 @@ def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
     """Of all that run out of memory with a probability above the limit, but less likely than not."""
     machine, job = make_tight_machine(4, gib=1.0), FEW.replace(global_batch=batch)
     planner = Planner(model=SMALL, machine=machine, job=job)
-    only: dict[str, Any] = {"recomputations": ("none", "full")}
+    only: dict[str, Any] = {"recomputations": ("none", "full"), "placements": False}
     every = search_by_brute_force(SMALL, machine, job, TIGHT_RISK, **only)
     risks = {item.layout: planner.out_of_memory_risk(item.layout, item.ranks) for item in every}
     fastest = min(item.step_time.seconds for item in every if risks[item.layout] <= FITS_RISK)

@@ -134,7 +134,7 @@ def test_no_more_layouts_are_estimated_than_allowed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", mark_share(2, range(5)))
+@pytest.mark.parametrize("first", mark_share(5, range(5)))
 def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(first: int) -> None:
     """Return each term once, together with two others."""
     machine, job, every = make_tight_machine(4, gib=1.0), SHORT, list_layouts(SHALLOW)

@@ -420,6 +420,7 @@ def save_until_killed(directory: Path, store: Path, told: Connection, begun: Syn
         save(directory, built=built, progress=progress(step), model=MODEL, layout=layout, job=JOB, keep=1 + step % 3)
 
 
+@pytest.mark.long  # test_two_processes_end_and_go_on kills a rank
 def test_kill_9_at_any_moment_loses_no_finished_checkpoint(tmp_path: Path) -> None:
     directory, draw, unfinished = tmp_path / "run", random.Random(11), 0
     context = multiprocessing.get_context("fork")

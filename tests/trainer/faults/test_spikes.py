@@ -142,6 +142,7 @@ def test_a_skip_needs_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-00000003"]
 
 
+@pytest.mark.long  # in test_the_usual_losses_outlive_a_resume one comes after a resume
 def test_a_spike(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"steps": 12}
     wanted = run_without(9, folder="straight", job=job)

@@ -32,6 +32,7 @@ TWO: dict[str, Any] = {"layout": "dp2 zero2 mbs2", "checkpoints": {"every_steps"
 SECONDS = 5  # longer than a first step takes while other tests run
 
 
+@pytest.mark.long  # so is one in test_two_processes_end_and_go_on
 def test_a_stopped_rank_is_found_and_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the run goes on from there: ``test_two_processes_end_and_go_on``."""
     set_run(**TWO, job={"steps": 30}, faults={"watchdog_seconds": SECONDS})

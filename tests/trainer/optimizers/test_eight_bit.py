@@ -119,6 +119,7 @@ def test_rows_may_be_updated_in_any_pieces(monkeypatch: pytest.MonkeyPatch, fork
         assert torch.equal(a, b), name
 
 
+@pytest.mark.long  # test_low_precision_moments.py has the same in fp8
 def test_codes_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path) -> None:
     """Rows of 264 elements are never split by tp, those of 512 into full blocks; ranks go on as one would."""
     left: dict[str, Tensor] | None = None

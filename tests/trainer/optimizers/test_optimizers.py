@@ -162,7 +162,9 @@ def test_every_layout_equals_torch_on_full_weights(forked: Fork, kind: Kind, mod
         assert (ours[f"{name}/weight"] - whole).norm() <= (1e-3 if kind == "muon" else 2e-6) * change, name
 
 
-@pytest.mark.parametrize(("model", "text"), [LAYOUTS[2], LAYOUTS[3], LAYOUTS[8]], ids=["zero3", "tp4", "experts"])
+@pytest.mark.parametrize(
+    ("model", "text"), mark_share(2, [LAYOUTS[2], LAYOUTS[3], LAYOUTS[8]]), ids=["zero3", "tp4", "experts"]
+)
 def test_a_matrix_is_made_orthogonal_to_the_last_bit_as_in_one_process(forked: Fork, model: Model, text: str) -> None:
     """Without momentum what is sent is the gradient itself; bf16 would show any other sum as 1e-3."""
     task, layout = job("muon", momentum=0.0, weight_decay=0.0), Layout.parse(text)
@@ -265,7 +267,7 @@ def test_groups_are_data(forked: Fork) -> None:
     assert result == {(0.5, 0.1): 1, (1.0, 0.0): 2, (2.0, 0.3): experts, (1.0, 0.1): rest - 3 - experts + vectors}
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adafactor", "muon", "adamw", "adamw8bit"])
+@pytest.mark.parametrize("kind", mark_share(2, ["sgd", "adafactor", "muon", "adamw", "adamw8bit"]))
 def test_a_group_is_a_run_at_its_rate_and_decay(forked: Fork, kind: Kind) -> None:
     """Its weights are those of a run in which all have that rate and decay; the others are what they were."""
     part = Group(of="experts", rate=0.25, weight_decay=0.4)

@@ -158,6 +158,7 @@ def resume(directory: Path, first: int, last: int) -> tuple[list[float], dict[st
     return losses, {shard.name: shard.weight.detach().clone() for shard in built.shards}
 
 
+@pytest.mark.long  # three runs
 def test_a_run_goes_on_from_its_checkpoint(forked: Callable[..., list[Any]], tmp_path: Path) -> None:
     """To the bit: scales are of the weights that were read, not of those before."""
     whole = forked(2, resume, tmp_path / "whole", 0, 2)

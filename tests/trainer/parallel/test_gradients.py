@@ -113,6 +113,7 @@ def resume_under_other_job(folder: Path, model: Model, layout: Layout, jobs: lis
     return [engine.step(tokens(engine, 2)).loss for engine in (before, after)]
 
 
+@pytest.mark.long  # test_checkpoint.py goes from layout to layout
 @pytest.mark.parametrize("first", mark_share(2, ["step", "micro_batch"]))
 def test_a_checkpoint_of_one_is_taken_up_by_the_other(
     forked: Callable[..., list[Any]], tmp_path: Path, first: str
