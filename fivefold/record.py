@@ -147,8 +147,12 @@ def reword(line: str) -> str:
 
 
 def _field_path(error: ErrorDetails, record: type[BaseModel]) -> str:
-    """Return the path of the field with an error as a user writes it: without the names of inlined records."""
-    return ".".join(str(part) for part in error["loc"] if part not in getattr(record, "inlined", ()))
+    """Return the path of the field with an error as a user writes it: without the names of inlined records.
+
+    Entries of lists are counted from 0, as in ``stages[0]``.
+    """
+    keys = [key for key in error["loc"] if key not in getattr(record, "inlined", ())]
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
 
 
 def _explain(error: ErrorDetails, record: type[BaseModel]) -> str:

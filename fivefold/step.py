@@ -154,7 +154,7 @@ class Time(Record):
     parts: dict[str, NonNegativeFloat] = {}  # "attention.core backward", "tp all_gather", "bubble", "optimizer", …
     error: NonNegativeFloat | None = None  # expected relative error
     interval: Interval | None = None  # range to expect for ``step_seconds``
-    longest_part: str = ""  # the operation or message that takes most, or "host launches"
+    longest_part: str = ""  # the operation or message that takes most, or "kernel launches (CPU-bound)"
 
     @property
     def split(self) -> dict[str, float]:

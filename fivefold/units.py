@@ -5,6 +5,7 @@ Everywhere else a quantity is a plain number of bytes, seconds or FLOPs.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
@@ -42,6 +43,16 @@ def show_risk(probability: float) -> str:
     if probability < 0.01:
         return "< 1 %"
     return "> 99 %" if probability > 0.99 else f"{probability * 100:.0f} %"
+
+
+def show_cause(cause: str) -> str:
+    """Return where in a step memory peaks: ``block 3 backward mlp.act`` → "backward of mlp.act in block 3"."""
+    match = re.fullmatch(r"(embed|head|block(?: \d+)?) (forward|backward)(?: (\S+))?", cause)
+    if match is None:
+        return cause
+    unit, phase, operation = match.groups()
+    place = "" if operation is None or operation.startswith(f"{unit}.") else f" in {unit}"
+    return f"{phase} of {operation or unit}{place}"
 
 
 def show_count(count: float) -> str:

@@ -186,7 +186,7 @@ def schedule(row: Row) -> ScheduleChoice:
     kind = SCHEDULES.get(name or "1f1b")
     if kind is None:
         raise UserError(f"schedule {text!r} is none of ours")
-    if PIPELINE_SCHEDULES[kind].places_v:
+    if PIPELINE_SCHEDULES[kind].is_v_shaped:
         return ScheduleChoice(kind, 2)
     if PIPELINE_SCHEDULES[kind].is_interleaved and stages == 1:
         raise UserError(NO_STAGES)

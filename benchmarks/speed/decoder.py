@@ -15,7 +15,7 @@ from fivefold.trainer.build import draw_initial_weight
 
 
 def initial_weights(model: Model, *, seed: int) -> dict[str, Tensor]:
-    """Return the engine's weights before the first step, in full and in fp32."""
+    """Return the trainer's weights before the first step, in full and in fp32."""
     return {weight.name: draw_initial_weight(weight, model=model, seed=seed) for weight in weights(model)}
 
 

@@ -118,7 +118,7 @@ def search(
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> SearchResult:
-    """Find the best of all legal layouts that fit, and explain the choice.
+    """Find the best of all valid layouts that fit, and explain the choice.
 
     ``search --keep`` is ``walk``, and a search over several machines is ``compare_machines``.
 
@@ -217,14 +217,14 @@ def compare_machines(
     tokens: float | None = None,
     price: Sequence[str] = (),
     deadline: str | None = None,
-    ranks: str | None = None,
+    gpu_counts: str | None = None,
     assume: Sequence[str] = (),
     where: str = "",
     within: float | None = None,
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> Offers:
-    """Compare one run of ``tokens`` on several machines: ``search`` with more machines, ``--ranks`` or ``--deadline``.
+    """Compare one run of ``tokens`` on several machines, as ``search`` with ``--gpu-counts`` or ``--deadline`` does.
 
     Returns
     -------
@@ -260,7 +260,7 @@ def compare_machines(
         tokens=tokens,
         prices=price,
         deadline=deadline,
-        ranks=ranks,
+        gpu_counts=gpu_counts,
         assume=assume,
         risk=risk,
     )

@@ -329,7 +329,7 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
     if torch.cuda.is_available():
         if ranks > torch.cuda.device_count():
             raise UserError(
-                f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}; lower --ranks"
+                f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}; lower --processes"
             )
         torch.cuda.set_device(rank)
         name, memory = torch.cuda.get_device_name(rank), torch.cuda.mem_get_info(rank)[1]

@@ -38,7 +38,7 @@ def show_offers(
             tokens=request.tokens,
             prices=request.price,
             deadline=request.deadline,
-            ranks=request.ranks,
+            gpu_counts=request.gpu_counts,
             assume=request.assume,
             risk=request.risk,
             done=lambda name: progress(name, next(counter), 0),
@@ -58,8 +58,8 @@ def show_offers(
 def say_what_is_missing(request: SearchOptions, results: Offers) -> None:
     """Print which option gives dollars, or more ranks to try, where they are missing from the table."""
     runs = [offer.run for offer in results.offers if offer.run]
-    if request.deadline and request.ranks is None and len(runs) < len(results.offers):
-        say("more ranks than the machine has were not tried; give a range, such as --ranks 64-8192")
+    if request.deadline and request.gpu_counts is None and len(runs) < len(results.offers):
+        say("more GPUs than the machine has were not tried; give a range, such as --gpu-counts 64-8192")
     if runs and all(run.dollars is None for run in runs):
         name = runs[0].machine.split()[0]
         say(f"for dollars give --price {name}=2.2/h")

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fivefold.cli import completion
-from fivefold.requests.commands import ConfigOptions, MachineRequest
+from fivefold.requests.commands import ConfigOptions, JobOptions, MachineRequest
 from fivefold.requests.schema import Argument, Option, Request
 from fivefold.requests.words import split_list
 
@@ -32,11 +32,17 @@ def make_parameters(schema: type[Request]) -> Iterator[inspect.Parameter]:
     for name in (*arguments, *(name for name in fields if name not in places)):
         in_config = name in RECORDS and issubclass(schema, ConfigOptions)
         in_settings = name == "machine" and issubclass(schema, MachineRequest)
-        yield make_parameter(name, fields[name], optional=in_config or in_settings)
+        panel = "With --against" if "against" in fields and name in JobOptions.model_fields else None
+        yield make_parameter(name, fields[name], optional=in_config or in_settings, panel=panel)
 
 
-def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> inspect.Parameter:
-    """Make the parameter of one field; ``optional``: an argument that a config or setting may replace."""
+def make_parameter(
+    name: str, field: FieldInfo, *, optional: bool = False, panel: str | None = None
+) -> inspect.Parameter:
+    """Make the parameter of one field.
+
+    ``optional``: an argument that a config or setting may replace; ``panel``: group of options on the help page.
+    """
     kind, default = _strip_constraints(field.annotation), field.default
     argument, option = _find(field, Argument), _find(field, Option) or Option()
     if option.separator:
@@ -52,11 +58,12 @@ def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> in
     form = argument or option
     if isinstance(default, float) and default >= 1e12:  # tokens, as a user writes them
         shown = f"{default / 1e12:g}T"
-        settings["show_default"], default = shown, shown if option.parser else default
+        settings["show_default"], default = (True, shown) if option.parser else (shown, default)
     settings |= {"autocompletion": getattr(completion, form.completion)} if form.completion else {}
     settings |= {"metavar": form.metavar} if form.metavar else {}
     if argument is None:
         settings |= {"parser": option.parser} if option.parser else {}
+        settings |= {"rich_help_panel": panel} if panel else {}
         info = typer.Option(*(option.names or (f"--{name.replace('_', '-')}",)), **settings)
     else:
         info = typer.Argument(**settings)

@@ -52,11 +52,17 @@ def accept_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Calla
         parameters = list(make_parameters(schema))
         typer_function: Any = call_with_request  # typer reads the signature and annotations of a function
         del typer_function.__wrapped__
+        typer_function.__doc__ = _join_lines(command.__doc__ or "")
         typer_function.__signature__ = inspect.Signature(parameters)
         typer_function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return call_with_request
 
     return decorate
+
+
+def _join_lines(docstring: str) -> str:
+    """Return a docstring with each paragraph in one line, so that its help wraps at the width of the terminal."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n"))
 
 
 def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:

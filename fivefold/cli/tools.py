@@ -70,7 +70,9 @@ class ExplainInput(JobRequest):
 
     files: Annotated[
         Lines,
-        Field(min_length=1, description="Logs, memory snapshots, flight recorder dumps, stacks, or their folder."),
+        Field(
+            min_length=1, description="Logs, memory snapshots, flight recorder dumps, stack traces, or their folder."
+        ),
     ]
     against: Annotated[
         tuple[str, str, str] | None,

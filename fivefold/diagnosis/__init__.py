@@ -1,5 +1,5 @@
 """Diagnose why a run fails, does not fit in memory, or loses precision.
 
-doctor/    memory and FLOPs of a user's own module     explain/   logs, snapshots and stacks that a failed run left
+doctor/    memory and FLOPs of a user's own module     explain/   logs, snapshots, stack traces of a failed run
 numerics   the error of a precision recipe against fp32
 """

@@ -3,7 +3,7 @@
     weights ──┬─> fp32 ────> every result, its gradient, the gradients of weights ──┐
               └─> recipe ──> the same, each compared as it is made <────────────────┘
 
-Both run in the engine, in one process; hooks only observe. The tensors of fp32 wait in host memory. The run of the
+Both run in the trainer, in one process; hooks only observe. The tensors of fp32 wait in host memory. The run of the
 recipe uses the experts that fp32 has chosen; otherwise rows could not be compared.
 """
 
@@ -210,7 +210,7 @@ def _run(
     end: int,
     device: torch.device,
 ) -> TensorProbe:
-    """Run one micro-batch forward and backward in the engine, scaled as in the job's step; return ``probe``."""
+    """Run one micro-batch forward and backward in the trainer, scaled as in the job's step; return ``probe``."""
     layout = Layout.parse(f"dp1 mbs{len(tokens)}")
     table = schedule(layout.schedule, pp=1, v=1, micro_batches=1)
     built = build(model=model, layout=layout, job=job, device=device, table=table)

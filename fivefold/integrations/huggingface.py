@@ -112,7 +112,7 @@ class PredictionCallback(TrainerCallback):
 
         machine = load_machine_of_run(self.machine, world=args.world_size)
         if hasattr(self.trainer.model, "peft_config") and "adapter" not in self.job:
-            raise UserError("the model has adapters of peft; name them with adapter='lora:16' or 'qlora:16'")
+            raise UserError("the model has PEFT adapters; name them with adapter='lora:16' or 'qlora:16'")
         model = self._read_model()
         layout, job = self._read_arguments(args, model, machine)
         words = {FIELDS.get(name, name): value for name, value in self.job.items() if value is not None}

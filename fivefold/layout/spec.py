@@ -101,7 +101,7 @@ class Layout(Record):
     def _check_schedule(self) -> None:
         if self.pp == 1 and (self.v > 1 or self.schedule != DEFAULT_SCHEDULE):
             raise ValueError(f"{self.schedule} v{self.v} needs a pipeline; add pp2 or more, or drop it")
-        if self.pipeline.places_v and self.v != 2:
+        if self.pipeline.is_v_shaped and self.v != 2:
             raise ValueError(f"{self.schedule} places two stages on each rank as a V; write v2, not v{self.v}")
         if self.pipeline.is_interleaved and self.v < 2:
             raise ValueError(f"{self.schedule} needs virtual stages; write v2 or more, or {DEFAULT_SCHEDULE}")
@@ -192,7 +192,7 @@ class Layout(Record):
         schedule = next(
             (pipeline for pipeline in PIPELINE_SCHEDULES.values() if pipeline.name == fields.get("schedule")), None
         )
-        if schedule is not None and schedule.places_v:
+        if schedule is not None and schedule.is_v_shaped:
             fields.setdefault("v", schedule.stages_per_rank)
         return cls.read(fields, origin=f"layout {text!r}")
 

@@ -22,11 +22,11 @@ def stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
 
 
 def recomputed_stages(layout: Layout) -> tuple[bool, ...]:
-    """Tell for each of the pp·v stages whether its layers are recomputed, by the pipeline ranks in ``ac=``."""
-    ranks = (divmod(stage, layout.pp) for stage in range(layout.pp * layout.v))
-    back = layout.pipeline.places_v
-    places = [layout.pp - 1 - place if back and turn % 2 else place for turn, place in ranks]
-    return tuple(bool(layout.recomputed_operations) and place < layout.recompute_ranks for place in places)
+    """Tell for each of the pp·v stages whether it is recomputed; ``ac=`` may name the first N pipeline ranks."""
+    rounds = (divmod(stage, layout.pp) for stage in range(layout.pp * layout.v))
+    is_v_shaped = layout.pipeline.is_v_shaped
+    ranks = [layout.pp - 1 - rank if is_v_shaped and round_ % 2 else rank for round_, rank in rounds]
+    return tuple(bool(layout.recomputed_operations) and rank < layout.recompute_ranks for rank in ranks)
 
 
 def recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:

@@ -486,7 +486,9 @@ def _split(text: str) -> tuple[str, int | None]:
         return text.strip(), None
     if not (count.isascii() and count.isdigit() and count.strip("0")):
         first, dash, last = count.partition("-")
-        hint = f"; search takes several by --ranks {count}" if dash and first.isdecimal() and last.isdecimal() else ""
+        hint = (
+            f"; search takes several by --gpu-counts {count}" if dash and first.isdecimal() and last.isdecimal() else ""
+        )
         raise UserError(
             f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8{hint}"
         )

@@ -16,7 +16,7 @@ from fivefold.units import Dtype
 
 WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
 MATMUL_SHARE = 0.75  # share of the peak, for a chip without measurements: between B200 (0.72) and A100 (0.81)
-OWN = "its owner's figure"  # default source of a figure of a user's machine
+OWN = "not stated"  # default source of a figure of a user's machine
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
 
 

@@ -64,9 +64,9 @@ class MLA(Record):
         if self.indexer is not None and self.q_rank is None:
             raise ValueError("an indexer makes its queries from compressed queries: give q_rank, or no indexer")
         if self.indexer is not None and not self.indexer.has_own(0):
-            raise ValueError("the first layer has no keys chosen before it: begin indexer.pattern with true")
+            raise ValueError("layer 0 must have an indexer of its own: begin indexer.pattern with true")
         if self.scaled == "queries" and self.indexer is not None:
-            raise ValueError("scaled='queries' is not supported with an indexer: leave one out")
+            raise ValueError("mla.scaled='queries' is not supported with mla.indexer: leave one out")
         if self.gates_queries and (self.q_rank is None or self.scaled != "none"):
             raise ValueError("gates_queries is of compressed queries that are not scaled: give q_rank")
         if self.scaled != "none" and self.q_rank is None:
@@ -477,7 +477,7 @@ class ModelShape(Record):
         if self.sliding is None:
             return
         if not any(map(self.has_window, range(self.layers))):
-            raise ValueError("sliding is given, but no layer slides: leave it out, or give window")
+            raise ValueError("sliding is given, but no layer has a sliding window: leave it out, or give window")
         if self.mla is not None and (self.sliding_mla is None or self.sliding != Sliding(heads=self.sliding.heads)):
             raise ValueError(
                 "with mla, sliding may set only heads, and needs sliding_mla: leave sliding out, or give both"

@@ -48,7 +48,8 @@ def compare(cases: Sequence[ComparedCase], *, risk: float = FITS_RISK) -> Compar
     """
     distinct = list(dict.fromkeys(cases))
     if not 2 <= len(distinct) <= MAX_VARIANTS:
-        raise UserError(f"the number of different variants is {len(distinct)}, and must be from 2 to {MAX_VARIANTS}")
+        fix = "leave some out" if distinct[1:] else "add a layout, a machine or --stacks"
+        raise UserError(f"compare takes 2 to {MAX_VARIANTS} different steps, not {len(distinct)}; {fix}")
     facts = _facts(distinct)
     variants = [_variant(*fields) for fields in zip(ascii_uppercase, distinct, facts, strict=False)]
     predicted = [

@@ -38,30 +38,37 @@ def validate_tokens(tokens: float) -> float:
     return tokens
 
 
-def goodput(interval: float, *, blocked: float, restart: float, between: float) -> float:
-    """Return W / T, the share of time spent training if saved every ``interval`` seconds.
+def goodput(interval: float, *, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float) -> float:
+    """Return W / T, the share of time spent training if a checkpoint is saved every ``interval`` seconds.
 
-    0 if no interval ever ends.
+    ``pause_seconds`` (δ): training waits for each checkpoint; ``recovery_seconds`` (R): restart and reading it;
+    ``mtbf_seconds`` (M): mean time between failures of any rank. 0 if no interval ever ends.
     """
-    if between == inf:
-        return interval / (interval + blocked)
-    if (interval + blocked) / between > MAX_EXPONENT or restart / between > MAX_EXPONENT:
+    if mtbf_seconds == inf:
+        return interval / (interval + pause_seconds)
+    if (interval + pause_seconds) / mtbf_seconds > MAX_EXPONENT or recovery_seconds / mtbf_seconds > MAX_EXPONENT:
         return 0.0
-    return interval / (between * exp(restart / between) * expm1((interval + blocked) / between))
+    return interval / (
+        mtbf_seconds * exp(recovery_seconds / mtbf_seconds) * expm1((interval + pause_seconds) / mtbf_seconds)
+    )
 
 
-def best_interval(*, blocked: float, written: float, restart: float, between: float) -> float:
+def best_checkpoint_interval(
+    *, pause_seconds: float, write_seconds: float, recovery_seconds: float, mtbf_seconds: float
+) -> float:
     """Return the checkpoint interval with the highest goodput, by golden section.
 
-    It is at least the time until a checkpoint is complete.
+    It is at least ``write_seconds``, in which a checkpoint becomes complete. The others are those of ``goodput``.
     """
-    between = min(between, NEVER)
-    least = max(written, 1.0)
-    low, high = log(least), log(max(2 * least, 100 * sqrt(2 * max(blocked, 1e-3) * between), between))
+    mtbf_seconds = min(mtbf_seconds, NEVER)
+    least = max(write_seconds, 1.0)
+    low, high = log(least), log(max(2 * least, 100 * sqrt(2 * max(pause_seconds, 1e-3) * mtbf_seconds), mtbf_seconds))
     share = (sqrt(5) - 1) / 2
 
     def negative_goodput(at: float) -> float:
-        return -goodput(exp(at), blocked=blocked, restart=restart, between=between)
+        return -goodput(
+            exp(at), pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds
+        )
 
     while high - low > 1e-6:
         left, right = high - share * (high - low), low + share * (high - low)
@@ -76,17 +83,17 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
     """
     steps = ceil(validate_tokens(tokens) / job.tokens_per_step)
     size = checkpoint_bytes(model, job)
-    written = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
-    blocked = max(site.pause_seconds, size / (site.to_host * step.world))
-    between = 1000 * DAY / (site.failures * step.world) if site.failures else inf
-    restart = site.restart_seconds + written  # the last checkpoint may have been incomplete
-    times = {"blocked": blocked, "restart": restart, "between": between}
-    interval = site.checkpoint_seconds or best_interval(written=written, **times)
+    write_seconds = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
+    pause_seconds = max(site.pause_seconds, size / (site.to_host * step.world))
+    mtbf_seconds = 1000 * DAY / (site.failures * step.world) if site.failures else inf
+    recovery_seconds = site.restart_seconds + write_seconds  # the last checkpoint may have been incomplete
+    times = {"pause_seconds": pause_seconds, "recovery_seconds": recovery_seconds, "mtbf_seconds": mtbf_seconds}
+    interval = site.checkpoint_seconds or best_checkpoint_interval(write_seconds=write_seconds, **times)
     training = steps * step.time.step_seconds
     seconds = _seconds(training, site=site, interval=interval, **times)
     if seconds == inf:
         raise UserError(
-            f"a failure every {between:.0f} s and {restart:.0f} s to restart: with a checkpoint every "
+            f"a failure every {mtbf_seconds:.0f} s and {recovery_seconds:.0f} s to restart: with a checkpoint every "
             f"{interval:.0f} s the run never ends; lower --assume restart= or checkpoint="
         )
     low, high = (_bound(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True))
@@ -109,13 +116,13 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
         low_seconds=low,
         high_seconds=high,
         lost=_lost_seconds(training, site=site, interval=interval, **times),
-        failures=seconds / between,
-        between_failures_seconds=None if between == inf else between,
+        failures=seconds / mtbf_seconds,
+        between_failures_seconds=None if mtbf_seconds == inf else mtbf_seconds,
         checkpoint_bytes=size,
-        blocked_seconds=blocked,
-        written_seconds=written,
+        blocked_seconds=pause_seconds,
+        written_seconds=write_seconds,
         interval_seconds=interval,
-        young_seconds=sqrt(2 * blocked * min(between, NEVER)),
+        young_seconds=sqrt(2 * pause_seconds * min(mtbf_seconds, NEVER)),
         goodput=training / seconds,
         curve=tuple(_curve(interval, **times)),
         gpu_hours=hours,
@@ -127,30 +134,40 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
     )
 
 
-def _seconds(training: float, *, site: Site, interval: float, blocked: float, restart: float, between: float) -> float:
-    share = goodput(interval, blocked=blocked, restart=restart, between=between)
+def _seconds(
+    training: float, *, site: Site, interval: float, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float
+) -> float:
+    share = goodput(interval, pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds)
     return training * (1 + site.evaluation) / share if share else inf
 
 
 def _lost_seconds(
-    training: float, *, site: Site, interval: float, blocked: float, restart: float, between: float
+    training: float, *, site: Site, interval: float, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float
 ) -> dict[str, float]:
     """Return the lost seconds by cause.
 
     An interval fails exp((τ + δ) / M) - 1 times, and each failure takes M·(exp(R / M) - 1) seconds to recover from.
     """
-    pieces, cycle = training * (1 + site.evaluation) / interval, interval + blocked
-    fails = 0.0 if between == inf else expm1(cycle / between)
+    pieces, cycle = training * (1 + site.evaluation) / interval, interval + pause_seconds
+    fails = 0.0 if mtbf_seconds == inf else expm1(cycle / mtbf_seconds)
     return {
         "evaluation": training * site.evaluation,
-        "checkpoints": pieces * blocked,
-        "restarts": pieces * fails * between * expm1(restart / between) if fails else 0.0,
-        "repeated": max(0.0, pieces * (between * fails - cycle)) if fails else 0.0,
+        "checkpoints": pieces * pause_seconds,
+        "restarts": pieces * fails * mtbf_seconds * expm1(recovery_seconds / mtbf_seconds) if fails else 0.0,
+        "repeated": max(0.0, pieces * (mtbf_seconds * fails - cycle)) if fails else 0.0,
     }
 
 
 def _bound(
-    step: Step, steps: int, *, site: Site, interval: float, high: bool, blocked: float, restart: float, between: float
+    step: Step,
+    steps: int,
+    *,
+    site: Site,
+    interval: float,
+    high: bool,
+    pause_seconds: float,
+    recovery_seconds: float,
+    mtbf_seconds: float,
 ) -> float:
     """Return the seconds of the run at one end of the 50 % interval.
 
@@ -161,21 +178,21 @@ def _bound(
         seconds = max(seconds, expected.high_50) if high else min(seconds, expected.low_50)
     if site.failures == Site().failures:
         known = SOURCES["failures"]
-        between *= site.failures / ((known.high if high else known.low) or site.failures)
+        mtbf_seconds *= site.failures / ((known.high if high else known.low) or site.failures)
     if site.restart_seconds == Site().restart_seconds:
         known = SOURCES["restart"]
-        restart += ((known.high if high else known.low) or site.restart_seconds) - site.restart_seconds
-    times = {"blocked": blocked, "restart": restart, "between": between}
+        recovery_seconds += ((known.high if high else known.low) or site.restart_seconds) - site.restart_seconds
+    times = {"pause_seconds": pause_seconds, "recovery_seconds": recovery_seconds, "mtbf_seconds": mtbf_seconds}
     run_seconds = _seconds(steps * seconds, site=site, interval=interval, **times)
     return min(run_seconds, ENDLESS_SECONDS)
 
 
-def _curve(interval: float, *, blocked: float, restart: float, between: float) -> list[Goodput]:
+def _curve(interval: float, *, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float) -> list[Goodput]:
     """Return goodput at intervals from a thirtieth to thirty times the chosen one."""
     curve = []
     for place in range(POINTS):
         at = interval * 30 ** (2 * place / (POINTS - 1) - 1)
-        share = goodput(at, blocked=blocked, restart=restart, between=between)
+        share = goodput(at, pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds)
         curve.append(Goodput(interval_seconds=at, share=share))
     return curve
 

@@ -20,7 +20,7 @@ from fivefold.rendering.step_view import Parts, split_bytes, view_step
 from fivefold.rendering.table import heading, show_bars, show_headline, show_section
 from fivefold.results.step_comparison import compare
 from fivefold.step import StageMemory, Step
-from fivefold.units import show_bytes
+from fivefold.units import show_bytes, show_cause
 
 
 class PeakTensors(NamedTuple):
@@ -61,7 +61,7 @@ def page(
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
     parts: list[RenderableType] = [failures([*findings, ""])] if findings else []
     parts += [show_headline(step), *(Text(f"assumed: {line}", style="dim") for line in assumed)]
-    parts += [heading(f"Memory of rank {moment.rank} at its peak", fullest.peak_cause)]
+    parts += [heading(f"Memory of rank {moment.rank} at its peak", show_cause(fullest.peak_cause))]
     parts += [show_bars(Parts(split_bytes(moment.parts), fullest.peak_bytes))]
     if len(stages) > 1:
         by_stage = StageTable(stages)
@@ -90,7 +90,9 @@ def failures(lines: Sequence[str]) -> RenderableType:
 
 def _make_steps_grid(first: StageMemory, later: StageMemory) -> Grid:
     steps = {"first": first, "later": later}
-    rows = tuple((name, show_bytes(memory.peak_bytes), memory.peak_cause or "–") for name, memory in steps.items())
+    rows = tuple(
+        (name, show_bytes(memory.peak_bytes), show_cause(memory.peak_cause) or "–") for name, memory in steps.items()
+    )
     return Grid(("step", "peak memory", "reached in"), rows, words=("step", "reached in"))
 
 

@@ -42,7 +42,7 @@ from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
 from fivefold.rendering.search import CHOICES, REASONS, make_best_grid
 from fivefold.rendering.step_view import MEMORY_PARTS, Parts, Section, list_key_figures, list_memory_parts, view_step
 from fivefold.results.step_comparison import compare, describe_assumption
-from fivefold.units import show_bytes, show_seconds
+from fivefold.units import show_bytes, show_cause, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.results.comparison import Comparison
@@ -104,7 +104,7 @@ def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> 
         for stage in stages
     ]
     limit = f"chip, {show_bytes(capacity_bytes)}" if capacity_bytes else ""
-    remark = f"at the peak, in {fullest.peak_cause}" if fullest.peak_cause else "at the peak"
+    remark = f"at the peak, in {show_cause(fullest.peak_cause)}" if fullest.peak_cause else "at the peak"
     colours = {part: colour(part) for part in MEMORY_PARTS}
     return [heading("Memory", remark, level=level), bars(rows, colours, limit=capacity_bytes, limit_name=limit)]
 
@@ -171,7 +171,8 @@ def search_parts(what: SearchResult) -> list[str]:
             grid(make_best_grid(what.best)),
         ]
     for miss in what.misses:
-        line = f"{miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}: {miss.cause}"
+        needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+        line = f"{miss.layout} needs {needed} of {available}: {show_cause(miss.cause)}"
         fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.fixes)
         parts.append(paragraph(Raw(f"<b>{words(line)}</b>{fixes}")))
     if what.reasons:

@@ -26,7 +26,7 @@ from fivefold.results.search_result import (
     Why,
 )
 from fivefold.stack.catalog import STACKS
-from fivefold.units import show_bytes, show_count, show_risk, show_seconds
+from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
 
 UNFIT = 3  # number of changes listed that do not fit but would help most
 
@@ -63,7 +63,9 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
         parts.append(make_best_grid(result.best, with_precision=is_mixed))
         expected_choice = result.proposal.choice if result.proposal else result.best[0]
         if expected := expectation(expected_choice.step):
-            parts.append(Text.assemble("\nThe proposal" if result.proposal else "\nThe first layout", expected))
+            parts.append(
+                Text.assemble("\nThe proposal" if result.proposal else "\nThe first layout of the table", expected)
+            )
     if result.finalists:
         parts += [_heading("Measured"), finalists(result.finalists)]
     if result.binding_constraint:
@@ -71,11 +73,11 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     for miss in result.misses:
         needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
-        line = f"{miss.layout}  needs {needed} of {available}{risk}: {miss.cause}"
+        line = f"{miss.layout}  needs {needed} of {available}{risk}: {show_cause(miss.cause)}"
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
         parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes]
     if len(result.front) > 1:
-        parts += [_heading("Peak memory against step time"), make_front_grid(result)]
+        parts += [_heading("Pareto front of peak memory and step time"), make_front_grid(result)]
     if result.reasons:
         parts += [_heading("Why the other layouts lost"), make_grid(REASONS, result.reasons)]
     return Group(*parts)
@@ -201,7 +203,7 @@ def _append_reduce(layout: str, reduce: str, *, stack: str) -> str:
 def _format_layout(layout: str, reduce: str) -> str:
     """Return a layout, with the job's field that says how often it reduces gradients unless it has its default."""
     is_default = reduce == "micro_batch" or not {"zero2", "zero3"} & {word.partition("/")[0] for word in layout.split()}
-    return layout if is_default else f"{layout} (reduce={reduce})"
+    return layout if is_default else f"{layout} (--set reduce={reduce})"
 
 
 def _heading(title: str) -> Text:

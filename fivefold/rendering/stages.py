@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from fivefold.step import StageMemory
-from fivefold.units import byte_unit
+from fivefold.units import byte_unit, show_cause
 
 MEMORY_PARTS = {"states": ("blue", "█"), "activations": ("yellow", "▒"), "temporary": ("bright_black", "·")}
 BAR_WIDTH = 20
@@ -38,9 +38,9 @@ class StageTable:
 
     def _row(self, equal_stages: list[StageMemory]) -> dict[str, Text]:
         first, last = equal_stages[0].stage, equal_stages[-1].stage
-        cause = equal_stages[0].peak_cause or "–"
+        cause = show_cause(equal_stages[0].peak_cause) or "–"
         if first != last:
-            cause = re.sub(r"block \d+", "block", cause)  # each of these stages has a different block
+            cause = re.sub(r"block \d+", "a block", cause)  # each of these stages has a different block
         cells = {
             "stage": str(first) if first == last else f"{first}–{last}",
             **self._numbers(equal_stages[0]),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.rendering.verdict import judgement
 from fivefold.step import Memory, Operation, StageMemory, Step, Time, Traffic, Verdict, Work
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_cause, show_count, show_seconds
 
 MEMORY_PARTS = (
     "parameters",
@@ -26,7 +26,7 @@ VERDICT_TONES: dict[Verdict, str] = {"fits": "good", "tight": "warn", "does not 
 TRAFFIC: tuple[Column[Traffic], ...] = (
     Column("axis", attrgetter("axis"), is_text=True),
     Column("collective", attrgetter("collective"), is_text=True),
-    Column("messages", attrgetter("messages"), "{:,}".format),
+    Column("calls", attrgetter("messages"), "{:,}".format),
     Column("sent", attrgetter("bytes"), show_bytes),
 )
 OPERATIONS: tuple[Column[Operation], ...] = (
@@ -113,7 +113,7 @@ def list_key_figures(step: Step) -> tuple[Figure, ...]:
     return (
         Figure("step time", show_seconds(step.time.step_seconds), bound),
         Figure("peak memory", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),
-        Figure("MFU, causal", f"{step.mfu.causal:.1%}", f"{step.mfu.hardware:.1%} hardware"),
+        Figure("MFU, causal", f"{step.mfu.causal:.1%}", f"HFU {step.mfu.hardware:.1%}"),
         Figure("tokens/s per GPU", show_count(step.tokens_per_second_per_gpu)),
     )
 
@@ -171,7 +171,7 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
         *adapters,
         *_list_vision(work),
         ("model FLOPs, causal", show_count(work.model_flops_causal)),
-        ("model FLOPs, full", show_count(work.model_flops_full)),
+        ("model FLOPs, non-causal", show_count(work.model_flops_full)),
         ("hardware FLOPs", show_count(work.hardware_flops)),
     ]
     if step.tokens_per_second_per_gpu:
@@ -197,4 +197,6 @@ def _flops_per_parameter(step: Step) -> str:
 def _view_memory(fullest: StageMemory, *, many: bool) -> Section:
     where = f" of stage {fullest.stage}" if many else ""
     parts = Parts(list_memory_parts(fullest), fullest.peak_bytes)
-    return Section(f"Peak memory per rank{where}", fullest.peak_cause and f"peak in {fullest.peak_cause}", parts)
+    return Section(
+        f"Peak memory per rank{where}", fullest.peak_cause and f"peak in {show_cause(fullest.peak_cause)}", parts
+    )

@@ -91,7 +91,7 @@ def show_headline(step: Step) -> Text:
 def _mfu(mfu: Mfu) -> str:
     if not mfu.hardware:  # the chip was not named
         return "MFU not known"
-    return f"MFU {mfu.causal:.1%} causal, {mfu.full:.1%} full, {mfu.hardware:.1%} hardware"
+    return f"MFU {mfu.causal:.1%} causal, {mfu.full:.1%} non-causal; HFU {mfu.hardware:.1%}"
 
 
 def _verdict(memory: Memory) -> Text:

@@ -124,7 +124,7 @@ def refuse_unused(question: Question, **options: object) -> None:
     """Raise ``UserError`` if an option is given that the question does not use."""
     for name, questions in USED_BY.items():
         if question not in questions and options[name] != AskRequest.model_fields[name].default:
-            deadline = "; for the fewest GPUs that finish in time: fivefold search MODEL h100 --ranks 64-8192 "
+            deadline = "; for the fewest GPUs that finish in time: fivefold search MODEL h100 --gpu-counts 64-8192 "
             deadline += "--tokens 15T --deadline 30d"
             hint = deadline if (name, question) == ("tokens", "gpus") else ""
             raise UserError(
@@ -179,4 +179,4 @@ def read_noise_scale(text: str | None, *, find: Callable[[str], Path] = Path) ->
     try:
         return parse_tokens(text)
     except ValueError as error:
-        raise UserError(f"--noise {text!r} is not a run folder and {error}") from None
+        raise UserError(f"--noise {text!r} is not a run folder; otherwise it {error}") from None

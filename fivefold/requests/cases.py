@@ -34,7 +34,7 @@ def cases(
     ``machine``: resolves a machine's name. ``risk``: the highest probability of running out of memory at which a run
     file's ``layout = "auto"`` is chosen.
     """
-    return _run_files(words, job, bool(stacks or precisions), machine, risk) or _cases(
+    return _list_file_cases(words, job, bool(stacks or precisions), machine, risk) or _list_combinations(
         words, job, stacks, precisions, machine
     )
 
@@ -45,8 +45,12 @@ def price_cases(compared_cases: Sequence[ComparedCase], prices: Sequence[str]) -
     return [case._replace(machine=machine) for case, machine in zip(compared_cases, machines, strict=True)]
 
 
-def _cases(
-    words: Sequence[str], job: Job, stacks: Sequence[str], precisions: Sequence[str], machine: Callable[[str], Machine]
+def _list_combinations(
+    words: Sequence[str],
+    job: Job,
+    stacks: Sequence[str],
+    precisions: Sequence[str],
+    resolve_machine: Callable[[str], Machine],
 ) -> list[ComparedCase]:
     """Return every combination of the machines, layouts, stacks and precisions."""
     from fivefold.layout.spec import Layout
@@ -66,12 +70,12 @@ def _cases(
             f"compare needs a {missing}; write for example: fivefold compare llama3-8b h100:8 'dp8 zero1' "
             "'dp4 tp2 zero1'"
         )
-    model, machines = resolve(words[0]), [machine(name) for name in names]
+    model, machines = resolve(words[0]), [resolve_machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]
     jobs = list_jobs(job, stacks, precisions)
     return [
-        ComparedCase(model, ranks, layout, job_variant)
-        for job_variant, ranks, layout in product(jobs, machines, layouts)
+        ComparedCase(model, machine, layout, job_variant)
+        for job_variant, machine, layout in product(jobs, machines, layouts)
     ]
 
 
@@ -83,8 +87,8 @@ def list_jobs(job: Job, stacks: Sequence[str], precisions: Sequence[str]) -> lis
     return [with_precision(variant, name) for variant in jobs for name in precisions] or jobs
 
 
-def _run_files(
-    words: Sequence[str], job: Job, others: bool, machine: Callable[[str], Machine], risk: float
+def _list_file_cases(
+    words: Sequence[str], job: Job, has_other_options: bool, resolve_machine: Callable[[str], Machine], risk: float
 ) -> list[ComparedCase]:
     """Return the cases of run files, if all words are such files; ``layout = "auto"`` is the fastest that fits."""
     from fivefold.job import Job
@@ -95,11 +99,11 @@ def _run_files(
 
     if not words or not all(Path(word).suffix in FILES for word in words):
         return []
-    if job != Job() or others:
+    if job != Job() or has_other_options:
         raise UserError("a run file has its own job; drop the job options, or compare a model, machines and layouts")
     run_cases = []
     for run in (Run.load(Path(word)) for word in words):
-        model, ranks = resolve(run.model), machine(run.machine)
-        layout = find_fastest(model, ranks, run.job, risk=risk) if run.layout == "auto" else Layout.parse(run.layout)
-        run_cases.append(ComparedCase(model, ranks, layout, run.job))
+        model, machine = resolve(run.model), resolve_machine(run.machine)
+        layout = find_fastest(model, machine, run.job, risk=risk) if run.layout == "auto" else Layout.parse(run.layout)
+        run_cases.append(ComparedCase(model, machine, layout, run.job))
     return run_cases

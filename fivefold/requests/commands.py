@@ -198,7 +198,9 @@ class SearchRequest(MachineRequest):
     ] = False
     front: FrontLevels = 1
     two: Annotated[
-        bool, Field(description="Also try 2D tensor parallelism, which the trainer does not run."), Option(("--2d",))
+        bool,
+        Field(description="Also try 2D tensor parallelism (tp4x2), which Fivefold's trainer does not run."),
+        Option(("--2d",)),
     ] = False
     tokens: Annotated[
         TokenCount | None,
@@ -212,11 +214,11 @@ class SearchRequest(MachineRequest):
     deadline: Annotated[
         Line | None,
         Field(
-            description="Find the fewest GPUs of each machine, in the range --ranks, that finish --tokens within this "
-            "time, such as 30d."
+            description="Find the fewest GPUs of each machine, in the range --gpu-counts, that finish --tokens within "
+            "this time, such as 30d."
         ),
     ] = None
-    ranks: Annotated[
+    gpu_counts: Annotated[
         Line | None,
         Field(description="Numbers of GPUs to try, as a range such as 64-512. Default: the number of the machine."),
     ] = None
@@ -225,7 +227,7 @@ class SearchRequest(MachineRequest):
     @property
     def is_of_run(self) -> bool:
         """Tell whether the answer is one run on several machines or numbers of ranks, not layouts of one machine."""
-        words = (self.machines, self.tokens, self.deadline, self.ranks, self.assume)
+        words = (self.machines, self.tokens, self.deadline, self.gpu_counts, self.assume)
         return self.by == "energy" or any(word not in (None, ()) for word in words)
 
 
@@ -252,8 +254,8 @@ class PlanRequest(MachineRequest):
     batch: Annotated[
         Batch,
         Field(
-            description="Batch size: advised (from published batch-size laws, unless --gbs is given), or job (--gbs or "
-            "the file's)."
+            description="Batch size: advised (from published batch-size laws, unless --gbs is given), or job (that of "
+            "--gbs or of the --job file)."
         ),
     ] = "advised"
     where: Where = ""
@@ -527,13 +529,16 @@ class WriteOptions(JobOptions):
     ]
     to: Annotated[
         str,
-        Field(description="Format to write, such as torchtitan or megatron; shell completion lists all of them."),
+        Field(
+            description="Format to write: accelerate, axolotl, bridge (Megatron Bridge), deepspeed, fivefold, "
+            "kubernetes, llamafactory, megatron, nanotron, skypilot, torchtitan, torchtitan-0.2 or trl."
+        ),
         Option(completion="formats"),
     ]
     model: ConfigModel = None
     gpus: ConfigTarget = None
     output: Annotated[
-        Path | None, Field(description="File or folder to write to. Default: stdout."), Option(("-o", "--output"))
+        Path | None, Field(description="File or folder to write to. Default: stdout."), Option(("--out", "-o"))
     ] = None
     ignore: IgnoredKeys = ()
 
@@ -586,7 +591,7 @@ class CalibrateOptions(JobOptions, JsonOption):
         ),
         Option(("--for",)),
     ] = None
-    ranks: Annotated[
+    processes: Annotated[
         str, Field(description="Numbers of processes between which collectives are measured, such as 1,2.")
     ] = "1,2"
     quick: Annotated[bool, Field(description="Measure fewer points: faster, but predictions are less accurate.")] = (
@@ -635,7 +640,10 @@ class ExplainOptions(JobOptions, JsonOption):
     panel = "Understand"
     files: Annotated[
         tuple[Path, ...],
-        Field(description="Logs, memory snapshots, flight recorder dumps, stacks, or their folder."),
+        Field(
+            description="Logs, memory snapshots, flight recorder dumps, stack traces (of py-spy or faulthandler), or "
+            "their folder."
+        ),
         Argument(metavar="FILE…"),
     ]
     against: Annotated[
@@ -738,7 +746,9 @@ class GenerateOptions(JsonOption):
     panel = "Run"
     source: Annotated[
         Path,
-        Field(description="A run file, the folder of a run or checkpoint, or a folder of Hugging Face or peft."),
+        Field(
+            description="A run file, the folder of a run or checkpoint, a Hugging Face folder or a PEFT adapter folder."
+        ),
         Argument(),
     ]
     prompt: Annotated[tuple[str, ...], Field(description="Text to continue; several prompts are batched.")] = ()
@@ -755,7 +765,8 @@ class GenerateOptions(JsonOption):
         WeightsDtype | None, Field(description="Data type of the weights. Default: bf16 on a GPU, else fp32.")
     ] = None
     tokenizer: Annotated[
-        Path | None, Field(description="A tokenizer.json, or bytes, instead of the source's tokenizer.")
+        Path | None,
+        Field(description="A tokenizer.json, or the word bytes (byte-level), instead of the source's tokenizer."),
     ] = None
     base: BaseFolder = None
 
@@ -786,9 +797,7 @@ class ImportOptions(JsonOption):
     panel = "Share"
     folder: Annotated[
         Path,
-        Field(
-            description="A Hugging Face folder (config.json and safetensors), or a folder with a LoRA that peft wrote."
-        ),
+        Field(description="A Hugging Face folder (config.json and safetensors), or a PEFT adapter folder."),
         Argument(),
     ]
     to: Annotated[Path | None, Field(description="Write a run file that starts from these weights.")] = None

@@ -122,7 +122,7 @@ FrontLevels = Annotated[
         ge=1,
         le=MAX_SHOWN_LAYOUTS,
         description="Find the fastest layout under each of this many memory limits (Pareto front of memory and time); "
-        "1: only one.",
+        "1: only the fastest layout.",
     ),
 ]
 
@@ -135,7 +135,7 @@ PrecisionNames = Annotated[Lines, Field(description="Precisions to compare, such
 IgnoredKeys = Annotated[
     tuple[str, ...],
     Field(
-        description="Continue although these keys of a config may change memory, FLOPs, messages or time.",
+        description="Continue although these keys of a config may change memory, FLOPs, communication or time.",
     ),
     Option(metavar="KEY[,KEY]"),
 ]

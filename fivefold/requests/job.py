@@ -39,7 +39,10 @@ def collect_fields(
     """
     from fivefold.record import read_file
 
-    values = (base or {}) | (read_file(job) if job else {})
+    file_values = read_file(job) if job else {}
+    if isinstance(file_values.get("job"), dict):
+        raise UserError(f"{job}: has the table [job]; --job takes its fields without the table")
+    values = (base or {}) | file_values
     given_options = {
         FIELDS.get(name, name): (f"--{name}", value) for name, value in options.items() if value is not None
     }

@@ -29,7 +29,7 @@ def refuse_of_one(request: SearchRequest) -> None:
         pronoun = "it" if len(given_options) == 1 else "them"
         raise UserError(
             f"{', '.join(given_options)}: valid for a search of one machine only; drop {pronoun}, "
-            "or search one machine without --tokens, --deadline, --ranks, --assume and --by energy"
+            "or search one machine without --tokens, --deadline, --gpu-counts, --assume and --by energy"
         )
 
 
@@ -44,7 +44,7 @@ def list_offers(
     tokens: float | None,
     prices: Sequence[str] = (),
     deadline: str | None = None,
-    ranks: str | None = None,
+    gpu_counts: str | None = None,
     assume: Sequence[str] = (),
     risk: float = FITS_RISK,
     done: Callable[[str], None] = lambda _: None,
@@ -56,7 +56,7 @@ def list_offers(
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
     if by not in goal:
         raise UserError(f"--by {by} ranks layouts of one machine; rank several machines by time, cost or energy")
-    rank_range = None if ranks is None else _range(ranks)
+    rank_range = None if gpu_counts is None else _range(gpu_counts)
     choices = []
     for machine in apply_prices(machines, prices):
         low, high = rank_range or (
@@ -102,7 +102,7 @@ def apply_prices(machines: Sequence[Machine], prices: Sequence[str]) -> list[Mac
 def _range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,7})-([0-9]{1,7})", text)
     if match is None or not 0 < int(match[1]) <= int(match[2]):
-        raise UserError(f"--ranks {text!r} is not a range of ranks; write for example 64-512")
+        raise UserError(f"--gpu-counts {text!r} is not a range of numbers of GPUs; write for example 64-512")
     return int(match[1]), int(match[2])
 
 

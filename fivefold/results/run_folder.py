@@ -54,13 +54,19 @@ class RunFolder(Shown):
 
 def read(folder: Path) -> RunFolder:
     """Read the run in ``folder``; raises ``UserError`` if it holds no measured run."""
-    path = folder / "step.json"
-    if not path.exists():
-        raise UserError(f"{folder}: has no step.json; a run of 5 or more steps writes it at its end")
+    path = find_step_file(folder)
     predicted, measured = read_pair(path)
     dry_run = read_file(path).get("dry_run")
     dry_run_step = Step.read(dry_run, origin=f"{path}: dry_run") if dry_run else None
     return RunFolder(folder=folder, predicted=predicted, measured=measured, dry_run=dry_run_step)
+
+
+def find_step_file(folder: Path) -> Path:
+    """Return the path of the run's step.json; raises ``UserError`` if there is none."""
+    path = folder / "step.json"
+    if folder.is_dir() and not path.exists():
+        raise UserError(f"{folder}: has no step.json; a run of 5 or more steps writes it at its end")
+    return path
 
 
 def read_prediction(folder: Path) -> Step | None:

@@ -27,7 +27,9 @@ class KernelFacts(NamedTuple):
     weighs_in_own_kernel: bool  # the fp32 product with the routing weights is separate from the activation's kernel
 
     # attention
-    own_attention: bool  # own kernels for rings, sinks and dropout; PyTorch's, with seeds, for two head dims
+    has_own_attention_kernels: (
+        bool  # own kernels for rings, sinks and dropout; PyTorch's, with seeds, for two head dims
+    )
 
     # gradients
     adds_to_table: bool  # the head adds the gradient of tied weights to the accumulated one of the embedding
@@ -49,7 +51,7 @@ FIVEFOLD = KernelFacts(
     overlaps_expert_wgrad=True,
     sums_expert_dgrad=True,
     weighs_in_own_kernel=True,
-    own_attention=True,
+    has_own_attention_kernels=True,
     adds_to_table=True,
     allocates_sums=True,
     separate_adds=True,
@@ -68,7 +70,7 @@ AUTOGRAD = KernelFacts(
     overlaps_expert_wgrad=False,
     sums_expert_dgrad=False,
     weighs_in_own_kernel=False,
-    own_attention=False,
+    has_own_attention_kernels=False,
     adds_to_table=False,
     allocates_sums=False,
     separate_adds=False,

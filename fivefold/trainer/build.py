@@ -106,7 +106,7 @@ def build(
     ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run
     concurrently with compute; ``None``: if ``device`` has streams for them. ``module``: as ``build_module`` returns it.
     ``draw_weights``: draw the initial weights; a dry run's tensors have no values. Raises ``UserError`` for a job that
-    the engine cannot run.
+    the trainer cannot run.
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)

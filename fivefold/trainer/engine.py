@@ -67,7 +67,7 @@ class StepResult(NamedTuple):
 class Engine:
     """The engine that runs training steps on this rank.
 
-    If ``meter`` is set, the engine sets its phase and tracks ``kept_bytes``: the peak bytes of activations saved
+    If ``meter`` is set, the trainer sets its phase and tracks ``kept_bytes``: the peak bytes of activations saved
     between two passes, over all live micro-batches.
     """
 

@@ -57,10 +57,10 @@ class Checkpoints(Record):
 
 
 class Start(Record):
-    """[start]: initial weights of a run that has no checkpoint yet; None: random."""
+    """[start]: initial weights of a run that has no checkpoint yet; absent: random."""
 
     weights: Path | None = None  # a Hugging Face folder
-    adapter: Path | None = None  # a folder of peft: factors of [job] adapter; None: A is drawn, B is zero
+    adapter: Path | None = None  # a PEFT adapter folder: weights of [job] adapter; absent: A random, B zero
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -1,4 +1,4 @@
-"""Checks if the engine can run a planned job; if not, an error of one line is raised before a process starts."""
+"""Checks if the trainer can run a planned job; if not, an error of one line is raised before a process starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fivefold.record import UserError
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.precision import check_trainable
 
-# Fields of the stack that the planner can vary, as other software does, and the one value that the engine supports.
+# Fields of the stack that the planner can vary, as other software does, and the one value that the trainer supports.
 ENGINE_BEHAVIOUR = {
     "merged_projections": False, "wgrad_accumulation": "separate",
     "recv_buffers": "freed", "flat_copies": (), "zero2_shards": "view", "zero3_gather": "units", "reduce_bucket": 0,
@@ -41,30 +41,31 @@ FREE_FIELDS = frozenset({
 
 
 def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``UserError`` of one line for an axis, a kernel or an operation that the engine does not support."""
+    """Raise a ``UserError`` of one line for an axis, a kernel or an operation that the trainer does not support."""
     if layout.tp_inner > 1:
         flat = layout.replace(tp_inner=1)
         raise UserError(
-            f"layout {str(layout)!r}: the engine shards tensors over one axis, as a second one saves 10 to 13 % of "
+            f"layout {str(layout)!r}: the trainer shards tensors over one axis, as a second one saves 10 to 13 % of "
             f"tp's messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
         )
     if job.images:
         raise UserError(
-            f"images={job.images}: the engine trains the text model alone; leave images out; `predict` plans the tower"
+            f"images={job.images}: the trainer trains the text model alone; leave images out; `predict` estimates the "
+            "tower"
         )
     _check_adapter(layout, job, model=model)
     if job.objective == "dpo" and job.stack.is_compiled:
-        raise UserError("objective=dpo: the engine does not run compiled blocks with it; take compile=false")
+        raise UserError("objective=dpo: the trainer does not run compiled blocks with it; take compile=false")
     if job.stack.name != "fivefold":
         raise UserError(
-            f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
-            "(--stack fivefold); `predict` plans it as it is"
+            f"job: the trainer is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
+            "(--stack fivefold); `predict` estimates it as it is"
         )
     for field, ours in ENGINE_BEHAVIOUR.items():
         if getattr(job.stack, field) != ours:
             raise UserError(
                 f"job: the trainer supports {field}={ours}, not {getattr(job.stack, field)}; take that (`predict` "
-                "plans both)"
+                "estimates both)"
             )
     if job.stack.kernels not in KERNELS:
         raise UserError(
@@ -72,8 +73,8 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         )
     if offloaded := layout.list_offloaded(job):
         raise UserError(
-            f"offload={'+'.join(sorted(offloaded, reverse=True))}: the engine keeps everything on the device; drop it, "
-            "or train with DeepSpeed or Megatron; `predict` plans both"
+            f"offload={'+'.join(sorted(offloaded, reverse=True))}: the trainer keeps everything on the device; drop "
+            "it, or train with DeepSpeed or Megatron; `predict` estimates both"
         )
     if job.stack.loss not in LOSSES:
         raise UserError(f"job: the trainer supports loss={' or '.join(LOSSES)}, not {job.stack.loss}; take one of them")
@@ -86,8 +87,8 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     normed_head = model.final_norm and model.norm_weight
     if model.tied_embeddings and not normed_head and not model.head_bias and layout.zero == 3 and layout.shards > 1:
         raise UserError(
-            f"layout {str(layout)!r}: the engine does not shard a tied head without weights of its own; take zero2; "
-            "`predict` plans it"
+            f"layout {str(layout)!r}: the trainer does not shard a tied head without weights of its own; take zero2; "
+            "`predict` estimates it"
         )
     check_trainable(job.precision)
     _check_moments(job)
@@ -126,11 +127,11 @@ def _check_adapter(layout: Layout, job: Job, *, model: Model) -> None:
         (bool(recomputed), f"ac={'+'.join(sorted(recomputed))}", "ac=full, selective, norm or act"),
     ):
         if is_present:
-            raise UserError(f"adapter: the engine does not train {feature} yet; take {fix}; `predict` plans both")
+            raise UserError(f"adapter: the trainer does not train {feature} yet; take {fix}; `predict` estimates both")
 
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise ``UserError`` for an attention kernel that the engine does not have for this model or layout."""
+    """Raise ``UserError`` for an attention kernel that the trainer does not have for this model or layout."""
     kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
     if kind not in ATTENTIONS:
         raise UserError(f"job: the trainer supports attention={' or '.join(ATTENTIONS)}, not {kind}; take one of them")
@@ -195,43 +196,47 @@ def _check_model(model: Model) -> None:
         )
         if not is_supported and value != declared.default:
             raise UserError(
-                f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` plans it"
+                f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` estimates it"
             )
     if model.mlp == "receptance":
-        raise UserError(f"model {model.name!r}: the trainer does not support mlp='receptance' yet; `predict` plans it")
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support mlp='receptance' yet; `predict` estimates it"
+        )
     if moe is not None and moe.output_bias:
-        raise UserError(f"model {model.name!r}: the trainer does not support moe.output_bias yet; `predict` plans it")
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support moe.output_bias yet; `predict` estimates it"
+        )
     if model.block == "norm_stream":
         raise UserError(
-            f"model {model.name!r}: the trainer does not support block='norm_stream' yet; `predict` plans it"
+            f"model {model.name!r}: the trainer does not support block='norm_stream' yet; `predict` estimates it"
         )
     if model.position == "sinusoidal":
         raise UserError(
-            f"model {model.name!r}: the trainer does not support position='sinusoidal' yet; `predict` plans it"
+            f"model {model.name!r}: the trainer does not support position='sinusoidal' yet; `predict` estimates it"
         )
     if model.temperature is not None and model.temperature.form != "logarithm":
         raise UserError(
-            f"model {model.name!r}: the trainer does not support temperature.form='power' yet; `predict` plans it"
+            f"model {model.name!r}: the trainer does not support temperature.form='power' yet; `predict` estimates it"
         )
     if model.mla is not None and (model.mla.scaled != "none" or model.mla.gates_queries or model.mla.key_norm):
         raise UserError(
             f"model {model.name!r}: the trainer does not support mla.scaled, gates_queries or key_norm yet; `predict` "
-            "plans it"
+            "estimates it"
         )
     if moe is not None and (moe.joins_mlp or moe.identity_experts):
         raise UserError(
             f"model {model.name!r}: the trainer does not support moe.joins_mlp or moe.identity_experts yet; `predict` "
-            "plans it"
+            "estimates it"
         )
     if model.mla is not None and model.mla.indexer is not None:
         raise UserError(
-            f"model {model.name!r}: the trainer does not support mla.indexer yet; `predict` plans it, or leave "
+            f"model {model.name!r}: the trainer does not support mla.indexer yet; `predict` estimates it, or leave "
             "it out to attend to all keys"
         )
     if moe and model.activation not in (WEIGHTED if model.mlp == "gated" else FUNCTIONS):
         raise UserError(
             f"model {model.name!r}: the trainer does not support experts with {model.mlp} {model.activation} yet; "
-            "`predict` plans it"
+            "`predict` estimates it"
         )
     if model.activation == "xielu" and model.mlp != "plain":
         raise UserError(f"model {model.name!r}: the trainer does not support gated xielu yet; take mlp 'plain'")
@@ -241,7 +246,7 @@ def _check_model(model: Model) -> None:
         kind = f"{model.mlp} {model.activation}"
         raise UserError(
             f"model {model.name!r}: the trainer does not support router_weight_on='inputs' for {kind} experts yet; "
-            "`predict` plans it"
+            "`predict` estimates it"
         )
 
 

@@ -26,7 +26,7 @@ from fivefold.step import Step
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion
 
-DRAWN = 16  # largest number of micro-batches in a picture of a step
+MAX_DRAWN_MICRO_BATCHES = 16  # largest number of micro-batches in a picture of a step
 Report = Callable[..., None]  # called with done, total, and what is being done
 Fitted = Callable[[EvaluatedLayout], None]
 Found = SearchResult | Walk | Offers
@@ -43,18 +43,18 @@ class Planned(NamedTuple):
     drawn: str
 
 
-def step(noun: ResolvedRequest, layout: Layout) -> Step:
+def step(resolved: ResolvedRequest, layout: Layout) -> Step:
     """Predict one step: the data of ``fivefold predict --json``."""
-    return predict(model=noun.model, machine=noun.machine, layout=layout, job=noun.job)
+    return predict(model=resolved.model, machine=resolved.machine, layout=layout, job=resolved.job)
 
 
-def predict_over_time(noun: ResolvedRequest, layout: Layout, *, rank: int | None = None) -> Planned:
+def predict_over_time(resolved: ResolvedRequest, layout: Layout, *, rank: int | None = None) -> Planned:
     """Predict the step over time; ``rank``: the pipeline rank whose memory is drawn, by default the fullest."""
-    predicted, step_planner = step(noun, layout), planner(noun.model, noun.machine, noun.job)
+    predicted, step_planner = step(resolved, layout), planner(resolved.model, resolved.machine, resolved.job)
     stages = predicted.memory.stages
     if rank is None or not 0 <= rank < len(stages):
         rank = max(stages, key=lambda stage: stage.peak_bytes).stage
-    limit = max(2, DRAWN // layout.v)
+    limit = max(2, MAX_DRAWN_MICRO_BATCHES // layout.v)
     rows = spans(step_planner, layout, limit=limit)
     memory_levels = levels(step_planner, layout, rank=rank, limit=limit, rows=rows)
     return Planned(predicted, rows, memory_levels, rank, _describe_limit(step_planner, layout, limit))
@@ -66,16 +66,16 @@ def _describe_limit(using: Planner, layout: Layout, limit: int) -> str:
 
 
 def answer_question(
-    about: AskedQuestion, question: AskQuestion, noun: ResolvedRequest, *, folder: ServedFolder
+    about: AskedQuestion, question: AskQuestion, resolved: ResolvedRequest, *, folder: ServedFolder
 ) -> list[Any]:
     """Answer a question: the data of ``fivefold ask --json``."""
-    (machine,) = apply_prices([noun.machine], question.price)
+    (machine,) = apply_prices([resolved.machine], question.price)
     return answers(
         about,
-        noun.model,
+        resolved.model,
         machine,
         Layout.parse(question.layout) if question.layout else None,
-        job=noun.job,
+        job=resolved.job,
         tokens=question.tokens,
         site=apply_assumptions(question.assume),
         noise=read_noise_scale(question.noise, find=folder.path),
@@ -86,7 +86,7 @@ def answer_question(
 
 def search(
     question: SearchQuestion,
-    noun: ResolvedRequest,
+    resolved: ResolvedRequest,
     *,
     machine: Callable[[str], Machine],
     report: Report,
@@ -100,38 +100,38 @@ def search(
     """
     if question.is_of_run:
         refuse_of_one(question)
-        candidates = (noun.machine, *map(machine, question.machines))
+        candidates = (resolved.machine, *map(machine, question.machines))
         return list_offers(
-            noun.model,
+            resolved.model,
             [limit_memory(candidate, question.memory) for candidate in candidates],
-            noun.job,
+            resolved.job,
             by=question.by,
             where=Where.parse(question.where),
             within=resolve_tolerance(question) or 0.0,
             tokens=question.tokens,
             prices=question.price,
             deadline=question.deadline,
-            ranks=question.ranks,
+            gpu_counts=question.gpu_counts,
             assume=question.assume,
             risk=question.risk,
             done=done,
         )
     if question.keep:
         return walk(
-            noun.model,
-            _machine(question, noun),
-            noun.job,
+            resolved.model,
+            _machine(question, resolved),
+            resolved.job,
             start=question.keep,
             by=question.by,
             where=Where.parse(question.where),
             risk=question.risk,
         )
-    return layouts(question, noun, report=report, fitted=fitted)
+    return layouts(question, resolved, report=report, fitted=fitted)
 
 
 def layouts(
     question: SearchQuestion,
-    noun: ResolvedRequest,
+    resolved: ResolvedRequest,
     *,
     report: Report,
     fitted: Fitted | None = None,
@@ -143,16 +143,16 @@ def layouts(
 
     by: Any = question.by  # not energy, which needs a full run
     return run(
-        model=noun.model,
-        machine=_machine(question, noun),
-        job=noun.job,
+        model=resolved.model,
+        machine=_machine(question, resolved),
+        job=resolved.job,
         by=by,
         top=question.top,
         levels=question.front,
         within=resolve_tolerance(question),
         where=Where.parse(question.where),
-        recipes=[with_precision(noun.job, name).precision for name in question.also],
-        reduces=list_other_reduces(noun.job),
+        recipes=[with_precision(resolved.job, name).precision for name in question.also],
+        reduces=list_other_reduces(resolved.job),
         two_dimensional=question.two,
         report=report,
         fitted=fitted,
@@ -161,6 +161,6 @@ def layouts(
     )
 
 
-def _machine(question: SearchQuestion, noun: ResolvedRequest) -> Machine:
+def _machine(question: SearchQuestion, resolved: ResolvedRequest) -> Machine:
     """Return the machine with the price and the memory of the question."""
-    return limit_memory(apply_prices([noun.machine], question.price)[0], question.memory)
+    return limit_memory(apply_prices([resolved.machine], question.price)[0], question.memory)

@@ -65,12 +65,12 @@ def _add_short_routes(api: APIRouter, site: WebServer) -> None:
     @api.get("/predict")
     async def predict(asked: Annotated[PredictQuestion, Query()]) -> Step:
         """Estimate memory, FLOPs, communication and time of one training step: ``fivefold predict --json``."""
-        return await site.answer(asked, lambda noun: answers.step(noun, asked.parsed_layout()))
+        return await site.answer(asked, lambda resolved: answers.step(resolved, asked.parsed_layout()))
 
     @api.post("/predict")
     async def predict_posted(asked: Annotated[PredictQuestion, Body()]) -> Step:
         """Answer the same question with a body, for a question that is too long for a URL."""
-        return await site.answer(asked, lambda noun: answers.step(noun, asked.parsed_layout()))
+        return await site.answer(asked, lambda resolved: answers.step(resolved, asked.parsed_layout()))
 
     @api.get("/compare")
     async def compare(asked: Annotated[CompareQuestion, Query()]) -> Comparison:
@@ -93,7 +93,9 @@ def _add_process_routes(api: APIRouter, site: WebServer) -> None:
         """Answer a question about a layout, or about a model and a machine: ``fivefold ask QUESTION --json``."""
         if question in SEARCH_QUESTIONS or not asked.layout:  # needs a search
             return JSONResponse(await _answer_long(site, f"ask {question}", asked))
-        return await site.answer(asked, lambda noun: answers.answer_question(question, asked, noun, folder=site.folder))
+        return await site.answer(
+            asked, lambda resolved: answers.answer_question(question, asked, resolved, folder=site.folder)
+        )
 
     @api.get("/ratios", response_model=Ratios)
     async def ratios(asked: Annotated[RatiosQuestion, Query()]) -> Response:

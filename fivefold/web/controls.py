@@ -67,22 +67,22 @@ HELP = {
 }
 
 
-def controls(noun: ResolvedRequest, layout: Layout) -> list[Control]:
+def controls(resolved: ResolvedRequest, layout: Layout) -> list[Control]:
     """Return a row for every keyword that matters to this model and layout."""
-    rows = {field: [*choices(noun, layout, field)] for field in HELP}
+    rows = {field: [*choices(resolved, layout, field)] for field in HELP}
     return [Control(field, *HELP[field], tuple(options)) for field, options in rows.items() if len(options) > 1]
 
 
-def choices(noun: ResolvedRequest, layout: Layout, field: str) -> Iterator[LayoutOption]:
+def choices(resolved: ResolvedRequest, layout: Layout, field: str) -> Iterator[LayoutOption]:
     """Yield the choices of one keyword."""
-    for value in _values(noun, layout, field):
+    for value in _values(resolved, layout, field):
         text = _text(value)
         try:
-            other = change_keyword(noun, layout, **{field: value})
+            other = change_keyword(resolved, layout, **{field: value})
         except UserError as mistake:
             yield LayoutOption(text, "", False, str(mistake).removeprefix("layout: "))
             continue
-        why = next(reasons(other, model=noun.model, job=noun.job, machine=noun.machine), "")
+        why = next(reasons(other, model=resolved.model, job=resolved.job, machine=resolved.machine), "")
         yield LayoutOption(text, str(other), getattr(layout, field) == value, why)
 
 
@@ -95,17 +95,17 @@ def _text(value: object) -> str:
     return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
-def change_keyword(noun: ResolvedRequest, layout: Layout, **change: Any) -> Layout:
+def change_keyword(resolved: ResolvedRequest, layout: Layout, **change: Any) -> Layout:
     """Return the layout with one keyword changed and dependent ones adapted; raises ``UserError`` if it cannot be."""
     values = {name: getattr(layout, name) for name in Layout.model_fields} | change
-    ranks = layout.world if layout.world <= noun.machine.ranks else noun.machine.ranks
+    ranks = layout.world if layout.world <= resolved.machine.ranks else resolved.machine.ranks
     other_ranks = values["tp"] * values["cp"] * values["pp"]
     if "dp" not in change:
         if ranks % other_ranks:
             raise UserError(f"tp·cp·pp={other_ranks} does not divide the {ranks} ranks; lower one")
         values["dp"] = ranks // other_ranks
     _follow(values, change)
-    batch = noun.job.global_batch
+    batch = resolved.job.global_batch
     if "mbs" not in change and batch % values["dp"] == 0:
         values["mbs"] = divisor_below(batch // values["dp"], values["mbs"])
     return Layout.read(values, origin="layout")
@@ -144,9 +144,9 @@ def _drop_virtual_stages(schedule: ScheduleName) -> ScheduleName:
     return schedule if PIPELINE_SCHEDULES[schedule].stages_per_rank == 1 else DEFAULT_SCHEDULE
 
 
-def _values(noun: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
+def _values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
     """Return the values that a row offers, valid or not, without pointless ones."""
-    ranks, model, current = noun.machine.ranks, noun.model, getattr(layout, field)
+    ranks, model, current = resolved.machine.ranks, resolved.model, getattr(layout, field)
     if field == "zero":
         return [0, 1, 2, 3]
     if field == "shard_group":
@@ -164,7 +164,7 @@ def _values(noun: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
         kinds: list[Any] = ["ring", "ulysses"] if layout.cp > 1 else []
         return kinds if field == "cp_kind" else [True, False] if layout.tp > 1 and not model.moe else []
     if field == "mbs":
-        return _select_buttons(divisors(max(1, noun.job.global_batch // layout.dp)), most=64, now=current)
+        return _select_buttons(divisors(max(1, resolved.job.global_batch // layout.dp)), most=64, now=current)
     if field == "v":
         return (
             _select_buttons(range(1, 9), most=max(1, model.layers // layout.pp), now=current) if layout.pp > 1 else []
@@ -192,20 +192,22 @@ class Size(NamedTuple):
     layout: str
 
 
-def sizes(noun: ResolvedRequest, layout: Layout) -> list[Size]:
+def sizes(resolved: ResolvedRequest, layout: Layout) -> list[Size]:
     """Return the machine with a quarter to four times its ranks."""
-    current = noun.machine.ranks
+    current = resolved.machine.ranks
     rank_counts = {current >> shift for shift in (2, 1, 0)} | {current << shift for shift in (1, 2)}
-    return [Size(size, str(_add_replicas(noun, layout, size))) for size in sorted(rank_counts) if 1 <= size <= RANKS]
+    return [
+        Size(size, str(_add_replicas(resolved, layout, size))) for size in sorted(rank_counts) if 1 <= size <= RANKS
+    ]
 
 
-def _add_replicas(noun: ResolvedRequest, layout: Layout, ranks: int) -> Layout:
+def _add_replicas(resolved: ResolvedRequest, layout: Layout, ranks: int) -> Layout:
     """Return the layout with as many replicas as fit ``ranks``; unchanged if it cannot grow or left ranks idle."""
-    dp, rest = divmod(ranks * layout.dp, noun.machine.ranks)
-    if layout.world != noun.machine.ranks or rest or not dp:
+    dp, rest = divmod(ranks * layout.dp, resolved.machine.ranks)
+    if layout.world != resolved.machine.ranks or rest or not dp:
         return layout
     try:
-        return change_keyword(noun, layout, dp=dp)
+        return change_keyword(resolved, layout, dp=dp)
     except UserError:
         return layout
 
@@ -283,16 +285,16 @@ JOB_HELP = {
 }
 
 
-def list_job_choices(noun: ResolvedRequest, layout: Layout) -> dict[str, list[JobChoice]]:
+def list_job_choices(resolved: ResolvedRequest, layout: Layout) -> dict[str, list[JobChoice]]:
     """Return the values of the fields of a job, each with the reason why it is not valid with this layout."""
-    if any(reasons(layout, model=noun.model, job=noun.job, machine=noun.machine)):
+    if any(reasons(layout, model=resolved.model, job=resolved.job, machine=resolved.machine)):
         return list_values()  # the layout itself is not valid, with any of them
     choices = list_values()
     for field in CHECKED:
         choices[field] = [
-            choice._replace(reason=_check_choice(noun, layout, field, choice.value)) for choice in choices[field]
+            choice._replace(reason=_check_choice(resolved, layout, field, choice.value)) for choice in choices[field]
         ]
-    reasons_by_kind = {kind: _check_choice(noun, layout, "adapter", f"{kind}:16") for kind in ADAPTERS}
+    reasons_by_kind = {kind: _check_choice(resolved, layout, "adapter", f"{kind}:16") for kind in ADAPTERS}
     choices["adapter"] = [
         choice._replace(reason=reasons_by_kind[choice.value.partition(":")[0]]) for choice in choices["adapter"]
     ]
@@ -314,12 +316,12 @@ def _show_choice(field: str, value: str) -> str:
     return FORMATS[value] if field.endswith("_bytes") else value
 
 
-def _check_choice(noun: ResolvedRequest, layout: Layout, field: str, value: str) -> str:
+def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, value: str) -> str:
     try:
-        job = _change_job(noun.job, field, value)
+        job = _change_job(resolved.job, field, value)
     except UserError as error:
         return str(error).removeprefix("precision: ")
-    return next(reasons(layout, model=noun.model, job=job, machine=noun.machine), "")
+    return next(reasons(layout, model=resolved.model, job=job, machine=resolved.machine), "")
 
 
 def _change_job(job: Job, field: str, value: str) -> Job:

@@ -33,18 +33,20 @@ def list_files(question: FilesQuestion, *, folder: ServedFolder, dropped: Droppe
     return paths
 
 
-def trace(question: TraceQuestion, noun: ResolvedRequest, files: list[Path], report: Report) -> str:
+def trace(question: TraceQuestion, resolved: ResolvedRequest, files: list[Path], report: Report) -> str:
     """Return the report of traces, as ``fivefold trace`` prints it, with a bar for each rank's step."""
     from fivefold.profiling.trace_advice import advise
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
 
     layout = question.parsed_layout() if question.against else None
-    predicted = predict(model=noun.model, machine=noun.machine, layout=layout, job=noun.job) if layout else None
+    predicted = (
+        predict(model=resolved.model, machine=resolved.machine, layout=layout, job=resolved.job) if layout else None
+    )
     result = read(
         files,
         step=question.step,
-        machine=noun.machine if layout else None,
+        machine=resolved.machine if layout else None,
         axes=find_axes(layout) if layout else None,
         progress=lambda name, done, total: report(done, total, f"reading {name}"),
     )
@@ -55,7 +57,7 @@ def trace(question: TraceQuestion, noun: ResolvedRequest, files: list[Path], rep
     return _render([first, AnswerSection((), "The step of each rank", picture=draw_ranks(result.report)), *rest])
 
 
-def explain(question: FilesQuestion, noun: ResolvedRequest, files: list[Path], report: Report) -> str:
+def explain(question: FilesQuestion, resolved: ResolvedRequest, files: list[Path], report: Report) -> str:
     """Return what is known of failed runs, as ``fivefold explain`` prints it."""
     from fivefold.diagnosis.explain import explain as read
     from fivefold.diagnosis.explain.prediction import compare_largest
@@ -65,7 +67,9 @@ def explain(question: FilesQuestion, noun: ResolvedRequest, files: list[Path], r
     comparison = None
     if question.against:
         layout = question.parsed_layout()
-        comparison = compare_largest(explanations, model=noun.model, machine=noun.machine, layout=layout, job=noun.job)
+        comparison = compare_largest(
+            explanations, model=resolved.model, machine=resolved.machine, layout=layout, job=resolved.job
+        )
     return _render(explanation.list_sections(explanations, comparison=comparison))
 
 

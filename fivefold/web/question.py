@@ -211,12 +211,12 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
 
     def cases(self, *, folder: ServedFolder, local: Path) -> dict[ComparedCase, str]:
         """Return every combination, with the URL of its plan."""
-        noun = self.resolve(folder=folder, local=local)
+        resolved = self.resolve(folder=folder, local=local)
         url_by_case: dict[ComparedCase, str] = {}
         names = (self.machine, *self.machines)
         stacks, precisions = split_names(self.stacks) or ("",), split_names(self.precisions) or ("",)
         for stack, precision, name, text in product(stacks, precisions, names, self.layout):
-            job = with_stack(noun.job, stack) if stack else noun.job
+            job = with_stack(resolved.job, stack) if stack else resolved.job
             job = with_precision(job, precision) if precision else job
             (machine,) = apply_prices([machines.resolve(name, local=local, find=folder.path)], self.price)
             words = {
@@ -225,7 +225,7 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
                 "stack": stack or self.stack,
                 "precision": precision or self.precision,
             }
-            url_by_case[ComparedCase(noun.model, machine, Layout.parse(text), job)] = self.to_shared().url(
+            url_by_case[ComparedCase(resolved.model, machine, Layout.parse(text), job)] = self.to_shared().url(
                 "/plan", **words
             )
         return url_by_case

@@ -36,21 +36,21 @@ class WorkQueue:
         self,
         *,
         at_once: int = AT_ONCE,
-        short: float = SHORT_SECONDS,
-        long: float = LONG_SECONDS,
+        short_limit_seconds: float = SHORT_SECONDS,
+        long_limit_seconds: float = LONG_SECONDS,
         python: tuple[str, ...] = (sys.executable, "-P"),
     ) -> None:
-        self.lock, self.free, self.python = Lock(), at_once, python
-        self.short, self.long = short, long
+        self.lock, self.free_slots, self.python = Lock(), at_once, python
+        self.short_limit_seconds, self.long_limit_seconds = short_limit_seconds, long_limit_seconds
         # Work that returns what it has found so far when it is stopped.
-        self.begun: dict[str, asyncio.subprocess.Process] = {}
-        self.numbers = count(1)
+        self.interruptible: dict[str, asyncio.subprocess.Process] = {}
+        self.next_id = count(1)
 
     async def run_soon(self, action: Callable[[], T]) -> T:
         """Return the result of ``action``, which runs alone; raises ``Busy`` if it is not ready in time."""
 
         def run_alone() -> T:
-            if not self.lock.acquire(timeout=self.short):
+            if not self.lock.acquire(timeout=self.short_limit_seconds):
                 raise Busy("an earlier request is still being computed; try again in a few seconds")
             try:
                 return action()
@@ -58,23 +58,22 @@ class WorkQueue:
                 self.lock.release()
 
         try:
-            return await asyncio.wait_for(asyncio.to_thread(run_alone), timeout=2 * self.short)
+            return await asyncio.wait_for(asyncio.to_thread(run_alone), timeout=2 * self.short_limit_seconds)
         except TimeoutError:
-            raise Busy(f"took longer than {self.short:.0f} s; ask fewer micro-batches or stages") from None
+            limit = self.short_limit_seconds
+            raise Busy(f"took longer than {limit:.0f} s; ask fewer micro-batches or stages") from None
 
     async def stream(self, verb: str, asked: dict[str, Any], *, cwd: Path) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of a process that computes ``verb``.
 
         They are ``begun`` (a name for ``stop``) if it returns what it has found so far when it is stopped, ``progress``
-        (done,
-        total, doing), then ``result``, ``mistake`` or ``stopped``. The process is killed when the iteration ends,
-        however it
-        ends.
+        (done, total, doing), then ``result``, ``mistake`` or ``stopped``. The process is killed when the iteration
+        ends, however it ends.
         """
-        if not self.free:
+        if not self.free_slots:
             raise Busy("as many searches and dry runs are running as are allowed at once; stop one, or wait")
-        self.free -= 1
-        process, name = None, str(next(self.numbers))
+        self.free_slots -= 1
+        process, name = None, str(next(self.next_id))
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.python,
@@ -94,19 +93,19 @@ class WorkQueue:
                 await process.stdin.drain()
                 process.stdin.close()
             try:
-                async with asyncio.timeout(self.long):
+                async with asyncio.timeout(self.long_limit_seconds):
                     async for line in process.stdout:
                         event = json.loads(line)
                         if "begun" in event:
-                            self.begun[name], event = process, {"begun": name}
+                            self.interruptible[name], event = process, {"begun": name}
                         yield event
             except TimeoutError:
                 raise UserError(
-                    f"took longer than {self.long / 60:.0f} minutes and was stopped; ask for less"
+                    f"took longer than {self.long_limit_seconds / 60:.0f} minutes and was stopped; ask for less"
                 ) from None
         finally:
-            self.free += 1
-            self.begun.pop(name, None)
+            self.free_slots += 1
+            self.interruptible.pop(name, None)
             if process is not None and process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
@@ -114,6 +113,6 @@ class WorkQueue:
 
     def stop(self, name: str) -> None:
         """Ask the work of that name to end with what it has found so far; does nothing if it has ended."""
-        if name in self.begun:
+        if name in self.interruptible:
             with suppress(ProcessLookupError):
-                self.begun[name].send_signal(signal.SIGINT)
+                self.interruptible[name].send_signal(signal.SIGINT)

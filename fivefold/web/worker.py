@@ -262,11 +262,11 @@ def explain(asked: dict[str, Any], report: Report) -> Any:
 def _read_files(asked: dict[str, Any], kind: Any, verb: str, report: Report) -> Any:
     from fivefold.web import files
 
-    question, noun = read_question(asked, kind)
+    question, resolved = read_question(asked, kind)
     dropped = DroppedFiles(Path(asked["dropped"]) if asked["dropped"] else None)
     paths = files.list_files(question, folder=place(asked)[0], dropped=dropped)
     try:
-        return {"html": dropped.strip_folder(getattr(files, verb)(question, noun, paths, report))}
+        return {"html": dropped.strip_folder(getattr(files, verb)(question, resolved, paths, report))}
     except (UserError, RunFailure) as error:
         raise UserError(dropped.strip_folder(str(error))) from None
 

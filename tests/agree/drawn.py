@@ -2,7 +2,7 @@
 
     number 17 of seed 0 · dp2 tp2 pp2 zero1 …         the same for every run of a seed
 
-Everything that the engine runs in fp32 may be drawn: attention grouped or latent, experts of any kind, norms, kinds of
+Everything that the trainer runs in fp32 may be drawn: attention grouped or latent, experts of any kind, norms, kinds of
 block and MLP, biases, norms of heads, odd head dims, tied tables, shaped logits, windows, sinks, temperatures, dropout;
 any order of axes, uneven stages, shard groups, schedules, recomputation. ``FEATURES`` and ``AXES`` name those of which
 every pair is drawn. Legal is what ``refuse`` and ``check_supported`` let pass.
@@ -149,7 +149,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "recomputed": lambda layout, _: layout.ac != "none",
     "split backward": lambda layout, _: layout.pp > 1 and layout.pipeline.splits_backward,
     "pairs of passes": lambda layout, _: layout.pp > 1 and layout.pipeline.pairs_passes,
-    "v shaped": lambda layout, _: layout.pp > 1 and layout.pipeline.places_v,
+    "v shaped": lambda layout, _: layout.pp > 1 and layout.pipeline.is_v_shaped,
     "interleaved": lambda layout, _: layout.pp > 1 and layout.pipeline.is_interleaved,
     "documents": lambda _, job: job.documents == "separate",
     "chunked loss": lambda _, job: job.stack.loss == "chunked",
@@ -193,7 +193,7 @@ def _frame(chance: random.Random, worlds: tuple[int, ...]) -> Frame:
     degrees = _degrees(chance, chance.choice(worlds))
     schedules = [name for name in SCHEDULES if name != "dualpipe" or degrees["pp"] % 2 == 0]
     schedule = chance.choice(schedules) if degrees["pp"] > 1 else "1f1b"
-    v = 2 if PIPELINE_SCHEDULES[schedule].places_v else chance.choice((2, 3)) if schedule == "interleaved" else 1
+    v = 2 if PIPELINE_SCHEDULES[schedule].is_v_shaped else chance.choice((2, 3)) if schedule == "interleaved" else 1
     return Frame(degrees, schedule, v, experts=chance.random() < 0.5, latent=chance.random() < 0.25)
 
 

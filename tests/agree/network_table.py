@@ -136,13 +136,13 @@ def grid(found: list[Row]) -> Grid:
     headings = (
         "layout",
         "link",
-        "unshaped",
+        "without limit",
         "measured",
         "spread",
-        "network",
+        "predicted (compute scaled)",
         "error",
-        "of what it adds",
-        "whole",
+        "error of added time",
+        "predicted (calibration alone)",
         "its error",
     )
     return Grid(

@@ -104,7 +104,7 @@ def cases(*, seed: int, groups: int, each: int, world: int) -> Iterator[Case]:
 
 
 def _find_legal(text: str, model: Model, job: Job) -> Iterator[Layout]:
-    """The layout, if the engine runs it."""
+    """The layout, if the trainer runs it."""
     try:
         layout = Layout.parse(text)
         refuse(layout, model=model, job=job)

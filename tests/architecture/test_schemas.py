@@ -180,7 +180,7 @@ def test_a_run_is_as_its_schemas_say(
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for words in (
-        ("calibrate", "--quick", "--ranks", "1"),
+        ("calibrate", "--quick", "--processes", "1"),
         ("data", file),
         ("train", file, "--force"),
         ("show", folder),

@@ -136,7 +136,7 @@ def test_compare_takes_configs_and_other_layouts(
         ((), "nothing to compare; give"),
         (("--gpus", "h100:8"), "is valid with --from FILE only"),
         (("--from", "FILE", "dp8"), "needs a machine"),
-        (("--from", "FILE", "--gpus", "h100:8"), "the number of different variants is 1"),
+        (("--from", "FILE", "--gpus", "h100:8"), "compare takes 2 to 12 different steps, not 1"),
         (("--from", "FILE", "--gpus", "h100:8", "--seq", "512", "dp8 zero3"), "drop the job options"),
     ],
 )

@@ -174,7 +174,7 @@ def job(asked: Asked, text: str = "") -> Job:
 
 def find_reduce_option(text: str) -> str:
     """The option of a proposal that reduces gradients otherwise than the software usually does."""
-    result = re.search(r" \((reduce=\w+)\)", text.splitlines()[0] if text else "")
+    result = re.search(r" \(--set (reduce=\w+)\)", text.splitlines()[0] if text else "")
     return f" --set {result[1]}" if result else ""
 
 
@@ -269,7 +269,7 @@ def read_proposal(section_text: str) -> tuple[str, str]:
     block = section_text.partition("```text\n")[2].partition("\n```")[0]
     text = block.replace("\\\n", "").partition("\n")[2]
     # a reduce= of the search is no word of a layout
-    return re.sub(r" \(reduce=\w+\)", "", text.splitlines()[0].removeprefix("Proposal").strip()), text
+    return re.sub(r" \(--set reduce=\w+\)", "", text.splitlines()[0].removeprefix("Proposal").strip()), text
 
 
 def sections(page: str) -> list[str]:

@@ -44,7 +44,7 @@ def test_printed_proposal_equals_its_prediction(number: int) -> None:
     """Its figures, and the line of each choice, without the search that found it."""
     part, asked = PARTS[number - 1], QUESTIONS[number - 1]
     proposal, text = questions.read_proposal(part)
-    every = [questions.planner_of(asked, words) for words in (text, "", " (reduce=step)")]
+    every = [questions.planner_of(asked, words) for words in (text, "", " (--set reduce=step)")]
     result = every[0].estimate(Layout.parse(proposal))
     risk = show_risk(every[0].out_of_memory_risk(result.layout, result.ranks))
     figures = f"{show_seconds(result.step_time.seconds)}, {show_bytes(result.peak_bytes)}, {risk}"

@@ -27,7 +27,7 @@ def planners() -> list[Planner]:
     """The planners that reduce gradients as the search tries it."""
     words = PROPOSED.splitlines()[0].split()
     asked = Asked("", words[1], words[2], " ".join(words[3:]), where="", published="", source="", why="")
-    return [planner_of(asked, text) for text in ("", " (reduce=step)")]
+    return [planner_of(asked, text) for text in ("", " (--set reduce=step)")]
 
 
 def test_the_proposal_has_the_figures_of_its_prediction(planners: list[Planner]) -> None:

@@ -1,4 +1,4 @@
-"""The planner's seconds equal the dry run's: it prices the kernels that the engine runs, and predicts the same step."""
+"""The planner's seconds equal the dry run's: it prices the trainer's kernels, and predicts the same step."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class Draw(Nouns):
             (
                 [
                     "calibrate",
-                    "--ranks",
+                    "--processes",
                     rng.choice(("", "x", "1,x", "-1", "0", "1,", "99999999999", "٣", "²", "1025")),
                 ],
                 [rng.choice(UNICODE)],

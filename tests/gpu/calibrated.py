@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    command = [sys.executable, "-m", "fivefold", "calibrate", "--ranks", "1", "--out", str(options.out)]
+    command = [sys.executable, "-m", "fivefold", "calibrate", "--processes", "1", "--out", str(options.out)]
     code = subprocess.run(
         [*command, *(["--quick"] if options.small else [])], stdout=sys.stderr, check=False
     ).returncode

@@ -45,7 +45,7 @@ def layout(some: random.Random, stack: Stack, model: Model, among: Range) -> Lay
     runs = stack.runs.replace(axes=tuple(axis for axis in stack.runs.axes if axis in among.axes))
     pp = pick((1, 1, 2, 4)) if "pp" in runs.axes else 1
     schedule = pick(runs.schedules) if pp > 1 else "1f1b"
-    v = 2 if PIPELINE_SCHEDULES[schedule].places_v else pick((2, 3)) if schedule == "interleaved" else 1
+    v = 2 if PIPELINE_SCHEDULES[schedule].is_v_shaped else pick((2, 3)) if schedule == "interleaved" else 1
     dp, cp = pick((1, 2, 4, 8)), pick((1, 1, 2)) if "cp" in runs.axes else 1
     tp = pick((1, 2, 4, 8)) if "tp" in runs.axes else 1
     zero = pick(runs.zero_with(pp)) if dp * cp > 1 else 0

@@ -57,7 +57,7 @@ def test_stages_are_on_the_ranks_that_the_record_says(record: PipelineSchedule) 
         paths = set(table.paths)
         assert (len(paths) > 1) == (record.enters_both_ends and table.micro_batches > 1)
         assert record.joins_ends == any({0, table.stages - 1} <= set(stages) for stages in held)
-        assert record.places_v == any(a == b for path in paths for a, b in pairwise(path))
+        assert record.is_v_shaped == any(a == b for path in paths for a, b in pairwise(path))
 
 
 def count_forwards_before_backward(table: Table, rank: int) -> tuple[int, ...]:

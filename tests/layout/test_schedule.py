@@ -34,7 +34,7 @@ RANKS, MICRO_BATCHES, UNITS = st.integers(1, 8), st.integers(1, 24), st.integers
 def tables(draw: st.DrawFn) -> Table:
     name = draw(st.sampled_from(SCHEDULES))
     pp, m = draw(RANKS), draw(MICRO_BATCHES)
-    v = draw(st.integers(1, 4)) if name == "interleaved" else 2 if PIPELINE_SCHEDULES[name].places_v else 1
+    v = draw(st.integers(1, 4)) if name == "interleaved" else 2 if PIPELINE_SCHEDULES[name].is_v_shaped else 1
     if name == "dualpipe":
         pp, m = pp + pp % 2, m + m % 2
     return schedule(name, pp=pp, v=v, micro_batches=max(m, 2 * pp) if name.startswith("dualpipe") else m)
@@ -540,7 +540,7 @@ def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(ta
 @given(tables())
 @example(schedule("dualpipe", pp=6, v=1, micro_batches=14))
 def test_waiting_for_sends_never_locks(table: Table) -> None:
-    """Played as the engine plays it: a send that is waited for must have met a posted receive."""
+    """Played as the trainer plays it: a send that is waited for must have met a posted receive."""
     rows = [p2p_steps(table, rank=rank) for rank in range(table.pp)]
     done: set[Any] = set()
     posted: set[Any] = set()

@@ -161,7 +161,7 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("tp4 etp3", "etp=3 does not divide tp=4; try etp2"),
         ("pp2 stages=1x9999999", "no model has 9999999 stages"),
         ("pp2 stages=2x1", "stages=2 lists 1 stages, but pp·v=2"),
-        ("pp2 stages=2x", "stages.0: must be 1 or more, not 0"),
+        ("pp2 stages=2x", "stages[0]: must be 1 or more, not 0"),
         ("dp4 ep3", "ep=3 does not divide dp·cp·tp/etp=4; try ep2"),
         ("v2", "interleaved v2 needs a pipeline; add pp2"),
         ("gpipe", "gpipe v1 needs a pipeline"),

@@ -88,7 +88,7 @@ def test_a_name_is_one_node_and_a_count_is_that_many_ranks():
         ("h100:0", "'0' is not a number of ranks"),
         ("h100:-8", "'-8' is not"),
         ("h100:many", "'many' is not"),
-        ("h100:64-256", "as in h100:8; search takes several by --ranks 64-256"),
+        ("h100:64-256", "as in h100:8; search takes several by --gpu-counts 64-256"),
         ("h100:", "'' is not"),
         ("h100:1.5", "'1.5' is not"),
         ("local", "run `fivefold calibrate`"),

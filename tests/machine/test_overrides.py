@@ -102,7 +102,7 @@ def test_the_examples_are_machines() -> None:
     shared, whole = (machine(str(EXAMPLES / f"{name}.toml")) for name in ("l40s-shared-nic", "complete"))
     assert shared.links[-1].bandwidth == 200e9 / 8 / 8
     assert (shared.chip.power_watts, shared.chip.memory_bytes) == (300, machine("l40s").chip.memory_bytes)
-    assert whole.chip.source == whole.links[0].source == "its owner's figure"
+    assert whole.chip.source == whole.links[0].source == "not stated"
     for item in (shared, whole):
         job, layout = Job(global_batch=64), Layout.parse("dp16 zero3")
         assert predict(model=build_model("llama3-8b"), machine=item, layout=layout, job=job).time.step_seconds > 0

@@ -345,7 +345,7 @@ def layout(some: random.Random, model: Model) -> Layout:
     """Any that parses; its degrees lean to what the model takes."""
     pp = some.choice([1, 1, *(n for n in (2, 3, 4, 8) if n <= model.layers)])
     schedule = some.choice((*SCHEDULES, "zbv", "dualpipev")) if pp > 1 else "1f1b"  # of few layers, a V is seldom legal
-    v = 2 if PIPELINE_SCHEDULES[schedule].places_v else 1
+    v = 2 if PIPELINE_SCHEDULES[schedule].is_v_shaped else 1
     if schedule == "interleaved":
         v = some.choice([2, 2, *(n for n in (3, 4) if n * pp <= model.layers)])
     tp = some.choice([1, 1, *(n for n in (2, 4, 8) if model.heads % n == 0)])

@@ -77,7 +77,7 @@ def test_impossible_variant_keeps_its_reason() -> None:
 
 
 def test_one_variant_is_no_comparison_and_none_that_runs_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="the number of different variants is 1, and must be from 2 to 12"):
+    with pytest.raises(UserError, match="compare takes 2 to 12 different steps, not 1; add"):
         compare([case("dp8"), case("dp8 mbs1")])
     with pytest.raises(UserError, match="needs 16 ranks"):
         compare([case("dp16"), case("dp32")])

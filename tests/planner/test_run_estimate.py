@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.planner.run_estimate import best_interval, checkpoint_bytes, goodput, predict_full_run
+from fivefold.planner.run_estimate import best_checkpoint_interval, checkpoint_bytes, goodput, predict_full_run
 from fivefold.planner.search.multi_machine import MachineChoice, list_sizes, search_machines
 from fivefold.record import StopSignal, UserError
 from fivefold.results.run_estimate import RunEstimate
@@ -35,29 +35,38 @@ def run(
     return predict_full_run(step=step, model=LLAMA, machine=machine, job=JOB, tokens=tokens, site=site)
 
 
-def simulate(work: float, *, interval: float, blocked: float, restart: float, between: float) -> dict[str, float]:
+def simulate(
+    work: float, *, interval: float, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float
+) -> dict[str, float]:
     """Seconds of a run by what they went to, event by event."""
     draw, spent = random.Random(7), {"trained": 0.0, "checkpoints": 0.0, "restarts": 0.0, "repeated": 0.0}
     done = 0.0
     while done < work:
-        fails = draw.expovariate(1 / between)
-        if fails >= interval + blocked:
+        fails = draw.expovariate(1 / mtbf_seconds)
+        if fails >= interval + pause_seconds:
             done += interval
             spent["trained"] += interval
-            spent["checkpoints"] += blocked
+            spent["checkpoints"] += pause_seconds
             continue
         spent["repeated"] += fails
-        while (again := draw.expovariate(1 / between)) < restart:
+        while (again := draw.expovariate(1 / mtbf_seconds)) < recovery_seconds:
             spent["restarts"] += again
-        spent["restarts"] += restart
+        spent["restarts"] += recovery_seconds
     return spent
 
 
 @pytest.mark.parametrize(
-    ("interval", "blocked", "restart", "between"), [(600, 20, 300, 3600), (1200, 5, 900, 4000), (100, 30, 60, 9000)]
+    ("interval", "pause_seconds", "recovery_seconds", "mtbf_seconds"),
+    [(600, 20, 300, 3600), (1200, 5, 900, 4000), (100, 30, 60, 9000)],
 )
-def test_goodput_is_that_of_a_simulation(interval: float, blocked: float, restart: float, between: float) -> None:
-    times = {"blocked": float(blocked), "restart": float(restart), "between": float(between)}
+def test_goodput_is_that_of_a_simulation(
+    interval: float, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float
+) -> None:
+    times = {
+        "pause_seconds": float(pause_seconds),
+        "recovery_seconds": float(recovery_seconds),
+        "mtbf_seconds": float(mtbf_seconds),
+    }
     spent = simulate(40_000 * interval, interval=interval, **times)
     share = goodput(interval, **times)
     assert share == pytest.approx(spent["trained"] / sum(spent.values()), rel=0.01)
@@ -69,9 +78,13 @@ def test_lost_time_equals_a_simulation() -> None:
     assert result.written_seconds == pytest.approx(96.36, rel=1e-3)  # a third of a restart: it reads what it writes
     assert sum(result.lost.values()) == pytest.approx(result.seconds - result.training_seconds)
     assert result.between_failures_seconds == pytest.approx(86400e3 / 3000 / 8)
-    restart = 300 + 96.36
+    recovery_seconds = 300 + 96.36
     spent = simulate(
-        result.training_seconds, interval=400, blocked=25, restart=restart, between=result.between_failures_seconds or 0
+        result.training_seconds,
+        interval=400,
+        pause_seconds=25,
+        recovery_seconds=recovery_seconds,
+        mtbf_seconds=result.between_failures_seconds or 0,
     )
     for name in ("checkpoints", "restarts", "repeated"):
         assert result.lost[name] == pytest.approx(spent[name], rel=0.03), name
@@ -87,15 +100,17 @@ def test_a_checkpoint_holds_masters_and_moments() -> None:
     assert checkpoint_bytes(LLAMA, JOB.replace(optimizer=Optimizer(kind="sgd", momentum=0))) == 8_030_261_248 * 4
 
 
-@pytest.mark.parametrize(("blocked", "between"), [(1.0, 1e5), (10.0, 1e4), (60.0, 3000.0)])
-def test_the_best_interval_is_the_best_of_all_and_youngs_where_that_holds(blocked: float, between: float) -> None:
-    times = {"blocked": blocked, "restart": 300.0, "between": between}
-    best = best_interval(written=0.0, **times)
+@pytest.mark.parametrize(("pause_seconds", "mtbf_seconds"), [(1.0, 1e5), (10.0, 1e4), (60.0, 3000.0)])
+def test_the_best_interval_is_the_best_of_all_and_youngs_where_that_holds(
+    pause_seconds: float, mtbf_seconds: float
+) -> None:
+    times = {"pause_seconds": pause_seconds, "recovery_seconds": 300.0, "mtbf_seconds": mtbf_seconds}
+    best = best_checkpoint_interval(write_seconds=0.0, **times)
     every = [exp(i / 50) for i in range(700)]
     assert goodput(best, **times) >= max(goodput(item, **times) for item in every) - 1e-12
-    if blocked < between / 1000:
-        assert best == pytest.approx(sqrt(2 * blocked * between), rel=0.03)
-    assert best_interval(written=1e4, **times) == pytest.approx(max(best, 1e4), rel=1e-3)
+    if pause_seconds < mtbf_seconds / 1000:
+        assert best == pytest.approx(sqrt(2 * pause_seconds * mtbf_seconds), rel=0.03)
+    assert best_checkpoint_interval(write_seconds=1e4, **times) == pytest.approx(max(best, 1e4), rel=1e-3)
 
 
 def test_without_failures_a_run_is_its_steps() -> None:
@@ -260,7 +275,7 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
         assert search_machines(choices=gaps, deadline=deadline, **common).offers == (result,)  # type: ignore[arg-type]
     (late,) = search_machines(choices=choices, deadline=every[32].seconds / 2, **common).offers  # type: ignore[arg-type]
     assert late.run is None
-    assert "2.0 times the deadline; at this speed of a rank, 64 ranks keep it" in late.error
+    assert "2.0 times the deadline; at this speed of a rank, 64 ranks would meet it" in late.error
     assert list_sizes(64, 512, node=8) == (64, 96, 128, 192, 256, 384, 512)
 
 
@@ -274,4 +289,4 @@ def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
 
 
 def test_a_run_that_never_ends_has_no_time() -> None:
-    assert goodput(100, blocked=1, restart=5, between=inf) == 100 / 101
+    assert goodput(100, pause_seconds=1, recovery_seconds=5, mtbf_seconds=inf) == 100 / 101

@@ -64,7 +64,7 @@ def test_a_layout_that_reduces_gradients_otherwise_says_so(search_result: Search
     cut = first.replace(step=first.step.replace(layout="dp8 zero2 mbs1"))
     best = (first.replace(reduce="step"), cut, cut.replace(reduce="step"))
     text = print_page(search.page(search_result.replace(best=best)))
-    assert text.count("(reduce=step)") == 1
+    assert text.count("(--set reduce=step)") == 1
 
 
 def test_page_without_a_fit_names_what_would_fit(search_result: SearchResult) -> None:

@@ -33,7 +33,7 @@ def test_equal_neighbours_share_a_line() -> None:
     assert [line.split() for line in lines] == [
         ["stage", "states", "activations", "temporary", "peak", "cause"],
         ["0", "17.00", "21.00", "2.00", "40.00", "█" * 8 + "▒" * 11 + "·", "embed"],
-        ["1–62", "17.00", "9.00", "2.00", "28.00", "█" * 8 + "▒" * 5 + "·", "block", "backward"],
+        ["1–62", "17.00", "9.00", "2.00", "28.00", "█" * 8 + "▒" * 5 + "·", "backward", "of", "a", "block"],
         ["63", "17.00", "1.00", "2.00", "20.00", "█" * 8 + "▒" + "·", "head"],
     ]
 

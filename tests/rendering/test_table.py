@@ -14,7 +14,7 @@ def test_a_step_on_one_page(small: Step) -> None:
         "predicted  tiny on local:2, 2 ranks",
         "dp2 zero1 mbs4",
         "step time 820.0 ms",
-        "MFU 38.4% causal, 40.1% full, 40.1% hardware",
+        "MFU 38.4% causal, 40.1% non-causal; HFU 40.1%",
         "peak memory 169.00 MiB  ·  fits",
         "backward of the head",
         "most time in matmul",

@@ -49,7 +49,7 @@ def test_a_run_on_several_machines_has_the_remark_of_each() -> None:
         "64",
         "--tokens",
         "1e9",
-        "--ranks",
+        "--gpu-counts",
         "8-8",
         "--where",
         "cp=1 pp=1",

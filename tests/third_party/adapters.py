@@ -1,4 +1,4 @@
-"""Loops over adapters of peft around a Llama in plain PyTorch."""
+"""Loops over PEFT adapters around a Llama in plain PyTorch."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ BF16 = RECIPES["bf16-pure"].replace(name="bf16-moments", moments_bytes=(2, 2))  
 
 
 def peft(layout: str, micro_batches: int = 1, *, precision: str | Recipe = "fp32", **how: object) -> Case:
-    """A loop over an adapter of peft; ``how``: as ``adapters.loop`` takes it."""
+    """A loop over a PEFT adapter; ``how``: as ``adapters.loop`` takes it."""
     adapter: dict[str, object] = {"rank": adapters.RANK}
     adapter |= {name: how[name] for name in ("dropout", "targets") if name in how}
     adapter |= {"kind": "dora"} if how.get("dora") else {}

@@ -1,4 +1,4 @@
-"""The engine's adapters against peft's around transformers: ten steps, and folders that each writes for the other."""
+"""The trainer's adapters against peft's around transformers: ten steps, and folders that each writes for the other."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def map_name(name: str) -> str:
 
 
 class OurDropout(torch.nn.Module):
-    """Dropout by the masks of the engine, in place of peft's ``lora_dropout``. ``keys``: of the sequences of a step."""
+    """Dropout by the trainer's masks, in place of peft's ``lora_dropout``. ``keys``: of the sequences of a step."""
 
     keys: Tensor
 

@@ -1,4 +1,4 @@
-"""Adapters trained by the engine against LoRA and DoRA in a few lines of torch: the updated weight in place of W."""
+"""Adapters trained by the trainer against LoRA and DoRA in a few lines of torch: the updated weight in place of W."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_what_is_not_trained_is_refused_by_name(text: str, changed: dict[str, ob
 
 
 def merge(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
-    """Full weights after two steps (on rank 0), and the loss of the next batch: of the engine, and of these weights."""
+    """Full weights after two steps (on rank 0), and the loss of the next batch: the trainer's, and of these weights."""
     layout, tokens = Layout.parse(text), batches()[2]
     built = build(model=PLAIN, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=PLAIN, layout=layout, job=job)

@@ -40,7 +40,7 @@ def test_a_fact_of_another_software_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(STACKS.keys() - {"fivefold"}))
 def test_every_other_stack_is_planned_and_not_run(name: str) -> None:
-    with pytest.raises(UserError, match=f"job: the engine is fivefold's own and does not run as {name}"):
+    with pytest.raises(UserError, match=f"job: the trainer is fivefold's own and does not run as {name}"):
         check_supported(Layout(), Job(stack=STACKS[name]), model=build_model("nano"))
 
 

@@ -29,8 +29,8 @@ def resolve_question(**fields: object) -> tuple[ResolvedRequest, Layout]:
     ],
 )
 def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str, gbs: int) -> None:
-    noun, now = resolve_question(model=model, machine=machine, layout=layout, gbs=gbs)
-    rows = controls(noun, now)
+    resolved, now = resolve_question(model=model, machine=machine, layout=layout, gbs=gbs)
+    rows = controls(resolved, now)
     assert {row.word for row in rows} >= {"dp", "tp", "pp", "zero", "mbs", "ac"}
     for row in rows:
         assert sum(option.chosen for option in row.options) == 1, row.word
@@ -39,25 +39,29 @@ def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str
                 assert "\n" not in option.reason
                 continue
             other = Layout.parse(option.layout)
-            assert is_legal(other, model=noun.model, job=noun.job, machine=noun.machine), option
-            if noun.machine.ranks <= 16:
-                predict(model=noun.model, machine=noun.machine, layout=other, job=noun.job)
+            assert is_legal(other, model=resolved.model, job=resolved.job, machine=resolved.machine), option
+            if resolved.machine.ranks <= 16:
+                predict(model=resolved.model, machine=resolved.machine, layout=other, job=resolved.job)
             if row.word != "dp" and row.word != "zero":
                 assert other.world == now.world
 
 
 def test_the_reason_is_the_rule_with_its_numbers() -> None:
-    noun, now = resolve_question(model="llama3-70b", machine="h100:512", layout="dp512 zero3", gbs=512)
-    tensor = {option.text: option.reason for row in controls(noun, now) if row.word == "tp" for option in row.options}
+    resolved, now = resolve_question(model="llama3-70b", machine="h100:512", layout="dp512 zero3", gbs=512)
+    tensor = {
+        option.text: option.reason for row in controls(resolved, now) if row.word == "tp" for option in row.options
+    }
     assert tensor["8"] == ""
-    noun, now = resolve_question(model="gpt2", machine="h100:8", layout="dp8", gbs=64, seq=1024)
-    tensor = {option.text: option.reason for row in controls(noun, now) if row.word == "tp" for option in row.options}
+    resolved, now = resolve_question(model="gpt2", machine="h100:8", layout="dp8", gbs=64, seq=1024)
+    tensor = {
+        option.text: option.reason for row in controls(resolved, now) if row.word == "tp" for option in row.options
+    }
     assert tensor["8"].startswith("heads=12 is not divisible by tp=8; try tp")
 
 
 def test_offload_is_a_control() -> None:
-    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=optimizer", gbs=64)
-    row = next(row for row in controls(noun, now) if row.word == "offload")
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=optimizer", gbs=64)
+    row = next(row for row in controls(resolved, now) if row.word == "offload")
     chosen = {option.text: option.chosen for option in row.options}
     assert chosen == {"none": False, "optimizer": True, "activations": False, "optimizer+activations": False}
     assert row.options[0].layout == "dp8 zero3 mbs1"
@@ -65,24 +69,24 @@ def test_offload_is_a_control() -> None:
 
 
 def test_sharding_group_is_a_control() -> None:
-    noun, now = resolve_question(model="llama3-8b", machine="h100:16", layout="dp16 zero3/8 mbs1", gbs=64)
-    row = next(row for row in controls(noun, now) if row.word == "shard_group")
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:16", layout="dp16 zero3/8 mbs1", gbs=64)
+    row = next(row for row in controls(resolved, now) if row.word == "shard_group")
     assert {option.text: option.layout for option in row.options} == {
         "2": "dp16 zero3/2 mbs1", "4": "dp16 zero3/4 mbs1", "8": "dp16 zero3/8 mbs1", "all": "dp16 zero3 mbs1",
     }  # fmt: skip
     assert [option.text for option in row.options if option.chosen] == ["8"]
-    noun, now = resolve_question(
+    resolved, now = resolve_question(
         model="llama3-8b", machine="h100:16", layout="dp16 zero3 mbs1", gbs=64, stack="deepspeed"
     )
-    row = next(row for row in controls(noun, now) if row.word == "shard_group")
+    row = next(row for row in controls(resolved, now) if row.word == "shard_group")
     assert row.options[0].reason.startswith("deepspeed does not support shard groups")
-    noun, now = resolve_question(model="llama3-8b", machine="h100:16", layout="dp16 mbs1", gbs=64)
-    assert "shard_group" not in {row.word for row in controls(noun, now)}
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:16", layout="dp16 mbs1", gbs=64)
+    assert "shard_group" not in {row.word for row in controls(resolved, now)}
 
 
 def test_parts_of_the_precision_are_controls() -> None:
-    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
-    reasons = {(part, choice.value): choice.reason for part, choices in list_job_choices(noun, now).items()
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
+    reasons = {(part, choice.value): choice.reason for part, choices in list_job_choices(resolved, now).items()
                for choice in choices if part in PRECISION_PARTS}  # fmt: skip
     assert reasons["gathers", "fp8"].startswith("gathers='fp8' needs a master copy and fp8 matmuls")
     assert reasons["scaling", "tiles"].startswith("matmuls in bf16 have no scales")
@@ -96,69 +100,72 @@ def test_parts_of_the_precision_are_controls() -> None:
 
 
 def test_all_ranks_of_a_larger_machine_are_used() -> None:
-    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
-    assert sizes(noun, now) == [
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
+    assert sizes(resolved, now) == [
         (2, "dp1 tp2 zero1 mbs4"),
         (4, "dp2 tp2 zero1 mbs4"),
         (8, "dp4 tp2 zero1 mbs4"),
         (16, "dp8 tp2 zero1 mbs4"),
         (32, "dp16 tp2 zero1 mbs2"),
     ]
-    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="tp8", gbs=32)
-    assert [text for _, text in sizes(noun, now)][:3] == ["dp1 tp8 zero0 mbs1"] * 3  # no half of a replica
-    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2", gbs=32)
-    assert {text for _, text in sizes(noun, now)} == {"dp2 zero0 mbs1"}  # it did not use all before
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="tp8", gbs=32)
+    assert [text for _, text in sizes(resolved, now)][:3] == ["dp1 tp8 zero0 mbs1"] * 3  # no half of a replica
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2", gbs=32)
+    assert {text for _, text in sizes(resolved, now)} == {"dp2 zero0 mbs1"}  # it did not use all before
 
 
 def test_dependent_controls_follow() -> None:
-    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2 pp4 v2 mbs4 zero1/2", gbs=16)
-    assert str(change_keyword(noun, now, pp=1)) == "dp8 zero1/2 mbs2"
-    assert change_keyword(noun, now, schedule="zb1p").v == 1
-    assert change_keyword(noun, now, schedule="zbv").v == 2
-    assert change_keyword(noun, now, v=1).schedule == "1f1b"
-    assert change_keyword(noun, now, zero=0).shard_group is None
-    assert change_keyword(noun, now, tp=2).dp == 1
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2 pp4 v2 mbs4 zero1/2", gbs=16)
+    assert str(change_keyword(resolved, now, pp=1)) == "dp8 zero1/2 mbs2"
+    assert change_keyword(resolved, now, schedule="zb1p").v == 1
+    assert change_keyword(resolved, now, schedule="zbv").v == 2
+    assert change_keyword(resolved, now, v=1).schedule == "1f1b"
+    assert change_keyword(resolved, now, zero=0).shard_group is None
+    assert change_keyword(resolved, now, tp=2).dp == 1
     with pytest.raises(UserError, match="does not divide the 8 ranks"):
-        change_keyword(noun, now, tp=3)
+        change_keyword(resolved, now, tp=3)
     now = now.replace(ac="full@1")
-    assert change_keyword(noun, now, zero=3).ac == "full@1"
-    assert (change_keyword(noun, now, pp=1).ac, change_keyword(noun, now, schedule="dualpipe").ac) == ("full", "full")
+    assert change_keyword(resolved, now, zero=3).ac == "full@1"
+    assert (change_keyword(resolved, now, pp=1).ac, change_keyword(resolved, now, schedule="dualpipe").ac) == (
+        "full",
+        "full",
+    )
 
 
 def test_uneven_stages_go_with_another_number_of_stages() -> None:
-    noun, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 pp2 stages=15-17 mbs1", gbs=64)
+    resolved, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 pp2 stages=15-17 mbs1", gbs=64)
     assert layout.stages == (15, 17)
-    assert change_keyword(noun, layout, pp=4).stages == ()
+    assert change_keyword(resolved, layout, pp=4).stages == ()
 
 
 def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:
-    noun, layout = resolve_question(model="llama3-8b", machine="h100:6", layout="dp3 tp2 zero1 mbs1", gbs=12)
-    assert {size.ranks: size.layout.split()[0] for size in sizes(noun, layout)} == {
+    resolved, layout = resolve_question(model="llama3-8b", machine="h100:6", layout="dp3 tp2 zero1 mbs1", gbs=12)
+    assert {size.ranks: size.layout.split()[0] for size in sizes(resolved, layout)} == {
         1: "dp3", 3: "dp3", 6: "dp3", 12: "dp6", 24: "dp12",
     }  # fmt: skip
 
 
 def test_a_value_of_the_job_says_why_the_layout_does_not_have_it() -> None:
-    noun, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
-    choices = list_job_choices(noun, layout)
+    resolved, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
+    choices = list_job_choices(resolved, layout)
     assert {field: len(values) for field, values in choices.items()} == {
         field: len(values) for field, values in JOB_CHOICES.items()
     }
     reasons_by_stack = {choice.value: choice.reason for choice in choices["stack"]}
     assert reasons_by_stack["torchtitan"] == ""
     assert reasons_by_stack["megatron-core"].startswith("megatron-core does not support zero3")
-    noun, layout = resolve_question(model="deepseek-v3", machine="h800:512", layout="dp32 pp16 ep32", gbs=3840)
-    assert all("adapters are not modelled" in choice.reason for choice in list_job_choices(noun, layout)["adapter"])
+    resolved, layout = resolve_question(model="deepseek-v3", machine="h800:512", layout="dp32 pp16 ep32", gbs=3840)
+    assert all("adapters are not modelled" in choice.reason for choice in list_job_choices(resolved, layout)["adapter"])
     jobs = [  # of fields that no rule of a layout reads
         *(
-            noun.job.replace(stack=noun.job.stack.replace(attention=choice.value))
-            for choice in list_job_choices(noun, layout)["attention"]
+            resolved.job.replace(stack=resolved.job.stack.replace(attention=choice.value))
+            for choice in list_job_choices(resolved, layout)["attention"]
         ),
         *(
-            noun.job.replace(precision=noun.job.precision.replace(moments_bytes=tuple(choice.value.split(","))))
-            for choice in list_job_choices(noun, layout)["moments_bytes"]
+            resolved.job.replace(precision=resolved.job.precision.replace(moments_bytes=tuple(choice.value.split(","))))
+            for choice in list_job_choices(resolved, layout)["moments_bytes"]
         ),
     ]
     for job in jobs:
-        assert is_legal(layout, model=noun.model, job=job, machine=noun.machine)
+        assert is_legal(layout, model=resolved.model, job=job, machine=resolved.machine)
     assert set(JOB_HELP) == set(JOB_CHOICES)

@@ -35,7 +35,14 @@ SEARCHES = [
     {"where": WHERE, "top": 3, "also": ["fp8"], "memory": "40GiB", "exact": True, "front": 2},
     {"where": WHERE, "by": "cost", "price": ["h100=2.5/h"], "risk": 0.2, "within": 0.1},
     {"where": WHERE, "machines": ["a100:2"], "tokens": "1e9", "by": "cost", "price": ["h100=2", "a100=1"]},
-    {"where": WHERE, "deadline": "30d", "ranks": "1-2", "tokens": 1e9, "assume": ["failures=1"], "memory": "40GiB"},
+    {
+        "where": WHERE,
+        "deadline": "30d",
+        "gpu_counts": "1-2",
+        "tokens": 1e9,
+        "assume": ["failures=1"],
+        "memory": "40GiB",
+    },
     {"keep": "dp2", "by": "memory", "memory": "40GiB"},
 ]
 

@@ -37,14 +37,14 @@ def test_only_so_many_searches_run_at_once() -> None:
 
 @pytest.mark.slow
 def test_a_search_that_takes_too_long_is_ended() -> None:
-    work = WorkQueue(long=1.5)
+    work = WorkQueue(long_limit_seconds=1.5)
     with client(work) as asking:
         begin = time.perf_counter()
         answer = asking.get(SEARCH)
         assert answer.status_code == 422
         assert "was stopped; ask for less" in answer.json()["detail"]
         assert time.perf_counter() - begin < 30
-    assert work.free == 2
+    assert work.free_slots == 2
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_short_answers_are_made_one_after_another() -> None:
 
 def test_a_slow_short_answer_is_reported() -> None:
     async def run_two() -> None:
-        work = WorkQueue(short=0.1)
+        work = WorkQueue(short_limit_seconds=0.1)
         first = asyncio.create_task(work.run_soon(lambda: time.sleep(0.15)))
         await asyncio.sleep(0.02)
         with pytest.raises(Busy, match="try again"):

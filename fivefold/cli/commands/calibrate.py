@@ -36,7 +36,7 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
 
     path, process = request.out or local_file(), Process.from_environment(os.environ)
     run_or_model, layout = request.run, request.layout
-    counts = parse_integers(request.ranks, option="--ranks", of="process counts", such="1,2")
+    counts = parse_integers(request.processes, option="--processes", of="process counts", such="1,2")
     if run_or_model is None and layout is not None:
         raise UserError(f"calibrate {layout!r}: measuring a layout needs a model; add --for MODEL")
     machine_file = next(

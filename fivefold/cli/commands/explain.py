@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @accept_request(ExplainOptions)
 def explain(request: ExplainOptions, job: Job) -> None:
-    """Explain why a run failed or hung, from logs, memory snapshots, flight recorder dumps or stacks.
+    """Explain why a run failed or hung, from logs, memory snapshots, flight recorder dumps or stack traces.
 
     With --against, it also finds the smallest change that fits.
     """

@@ -1,4 +1,4 @@
-"""``fivefold export``: the weights of a checkpoint as a Hugging Face folder, or its adapters as a folder of peft."""
+"""``fivefold export``: the weights of a checkpoint as a Hugging Face folder, or adapters as a PEFT adapter folder."""
 
 from __future__ import annotations
 

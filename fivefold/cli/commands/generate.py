@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def generate(request: GenerateOptions) -> None:
     """Generate text with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder.
 
-    Adapters, of a run or of a folder of peft, are merged into the weights of their base.
+    Adapters, of a run or of a PEFT adapter folder, are merged into the weights of their base.
     """
     from fivefold.trainer.generate.decode import SamplingParams
     from fivefold.trainer.generate.sample import samples
@@ -46,10 +46,11 @@ def generate(request: GenerateOptions) -> None:
         **({"on_text": _write_piece} if is_streamed else {}),
     )
     seconds = perf_counter() - begin
-    _finish(source.path, texts, seconds=seconds, alone=is_streamed, json=request.as_json)
+    _finish(source.path, texts, seconds=seconds, was_streamed=is_streamed, json=request.as_json)
 
 
-def _finish(path: Path, texts: list[Sample], *, seconds: float, alone: bool, json: bool) -> None:
+def _finish(path: Path, texts: list[Sample], *, seconds: float, was_streamed: bool, json: bool) -> None:
+    """Print the texts (only a line end, if ``was_streamed``) or the JSON, and the speed on stderr."""
     token_count = sum(text.tokens for text in texts)
     facts: dict[str, Any] = {"source": str(path), "seconds": seconds, "tokens_per_second": token_count / seconds}
     if json:
@@ -58,7 +59,7 @@ def _finish(path: Path, texts: list[Sample], *, seconds: float, alone: bool, jso
         values = facts | {"samples": [text.model_dump() for text in texts]}
         show(json_module.dumps(values, indent=2, ensure_ascii=False))
         return
-    if alone:
+    if was_streamed:
         _write("\n")
     else:
         show("\n\n".join(text.prompt + text.text for text in texts))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StartAdapter(NamedTuple):
-    """The folder of peft from which a run is to start, and its adapter."""
+    """The PEFT adapter folder from which a run is to start, and its adapter."""
 
     folder: Path
     adapter: Adapter
@@ -34,8 +34,8 @@ MAX_WRITTEN_SEQUENCE = 4096  # highest sequence length in the written run file; 
 def import_(request: ImportOptions) -> None:
     """Check that a Hugging Face model can be trained: its family, and every name and shape of its weights.
 
-    For a folder of peft, it checks the adapters and the model under them. With --to, it writes a run file that starts
-    from them.
+    For a PEFT adapter folder, it checks the adapters and the model under them. With --to, it writes a run file that
+    starts from them.
     """
     from fivefold.model.huggingface.read import remark
     from fivefold.trainer.checkpoint import merged_adapter, peft_adapter

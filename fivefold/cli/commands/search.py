@@ -30,7 +30,7 @@ WRITABLE = 200  # layouts to rank, so that the stack's config can express at lea
 
 @accept_request(SearchOptions)
 def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> None:
-    """Find the best of all legal layouts that fit, and explain the choice; or compare one run on several machines."""
+    """Find the best of all valid layouts that fit, and explain the choice; or compare one run on several machines."""
     constraints, tolerance = parse_where(request.where), resolve_tolerance(request)
     if request.is_of_run:
         refuse_of_one(request)

@@ -24,10 +24,11 @@ def show(request: ShowOptions) -> None:
     from fivefold.rendering.budget import page
     from fivefold.rendering.compare import table
     from fivefold.rendering.losses import draw_losses
+    from fivefold.results.run_folder import find_step_file
     from fivefold.results.step_comparison import compare, describe_assumption, read_pair
 
     folder = request.folder
-    if (unpredicted_step := _read_watched_step(folder / "step.json")) is not None:
+    if (unpredicted_step := _read_watched_step(find_step_file(folder))) is not None:
         from fivefold.rendering.table import step as step_page
 
         print_data(unpredicted_step.model_dump_json(indent=2) if request.as_json else step_page(unpredicted_step))

@@ -87,7 +87,7 @@ def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
 
 
 def _check_supported(layout: Layout, run: Run, *, model: Model) -> None:
-    """Reject what the engine does not support; it imports torch, so it comes after the checks that do not need it."""
+    """Reject what the trainer does not support; it imports torch, so it comes after the checks that do not need it."""
     from fivefold.trainer.supported import check_supported
 
     check_supported(layout, run.job, model=model)

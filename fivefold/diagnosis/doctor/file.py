@@ -35,6 +35,8 @@ def load(path: Path) -> UserFile:
     """Execute the file as an import would; raise ``UserError`` if it fails or a required function is missing."""
     source = read_text(path, kind="Python")
     name = str(path)
+    if path.suffix not in (".py", ""):
+        raise UserError(f"{name}: is not Python source; doctor takes the .py file of a module, or a memory snapshot")
     if "\0" in source:
         number = source[: source.index("\0")].count("\n") + 1
         raise UserError(

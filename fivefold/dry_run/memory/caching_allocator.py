@@ -3,7 +3,7 @@
     best fit: the smallest free block, split            else a new segment of 2 MiB | 20 MiB | size in steps of 2 MiB
     expandable: else a segment grows by pages of 2 MiB (tensors of up to 1 MiB) | 20 MiB
 
-One stream: the engine allocates everything on the compute stream. Addresses here only rise; a driver's may not, which
+One stream: the trainer allocates everything on the compute stream. Addresses here only rise; a driver's may not, which
 only matters for the choice between two equal blocks. Source: pytorch/pytorch@eb42ad6:c10/cuda/CUDACachingAllocator.cpp.
 """
 

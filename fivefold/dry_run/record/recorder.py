@@ -100,7 +100,7 @@ class TapeRecorder(TorchDispatchMode):
 
     @property
     def phase(self) -> str:
-        """Return an empty phase: the engine sets it, but only "optimizer" has an effect, as actions set the others."""
+        """Return an empty phase: the trainer sets it, but only "optimizer" has an effect, as actions set the others."""
         return ""
 
     @phase.setter

@@ -18,7 +18,7 @@ from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.network import Network
 from fivefold.units import Dtype
 
-# Function of the engine → the calibrated kernel curve that prices its elementwise operations; others: "copy".
+# Function of the trainer → the calibrated kernel curve that prices its elementwise operations; others: "copy".
 CURVES = {
     "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "_turn": "rope",
     "_LayerNorm.forward": "rms_norm", "_LayerNorm.backward": "rms_norm_backward",

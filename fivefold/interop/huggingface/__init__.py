@@ -3,7 +3,7 @@
 keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
 dialects                       names that Axolotl and LLaMA-Factory use
 effects · harmless             keys that change the step and are not counted; keys without effect
-adapters                       adapters of peft and quantized bases, of TRL, Axolotl and LLaMA-Factory
+adapters                       PEFT adapters and quantized bases, of TRL, Axolotl and LLaMA-Factory
 data                           their data sets, chat templates, packing and losses, as ``[data]`` of a run file
 """
 

@@ -1,4 +1,4 @@
-"""Adapters of peft and quantized bases of bitsandbytes, by the keys of TRL, Axolotl and LLaMA-Factory.
+"""PEFT adapters and quantized bases of bitsandbytes, by the keys of TRL, Axolotl and LLaMA-Factory.
 
 Sources: trl/trainer/model_config.py; axolotl 0.19.0 axolotl/utils/schemas/peft.py and loaders/adapter.py; llamafactory
 0.9.5 llamafactory/hparams/finetuning_args.py, model_args.py and model/adapter.py.

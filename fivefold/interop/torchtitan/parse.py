@@ -64,7 +64,8 @@ def _find_config_file(imports: dict[str, object], document: Document) -> Documen
     path = next((candidate for name in names if (candidate := document.folder / name).is_file()), None)
     if path is None:
         raise UserError(
-            f"{document.origin}: {names[0]} is not here; name that file by its path, as config_registry.py:{function}"
+            f"{document.origin}: {names[0]} was not found next to it; give its path, as "
+            f"PATH/config_registry.py:{function}"
         )
     config_document = load(path)
     return config_document._replace(values={"function": function}, ranks=document.ranks, origin=document.origin)

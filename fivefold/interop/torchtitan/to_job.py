@@ -142,8 +142,8 @@ def read_batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
         mbs = values.to_int(f"{P}pipeline_parallel_microbatch_size")
         if local_batch % mbs:
             raise UserError(
-                f"{values.origin}: local_batch_size={local_batch} is not a multiple of the micro-batch's {mbs}; change "
-                "one"
+                f"{values.origin}: local_batch_size={local_batch} is not a multiple of the micro-batch size {mbs}; "
+                "change one"
             )
         if global_batch > local_batch * dp:
             passes = global_batch // (local_batch * dp)

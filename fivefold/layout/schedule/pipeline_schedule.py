@@ -1,6 +1,6 @@
 """The properties of each pipeline schedule in one record, which validation, memory, time and search read.
 
-    PIPELINE_SCHEDULES["zb1p"].splits_backward        layout.pipeline.places_v        (``Layout.pipeline``)
+    PIPELINE_SCHEDULES["zb1p"].splits_backward        layout.pipeline.is_v_shaped        (``Layout.pipeline``)
 
 Tests check ``splits_backward``, ``pairs_passes``, ``placement`` and ``live_stages`` against the generated tables.
 """
@@ -50,7 +50,7 @@ class PipelineSchedule:
         return self.stages_per_rank is None
 
     @property
-    def places_v(self) -> bool:
+    def is_v_shaped(self) -> bool:
         """Tell whether a micro-batch goes down the ranks and back up."""
         return self.placement == "v"
 
@@ -68,7 +68,7 @@ class PipelineSchedule:
         """Return the stages whose weights ``rank`` of ``pp`` holds, in order."""
         if self.placement == "loop":
             return tuple(range(rank, pp * v, pp))
-        return tuple(sorted((rank, (2 * pp if self.places_v else pp) - 1 - rank)))
+        return tuple(sorted((rank, (2 * pp if self.is_v_shaped else pp) - 1 - rank)))
 
 
 def _gpipe(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:

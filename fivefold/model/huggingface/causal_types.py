@@ -50,7 +50,7 @@ _NEEDED = {
     "patches of bytes of unequal length": "blt BltForCausalLM",
     "buckets of relative positions": "cpmant CpmAntForCausalLM; xlnet XLNetLMHeadModel",
     "attention within buckets of similar tokens, and reversible layers": "reformer ReformerModelWithLMHead",
-    "BERT's layers under a causal mask": """
+    "BERT's encoder layers under a causal mask": """
         bert BertLMHeadModel; bert-generation BertGenerationDecoder; big_bird BigBirdForCausalLM; camembert
         CamembertForCausalLM; data2vec-text Data2VecTextForCausalLM; electra ElectraForCausalLM; ernie
         ErnieForCausalLM; megatron-bert MegatronBertForCausalLM; rembert RemBertForCausalLM; roberta

@@ -164,7 +164,7 @@ def _fetches(calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, 
     max_live: dict[bool, list[int]] = {False: [0] * units, True: [0] * units}
     for step, call in enumerate(calls):
         pass_live = max_live[call.backward]
-        pass_live[call.unit] = max(pass_live[call.unit], coordinator.call(step))
+        pass_live[call.unit] = max(pass_live[call.unit], coordinator.run_call(step))
     padded = tuple(shards * ceil_div(size, shards) for size in sizes)
     small = tuple(padded[number] for number, size in enumerate(sizes) if size <= limits.small)
     return Fetches(tuple(coordinator.gathers), tuple(max_live[False]), tuple(max_live[True]), small)
@@ -177,31 +177,34 @@ class _Coordinator:
         self.calls, self.sizes, self.limits = calls, sizes, limits
         self.padded = [shards * ceil_div(size, shards) for size in sizes]
         self.gathered = {number for number, size in enumerate(sizes) if size <= limits.small}  # gathered
-        self.small = frozenset(self.gathered)
+        self.persistent = frozenset(self.gathered)
         self.live_padded = sum(self.padded[number] for number in self.gathered)
         self.live_unpadded = 0  # gathered elements as the coordinator counts them, without padding
         self.gathers: list[int] = []
         self.last_needed_step = [-1] * len(sizes)  # the last step that a weight was gathered for
-        self.queue = [(number, step) for step, call in enumerate(calls) for number in call.weights]
-        self.queue_position = 0  # position in the queue
+        self.next_uses = [(number, step) for step, call in enumerate(calls) for number in call.weights]
+        self.next_use_index = 0  # of the first one that is not prefetched yet
         self.elements_before_step = [0, *accumulate(sum(sizes[number] for number in call.weights) for call in calls)]
         self.steps: dict[int, list[int]] = {}
-        for number, step in self.queue:
+        for number, step in self.next_uses:
             self.steps.setdefault(number, []).append(step)
 
-    def call(self, step: int) -> int:
-        """Gather what a call needs, then ahead, then free; return the elements that are gathered while it runs."""
+    def run_call(self, step: int) -> int:
+        """Gather the weights of call ``step``, prefetch those of later calls, then free those not needed soon.
+
+        Returns the elements that are gathered while the call runs.
+        """
         weights = self.calls[step].weights
         self._gather(weights)
-        waiting = {number for number in weights if self.last_needed_step[number] < step}
-        for number, last in self.queue[self.queue_position : self.queue_position + len(waiting)]:
+        advanced = sum(self.last_needed_step[number] < step for number in set(weights))
+        for number, last in self.next_uses[self.next_use_index : self.next_use_index + advanced]:
             self.last_needed_step[number] = last
-        self.queue_position += len(waiting)
+        self.next_use_index += advanced
         self._gather_ahead()
         live = self.live_padded
         for number in weights:
             if (
-                number not in self.small
+                number not in self.persistent
                 and self.last_needed_step[number] <= step + 1
                 and not self._is_reused(number, step + 1)
             ):
@@ -220,9 +223,9 @@ class _Coordinator:
 
     def _gather_ahead(self) -> None:
         max_elements, ahead, total = min(self.limits.live - self.live_unpadded, self.limits.ahead), set[int](), 0
-        while self.queue_position < len(self.queue) and total < max_elements:
-            number, step = self.queue[self.queue_position]
-            self.queue_position += 1
+        while self.next_use_index < len(self.next_uses) and total < max_elements:
+            number, step = self.next_uses[self.next_use_index]
+            self.next_use_index += 1
             self.last_needed_step[number] = max(self.last_needed_step[number], step)
             if number not in self.gathered and number not in ahead:
                 ahead.add(number)

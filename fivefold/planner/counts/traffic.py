@@ -267,7 +267,7 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
     if layout.pp == 1:
         return
     last = layout.pp * layout.v - 1
-    turn_stage = layout.pp - 1 if layout.pipeline.places_v else -1  # this stage and the next are on one rank
+    turn_stage = layout.pp - 1 if layout.pipeline.is_v_shaped else -1  # this stage and the next are on one rank
     sends = micro_batches * ((chunk < last and chunk != turn_stage) + (chunk > 0 and chunk - 1 != turn_stage))
     if not sends:
         return

@@ -129,7 +129,7 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     """
     moe = model.moe
     if moe is None or not model.is_moe(model.layers - 1):
-        raise UserError(f"{model.name} has no experts to size; name a mixture of experts such as qwen3-30b-a3b")
+        raise UserError(f"{model.name} has no experts; name a mixture-of-experts model such as qwen3-30b-a3b")
     layer = exchanges.most_common_layer(model, job, routed=True)
     rest = (layer.flops - layer.expert_flops) / job.sequence
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)

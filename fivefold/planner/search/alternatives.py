@@ -72,7 +72,7 @@ def _describe_cost(
             f"{_describe_alternative(name, least, chosen.layout)}{suffix} {planner_of_candidate.describe_miss(least)}"
         )
     best, planner_of_candidate = min(fitting, key=lambda item: item[0].step_time.seconds)
-    suffix += f" (reduce={planner_of_candidate.job.stack.reduce})" if planner_of_candidate is not planner else ""
+    suffix += f" (--set reduce={planner_of_candidate.job.stack.reduce})" if planner_of_candidate is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1
     node = planner.machine.ranks_per_node
     leaves = " leaves the node:" if best.layout.tp > node >= chosen.layout.tp else ""

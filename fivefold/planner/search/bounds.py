@@ -80,8 +80,8 @@ class Bounds:
     ) -> Floats:
         """Return the peak bytes per rank [n], which do not depend on the mesh order.
 
-        ``states`` replaces the states of the candidates' ZeRO stage; ``scaled`` as in ``Estimates``; with
-        ``any_recomputation`` the bound holds for every recomputation.
+        ``states`` replaces the states of the candidates' ZeRO stage. ``scaled``: lower bounds, extrapolated from the
+        figures of a few sizes. ``any_recomputation``: the bound holds for every recomputation.
         """
         partial, recompute_every = candidates.partial, self.recompute_every[self.partials.ac[candidates.partial]]
         return self._memory.peak(
@@ -114,7 +114,7 @@ class Bounds:
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return the seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
         parallel = self.estimates.parallel(candidates)
-        return self._seconds(candidates, self.estimates.units(candidates), parallel, order_known=True)
+        return self._seconds(candidates, self.estimates.units(candidates), parallel, unit_seconds_are_exact=True)
 
     def _seconds(
         self,
@@ -122,21 +122,21 @@ class Bounds:
         unit_seconds: Floats,
         parallel: Floats | None = None,
         *,
-        order_known: bool = False,
+        unit_seconds_are_exact: bool = False,
         any_recomputation: bool = False,
     ) -> tuple[Floats, Floats]:
         """Return the seconds of candidates in total and by ``TIME_PARTS``.
 
-        ``order_known``: the mesh order is known, and so are the halves of an FB. ``any_recomputation``: no layer is
-        recomputed, which bounds every choice.
+        ``unit_seconds_are_exact``: the mesh order is known, and so are the halves of an FB. ``any_recomputation``: no
+        layer is recomputed, which bounds every choice.
         """
         units, n_micro_batches = (
             self.pipelines(candidates, any_recomputation=any_recomputation),
             self.micro_batches[candidates.partial][:, None].astype(float),
         )
         wgrad, exposed_by_axis = unit_seconds[:, 2], np.zeros((len(n_micro_batches), 4, unit_seconds.shape[2]))
-        (forward_dp, backward_dp), messages, ends, update = self.data_parallel(
-            units, candidates, unit_seconds, parallel, order_known=order_known
+        (forward_dp, backward_dp), messages, ends, update = self.compute_data_parallel_seconds(
+            units, candidates, unit_seconds, parallel, unit_seconds_are_exact=unit_seconds_are_exact
         )
         forward, backward = unit_seconds[:, 0] + forward_dp, unit_seconds[:, 1] + backward_dp
         exposed_by_axis[:, :3], exposed_by_axis[:, 3] = unit_seconds[:, 3:6], forward_dp + backward_dp
@@ -150,7 +150,7 @@ class Bounds:
         if len(paired_rows):
             paired_units = PipelineUnits._make(column[paired_rows] for column in units)
             paired_candidates = candidates.take(paired_rows)
-            pair_seconds = self.estimates.pairs(paired_candidates) if order_known else None
+            pair_seconds = self.estimates.pairs(paired_candidates) if unit_seconds_are_exact else None
             exposed = np.stack([forward_dp[paired_rows], backward_dp[paired_rows]])
             busy = self._paired_seconds(
                 paired_units,
@@ -167,7 +167,7 @@ class Bounds:
         )
         backward_path += np.where(is_split | is_paired, 0.0, sum_units(units.units_before, wgrad))
         stage_messages = np.zeros_like(forward_path)
-        if order_known:
+        if unit_seconds_are_exact:
             delay, sending = self.estimates.stage_message_seconds(candidates).T[:, :, None]
             forward_path, backward_path = (
                 forward_path + units.first_stage * (delay + sending),
@@ -200,18 +200,24 @@ class Bounds:
         parts[:, 5] = np.maximum(0.0, total[slowest] - parts[:, :5].sum(axis=1))
         return total[slowest] * SAFE, parts
 
-    def data_parallel(
+    def compute_data_parallel_seconds(
         self,
         units: PipelineUnits,
         candidates: CandidateLayouts,
         unit_seconds: Floats,
         parallel: Floats | None,
         *,
-        order_known: bool = True,
+        unit_seconds_are_exact: bool = True,
     ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return ``_exposed_seconds``, ``_data_parallel_seconds``, ``_end_seconds``, and seconds [n, 3] of the update.
+        """Return what data parallelism adds to a step, as four arrays of seconds.
 
-        Without ``parallel`` only the update is counted. ``order_known``: ``unit_seconds`` is no lower bound.
+        exposed  [2, n, units]   collective calls of a forward and of a backward that compute does not cover
+        messages [2, n, units]   the same calls, alone
+        ends     [n, 3]          collective calls after the last backward and before the first forward
+        update   [n, 3]          the optimizer
+
+        ``parallel``: seconds of the collective calls of dp; without it only the update is counted.
+        ``unit_seconds_are_exact``: the seconds of units are known, not lower bounds of them.
         """
         states = self.estimates.min_states(candidates) if parallel is None else self.estimates.states(candidates)
         update = sum_units(units.rank_units, states[:, 4]) * self.update_slope
@@ -219,7 +225,9 @@ class Bounds:
             no_messages = np.zeros((2, len(unit_seconds), unit_seconds.shape[2]))
             return no_messages, no_messages, np.zeros_like(update), update
         messages = self._data_parallel_seconds(candidates, parallel)
-        ends = self._end_seconds(units, candidates, unit_seconds, parallel, order_known=order_known)
+        ends = self._end_seconds(
+            units, candidates, unit_seconds, parallel, unit_seconds_are_exact=unit_seconds_are_exact
+        )
         return self._exposed_seconds(messages, unit_seconds), messages, ends, update
 
     def _paired_seconds(
@@ -322,13 +330,13 @@ class Bounds:
         unit_seconds: Floats,
         parallel: Floats,
         *,
-        order_known: bool,
+        unit_seconds_are_exact: bool,
     ) -> Floats:
         """Return the exposed seconds [n, 3] at the ends of a step.
 
-        They are reductions after the last backward, and gathers before the first forward. Without ``order_known`` units
-        may take longer than ``unit_seconds`` and the step may not, where passes are paired or wait for gathers; there
-        the messages are assumed to overlap with everything.
+        They are reductions after the last backward, and gathers before the first forward. Without
+        ``unit_seconds_are_exact`` units may take longer than ``unit_seconds`` and the step may not, where passes are
+        paired or wait for gathers; there the messages are assumed to overlap with everything.
         """
         gathers_after_update = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
@@ -361,7 +369,7 @@ class Bounds:
             sum_units(units.first_stage_units, unit_seconds[:, 0]),
             sum_units(units.first_stage_units, unit_seconds[:, 1] + unit_seconds[:, 2]),
         )
-        if not order_known:
+        if not unit_seconds_are_exact:
             is_unbounded = np.isin(units.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
             forward_overlap, backward_overlap = (
                 np.where(is_unbounded, np.inf, forward_overlap),

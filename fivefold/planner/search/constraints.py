@@ -38,7 +38,8 @@ class BindingConstraint(NamedTuple):
 
     def __str__(self) -> str:
         terms_text = " and ".join(map(str, self.terms))
-        return f"the tightest is {terms_text}: with {self.instead} there is {str(self.layout)!r}"
+        constraint = "constraint" if len(self.terms) == 1 else "constraints"
+        return f"relax the {constraint} {terms_text}: with {self.instead} there is {str(self.layout)!r}"
 
 
 def find_binding_constraint(where: Where, *, passing: Passing, model: Model, world: int) -> BindingConstraint | None:

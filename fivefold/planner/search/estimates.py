@@ -327,7 +327,7 @@ class Estimates(Tables):
         """Return a bound like ``units`` for groups of adjacent ranks.
 
         Then, as halves of an FB, follow kernels with exposed messages of forward and backward, and the concurrent
-        work without tp. ``max_sequences`` as in ``_choose_multiples``; with ``any_recomputation`` no unit is
+        work without tp. ``max_sequences`` as in ``_choose_larger_sizes``; with ``any_recomputation`` no unit is
         recomputed.
 
         Messages are not counted on a calibrated machine, nor if two micro-batches overlap each other's messages.
@@ -341,7 +341,7 @@ class Estimates(Tables):
 
             columns, sequences = (
                 self._operation_columns(candidates)[1:-1],
-                self._choose_multiples(candidates, max_sequences=max_sequences),
+                self._choose_larger_sizes(candidates, max_sequences=max_sequences),
             )
             return self._look_up_scaled(
                 "bare", candidates, columns, make_bare, sequences=sequences, cost=self._pass_cost // 2
@@ -362,7 +362,7 @@ class Estimates(Tables):
 
         columns, sequences = (
             self._operation_columns(candidates)[1:],
-            self._choose_multiples(candidates, max_sequences=max_sequences),
+            self._choose_larger_sizes(candidates, max_sequences=max_sequences),
         )
         return self._look_up_scaled("nearest", candidates, columns, make, sequences=sequences, cost=self._pass_cost)
 
@@ -387,7 +387,7 @@ class Estimates(Tables):
         name, n_columns = ("whole", 9) if complete else ("any etp", 8)
         columns, sequences = (
             self._operation_columns(candidates)[1:n_columns],
-            self._choose_multiples(candidates, max_sequences=max_sequences),
+            self._choose_larger_sizes(candidates, max_sequences=max_sequences),
         )
         return self._look_up_scaled(name, candidates, columns, make, sequences=sequences, cost=self._pass_cost)
 

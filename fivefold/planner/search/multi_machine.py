@@ -1,6 +1,6 @@
 """One run on several machines and numbers of ranks: for each the layout that ``search`` proposes, and what it takes.
 
-With a deadline: of each machine the fewest ranks that keep it, by bisection, since more ranks are faster.
+With a deadline: of each machine the fewest ranks that meet it, by bisection, since more ranks are faster.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _find_fewest_ranks(
         needs = ceil(largest.ranks * seconds / deadline / machine.ranks_per_node) * machine.ranks_per_node
         reason = (
             f"takes {seconds / DAY:,.1f} days, {seconds / deadline:,.1f} times the deadline; at this speed of a rank, "
-            f"{needs:,} ranks keep it"
+            f"{needs:,} ranks would meet it"
         )
         return largest if largest.run is None else largest.replace(run=None, error=reason)
     first, last = 0, len(remaining) - 1

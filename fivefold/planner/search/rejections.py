@@ -23,12 +23,12 @@ from fivefold.units import show_bytes, show_risk, show_seconds
 
 CAUSE_DESCRIPTIONS = {
     "compute": "slower kernels or more recomputation",
-    "tp": "bound by tp messages",
-    "cp": "bound by cp messages",
-    "ep": "bound by ep messages",
-    "dp": "bound by dp messages",
-    "bubble": "bound by the pipeline bubble",
-    "bound": "slower than the best by its bound",
+    "tp": "limited by tp communication",
+    "cp": "limited by cp communication",
+    "ep": "limited by ep communication",
+    "dp": "limited by dp communication",
+    "bubble": "limited by the pipeline bubble",
+    "bound": "ruled out by a lower bound of the step time",
     "unfit": "no faster than the tight layout, or not examined within the work limit",
 }
 
@@ -100,7 +100,7 @@ class Rejections:
             line = CAUSE_DESCRIPTIONS[cause if best else "unfit"]
             reasons.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=line))
         for bound, (count, seconds, layout) in self.longest_part.items():
-            line = f"{show_seconds(seconds)}, bound by {bound}"
+            line = f"{show_seconds(seconds)} or more, most time in {bound}"
             if best is None or layout != best.layout or count > 1:
                 reasons.append(Reason(cause=f"evaluated, {bound}", layouts=count, nearest=str(layout), line=line))
         return tuple(sorted(reasons, key=lambda reason: -reason.layouts))

@@ -43,7 +43,9 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     )
     rounds, pipe = rounds_of(*shape, int(_micro_batches(bounds, candidates)[0])), bounds.pipelines(candidates)
     unit_seconds, parallel = bounds.estimates.units(candidates), bounds.estimates.parallel(candidates)
-    (forward_dp, backward_dp), _, ends, update = bounds.data_parallel(pipe, candidates, unit_seconds, parallel)
+    (forward_dp, backward_dp), _, ends, update = bounds.compute_data_parallel_seconds(
+        pipe, candidates, unit_seconds, parallel
+    )
     p2p_delay, p2p_send = bounds.estimates.stage_message_seconds(candidates).T
     table, _ = stage_units(bounds.planner.counts, shape, recompute_every=recompute_every, runs=bounds.estimates.runs)
     forward, backward, weight = (

@@ -21,12 +21,9 @@ from fivefold.planner.search.work import UNITS_PER_PLACE, SearchWork
 LARGE_MICRO_BATCH = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
 SMALL_MICRO_BATCH = 6
 ROUNDED = 1 - 1e-3  # of figures that are scaled from those of more: rows and waves round up
-LADDER = (
-    LARGE_MICRO_BATCH,
-    256,
-    32,
-    SMALL_MICRO_BATCH,
-)  # per sequence, a micro-batch takes no less than one of n sequences, a multiple of it
+# Sequences per micro-batch at which lower bounds are computed: per sequence, a micro-batch takes no less time than one
+# of a multiple of its size.
+MICRO_BATCH_SIZES = (LARGE_MICRO_BATCH, 256, 32, SMALL_MICRO_BATCH)
 
 Table = dict[tuple[int, ...], Floats]
 
@@ -75,21 +72,24 @@ class Tables:
         )
         return np.asarray(scaled * scale[:, None, None])
 
-    def _choose_multiples(self, candidates: CandidateLayouts, *, max_sequences: int) -> Ints:
-        """Return for each micro-batch its largest multiple of at most ``max_sequences`` sequences.
+    def _choose_larger_sizes(self, candidates: CandidateLayouts, *, max_sequences: int) -> Ints:
+        """Return for each micro-batch its largest multiple within ``max_sequences``, one of ``MICRO_BATCH_SIZES`` or 1.
 
-        Without one, return the largest multiple of the next candidate size; with ``max_sequences=1``, the size itself.
+        Only divisors of the global batch count. A micro-batch without such a multiple gets its largest within the next
+        larger size. ``max_sequences=1`` returns the micro-batch sizes themselves.
         """
         mbs = self.partials.mbs[candidates.partial]
         if max_sequences == 1:
             return mbs
-        sizes, rungs = divisors(self.planner.job.even_batch), [rung for rung in LADDER[:0:-1] if rung >= max_sequences]
+        batch_divisors = divisors(self.planner.job.even_batch)
+        limits = [limit for limit in MICRO_BATCH_SIZES[:0:-1] if limit >= max_sequences]
 
-        def multiple(size_of_one: int) -> int:
-            multiples = ([size for size in sizes if size <= rung and size % size_of_one == 0] for rung in rungs)
-            return next((max(sizes_of_rung) for sizes_of_rung in multiples if sizes_of_rung), LARGE_MICRO_BATCH)
+        def find_largest_multiple(micro_batch_size: int) -> int:
+            multiples = [size for size in batch_divisors if size % micro_batch_size == 0]
+            multiples_by_limit = ([size for size in multiples if size <= limit] for limit in limits)
+            return next((max(within) for within in multiples_by_limit if within), LARGE_MICRO_BATCH)
 
-        return map_distinct(mbs, multiple)
+        return map_distinct(mbs, find_largest_multiple)
 
     def _operation_columns(self, candidates: CandidateLayouts) -> list[Ints]:
         """Return the columns that determine the operations of a rank."""

@@ -2,7 +2,7 @@
 
 bytes that all kernels of an operation read and write / bytes that one kernel would (``Op.moved_bytes``)
 
-They are counted from the engine's own functions (``trainer/model/kernels/``), operation by operation, and tested
+They are counted from the trainer's own functions (``trainer/model/kernels/``), operation by operation, and tested
 against them.
 """
 

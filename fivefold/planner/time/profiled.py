@@ -31,9 +31,9 @@ class Profiled:
         self.calibration = machine.calibration or Calibration(date="", torch="", cores=1)
         self._hashes: dict[object, str] = {}
         self._update_hashes: dict[tuple[str, ...], str] = {}  # by the states kept in host memory
-        self._units: dict[int, dict[str, UnitPoint]] = {}
-        self._updates: dict[int, dict[str, UpdatePoint]] = {}
-        self._over: dict[int, float] = {}
+        self._units_by_ranks: dict[int, dict[str, UnitPoint]] = {}
+        self._updates_by_ranks: dict[int, dict[str, UpdatePoint]] = {}
+        self._measured_over_curve: dict[int, float] = {}
 
     def unit(self, layout: Layout, run: UnitGroup) -> UnitPoint | None:
         """Return the measurement of a unit, under this sharding or another one; None if there is none."""
@@ -46,17 +46,17 @@ class Profiled:
     def update(self, layout: Layout) -> UpdatePoint | None:
         """Return the measurement of a step outside forward and backward, under this sharding; None if there is none."""
         ranks = ranks_per_host(layout, self.machine)
-        if ranks not in self._updates:
-            self._updates[ranks] = {p.key: p for p in self.calibration.updates if p.ranks == ranks}
-        return self._updates[ranks].get(self.update_key(layout)) if self._updates[ranks] else None
+        if ranks not in self._updates_by_ranks:
+            self._updates_by_ranks[ranks] = {p.key: p for p in self.calibration.updates if p.ranks == ranks}
+        return self._updates_by_ranks[ranks].get(self.update_key(layout)) if self._updates_by_ranks[ranks] else None
 
     def ratio_to_curves(self, layout: Layout) -> float:
         """Return the median of measured seconds relative to the curves; 1 if no unit was measured."""
         ranks = ranks_per_host(layout, self.machine)
-        if ranks not in self._over:
+        if ranks not in self._measured_over_curve:
             ratios = [p.over_curves for p in self._units_of(ranks).values() if p.label.startswith("block")]
-            self._over[ranks] = statistics.median(ratios) if ratios else 1.0
-        return self._over[ranks]
+            self._measured_over_curve[ranks] = statistics.median(ratios) if ratios else 1.0
+        return self._measured_over_curve[ranks]
 
     def unit_key(self, layout: Layout, run: UnitGroup) -> str:
         """Return ``compute/held``: a hash of the unit's operations and number formats, and its sharding in words."""
@@ -78,13 +78,13 @@ class Profiled:
         return f"{self._update_hashes[offloaded]}/{describe_sharding(layout)}"
 
     def _units_of(self, ranks: int) -> dict[str, UnitPoint]:
-        if ranks not in self._units:
+        if ranks not in self._units_by_ranks:
             points_by_key: dict[str, UnitPoint] = {}
             for point in self.calibration.units:
                 if point.ranks == ranks:
                     points_by_key[point.key] = points_by_key[point.key.partition("/")[0]] = point
-            self._units[ranks] = points_by_key
-        return self._units[ranks]
+            self._units_by_ranks[ranks] = points_by_key
+        return self._units_by_ranks[ranks]
 
 
 def describe_sharding(layout: Layout) -> str:

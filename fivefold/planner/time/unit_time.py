@@ -25,7 +25,7 @@ from fivefold.planner.time.network import MessageTime, Network
 from fivefold.stack.spec import Stack
 
 AXES = ("tp", "cp", "ep", "etp")
-HOST_LAUNCHES = "host launches"  # what the launches of kernels add to their seconds on the device
+HOST_LAUNCHES = "kernel launches (CPU-bound)"  # what the launches of kernels add to their seconds on the device
 
 
 class UnitTime(NamedTuple):
@@ -276,7 +276,9 @@ class UnitTimer:
             exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - compute_seconds)
         elif is_ring:
             # in our backward, gradients follow keys and values around the ring, and the last hop returns them
-            returns_gradients = self.job.stack.kernel_facts.own_attention and side and message.backward_parts > 1
+            returns_gradients = (
+                self.job.stack.kernel_facts.has_own_attention_kernels and side and message.backward_parts > 1
+            )
             return_seconds = seconds / (times * message.backward_parts) if returns_gradients else 0.0
             exposed = return_seconds + max(0.0, seconds - return_seconds - compute_seconds * times / (times + 1))
         elif axis in ("ep", "etp"):

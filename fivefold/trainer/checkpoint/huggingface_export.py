@@ -103,7 +103,7 @@ def export(
         report("checks", number, len(manifest.files))
         checkpoint_folder.verify(checkpoint, (file,))
     merged = merged_adapter.open_checkpoint(checkpoint, manifest, base=base) if merge else None
-    read = partial(_read_checkpoint, checkpoint) if merged is None else partial(_read_merged, merged)
+    read = partial(_read_checkpoint, checkpoint) if merged is None else partial(_fill_from_merged, merged)
     wanted = dict[str, list[TensorPart]]()
     for part in parts(manifest.model, family=config["model_type"], copies=True):
         wanted.setdefault(part.name, []).append(part)
@@ -277,8 +277,8 @@ def _read_checkpoint(checkpoint: Path, targets: dict[str, Tensor]) -> None:
         load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)
 
 
-def _read_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
-    """Fill ``targets`` from the folder of a base with adapters, whose model has no experts and so no biases of them."""
+def _fill_from_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
+    """Fill ``targets`` from a base with adapters, whose model has no experts: there are no router biases to fill."""
     for name, target in targets.items():
         assert isinstance(target, BoxTensor)
         for box, part in zip(target.boxes, target.parts, strict=True):

@@ -311,7 +311,7 @@ def _check_constants(path: Path, tensors: dict[str, Any], fixed: dict[str, float
             raise UserError(
                 f"{path}: {name} is {stored.flatten().tolist()}, and the trainer computes "
                 f"{computed.flatten().tolist()} "
-                "alone; `predict` plans the model all the same"
+                "alone; `predict` estimates the model all the same"
             )
 
 

@@ -94,7 +94,7 @@ def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = Non
 
 
 def open_adapter_folder(path: Path, *, base: Path | None = None) -> MergedFolder:
-    """Open the folder ``path`` of peft over ``base``, by default the folder that its config names."""
+    """Open the PEFT adapter folder ``path`` over ``base``, by default the folder that its config names."""
     opened = peft_adapter.AdapterFolder.open(path)
     folder = find_base(opened, base=base)
     return MergedFolder(folder, *opened.read_factors(folder.model, family=folder.family))

@@ -36,7 +36,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 FACTORS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "lora_magnitude": "lora_magnitude_vector"}
 BY_ROWS = ("lora_b", "lora_magnitude")  # in the order of the rows of W
-# Keys of peft that change what is computed, with the values that mean LoRA or DoRA. Other keys say how the adapter was
+# PEFT keys that change what is computed, with the values that mean LoRA or DoRA. Other keys say how the adapter was
 # drawn or trained, or for whom it is.
 PLAIN_KEYS: dict[str, tuple[object, ...]] = {
     "bias": ("none",),
@@ -61,7 +61,7 @@ PLAIN_KEYS: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """An opened folder of peft: the adapter, the base that its config names, and its tensors by name."""
+    """An opened PEFT adapter folder: the adapter, the base that its config names, and its tensors by name."""
 
     path: Path
     adapter: Adapter
@@ -199,7 +199,7 @@ def family_of(base: Path) -> str:
     """Return the family by whose names peft stores adapters over the folder ``base``."""
     text = text_of(read_file(base / huggingface_import.CONFIG), name=str(base))
     if text.wrapped:
-        raise UserError(f"{base}: adapters of peft over the text model of a multimodal folder are not supported yet")
+        raise UserError(f"{base}: PEFT adapters over the text model of a multimodal folder are not supported yet")
     return text.family.model_type
 
 
@@ -210,7 +210,7 @@ def _describe(adapter: Adapter) -> str:
 
 
 def _tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, TensorPart]]]:
-    """Yield our name of each factor, its tensor in a folder of peft, and the part of the weight under it.
+    """Yield our name of each factor, its tensor in a PEFT adapter folder, and the part of the weight under it.
 
     Raises ``UserError`` for a layer that ``family`` stores fused with others or transposed.
     """
@@ -220,7 +220,7 @@ def _tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple
         part = every[f"{linear}.weight"]
         if part.transposed or part.rows not in (None, part.shape[part.dim]):
             raise UserError(
-                f"model {model.name!r}: {family} stores {linear} fused with others or transposed, of which adapters "
-                "of peft are not supported"
+                f"model {model.name!r}: {family} stores {linear} fused with others or transposed; PEFT adapters on "
+                "such weights are not supported"
             )
         yield weight.name, (f"{PREFIX}{part.name.removesuffix('weight')}{FACTORS[factor]}", part)

@@ -129,7 +129,7 @@ class SampleFormat:
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
-            raise SampleError("is of messages, but the tokenizer has no chat template; set [data] chat_template")
+            raise SampleError("has messages, but the tokenizer has no chat template; set [data] chat_template")
         return self.template
 
 

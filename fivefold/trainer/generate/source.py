@@ -3,7 +3,7 @@
 RUN.toml, a run's folder  >  its newest checkpoint
 a checkpoint              >  model, weights by name, the tokenizer of its run  >  a single-process decoder
 a Hugging Face folder     >  model, weights by name, its own tokenizer         >  a single-process decoder
-adapters (of a checkpoint, or a folder of peft)  >  those of the base's folder, with the adapters merged
+adapters (of a checkpoint, or a PEFT adapter folder)  >  those of the base's folder, with the adapters merged
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ COLLECTIVES = {
 
 
 class StepObserver(Protocol):
-    """The interface by which the engine observes a step: it sets ``phase`` and reads the bytes that are alive."""
+    """The interface by which the trainer observes a step: it sets ``phase`` and reads the bytes that are alive."""
 
     phase: str
     live_bytes: int

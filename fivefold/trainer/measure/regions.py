@@ -135,7 +135,7 @@ def _wrap_deferral(recorder: SpanRecorder, store: Any) -> Callable[[Work], None]
 
 
 def _wrap_run(recorder: SpanRecorder, inner: Run) -> Run:
-    """Wrap ``module.run``: its functions are regions; recomputation, if it is ``inner``, sees the timed function."""
+    """Wrap ``module.run``: its functions are regions; if ``inner`` recomputes, its second call is timed too."""
     labels_of_name: dict[str, Labels] = {}
 
     def run(name: str, function: Callable[..., Any], *inputs: Any) -> Any:

@@ -41,7 +41,7 @@ class Tracer:
         """Return whether to trace the next step.
 
         ``timed``: steps since the metered one; ``last``: none follows. Only a step of the full batch after another such
-        is traced: then the engine's schedule does not change.
+        is traced: then the trainer's schedule does not change.
         """
         is_full_batch = self.engine.sequences == self.engine.job.global_batch
         return is_full_batch and len(self.steps) < self.most and (timed % 2 == 1 or (last and not self.steps))

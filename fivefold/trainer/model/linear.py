@@ -154,7 +154,7 @@ class Linear(nn.Module):
         self.gemms = LinearGemms()
         self.wgrad_store = WgradStore()
         self.token: Tensor | None = None
-        self.in_graph: InGraph | None = None  # the call for compiled code; None: the graph breaks here
+        self.compiled_call: CompiledCall | None = None  # the call for compiled code; None: the graph breaks here
         self.lora_a: nn.Parameter | None = None  # factors [rank, in] and [out, rank] of its adapter (``lora.py``)
         self.lora_b: nn.Parameter | None = None
         self.lora_magnitude: nn.Parameter | None = None  # [out], of DoRA
@@ -189,17 +189,17 @@ class Linear(nn.Module):
         return out
 
 
-InGraph = Callable[[Tensor, tuple[Linear, ...]], tuple[Tensor, ...]]
+CompiledCall = Callable[[Tensor, tuple[Linear, ...]], tuple[Tensor, ...]]
 
 
 def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     """Compute the outputs [R, out] of all ``linears`` on rows ``x`` [R, in].
 
-    Hooks, GEMMs and the store of weight gradients are those of the first layer.
+    The first layer's hooks, GEMMs and store of weight gradients serve all of them.
     """
-    in_graph = linears[0].in_graph
-    if in_graph is not None and torch.compiler.is_compiling():
-        return in_graph(x, linears)
+    compiled_call = linears[0].compiled_call
+    if compiled_call is not None and torch.compiler.is_compiling():
+        return compiled_call(x, linears)
     outs: tuple[Tensor, ...] = _apply_eagerly(x, linears)
     return outs
 

@@ -37,7 +37,7 @@ def attach(modules: Iterable[nn.Module]) -> None:
             _layers[number] = module
             module.token = torch.tensor(number, device="cpu")
             is_plain = type(module.hooks) is LinearHooks and type(module.gemms) is LinearGemms
-            module.in_graph = products if is_plain else apply_as_one_op
+            module.compiled_call = products if is_plain else apply_as_one_op
 
 
 def _get_layers(tokens: list[Tensor]) -> tuple[Linear, ...]:

@@ -15,25 +15,25 @@ from torch import Tensor
 from fivefold.model.spec import Model
 
 
-class LogitShape(NamedTuple):
-    """Factor and soft cap of the logits; ``cap`` None: unbounded."""
+class LogitTransform(NamedTuple):
+    """The factor and soft cap that a model applies to its logits before the softmax; ``cap`` None: unbounded."""
 
     scale: float = 1.0
     cap: float | None = None
 
     @classmethod
-    def from_model(cls, model: Model) -> LogitShape:
-        """Return the logit shape of ``model``."""
+    def from_model(cls, model: Model) -> LogitTransform:
+        """Return the factor and cap of ``model``."""
         return cls(model.logit_scale, model.logit_softcap)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Return shaped logits as a new tensor, through autograd."""
+        """Return the transformed logits as a new tensor, through autograd."""
         if self.cap is not None:
             return (logits * (self.scale / self.cap)).tanh() * self.cap
         return logits if self.scale == 1 else logits * self.scale
 
     def shape_(self, logits: Tensor, *, padding: slice) -> Tensor:
-        """Shape ``logits`` [rows, V] in place, without autograd; columns of ``padding`` become practically −∞."""
+        """Transform ``logits`` [rows, V] in place, without autograd; columns of ``padding`` become practically −∞."""
         if self.cap is not None:
             logits.mul_(self.scale / self.cap).tanh_().mul_(self.cap)
         elif self.scale != 1:
@@ -42,11 +42,11 @@ class LogitShape(NamedTuple):
         logits[:, padding] = -torch.inf if self.cap is None else torch.finfo(logits.dtype).min
         return logits
 
-    def gradient_(self, gradient: Tensor, shaped: Tensor) -> Tensor:
-        """Convert the gradient of the ``apply`` logits, fp32, to that of the logits, in place."""
+    def gradient_(self, gradient: Tensor, transformed: Tensor) -> Tensor:
+        """Convert the gradient of the transformed logits, fp32, to that of the logits, in place."""
         if self.cap is not None:
-            gradient.addcmul_(gradient * shaped, shaped, value=-(self.cap**-2))
+            gradient.addcmul_(gradient * transformed, transformed, value=-(self.cap**-2))
         return gradient if self.scale == 1 else gradient.mul_(self.scale)
 
 
-PLAIN = LogitShape()
+PLAIN = LogitTransform()

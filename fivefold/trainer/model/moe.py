@@ -116,7 +116,7 @@ class Moe(nn.Module):
         self.run: Run = call_directly
         self.kernels: Kernels = EAGER
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
-        self.scale: float | None = None  # factor of the auxiliary loss, set by the engine: 1 / tokens of a step
+        self.scale: float | None = None  # factor of the auxiliary loss, set by the trainer: 1 / tokens of a step
         self.router = Router(model)
         self.experts = Experts(model)
         ffn = model.moe.shared_experts * (model.moe.shared_ffn or model.moe.ffn)

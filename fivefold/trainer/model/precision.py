@@ -61,7 +61,7 @@ def check_trainable(recipe: Recipe) -> None:
         if field not in PAYLOADS:
             raise UserError(
                 f"precision {recipe.name!r}: the trainer supports it only with {field}={getattr(known, field)}, not "
-                f"{getattr(recipe, field)}; `predict` plans both"
+                f"{getattr(recipe, field)}; `predict` estimates both"
             )
 
 

@@ -19,7 +19,7 @@ from fivefold.trainer.model.embed import Embed
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.loss import Nats, cross_entropy
 from fivefold.trainer.model.linear import Linear
-from fivefold.trainer.model.logits import LogitShape
+from fivefold.trainer.model.logits import LogitTransform
 from fivefold.trainer.model.mtp import MTPTargets, Prediction, join_losses, look_up
 from fivefold.trainer.model.norm import norm
 from fivefold.trainer.model.operation import Run, call_directly
@@ -41,7 +41,7 @@ class Head(nn.Module):
         bias, tied = model.head_bias, model.tied_embeddings
         self.out = Linear.tie(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
-        self.vocab, self.shape = model.vocab, LogitShape.from_model(model)
+        self.vocab, self.transform = model.vocab, LogitTransform.from_model(model)
         self.loss: Nats | None = None  # set by tensor parallelism, over a sharded vocabulary
         self.chunked = self.skips_negative_targets = self.ranks_pairs = False
         self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
@@ -71,7 +71,7 @@ class Head(nn.Module):
         normed = [x_RD if self.norm is None else self.run("head.norm", self.norm, x_RD)]
         if targets_BT is None:
             logits_RV: Tensor = self.run("head.out", self.out, normed.pop())
-            return self.shape.apply(logits_RV)
+            return self.transform.apply(logits_RV)
         if self.ranks_pairs:
             return self._compute_dpo_loss(normed.pop(), targets_BT, scale, reference)
         if mtp_targets is None:
@@ -119,7 +119,10 @@ class Head(nn.Module):
 
     def _nats(self) -> Nats:
         return self.loss or partial(
-            self.kernels.nats, vocab=self.vocab, shape=self.shape, skips_negative_targets=self.skips_negative_targets
+            self.kernels.nats,
+            vocab=self.vocab,
+            transform=self.transform,
+            skips_negative_targets=self.skips_negative_targets,
         )
 
 

@@ -147,8 +147,11 @@ class _Moments:
         weight.copy_(weight_fp32)
         self.sums = {}
 
-    def sums_over_slices(self, name: str) -> bool:
-        """Return whether the sum ``name`` runs along the dim that tp (or etp) slices and must be reduced over it."""
+    def needs_tp_reduction(self, name: str) -> bool:
+        """Return whether the sum ``name`` runs along the dim that tp (or etp) slices and must be reduced over it.
+
+        ``name``: row, column or mean, or update or weight: sums over the full matrix, which any slicing divides.
+        """
         dim, last_dim = self.cut.dim, len(self.cut.shard.shape) - 1
         return dim is not None and {"row": dim == last_dim, "column": dim < last_dim, "mean": dim < last_dim}.get(
             name, True
@@ -192,7 +195,7 @@ def _all_reduce_sums(family: list[_Moments], *names: str) -> None:
     """
     named_sums = [(moments, name, moments.sums[name]) for moments in family for name in names if name in moments.sums]
     _sum([tensor for _, name, tensor in named_sums if name != "row"], family[0].cut.rows)
-    sliced_sums = [(moments, tensor) for moments, name, tensor in named_sums if moments.sums_over_slices(name)]
+    sliced_sums = [(moments, tensor) for moments, name, tensor in named_sums if moments.needs_tp_reduction(name)]
     for moments, tensor in sliced_sums:
         tensor /= moments.cut.copies
     _sum([tensor for _, tensor in sliced_sums], family[0].cut.pieces)

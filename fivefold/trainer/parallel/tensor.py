@@ -26,7 +26,7 @@ from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.loss import skip_rows
 from fivefold.trainer.model.kernels.norms import RankSums
 from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, Wait
-from fivefold.trainer.model.logits import PLAIN, LogitShape
+from fivefold.trainer.model.logits import PLAIN, LogitTransform
 from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from fivefold.trainer.parallel.mesh import AxisGroup
@@ -140,11 +140,11 @@ class VocabParallel:
         *,
         sp: bool,
         vocab: int,
-        shape: LogitShape = PLAIN,
+        transform: LogitTransform = PLAIN,
         kernels: Kernels = EAGER,
         skips_negative_targets: bool = False,
     ) -> None:
-        self.hooks, self.vocab, self.shape = _TensorParallelHooks(axis, sp=sp), vocab, shape
+        self.hooks, self.vocab, self.transform = _TensorParallelHooks(axis, sp=sp), vocab, transform
         self.kernels, self.skips_negative_targets = kernels, skips_negative_targets
 
     def to_local(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ class VocabParallel:
     def nats(self, logits: Tensor, targets: Tensor, gradient_scale: Tensor | float | None) -> Tensor:
         """Compute ``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
         axis, held = self.hooks.axis, logits.shape[1]
-        self.shape.shape_(logits, padding=slice(max(0, self.vocab - axis.rank * held), None))
+        self.transform.shape_(logits, padding=slice(max(0, self.vocab - axis.rank * held), None))
         local_targets, foreign = self.to_local(targets, held=held)  # a negative target is on no rank
         local_targets, is_local = local_targets.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
         target = logits.gather(1, local_targets).float().masked_fill_(~is_local, 0)
@@ -169,7 +169,9 @@ class VocabParallel:
         lse = _logsumexp_over_ranks(self.kernels.log_sum_exp(logits), axis)
         counted = skip_rows(targets, lse)[1] if self.skips_negative_targets else None
         if gradient_scale is not None:
-            self.kernels.logits_to_gradient(logits, lse, local_targets, is_local, gradient_scale, shape=self.shape)
+            self.kernels.logits_to_gradient(
+                logits, lse, local_targets, is_local, gradient_scale, transform=self.transform
+            )
         losses = lse - target_reduction.wait()
         return (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
 
@@ -245,7 +247,7 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
         axis,
         sp=sp,
         vocab=model.vocab,
-        shape=LogitShape.from_model(model),
+        transform=LogitTransform.from_model(model),
         kernels=kernels,
         skips_negative_targets=cast(bool, module.get_submodule("head").skips_negative_targets),
     )

@@ -52,7 +52,7 @@ class PlanQuestion(PredictQuestion):
 class View(NamedTuple):
     """The content of the page; ``answer`` is None if there is a ``mistake``."""
 
-    noun: ResolvedRequest | None = None
+    resolved: ResolvedRequest | None = None
     rows: list[Control] = []
     sizes: list[Size] = []
     answer: dict[str, Any] | None = None
@@ -75,7 +75,7 @@ def router(site: WebServer) -> APIRouter:
     async def config(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return the config with which a software runs the plan, or what has to change."""
         try:
-            written = await site.answer(asked, lambda noun: write_config(noun, asked))
+            written = await site.answer(asked, lambda resolved: write_config(resolved, asked))
         except UserError as error:
             return HTMLResponse(fragment("not_written.html", mistake=site.folder.strip_root(str(error))))
         return HTMLResponse(fragment("config.html", files=written.files, remarks=written.remarks))
@@ -83,7 +83,7 @@ def router(site: WebServer) -> APIRouter:
     @pages.get("/plan/model")
     async def model(asked: Annotated[JobQuestion, Query()]) -> Response:
         """Return the model of the page as a file."""
-        text = await site.answer(asked, lambda noun: toml.emit(noun.model.model_dump(exclude_none=True)))
+        text = await site.answer(asked, lambda resolved: toml.emit(resolved.model.model_dump(exclude_none=True)))
         return Response(text, media_type="application/toml")
 
     @pages.get("/plan/changes")
@@ -91,8 +91,8 @@ def router(site: WebServer) -> APIRouter:
         """Return what single changes would give, with the plans of those that change the layout."""
         change_list = await site.answer(
             asked,
-            lambda noun: questions.changes(
-                model=noun.model, machine=noun.machine, job=noun.job, layout=asked.parsed_layout()
+            lambda resolved: questions.changes(
+                model=resolved.model, machine=resolved.machine, job=resolved.job, layout=asked.parsed_layout()
             ),
         )
         own_layout = str(asked.parsed_layout())
@@ -111,26 +111,28 @@ def router(site: WebServer) -> APIRouter:
 def look(site: WebServer, asked: PlanQuestion) -> View:
     """Return the view of a question; without an answer, as much as can be shown, and the reason."""
     try:
-        noun = site.resolve(asked)
+        resolved = site.resolve(asked)
     except UserError as mistake:
         return View(mistake=str(mistake))
     try:
         layout = asked.parsed_layout()
     except UserError as mistake:
-        return View(noun, mistake=str(mistake), start=f"dp{noun.machine.ranks} zero3 mbs1")
-    view = View(noun, controls(noun, layout), sizes(noun, layout), choices=list_job_choices(noun, layout))
+        return View(resolved, mistake=str(mistake), start=f"dp{resolved.machine.ranks} zero3 mbs1")
+    view = View(
+        resolved, controls(resolved, layout), sizes(resolved, layout), choices=list_job_choices(resolved, layout)
+    )
     try:
-        return view._replace(answer=predict_with_pictures(noun, layout, asked))
+        return view._replace(answer=predict_with_pictures(resolved, layout, asked))
     except UserError as mistake:
         return view._replace(mistake=str(mistake))
 
 
-def write_config(noun: ResolvedRequest, asked: PlanQuestion) -> WrittenConfig:
+def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfig:
     """Write the plan as a config of the format ``to``; raises ``UserError`` for what that cannot express."""
-    machine = f"{noun.machine.name}:{noun.machine.ranks}"
-    plan = ConfigPlan(noun.model, asked.parsed_layout(), noun.job, noun.machine.ranks_per_node, machine)
-    written = write(plan, to=asked.to or list_formats(noun)[0].name)
-    defaults = describe_defaults(noun.job)
+    machine = f"{resolved.machine.name}:{resolved.machine.ranks}"
+    plan = ConfigPlan(resolved.model, asked.parsed_layout(), resolved.job, resolved.machine.ranks_per_node, machine)
+    written = write(plan, to=asked.to or list_formats(resolved)[0].name)
+    defaults = describe_defaults(resolved.job)
     return written._replace(remarks=(*written.remarks, *((defaults,) if defaults else ())))
 
 
@@ -182,9 +184,9 @@ def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float |
     return f"${show_count(hours * price)}", run, f"{days:,.1f} days, {show_count(hours)} GPU hours at ${price:g}"
 
 
-def list_formats(noun: ResolvedRequest) -> list[ConfigFormat]:
+def list_formats(resolved: ResolvedRequest) -> list[ConfigFormat]:
     """Return the formats of configs, that of the job's software first."""
-    return list_job_formats(noun.job)
+    return list_job_formats(resolved.job)
 
 
 def bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
@@ -202,16 +204,16 @@ def bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
     return interval_bands
 
 
-def sheet(noun: ResolvedRequest) -> list[tuple[str, str]]:
+def sheet(resolved: ResolvedRequest) -> list[tuple[str, str]]:
     """Return the model, the machine, the job and the user's settings in a few facts."""
-    model = noun.model
+    model = resolved.model
     shape = (
         f"{model.layers} layers of width {model.width:,}, {model.heads} heads ({model.kv_heads} kv), ffn {model.ffn:,}"
     )
     experts = f", {model.moe.topk} of {model.moe.experts} experts" if model.moe else ""
     return [
         (model.name, f"{shape}, vocabulary {model.vocab:,}{experts}"),
-        (noun.machine.name, machine_line(noun.machine)),
-        ("job", describe_job(noun.job)),
-        *([("from", noun.settings)] if noun.settings else []),
+        (resolved.machine.name, machine_line(resolved.machine)),
+        ("job", describe_job(resolved.job)),
+        *([("from", resolved.settings)] if resolved.settings else []),
     ]

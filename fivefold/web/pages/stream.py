@@ -64,9 +64,9 @@ class Stream:
 
     def describe(self, asked: JobQuestion) -> str:
         """Return the question as the first paragraph of an answer."""
-        noun = self.site.resolve(asked)
-        line = describe_question(noun.model, noun.machine, noun.job)
-        return paragraph(" · ".join(filter(None, (line, noun.settings))), kind="about")
+        resolved = self.site.resolve(asked)
+        line = describe_question(resolved.model, resolved.machine, resolved.job)
+        return paragraph(" · ".join(filter(None, (line, resolved.settings))), kind="about")
 
     async def _events(
         self,

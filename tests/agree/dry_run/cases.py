@@ -350,7 +350,7 @@ def _draw(name: str, chance: random.Random) -> Case | None:
     moe = (OWN.get(name) or build_model(name)).moe is not None
     pp, tp, cp, dp = pick((1, 1, 2, 2, 4)), pick((1, 1, 2, 4, 8)), pick((1, 1, 1, 2, 4)), pick((1, 2, 2, 3, 4, 8))
     schedule, v = pick(SCHEDULES) if pp > 1 else "1f1b", 1
-    if pp > 1 and PIPELINE_SCHEDULES[schedule].places_v:
+    if pp > 1 and PIPELINE_SCHEDULES[schedule].is_v_shaped:
         v = 2
     elif schedule == "interleaved":
         v = pick((2, 3))

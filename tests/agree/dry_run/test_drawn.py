@@ -139,7 +139,7 @@ def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str)
     assert all(abs(stage.planned - stage.dry_run) <= SCALARS for stage in verdict.stages), verdict.stages
 
 
-# Pairs that no legal case holds: the two exclude each other, or the engine refuses them by one line.
+# Pairs that no legal case holds: the two exclude each other, or the trainer refuses them by one line.
 IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "bias by distance": ("ring", "unfused"),
     "biased experts": ("adapters", "dpo", "nosp", "sub-norms", "weighed inputs", "xielu"),

@@ -4,7 +4,7 @@
 
 Every loss and gradient to 1e-5, every message as planned, none hangs. Where a gradient alone is farther off, one
 process is asked how far its own larger micro-batches take it: up to twice as far is rounding, and such cases are
-printed. A change of the engine makes done cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
+printed. A change of the trainer makes done cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
 """
 
 from __future__ import annotations

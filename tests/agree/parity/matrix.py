@@ -2,7 +2,7 @@
 
     python -m tests.agree.parity.matrix --markdown docs/explanation/measurements/003-parity.md
 
-A change of the engine makes finished cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
+A change of the trainer makes finished cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
 """
 
 from __future__ import annotations

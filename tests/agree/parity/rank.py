@@ -1,4 +1,4 @@
-"""What one process of a case does: steps through the engine, of which it tells all that can be compared."""
+"""What one process of a case does: steps through the trainer, of which it tells all that can be compared."""
 
 from __future__ import annotations
 

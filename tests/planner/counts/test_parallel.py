@@ -159,7 +159,7 @@ def draw_legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequenc
     degree = st.sampled_from([1, 2, 4, 8])
     pp = draw(st.sampled_from([n for n in (1, 2, 3, 4) if n <= model.layers]))
     schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zb1p", "zbv", "dualpipev"])) if pp > 1 else "1f1b"
-    v = 2 if PIPELINE_SCHEDULES[schedule].places_v else draw(st.integers(2, 3)) if schedule == "interleaved" else 1
+    v = 2 if PIPELINE_SCHEDULES[schedule].is_v_shaped else draw(st.integers(2, 3)) if schedule == "interleaved" else 1
     assume(pp * v <= model.layers)
     sharded_weights = sorted(draw(st.sets(st.integers(1, model.layers - 1), min_size=pp * v - 1, max_size=pp * v - 1)))
     uneven = tuple(

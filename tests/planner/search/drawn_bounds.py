@@ -14,7 +14,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.columns import CandidateLayouts
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import LADDER, SMALL_MICRO_BATCH
+from fivefold.planner.search.tables import MICRO_BATCH_SIZES, SMALL_MICRO_BATCH
 from fivefold.record import UserError
 from tests.planner.draws import case
 
@@ -68,10 +68,14 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
         sizes.append(bounds.memory(candidates, states=light, scaled=True, any_recomputation=True))
     seconds = [np.zeros(len(candidates.partial))]
     if timed:
-        floors = [bounds.floor(max_sequences=most, complete=complete) for most in LADDER for complete in (False, True)]
+        floors = [
+            bounds.floor(max_sequences=most, complete=complete)
+            for most in MICRO_BATCH_SIZES
+            for complete in (False, True)
+        ]
         seconds += [floor[candidates.partial] for floor in floors]
         seconds += [bounds.seconds(candidates)[0], bounds.seconds_of_adjacent_units(candidates)[0]]
-        seconds += [bounds.seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*LADDER, 1)]
+        seconds += [bounds.seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*MICRO_BATCH_SIZES, 1)]
         seconds += [
             bounds.seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
             for most in (SMALL_MICRO_BATCH, 1)

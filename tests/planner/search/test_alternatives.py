@@ -123,7 +123,7 @@ def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> 
     line = next(item.line for item in explain_choices(chosen, planners=[often, once]) if item.choice == "zero1")
     by = once.estimate(Layout.parse(text.replace("zero1", "zero2"))).step_time.seconds / chosen.seconds - 1
     assert by < 0
-    assert f"zero2 (reduce=step) takes {-by:.1%} less" in line
+    assert f"zero2 (--set reduce=step) takes {-by:.1%} less" in line
 
 
 def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:

@@ -20,7 +20,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import TIME_PARTS, Bounds
 from fivefold.planner.search.simulated_bound import group_schedules, simulate_group
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import LADDER, SMALL_MICRO_BATCH
+from fivefold.planner.search.tables import MICRO_BATCH_SIZES, SMALL_MICRO_BATCH
 from fivefold.stack.catalog import build_stack as stack_named
 from tests.planner.draws import calibration
 from tests.planner.search.drawn_bounds import compare_bounds, drawn_space
@@ -52,7 +52,12 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
     size_floor = bounds.resting_bytes()
     seconds_floor = np.max(
-        [bounds.floor(max_sequences=most, complete=complete) for most in LADDER for complete in (False, True)], axis=0
+        [
+            bounds.floor(max_sequences=most, complete=complete)
+            for most in MICRO_BATCH_SIZES
+            for complete in (False, True)
+        ],
+        axis=0,
     )
 
     def sample(candidates, most):
@@ -65,7 +70,7 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     lightest = [bounds.memory(candidates, states=light, scaled=limit) for limit in (False, True)]
     cheap = [
         bounds.seconds_of_adjacent_units(candidates)[0],
-        *(bounds.seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*LADDER, 1)),
+        *(bounds.seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*MICRO_BATCH_SIZES, 1)),
     ]
     cheap += [
         bounds.seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
@@ -115,9 +120,9 @@ def test_messages_at_the_ends_may_overlap_with_units_that_take_longer(schedule: 
     bounds = Bounds(planner, space, space.partials)
     pipe, parallel = bounds.pipelines(candidates), bounds.estimates.parallel(candidates)
     unit = bounds.estimates.adjacent_units(candidates)
-    least = bounds._end_seconds(pipe, candidates, unit, parallel, order_known=False)
+    least = bounds._end_seconds(pipe, candidates, unit, parallel, unit_seconds_are_exact=False)
     for times in (1, 2, 100):
-        ends = bounds._end_seconds(pipe, candidates, times * unit, parallel, order_known=True)
+        ends = bounds._end_seconds(pipe, candidates, times * unit, parallel, unit_seconds_are_exact=True)
         assert (least <= ends * (1 + 1e-9)).all()
 
 

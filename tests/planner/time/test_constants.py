@@ -33,7 +33,7 @@ NO_FIGURES |= {
     "EAGER",
     "ONE",
     "ROPE_APART",
-}  # counts, which tests/planner/time/test_eager_kernels.py holds to the engine's operations
+}  # counts, which tests/planner/time/test_eager_kernels.py holds to the trainer's operations
 NO_FIGURES |= {"_TREE_SHARES", "SIMILAR_SOURCE_WEIGHT", "DOUBT", "SPREAD", "LEVELS", "CACHED", "PRICED"}
 
 

@@ -1,4 +1,4 @@
-"""The passes over memory of ``kernels = "eager"`` against the engine's own functions, operation by operation."""
+"""The passes over memory of ``kernels = "eager"`` against the trainer's own functions, operation by operation."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_masks_are_counted_token_by_token(ranks: int) -> None:
         assert masks.work(ranks=ranks, zigzag=kind) == pytest.approx(
             [item / sum(counted) for item in counted], rel=2e-2
         )
-    for rank in range(ranks):  # as the engine lays tokens
+    for rank in range(ranks):  # as the trainer lays tokens
         held = zigzag(ranks=ranks, rank=rank, sequence=tokens).tolist()
         assert {masks.owner(token * 2 * ranks // tokens, ranks=ranks, zigzag=True) for token in held} == {rank}
     assert max(masks.work(ranks=ranks, zigzag=True)) == pytest.approx(1 / ranks)

@@ -1,4 +1,4 @@
-"""Adapters of a run as a folder of peft and back, and merged; tests/third_party loads them with peft."""
+"""Adapters of a run as a PEFT adapter folder and back, and merged; tests/third_party loads them with peft."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def train_and_save(
 
 
 def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
-    """The full weights of a run that starts from a folder of peft, on the first rank."""
+    """The full weights of a run that starts from a PEFT adapter folder, on the first rank."""
     job, model = job_of(adapter), HuggingFaceFolder.open(base).model
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     huggingface_import.start(base, built=built, model=model)
@@ -150,7 +150,7 @@ def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
 
 
 def folder_of(path: Path, base: Path) -> Path:
-    """A folder of peft with zeros."""
+    """A PEFT adapter folder with zeros."""
     model = HuggingFaceFolder.open(base).model
     factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}
     path.mkdir()

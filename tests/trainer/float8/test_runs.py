@@ -90,7 +90,7 @@ def test_losses_fall_as_those_of_bf16(model: str, names: tuple[str, ...]) -> Non
             (9, 0),
             r"'fp8-tiles': torch multiplies tiles from CUDA 12.9 on, .*; set job.emulate",
         ),
-        ("nvfp4", "nano", (10, 0), r"'nvfp4': the engine has no kernel for blocks; set job.emulate = true"),
+        ("nvfp4", "nano", (10, 0), r"'nvfp4': the trainer has no kernel for blocks; set job.emulate = true"),
         (
             "fp8",
             "qwen3-30b-a3b",

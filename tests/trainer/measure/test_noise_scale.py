@@ -36,7 +36,7 @@ def compute_sequence_gradients() -> list[Tensor]:
 
 
 def measure_noise(text: str) -> tuple[GradientNoise | None, float, list[int]]:
-    """What the engine measures of the same sequences under a layout; and of a plain step its norm."""
+    """What the trainer measures of the same sequences under a layout; and of a plain step its norm."""
     layout = Layout.parse(text)
     job = Job(sequence=LENGTH, global_batch=SEQUENCES, precision=recipe("fp32"))
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))

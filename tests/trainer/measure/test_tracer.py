@@ -39,7 +39,7 @@ SPARSE = DENSE.replace(
     name="sparse", layers=2, moe=MoE(experts=4, topk=2, ffn=16, balance="free", shared_experts=1, dense_layers=1)
 )
 LATENT = DENSE.replace(name="latent", layers=2, mla=MLA(q_rank=16, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8))
-# What the engine does in addition to the planner's operations: copies of data parallelism, and around messages.
+# What the trainer does in addition to the planner's operations: copies of data parallelism, and around messages.
 BESIDE = {
     "weights.gather",
     "gradients.sum",

@@ -1,4 +1,4 @@
-"""Forward and backward under FB change at waits for messages: alone, over a slow network, and in the engine."""
+"""Forward and backward under FB change at waits for messages: alone, over a slow network, and in the trainer."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_pairs_hide_slow_messages(forked: Callable[..., Any]) -> None:
         assert paired < 0.85 * apart
 
 
-# ---- the engine
+# ---- the trainer
 
 
 def record_messages(case: Case, pairs: bool) -> tuple[int, list[tuple[str, str]]]:

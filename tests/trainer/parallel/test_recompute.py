@@ -187,7 +187,7 @@ def test_the_peak_of_the_backward_is_the_planners(model: Model, ac: str) -> None
 @pytest.mark.parametrize("model", [DENSE, ROUTED], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *(ac for ac in SETS if ac != "qkv+core")])
 def test_flops_are_the_planners_when_it_stops_early(model: Model, ac: str) -> None:
-    """Under qkv+core the planner makes the values alone again, and the engine its fan of queries, keys and values."""
+    """Under qkv+core the planner makes the values alone again, and the trainer its fan of queries, keys and values."""
     assert measure_block(model, ac)[2] == count_planned(model, ac)[2]
 
 

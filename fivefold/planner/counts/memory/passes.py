@@ -146,21 +146,27 @@ def pass_peak(rules: PassRules, pass_kind: PassKind) -> tuple[int, Cause]:
     )
     peak = rules.stages.peaks.get(key)
     if peak is None:
-        moments = pass_moments(rules, pass_kind._replace(last=last), all_ends=rules.coalesced.is_uneven)
+        moments = list_pass_moments(
+            rules, pass_kind._replace(last=last), include_non_peak_units=rules.coalesced.is_uneven
+        )
         peak = rules.stages.peaks[key] = max(((moment.bytes, moment.cause) for moment in moments), key=itemgetter(0))
     return peak
 
 
-def pass_moments(rules: PassRules, pass_kind: PassKind, *, all_ends: bool = False) -> Iterator[LiveBytes]:
-    """Return the moments of a pass in order; ``all_ends``: also of units that cannot be the peak."""
+def list_pass_moments(
+    rules: PassRules, pass_kind: PassKind, *, include_non_peak_units: bool = False
+) -> Iterator[LiveBytes]:
+    """Return the moments of a pass in order: the live bytes at each allocation that may be the peak.
+
+    ``include_non_peak_units``: also those of units that cannot be the peak.
+    """
     kind, stage, first = pass_kind.kind, pass_kind.stage, pass_kind.first and not rules.reductions.is_persistent
     units: Sequence[UnitGroupMemory] = rules.stages.chunks[stage].groups
-    if all_ends:
+    if include_non_peak_units:
         units = [unit._replace(can_be_peak=True) for unit in units]
     pending = pending_bytes(rules, pass_kind)
-    w_computes_all = (
-        rules.retains_graph and stage == 0
-    )  # its B computes nothing, as no earlier stage needs a gradient: W does all
+    # stage 0: its B computes nothing, as no earlier stage needs a gradient: W does all
+    w_computes_all = rules.retains_graph and stage == 0
     if kind == "B" and w_computes_all:
         kept_size, gathered_bytes = (
             rules.stages.chunks[stage].kept_bytes,

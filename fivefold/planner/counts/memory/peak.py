@@ -37,7 +37,7 @@ from fivefold.planner.counts.memory.passes import (
     PassRules,
     b_freed_bytes,
     deferred_bytes,
-    pass_moments,
+    list_pass_moments,
     pass_peak,
     pass_rules,
     w_reduced_bytes,
@@ -307,7 +307,7 @@ def _moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> Iterator[
         gradients = _count_gradients(rank_bytes.rules, rank_bytes.states[rank])
         gradient_sums, base = gradient_sums + gradients, base - gradients
     chunk = rank_bytes.rules.stages.chunks[live_pass.pass_kind.stage]
-    for moment in pass_moments(rank_bytes.rules, live_pass.pass_kind, all_ends=True):
+    for moment in list_pass_moments(rank_bytes.rules, live_pass.pass_kind, include_non_peak_units=True):
         logits = min(moment.logits, moment.other)
         part_bytes = (
             gradient_sums + moment.gradients,

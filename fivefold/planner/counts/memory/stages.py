@@ -263,7 +263,7 @@ def stage_buffers(layout: Layout, job: Job, *, stages: int, stream_bytes: int) -
         has_recv_buffers=has_pipeline and stack.recv_buffers == "preallocated",
         retains_outputs=has_pipeline and stack.stage_outputs == "retained",
         retains_graph=stack.deferred_wgrad == "graph",
-        turning_stage=stages // 2 - 1 if layout.pipeline.places_v else -1,
+        turning_stage=stages // 2 - 1 if layout.pipeline.is_v_shaped else -1,
     )
 
 

@@ -116,7 +116,7 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
 
 
 def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> Iterator[Op]:
-    """Yield the operations of peft for the norms of the rows of W + s · B A: B A is B(A(identity)), kept as a graph.
+    """Yield the operations of PEFT for the norms of the rows of W + s · B A: B A is B(A(identity)), kept as a graph.
 
     The norms have no gradient; identity and B A are held until the layer returns, and so is W if it is a copy.
     """
@@ -155,7 +155,7 @@ def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> 
 
 
 def _list_rescaled(op: Op, local: Local, adapter: Adapter, *, held: tuple[str, ...], widens: bool) -> Iterator[Op]:
-    """Yield the operations of peft that add (m / n − 1) W x and m / n · s B A x to W x, in fp32 under autocast.
+    """Yield the operations of PEFT that add (m / n − 1) W x and m / n · s B A x to W x, in fp32 under autocast.
 
     With dropout the first is a second product of W, with the dropped input; its backward keeps a copy of W.
     """

@@ -381,11 +381,12 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
         forward_scratch=forward, backward_scratch=backward
     )
     # PyTorch's kernel for two head dims saves its random seeds, and the log-sum-exp of a multiple of 32 queries
-    if not windowed and dims[0] != dims[1] and kernel == dims and local.facts.own_attention:
+    if not windowed and dims[0] != dims[1] and kernel == dims and local.facts.has_own_attention_kernels:
         n_sequences = part.sequences * ceil_div(job.sequence, chunk) * heads // (part.cp if part.ulysses else 1)
         lse_bytes = 4 * n_sequences * ceil_div(chunk, LSE_QUERIES) * LSE_QUERIES
         core = core._replace(writes=core.writes | {"lse": lse_bytes, "seeds": 16}, keeps=(*core.keeps, "seeds"))
-    if message and model.mla is None and local.facts.own_attention:  # the gradient of v is a view of that of both
+    # the gradient of v is a view of that of both
+    if message and model.mla is None and local.facts.has_own_attention_kernels:
         core = core._replace(gradients={k: 0, v: kv_bytes})
     if model.dynamic_mask is not None:  # the mask has a gradient, as large as it
         mask = rows * job.sequence * heads * width
@@ -404,13 +405,14 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
 def _uses_dropout_kernel(local: Local) -> bool:
     """Return True if attention dropout selects our sliding-window kernel, which redraws the masks."""
     dropped = local.model.dropout_rates.attention > 0
-    return dropped and local.job.stack.attention != "unfused" and local.facts.own_attention
+    return dropped and local.job.stack.attention != "unfused" and local.facts.has_own_attention_kernels
 
 
 def _with_flops(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
     """Return the core with its FLOPs.
 
-    They are those of the full square, of the visible pairs, and with a window those of all cp ranks.
+    ``flops`` count all T × T pairs of query and key, ``causal_flops`` only the visible ones, both divided by cp.
+    ``windowed_flops`` are those of the visible pairs of all cp ranks together, and 0 without a window.
     """
     model, job, part = local.model, local.job, local.part
     per_pair = 2 * core.batch * sum(dims) * part.sequences
@@ -428,13 +430,13 @@ def _with_flops(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) ->
 def _kernel_dims(local: Local, shape: AttentionShape) -> tuple[int, int]:
     """Return the head dims of q and k and of v in the kernel.
 
-    One that computes by blocks (the trainer's ring, its sinks, its groups of query heads, or on CPU) pads both to the
-    larger (``trainer/model/flash_attention.py``).
+    The trainer's blockwise kernel (its ring, sinks, grouped query heads, or on CPU) pads both to the larger
+    (``trainer/model/flash_attention.py``).
     """
     dims = shape.head_dim, shape.value_dim
     by_blocks = (local.part.cp > 1 and not local.part.ulysses) or shape.sinks or shape.heads != shape.kv_heads
     by_blocks = by_blocks and local.job.stack.attention != "unfused"
-    pads = local.job.stack.attention == "blocks" or (by_blocks and local.facts.own_attention)
+    pads = local.job.stack.attention == "blocks" or (by_blocks and local.facts.has_own_attention_kernels)
     return (max(dims),) * 2 if pads else dims
 
 

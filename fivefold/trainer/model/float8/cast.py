@@ -40,45 +40,58 @@ class Cast(NamedTuple):
 
 
 def cast_per_tensor(
-    x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
+    x: Tensor,
+    *,
+    amax: Tensor | None = None,
+    dtype: torch.dtype = E4M3,
+    power_of_two_scales: bool = False,
+    fused: bool = False,
 ) -> Cast:
     """Cast with one scale [] for all of ``x``.
 
-    ``amax``: max |x| if it is already known, of any shape that broadcasts to ``x``. ``powers``: the factor is rounded
-    down to a power of two; ``fused``: use Triton's kernels, as in all casts here.
+    ``amax``: max |x| if it is already known, of any shape that broadcasts to ``x``. ``power_of_two_scales``: the factor
+    is rounded down to a power of two; ``fused``: use Triton's kernels, as in all casts here.
     """
-    return Cast(*_cast(x, amax, ONE, ONE, dtype, powers, fused))
+    return Cast(*_cast(x, amax, ONE, ONE, dtype, power_of_two_scales, fused))
 
 
-def cast_per_matrix(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
+def cast_per_matrix(
+    x: Tensor, *, dtype: torch.dtype = E4M3, power_of_two_scales: bool = False, fused: bool = False
+) -> Cast:
     """Cast with one scale per matrix: ``x`` [..., R, C] → scale [..., 1, 1]."""
-    return Cast(*_cast(x, None, ALL, ALL, dtype, powers, fused))
+    return Cast(*_cast(x, None, ALL, ALL, dtype, power_of_two_scales, fused))
 
 
-def cast_per_row(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
+def cast_per_row(
+    x: Tensor, *, dtype: torch.dtype = E4M3, power_of_two_scales: bool = False, fused: bool = False
+) -> Cast:
     """Cast with one scale per row: ``x`` [..., R, C] → scale [..., R, 1]."""
-    return Cast(*_cast(x, None, 1, ALL, dtype, powers, fused))
+    return Cast(*_cast(x, None, 1, ALL, dtype, power_of_two_scales, fused))
 
 
-def cast_per_tile(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
+def cast_per_tile(
+    x: Tensor, *, dtype: torch.dtype = E4M3, power_of_two_scales: bool = False, fused: bool = False
+) -> Cast:
     """Cast with one scale per 1 x 128 tile: ``x`` [..., R, C] → scale [..., R, ⌈C/128⌉].
 
     The last tile of a row may be short.
     """
-    return Cast(*_cast(x, None, 1, TILE, dtype, powers, fused))
+    return Cast(*_cast(x, None, 1, TILE, dtype, power_of_two_scales, fused))
 
 
 # For rows dispatched to experts in fp8: with power-of-two scales the second cast, along columns for wgrad, changes
 # only exponents (DeepSeek-V3 §3.3.3).
-TILES_OF_POWERS = partial(cast_per_tile, powers=True)
+TILES_OF_POWERS = partial(cast_per_tile, power_of_two_scales=True)
 
 
-def cast_per_block(w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
+def cast_per_block(
+    w: Tensor, *, dtype: torch.dtype = E4M3, power_of_two_scales: bool = False, fused: bool = False
+) -> Cast:
     """Cast with one scale per 128 x 128 block: ``w`` [..., R, C] → scale [..., ⌈R/128⌉, ⌈C/128⌉].
 
     Blocks at the border may be small.
     """
-    return Cast(*_cast(w, None, TILE, TILE, dtype, powers, fused))
+    return Cast(*_cast(w, None, TILE, TILE, dtype, power_of_two_scales, fused))
 
 
 def widen(cast: Cast, dtype: torch.dtype) -> Tensor:
@@ -102,17 +115,17 @@ def scale_(x: Tensor, scale: Tensor) -> None:
 
 @torch.library.custom_op("fivefold::cast", mutates_args=())
 def _cast(
-    x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool, fused: bool
+    x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, power_of_two_scales: bool, fused: bool
 ) -> tuple[Tensor, Tensor]:
     """Compute data and scale as one custom op, so that the dry run counts only its outputs, as for a fused kernel."""
     data, format_max = torch.empty(x.shape, dtype=dtype, device=x.device), torch.finfo(dtype).max
     if fused and x.numel() and (amax is None or amax.numel() == 1):
         scale = x.new_empty(_scale_shape(x, rows, columns) if amax is None else amax.shape, dtype=torch.float32)
-        casts.cast(x, amax, data, scale, rows=rows, columns=columns, powers=powers)
+        casts.cast(x, amax, data, scale, rows=rows, columns=columns, power_of_two_scales=power_of_two_scales)
         return data, scale
     largest = _amax(x, rows, columns) if amax is None else amax
     factor = (format_max / largest.double().clamp(min=MIN_AMAX)).float()
-    if powers:
+    if power_of_two_scales:
         factor = factor.log2().floor_().exp2_()
     source, target = _rows(x), _rows(data)
     for row_slice in row_chunks(source):
@@ -123,7 +136,7 @@ def _cast(
 
 @_cast.register_fake
 def _(
-    x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, powers: bool, fused: bool
+    x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, power_of_two_scales: bool, fused: bool
 ) -> tuple[Tensor, Tensor]:
     data = torch.empty(x.shape, dtype=dtype, device=x.device)
     return data, torch.empty(_scale_shape(x, rows, columns) if amax is None else amax.shape, device=x.device)

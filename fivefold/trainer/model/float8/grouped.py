@@ -26,16 +26,17 @@ class Float8GroupedGemms(GroupedGemms):
     """fp8 grouped GEMMs with the casts of ``recipe``; groups of rows end at ``offsets`` [E]."""
 
     def __init__(self, recipe: Recipe, *, kernel: bool = False, fused: bool = False) -> None:
-        """Set the casts. ``kernel``: use the chip's fp8 units, else emulate.
+        """Choose the casts of ``recipe``. ``kernel``: multiply in the chip's fp8 units; otherwise emulate them.
 
         ``fused``: cast rows and weights with Triton.
         """
-        self.kernel = kernel
-        self.casts, self.wide, self.scaling = casts_of(recipe, fused=fused), recipe.wide_gradients, recipe.scaling
+        self.kernel, self.casts, self.scaling = kernel, casts_of(recipe, fused=fused), recipe.scaling
+        self.gradients_in_16_bits = recipe.wide_gradients
         self.group_size = SCALED_ELEMENTS.get(recipe.scaling, 0)  # elements of a row that share a scale; 0: all
-        self.narrow_gradients = recipe.gradients_bytes == 1
-        self.powers = recipe.dispatches == "fp8"  # rows arrive in fp8: casting them again must be exact
-        if self.powers:
+        self.gradients_in_8_bits = recipe.gradients_bytes == 1
+        # rows arrive in fp8: casting them again must be exact
+        self.power_of_two_scales = recipe.dispatches == "fp8"
+        if self.power_of_two_scales:
             tiles = partial(TILES_OF_POWERS, fused=fused)
             self.casts = self.casts._replace(x=tiles, gradient=tiles)
 
@@ -62,7 +63,7 @@ class Float8GroupedGemms(GroupedGemms):
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor | Cast:
         """Prepare rows [n, in] for ``wgrad``: cast along each group, or unchanged if dW is not computed in fp8."""
-        return x if self.wide else self._cast_along_groups(self.casts.x, x, offsets)
+        return x if self.gradients_in_16_bits else self._cast_along_groups(self.casts.x, x, offsets)
 
     def wgrad(self, gradient: Tensor, columns: Tensor | Cast, offsets: Tensor, ends: Ends) -> Tensor | Cast:
         """Multiply ``gradient`` [n, out]ᵀ by rows [n, in], summed by group → [E, out, in].
@@ -72,7 +73,7 @@ class Float8GroupedGemms(GroupedGemms):
         if not isinstance(columns, Cast):
             return sum_by_group(gradient, columns, offsets, ends)
         gradient_cast = self._cast_along_groups(self.casts.gradient, gradient, offsets)
-        if self.narrow_gradients:
+        if self.gradients_in_8_bits:
             return Cast(*scaled_sums_cast(*gradient_cast, *columns, offsets, gradient.shape[0], self.group_size))
         sums: Tensor = scaled_sums(
             *gradient_cast, *columns, offsets, gradient.shape[0], self.group_size, gradient.dtype
@@ -83,7 +84,7 @@ class Float8GroupedGemms(GroupedGemms):
         """Cast ``x`` [n, C] transposed → [C, n], with scales that do not cross groups."""
         if self.scaling == "tensorwise":
             return caster(x.t())
-        data, scale, outer = cast_groups(x, offsets, self.group_size, self.powers)
+        data, scale, outer = cast_groups(x, offsets, self.group_size, self.power_of_two_scales)
         return Cast(data, scale, outer if outer.numel() else None)
 
 
@@ -132,7 +133,9 @@ def _(
 
 
 @torch.library.custom_op("fivefold::cast_groups", mutates_args=())
-def cast_groups(x: Tensor, offsets: Tensor, group_size: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def cast_groups(
+    x: Tensor, offsets: Tensor, group_size: int, power_of_two_scales: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Cast ``x`` [n, C] → data [C, n], scale, and ``outer`` [1, 1] (NVFP4, else no elements).
 
     There is one scale per column and group (``group_size`` 0), or one per ``group_size`` rows of the group. In NVFP4 a
@@ -146,23 +149,27 @@ def cast_groups(x: Tensor, offsets: Tensor, group_size: int, powers: bool = Fals
         outer = amax / (blocks.LARGEST[blocks.NV] * blocks.LARGEST[blocks.MX])
     for rows, data_columns, scale_columns in zip(*_slice_groups(offsets, group_size), strict=True):
         if rows.start < rows.stop:
-            cast = _cast_turned(x[rows].t(), group_size, powers, amax)
+            cast = _cast_turned(x[rows].t(), group_size, power_of_two_scales, amax)
             data[:, data_columns], scale[:, scale_columns] = cast.data, cast.scale
     return data, scale, outer
 
 
 @cast_groups.register_fake
-def _(x: Tensor, offsets: Tensor, group_size: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, offsets: Tensor, group_size: int, power_of_two_scales: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_cast(x, offsets, group_size)
 
 
-def _cast_turned(turned: Tensor, group_size: int, powers: bool, amax: Tensor | None) -> Cast:
+def _cast_turned(turned: Tensor, group_size: int, power_of_two_scales: bool, amax: Tensor | None) -> Cast:
     """Return the cast of one group's columns [C, n of the group]."""
     if group_size == blocks.MX:
         return blocks.cast_mxfp8(turned)
     if group_size == blocks.NV:
         return blocks.cast_nvfp4(turned, amax=amax)
-    return cast_per_tile(turned, powers=powers) if group_size else cast_per_row(turned, powers=True)
+    return (
+        cast_per_tile(turned, power_of_two_scales=power_of_two_scales)
+        if group_size
+        else cast_per_row(turned, power_of_two_scales=True)
+    )
 
 
 @torch.library.custom_op("fivefold::scaled_sums", mutates_args=())

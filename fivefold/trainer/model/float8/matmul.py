@@ -44,7 +44,7 @@ class OperandCasts(NamedTuple):
     weight_back: Caster
 
 
-_row, _matrix = partial(cast_per_row, powers=True), partial(cast_per_matrix, powers=True)
+_row, _matrix = partial(cast_per_row, power_of_two_scales=True), partial(cast_per_matrix, power_of_two_scales=True)
 CASTS: dict[Scaling, OperandCasts] = {
     "tensorwise": OperandCasts(
         cast_per_tensor, partial(cast_per_tensor, dtype=torch.float8_e5m2), cast_per_matrix, cast_per_matrix
@@ -79,9 +79,13 @@ class Float8Gemms(LinearGemms):
     """
 
     def __init__(self, recipe: Recipe, *, kernel: bool, fused: bool = False) -> None:
-        self.casts, self.kernel, self.wide = casts_of(recipe, fused=fused), kernel, recipe.wide_gradients
+        self.casts, self.kernel, self.gradients_in_16_bits = (
+            casts_of(recipe, fused=fused),
+            kernel,
+            recipe.wide_gradients,
+        )
         self.common = recipe.scaling in COMMON
-        self.narrow_gradients = recipe.gradients_bytes == 1
+        self.gradients_in_8_bits = recipe.gradients_bytes == 1
 
     travels, adds = True, False
 
@@ -130,14 +134,14 @@ class Float8Gemms(LinearGemms):
 
     def columns(self, x: Tensor) -> Tensor | Cast:
         """Prepare ``x`` [R, in] for ``wgrad``: cast along its columns, or unchanged if dW is not computed in fp8."""
-        return x if self.wide else self.casts.x(x.t())
+        return x if self.gradients_in_16_bits else self.casts.x(x.t())
 
     def wgrad(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor | Cast:
         """Return ``gᵀ x`` [out, in], in fp8 with one scale if the recipe has such gradients."""
         if not isinstance(columns, Cast):
             return gradient.t() @ columns
         gradient_cast, inner = self.casts.gradient(gradient.t()), gradient.shape[0]
-        if self.narrow_gradients:
+        if self.gradients_in_8_bits:
             return Cast(*scaled_mm_cast(*gradient_cast, *columns, inner))
         return product(gradient_cast, columns, inner=inner, dtype=gradient.dtype, kernel=self.kernel)
 

@@ -24,18 +24,18 @@ FIRST_TILES = (12, 9)  # first CUDA version with products of tiles
 def describe_missing(recipe: Recipe, *, experts: bool) -> str:
     """Return what this computer is missing for the recipe's products, "" if nothing."""
     if recipe.scaling in ("blocks", "blocks16"):
-        return "the engine has no kernel for blocks"
+        return "the trainer has no kernel for blocks"
     if not torch.cuda.is_available():
         return "a CPU has no fp8 units"
     if torch.version.hip is not None:
-        return "" if not experts and recipe.scaling != "tiles" else "the engine has no kernel for it on AMD's chips"
+        return "" if not experts and recipe.scaling != "tiles" else "the trainer has no kernel for it on AMD's chips"
     capability, device_name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
     if capability < FIRST_FP8:
         return f"{device_name} has no fp8 units (compute capability {capability[0]}.{capability[1]}, not 8.9)"
     if recipe.gradients_bytes == 1:
-        return "the engine has no kernel for gradients in fp8"
+        return "the trainer has no kernel for gradients in fp8"
     if experts and not (recipe.scaling == "rowwise" and recipe.wide_gradients):
-        return "the engine has no kernel for experts but that of fp8-rowwise-gw"
+        return "the trainer has no kernel for experts but that of fp8-rowwise-gw"
     if not experts and recipe.scaling != "tiles":
         return ""
     operands = "experts" if experts else "tiles"

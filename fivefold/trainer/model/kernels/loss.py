@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS
-from fivefold.trainer.model.logits import PLAIN, LogitShape
+from fivefold.trainer.model.logits import PLAIN, LogitTransform
 
 Nats = Callable[[Tensor, Tensor, Tensor | float | None], Tensor]  # signature of ``nats`` and its vocab-parallel form
 Rescale = Callable[[Tensor, Tensor], None]
@@ -21,17 +21,17 @@ def nats(
     gradient_scale: Tensor | float | None,
     *,
     vocab: int | None = None,
-    shape: LogitShape = PLAIN,
+    transform: LogitTransform = PLAIN,
     skips_negative_targets: bool = False,
 ) -> Tensor:
-    """Return Σ over rows of −log softmax(shaped logits)[target], in nats and fp32.
+    """Return Σ over rows of −log softmax(transform(logits))[target], in nats and fp32.
 
-    ``logits`` [rows, V], ``targets`` [rows]. ``logits`` are overwritten: shaped, or with ``gradient_scale`` · their
-    gradient. Columns from ``vocab`` on are padding. ``skips_negative_targets``: rows with a negative target have no
-    loss and gradient 0.
+    ``logits`` [rows, V], ``targets`` [rows]. ``logits`` are overwritten: transformed, or with ``gradient_scale`` ·
+    their gradient. Columns from ``vocab`` on are padding. ``skips_negative_targets``: rows with a negative target have
+    no loss and gradient 0.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
-    shape.shape_(logits, padding=slice(logits.shape[1] if vocab is None else vocab, None))
+    transform.shape_(logits, padding=slice(logits.shape[1] if vocab is None else vocab, None))
     for rows in row_chunks(logits):
         chunk, target = logits[rows], targets[rows, None]
         if skips_negative_targets:
@@ -45,7 +45,7 @@ def nats(
             probabilities.scatter_add_(-1, target, torch.full_like(lse, -1.0))
             if skips_negative_targets:
                 probabilities.masked_fill_(skipped, 0)
-            chunk.copy_(shape.gradient_(probabilities, chunk).mul_(gradient_scale))
+            chunk.copy_(transform.gradient_(probabilities, chunk).mul_(gradient_scale))
         del probabilities  # freed before that of the next chunk is allocated
     return total
 
@@ -78,20 +78,21 @@ def logits_to_gradient(
     logits: Tensor,
     lse: Tensor,
     target: Tensor,
-    own: Tensor,
+    is_local: Tensor,
     gradient_scale: Tensor | float,
     *,
-    shape: LogitShape = PLAIN,
+    transform: LogitTransform = PLAIN,
 ) -> None:
-    """Overwrite ``logits`` [rows, V] with ``gradient_scale`` · (exp(logits − ``lse``) − 1 at ``target`` where ``own``).
+    """Overwrite ``logits`` [rows, V] with their gradient: ``gradient_scale`` · (softmax − one-hot of the target).
 
-    ``lse``, ``target``, ``own`` [rows, 1]: log Σ exp over the full vocabulary, index of the target, whether it is among
-    these V. ``shape``: that of the ``logits``; the gradient is that of the logits before shaping.
+    ``logits`` are transformed already; the gradient is that of the logits before ``transform``. ``lse`` [rows, 1]: log
+    Σ exp over the full vocabulary, of which V entries are on this rank. ``target`` [rows, 1]: index of the target among
+    them, if ``is_local`` [rows, 1].
     """
     for rows in row_chunks(logits):
         probabilities = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
-        probabilities.scatter_add_(1, target[rows], -own[rows].float())
-        logits[rows] = shape.gradient_(probabilities, logits[rows]).mul_(gradient_scale)
+        probabilities.scatter_add_(1, target[rows], -is_local[rows].float())
+        logits[rows] = transform.gradient_(probabilities, logits[rows]).mul_(gradient_scale)
         del probabilities  # freed before that of the next chunk is allocated
 
 

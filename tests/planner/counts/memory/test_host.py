@@ -80,5 +80,5 @@ def test_what_does_not_fit_is_told_to_offload_and_the_host_memory_that_it_takes(
 
 
 def test_the_engine_says_that_it_has_none() -> None:
-    with pytest.raises(UserError, match="offload=optimizer: the engine keeps everything on the device"):
+    with pytest.raises(UserError, match="offload=optimizer: the trainer keeps everything on the device"):
         check_supported(Layout.parse("dp8 mbs1 offload=optimizer"), JOB, model=LLAMA)

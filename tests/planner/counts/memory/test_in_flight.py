@@ -191,7 +191,7 @@ def draw_schedule(some: random.Random) -> tuple[ScheduleName, int, int, int, Pas
     """A schedule that exists, and any rules."""
     while True:
         name: ScheduleName = some.choice(SCHEDULE_NAMES)
-        v = 2 if PIPELINE_SCHEDULES[name].places_v else some.choice((2, 3, 5)) if name == "interleaved" else 1
+        v = 2 if PIPELINE_SCHEDULES[name].is_v_shaped else some.choice((2, 3, 5)) if name == "interleaved" else 1
         pp, micro_batches = some.choice((2, 3, 4, 6)), some.randint(1, 20)
         heads: tuple[GatheredHeads, ...] = ("", "own", "tied")
         reduced: tuple[PendingReductions, ...] = ("never", "last", "each")

@@ -1,4 +1,4 @@
-"""Casts around the products of linear layers: their bytes by hand, and as the engine makes them."""
+"""Casts around the products of linear layers: their bytes by hand, and as the trainer makes them."""
 
 from __future__ import annotations
 

@@ -62,17 +62,17 @@ def find_nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
     return values[take] * x.sign()
 
 
-@pytest.mark.parametrize("powers", [False, True])
+@pytest.mark.parametrize("power_of_two_scales", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("shape", [(3, 7), (130, 257), (2, 129, 130)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_element_is_rounded_to_the_nearest_of_its_part(
-    kind: str, shape: tuple[int, ...], dtype: torch.dtype, powers: bool
+    kind: str, shape: tuple[int, ...], dtype: torch.dtype, power_of_two_scales: bool
 ) -> None:
     x = draw_inputs(*shape, dtype=torch.bfloat16)
-    result = KINDS[kind](x, dtype=dtype, powers=powers)
+    result = KINDS[kind](x, dtype=dtype, power_of_two_scales=power_of_two_scales)
     factor = (torch.finfo(dtype).max / compute_amax(x.double(), kind)).float()
-    if powers:
+    if power_of_two_scales:
         factor = 2.0 ** torch.frexp(factor).exponent.sub(1)
     expected = find_nearest((x.float() * factor), dtype)
     assert torch.equal(result.data.double(), expected)
@@ -81,14 +81,16 @@ def test_every_element_is_rounded_to_the_nearest_of_its_part(
 
 @given(st.sampled_from(sorted(KINDS)), st.integers(1, 300), st.integers(1, 300), st.booleans(), st.integers(0, 9))
 @settings(max_examples=40, deadline=None)
-def test_no_value_is_farther_off_than_half_a_step(kind: str, rows: int, columns: int, powers: bool, seed: int) -> None:
+def test_no_value_is_farther_off_than_half_a_step(
+    kind: str, rows: int, columns: int, power_of_two_scales: bool, seed: int
+) -> None:
     """Three bits of mantissa: 1/16 of the value, or half of the smallest step, 2^-9, of the scale."""
     x = draw_inputs(rows, columns, seed=seed)
-    result = KINDS[kind](x, powers=powers)
-    step = compute_amax(x, kind) / 448 * 2**-10 * (2 if powers else 1)
+    result = KINDS[kind](x, power_of_two_scales=power_of_two_scales)
+    step = compute_amax(x, kind) / 448 * 2**-10 * (2 if power_of_two_scales else 1)
     assert ((widen(result, torch.float32) - x).abs() <= torch.maximum(x.abs() / 16, step) * 1.0001).all()
-    again = KINDS[kind](widen(result, torch.float32), powers=powers)
-    assert powers or torch.equal(again.data.float(), result.data.float())  # the largest stays the largest
+    again = KINDS[kind](widen(result, torch.float32), power_of_two_scales=power_of_two_scales)
+    assert power_of_two_scales or torch.equal(again.data.float(), result.data.float())  # the largest stays the largest
 
 
 @pytest.mark.parametrize(
@@ -114,11 +116,11 @@ def test_scales_have_their_places_on_fake_tensors_too(
 def test_zeros_stay_zero_and_no_number_stays_visible() -> None:
     for kind in KINDS.values():
         assert torch.equal(widen(kind(torch.zeros(3, 4)), torch.float32), torch.zeros(3, 4))
-        for powers in (False, True):
+        for power_of_two_scales in (False, True):
             for bad in (torch.nan, torch.inf, -torch.inf):
                 x = torch.ones(3, 4)
                 x[1, 2] = bad
-                assert widen(kind(x, powers=powers), torch.float32)[1, 2].isnan()
+                assert widen(kind(x, power_of_two_scales=power_of_two_scales), torch.float32)[1, 2].isnan()
     x = torch.ones(3, 4)
     x[1, 2] = torch.inf
     assert torch.equal(widen(cast_per_row(x), torch.float32)[::2], torch.ones(2, 4))  # rows of their own scale are well

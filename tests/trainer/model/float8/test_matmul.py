@@ -102,12 +102,12 @@ def test_each_product_is_the_sum_of_what_its_operands_were_cast_to(name: str) ->
             (cast_per_tensor(g.t(), dtype=E5M2), cast_per_tensor(x.t())),
         ),
         "fp8-rowwise": tuple(
-            (cast_per_row(a, powers=True), cast_per_row(b, powers=True))
+            (cast_per_row(a, power_of_two_scales=True), cast_per_row(b, power_of_two_scales=True))
             for a, b in ((x, w), (g, w.t()), (g.t(), x.t()))
         ),
         "fp8-rowwise-gw": (
-            (cast_per_row(x, powers=True), cast_per_row(w, powers=True)),
-            (cast_per_row(g, powers=True), cast_per_matrix(w.t(), powers=True)),
+            (cast_per_row(x, power_of_two_scales=True), cast_per_row(w, power_of_two_scales=True)),
+            (cast_per_row(g, power_of_two_scales=True), cast_per_matrix(w.t(), power_of_two_scales=True)),
         ),
         "fp8-tiles": (
             (cast_per_tile(x), cast_per_block(w)),

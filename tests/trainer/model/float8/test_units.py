@@ -99,11 +99,11 @@ def test_experts_are_handed_over_row_by_row(monkeypatch: pytest.MonkeyPatch) -> 
         ("fp8-tiles", False, (10, 0), "13.0", "torch multiplies tiles on Hopper alone, and chip has compute capability "
          "10.0"),
         ("fp8-rowwise-gw", True, (9, 0), "12.4", ""),
-        ("fp8-rowwise", True, (9, 0), "12.4", "the engine has no kernel for experts but that of fp8-rowwise-gw"),
+        ("fp8-rowwise", True, (9, 0), "12.4", "the trainer has no kernel for experts but that of fp8-rowwise-gw"),
         ("fp8-rowwise-gw", True, (8, 9), "12.4", "torch multiplies experts on Hopper alone, and chip has compute "
          "capability 8.9"),
-        ("fp8-lm", False, (9, 0), "12.9", "the engine has no kernel for gradients in fp8"),
-        ("mxfp8", False, (10, 0), "13.0", "the engine has no kernel for blocks"),
+        ("fp8-lm", False, (9, 0), "12.9", "the trainer has no kernel for gradients in fp8"),
+        ("mxfp8", False, (10, 0), "13.0", "the trainer has no kernel for blocks"),
     ],
 )  # fmt: skip
 def test_missing_hardware_is_a_one_line_error(

@@ -58,14 +58,14 @@ def check_same(found: Cast, wanted: Cast) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "into", "powers"),
+    ("dtype", "into", "power_of_two_scales"),
     [(torch.float32, E4M3, False), (torch.bfloat16, E4M3, True), (torch.bfloat16, E5M2, False)],
 )
 @pytest.mark.parametrize("kind", mark_share(3, KINDS))
-def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype, powers: bool) -> None:
+def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype, power_of_two_scales: bool) -> None:
     wide, tall, stack = (draw_inputs(*shape, dtype=dtype) for shape in ((3, 1050), (130, 7), (2, 5, 131)))
     for x in (wide, wide.mT, tall, tall.mT, stack, stack.mT):
-        options = {"dtype": into, "powers": powers}
+        options = {"dtype": into, "power_of_two_scales": power_of_two_scales}
         check_same(KINDS[kind](x, fused=True, **options), KINDS[kind](x, **options))
 
 
@@ -78,8 +78,11 @@ def test_zeros_nothing_and_what_is_no_number(kind: str) -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = draw_inputs(3, 200)
         x[1, 150] = bad
-        for powers in (False, True):
-            check_same(KINDS[kind](x, fused=True, powers=powers), KINDS[kind](x, powers=powers))
+        for power_of_two_scales in (False, True):
+            check_same(
+                KINDS[kind](x, fused=True, power_of_two_scales=power_of_two_scales),
+                KINDS[kind](x, power_of_two_scales=power_of_two_scales),
+            )
 
 
 def test_a_known_amax_is_taken() -> None:

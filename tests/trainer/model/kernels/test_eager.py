@@ -16,7 +16,7 @@ from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.loss import cross_entropy, nats
 from fivefold.trainer.model.kernels.rotary import rotate
-from fivefold.trainer.model.logits import LogitShape
+from fivefold.trainer.model.logits import LogitTransform
 from fivefold.trainer.model.rotary import rotary_tables
 
 
@@ -79,10 +79,10 @@ def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.Monk
     logits, weight, targets = draw_inputs(300, 90), draw_inputs(90, 90), torch.arange(300) % 83
     shaped = (logits @ weight * 0.1) * scale
     shaped = shaped if cap is None else torch.tanh(shaped / cap) * cap
-    shape = LogitShape(scale, cap)
+    shape = LogitTransform(scale, cap)
     check_same(shape.apply(logits @ weight * 0.1), shaped, (logits, weight), tolerance=2e-6)
     theirs = F.cross_entropy(shaped[:, :83], targets, reduction="sum") * 0.25
-    ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=partial(nats, vocab=83, shape=shape))
+    ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=partial(nats, vocab=83, transform=shape))
     check_same(ours, theirs, (logits, weight), tolerance=1e-5)
 
 
@@ -120,7 +120,7 @@ def test_rows_with_a_negative_target_have_no_loss(cap: float | None, monkeypatch
     shaped = (logits @ weight * 0.1) if cap is None else torch.tanh(logits @ weight * 0.1 / cap) * cap
     ignored = targets.masked_fill(targets < 0, -100)
     theirs = F.cross_entropy(shaped[:, :83], ignored, reduction="sum", ignore_index=-100) * 0.25
-    nats_of = partial(nats, vocab=83, shape=LogitShape(1.0, cap), skips_negative_targets=True)
+    nats_of = partial(nats, vocab=83, transform=LogitTransform(1.0, cap), skips_negative_targets=True)
     ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=nats_of)
     check_same(ours, theirs, (logits, weight), tolerance=1e-5)
 

@@ -16,7 +16,7 @@ from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.fused.kernels import TritonKernels
 from fivefold.trainer.model.kernels.loss import cross_entropy
-from fivefold.trainer.model.logits import PLAIN, LogitShape
+from fivefold.trainer.model.logits import PLAIN, LogitTransform
 from tests.selection import mark_share
 
 pytest.importorskip("triton", reason="Triton is made for Linux on x86-64")
@@ -113,14 +113,14 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
     check_same(lambda kernels, x: kernels.activate_gated(x[0], x[1], name), (gate, up))
 
 
-@pytest.mark.parametrize("shape", [PLAIN, LogitShape(scale=0.5), LogitShape(cap=5.0)])
+@pytest.mark.parametrize("shape", [PLAIN, LogitTransform(scale=0.5), LogitTransform(cap=5.0)])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("vocab", "skips"), [(7, False), (4099, False), (4099, True)])
-def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitShape, skips: bool) -> None:
+def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitTransform, skips: bool) -> None:
     logits, targets, words = draw_inputs(9, vocab, dtype=dtype) * 3, torch.arange(9) % 5, vocab - 2
 
     def call(kernels: Kernels, x: Sequence[Tensor]) -> Tensor:
-        loss = partial(kernels.nats, vocab=words, shape=shape, skips_negative_targets=skips)
+        loss = partial(kernels.nats, vocab=words, transform=shape, skips_negative_targets=skips)
         chosen = targets.masked_fill(targets == 2, -100) if skips else targets
         return cross_entropy(x[0] * 1, chosen, scale=0.25, loss=loss, rescale=kernels.rescale)
 

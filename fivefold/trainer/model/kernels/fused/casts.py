@@ -23,7 +23,9 @@ class Float8Format(NamedTuple):
 FORMATS = {torch.float8_e4m3fn: Float8Format(3, -6), torch.float8_e5m2: Float8Format(2, -14)}
 
 
-def cast(x: Tensor, amax: Tensor | None, data: Tensor, scale: Tensor, *, rows: int, columns: int, powers: bool) -> None:
+def cast(
+    x: Tensor, amax: Tensor | None, data: Tensor, scale: Tensor, *, rows: int, columns: int, power_of_two_scales: bool
+) -> None:
     """Write ``data`` and ``scale`` of ``x``, which must have elements.
 
     A scale covers ``rows`` x ``columns``; the full matrix if rows are 0, the full tensor if -1, with the largest |x|
@@ -55,7 +57,7 @@ def cast(x: Tensor, amax: Tensor | None, data: Tensor, scale: Tensor, *, rows: i
         0 if amax_bits is None or len(amax_bits) == 1 else 1,
         SHARED=rows > 1,
         KNOWN=amax_bits is not None,
-        POWERS=powers,
+        POWERS=power_of_two_scales,
         SMALLEST=fp8_format.smallest,
         ROUND=fp8_format.mantissa if knobs.runtime.interpret else 0,
         HEIGHT=program_rows,

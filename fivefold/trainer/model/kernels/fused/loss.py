@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
 from fivefold.trainer.model.kernels.loss import skip_rows
-from fivefold.trainer.model.logits import PLAIN, LogitShape
+from fivefold.trainer.model.logits import PLAIN, LogitTransform
 from fivefold.units import ceil_div
 
 
@@ -20,12 +20,12 @@ def nats(
     gradient_scale: Tensor | float | None,
     *,
     vocab: int | None = None,
-    shape: LogitShape = PLAIN,
+    transform: LogitTransform = PLAIN,
     skips_negative_targets: bool = False,
 ) -> Tensor:
     """Compute ``nats`` of ``kernels/loss.py`` in two kernels; PyTorch's kernels shape the logits first."""
-    if shape != PLAIN or (vocab is not None and vocab < logits.shape[1]):
-        shape.shape_(logits, padding=slice(logits.shape[1] if vocab is None else vocab, None))
+    if transform != PLAIN or (vocab is not None and vocab < logits.shape[1]):
+        transform.shape_(logits, padding=slice(logits.shape[1] if vocab is None else vocab, None))
     lse: Tensor = log_sum_exp(logits)
     counted = None
     if skips_negative_targets:
@@ -34,7 +34,7 @@ def nats(
     losses = lse - logits.gather(1, target)
     total = (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
     if gradient_scale is not None:
-        logits_to_gradient(logits, lse, target, counted, gradient_scale, shape=shape)
+        logits_to_gradient(logits, lse, target, counted, gradient_scale, transform=transform)
     return total
 
 
@@ -42,14 +42,14 @@ def logits_to_gradient(
     logits: Tensor,
     lse: Tensor,
     target: Tensor,
-    own: Tensor | None,
+    is_local: Tensor | None,
     gradient_scale: Tensor | float,
     *,
-    shape: LogitShape = PLAIN,
+    transform: LogitTransform = PLAIN,
 ) -> None:
-    """Compute ``logits_to_gradient`` of ``kernels/loss.py`` in one kernel; ``own`` None: all are on this rank."""
+    """Compute ``logits_to_gradient`` of ``kernels/loss.py`` in one kernel; ``is_local`` None: all are on this rank."""
     scale, factor = (gradient_scale, 1.0) if isinstance(gradient_scale, Tensor) else (None, float(gradient_scale))
-    overwrite(logits, lse, target, own, scale, factor * shape.scale, shape.cap or 0.0)
+    overwrite(logits, lse, target, is_local, scale, factor * transform.scale, transform.cap or 0.0)
 
 
 @torch.library.custom_op("fivefold::log_sum_exp", mutates_args=())
@@ -74,7 +74,7 @@ def overwrite(
     logits: Tensor,
     lse: Tensor,
     target: Tensor,
-    own: Tensor | None,
+    is_local: Tensor | None,
     gradient_scale: Tensor | None,
     factor: float,
     cap: float,
@@ -89,13 +89,13 @@ def overwrite(
             logits,
             lse,
             target.contiguous(),
-            lse if own is None else own.contiguous(),
+            lse if is_local is None else is_local.contiguous(),
             lse if gradient_scale is None else gradient_scale,
             factor,
             cap,
             logits.stride(0),
             vocab,
-            OWNED=own is not None,
+            OWNED=is_local is not None,
             SCALED=gradient_scale is not None,
             CAPPED=cap > 0,
             BLOCK=block,
