@@ -27,6 +27,8 @@ from typing import Any
 
 import pytest
 
+from fivefold.record import Record
+
 START_INTERPRETER = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 PYTHON = sys.executable  # a test may replace it
 DEFAULT_TORCH_SEED = 67280421310721  # of a fresh interpreter
@@ -39,11 +41,21 @@ def fork_interpreters() -> None:
 
 
 def import_what_runs_load() -> None:
-    """Import, once before a fork and not in each child, what optimizers and logs load when a run begins."""
+    """Load, once before a fork and not in each child, what a run imports when it begins, and the schemas of records."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch._dynamo
-        import torch.utils.tensorboard  # noqa: F401
+
+        import fivefold.rendering.report
+        import fivefold.trainer.optimizers.adamw  # noqa: F401
+    _build_schemas(Record)
+
+
+def _build_schemas(record: type[Record]) -> None:
+    """Build the schemas of all records, which each child would build for itself when it validates one."""
+    for kind in record.__subclasses__():
+        if not kind.__pydantic_complete__:
+            kind.model_rebuild(raise_errors=False)
+        _build_schemas(kind)
 
 
 @contextmanager

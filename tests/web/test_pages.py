@@ -168,6 +168,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     assert page.locator("input[name=layout]").input_value() == layout
 
 
+@pytest.mark.long  # test_api.py has its answer
 def test_a_run_on_several_machines_leads_to_their_plans(page: Any) -> None:
     page.goto("/search?model=nano&machine=h100:2&gbs=8&where=pp%3D1+cp%3D1+mbs%3D1")
     page.get_by_label("minimize").select_option("energy")
@@ -275,6 +276,7 @@ def test_a_dry_run_shows_where_memory_is_used(page: Any) -> None:
     assert is_within_window(page)
 
 
+@pytest.mark.long  # it starts a process that imports torch
 def test_a_dry_run_that_cannot_be_says_why(page: Any) -> None:
     page.goto("/dryrun?model=nano&machine=h100:4&layout=dp3&run=1")
     playwright.expect(page.get_by_role("alert")).to_contain_text(
@@ -350,7 +352,7 @@ THEMES = {  # what each notebook sets, and how it paints its page
 }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", mark_share(2, ["dark", "light"]))
 @pytest.mark.parametrize("notebook", mark_share(4, THEMES))
 def test_a_notebook_is_read_in_its_theme(page: Any, notebook_output: str, notebook: str, scheme: str) -> None:
     """Its pictures too, which are files of their own: they follow the notebook, and not the browser."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,11 +13,14 @@ from fivefold.cli import app
 from fivefold.dry_run import dryrun
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
+from fivefold.planner.search import search
+from fivefold.results.search_result import SearchResult
 from fivefold.results.step_comparison import compare
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
@@ -32,6 +36,11 @@ def run_command(*words: str) -> str:
     result = CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def search_few(**asked: Any) -> SearchResult:
+    """Search the layouts without pipeline and context parallelism."""
+    return search(**asked, where=Where.parse("pp=1 cp=1 order=default"))
 
 
 def check_dry_run(model: Model, job: Job, layout: Layout = LAYOUT, machine: Machine = NODE) -> None:

@@ -134,6 +134,7 @@ def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -
         assert operations(step, "backward") == backwards(names["forward"])
 
 
+@pytest.mark.long  # one operation of a trace
 def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_path: Path) -> None:
     layout, run = (
         Layout.parse("tp2 mbs2"),

@@ -286,8 +286,8 @@ def test_ranks_of_a_stage_communicate_in_one_order(layout: str) -> None:
     mark_share(
         6,
         [
-            Case("tied", "tp2 pp2 dualpipev ac=qkv+core"),
             Case("dense", "pp2 dualpipe ac=full"),
+            Case("tied", "tp2 pp2 dualpipev ac=qkv+core"),
             Case("biased", "cp2 pp2 dualpipe"),
             Case("moe-free", "tp2 pp2 ep2 dualpipe ac=moe"),
             Case("moe", "dp2 pp2 ep2 dualpipev zero3 ac=full"),

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from shared import JOB, LAYOUT, NODE, TINY
+from shared import JOB, LAYOUT, NODE, TINY, search_few
 
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
-from fivefold.planner.search import search
 
 machine, model = resolve("z9:8", local=Path()), build_model("llama3-8b")
 steps = [predict(model=model, machine=item, layout=LAYOUT, job=JOB).time.step_seconds for item in (machine, NODE)]
 assert steps[0] == steps[1], steps
 assert machine.chip.memory_bytes == 2 * NODE.chip.memory_bytes
-assert search(model=TINY, machine=machine, job=JOB).best
+assert search_few(model=TINY, machine=machine, job=JOB).best

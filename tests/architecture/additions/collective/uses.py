@@ -1,9 +1,8 @@
 """An algorithm of a collective is priced by its constant where it is the fastest, and searched with."""
 
-from shared import JOB, NODE, TINY
+from shared import JOB, NODE, TINY, search_few
 
 from fivefold.layout.mesh import RankGroup
-from fivefold.planner.search import search
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.network import Network
 
@@ -13,4 +12,4 @@ without, full = (
 )
 assert Network(NODE).seconds("all_gather", 10**6, group) == full
 assert full < without
-assert search(model=TINY, machine=NODE, job=JOB).best
+assert search_few(model=TINY, machine=NODE, job=JOB).best

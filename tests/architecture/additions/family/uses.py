@@ -1,12 +1,11 @@
 """A family is read, written, predicted, searched, run dry and named by its tensors."""
 
-from shared import JOB, LAYOUT, NODE, check_dry_run
+from shared import JOB, LAYOUT, NODE, check_dry_run, search_few
 
 from fivefold.model.huggingface.read import from_config, remark
 from fivefold.model.huggingface.tensors import parts
 from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.planner.predict import predict
-from fivefold.planner.search import search
 from fivefold.record import UserError
 
 config = {"model_type": "fake", "d_model": 96, "num_attention_heads": 6, "vocab_size": 512}
@@ -37,5 +36,5 @@ assert tensors["fake.layers.0.mlp.up_proj.weight"] == (300, 96)
 assert len(tensors) == 3 * 9 + 3
 
 assert predict(model=model, machine=NODE, layout=LAYOUT, job=JOB).work.parameters == model.parameters
-assert search(model=model, machine=NODE, job=JOB).best
+assert search_few(model=model, machine=NODE, job=JOB).best
 check_dry_run(model, JOB)

@@ -1,11 +1,10 @@
 """An optimizer is predicted, searched, run dry and trained; another name is an error that lists it."""
 
-from shared import JOB, LAYOUT, NODE, TINY, check_dry_run, train
+from shared import JOB, LAYOUT, NODE, TINY, check_dry_run, search_few, train
 
 from fivefold.job import Job
 from fivefold.planner.predict import predict
 from fivefold.planner.run_estimate import checkpoint_bytes
-from fivefold.planner.search import search
 from fivefold.record import UserError
 
 job = JOB.replace(optimizer=JOB.optimizer.replace(kind="lion"))
@@ -14,7 +13,7 @@ states = [
 ]
 assert 0 < states[0] < states[1], states
 assert checkpoint_bytes(TINY, job) < checkpoint_bytes(TINY, JOB)
-assert search(model=TINY, machine=NODE, job=job).best
+assert search_few(model=TINY, machine=NODE, job=job).best
 check_dry_run(TINY, job)
 losses = train(TINY, job)
 assert losses[-1] < losses[0], losses

@@ -108,6 +108,7 @@ def train(kernels: str) -> tuple[float, float, int]:
     return done.loss, done.norm, len(calls)
 
 
+@pytest.mark.long  # each cast is compared above
 def test_a_step_casts_by_tritons_kernels(forked: Fork) -> None:
     ((*ours, calls),), ((*theirs, none),) = (forked(1, train, kernels) for kernels in ("triton", "eager"))
     assert (calls, none) == (CASTS, 0)
