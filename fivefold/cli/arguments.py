@@ -47,15 +47,17 @@ def resolve_words(words: dict[str, str | None]) -> dict[str, Any]:
 def read_config(
     file: Path, gpus: str | None, words: dict[str, str | None], options: dict[str, Any], ignore: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Return the records of a config, on the machine of ``--gpus``, with job options overriding its job."""
-    if given_words := [word for word in words.values() if word is not None]:
+    """Return the records of a config, on the machine of ``--gpus``, with job options overriding its job.
+
+    Of ``words`` only the model may be given: it replaces that of the config, or is the one that the config leaves out.
+    """
+    if given_words := [word for name, word in words.items() if word is not None and name != "model"]:
         raise UserError(
-            f"--from {file} gives model and layout: leave out {' '.join(map(repr, given_words))}; "
-            "name the machine by --gpus"
+            f"--from {file} gives the layout: leave out {' '.join(map(repr, given_words))}; name the machine by --gpus"
         )
     if gpus is None:
         raise UserError(f"--from {file} needs a machine: add --gpus h100:64")
-    config = load_config([str(file)], build_request(gpus), ignore=ignore or ())
+    config = load_config([str(file)], build_request(gpus, words.get("model")), ignore=ignore or ())
     return {
         "model": config.model,
         "layout": config.layout,

@@ -125,6 +125,7 @@ def replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | N
     return ranks // degree
 
 
+NAME_MODEL = "name it by --model NAME, or before --from"
 RANKS_MISSING = "on how many GPUs it runs: say --gpus h100:64"
 
 
@@ -141,7 +142,7 @@ def build_reading(
     No value of ``fields`` is None.
     """
     document, values = config.document, config.values
-    missing_facts = missing if model or missing else ("the model: say --model NAME",)
+    missing_facts = missing if model or missing else (f"the model: {NAME_MODEL}",)
     layout = job = None
     if model is None:
         ranks = None

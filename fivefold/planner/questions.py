@@ -49,13 +49,21 @@ def largest_micro_batch(
     Raises ``UserError`` if none fits.
     """
     planner, question = Planner(model=model, machine=machine, job=job, risk=risk), "largest micro-batch"
-    sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
+    batch = max(1, job.global_batch // layout.dp)  # of one replica
+    sizes = (layout.replace(mbs=size) for size in reversed(divisors(batch)))
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
     for tried in legal:
         if _fits(planner, tried):
-            return _answer(
-                question, f"{tried.mbs} sequence{'s' if tried.mbs > 1 else ''} at a time", tried.mbs, planner, tried
+            sequences = f"{tried.mbs} sequence{'s' if tried.mbs > 1 else ''}"
+            answer = _answer(question, f"{sequences} at a time", tried.mbs, planner, tried)
+            if tried.mbs < batch:
+                return answer
+            default = " (the default)" if job.global_batch == Job.model_fields["global_batch"].default else ""
+            remark = (
+                f"the global batch of {job.global_batch}{default} is the limit, not memory: it has {sequences} for each "
+                f"of {layout.dp} replicas; a larger one may allow more, such as --gbs {8 * job.global_batch}"
             )
+            return answer.replace(remarks=(remark,))
     if not legal:
         refuse(layout.replace(mbs=job.min_micro_batch), model=model, job=job, machine=machine)
     raise UserError(_describe_shortage(planner, legal[-1]))

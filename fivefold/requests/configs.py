@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.record import UserError
@@ -35,15 +36,27 @@ class LoadedConfig(NamedTuple):
 
 
 def load_config(words: Sequence[str], asked: Overrides, *, ignore: Iterable[str] = ()) -> LoadedConfig:
-    """Read a config; raises ``UserError`` for missing values and for keys with an effect that are not ignored."""
+    """Read a config; raises ``UserError`` for missing values and for keys with an effect that are not ignored.
+
+    A single word that is not a file is split as a shell does: a file and keys that it leaves out, or a launch command.
+    """
     from fivefold.interop.read import read
 
+    if len(words) == 1 and len(words[0].split()) > 1 and not Path(words[0]).exists():
+        words = _split(words[0])
     reading = read(words, asked)
     origin = str(words[0])
     if reading.model is None or reading.layout is None or reading.job is None:
         raise UserError(f"{origin}: does not say {'; '.join(reading.missing)}")
     notes = check_keys(reading, ignore=ignore, origin=origin)
     return LoadedConfig(reading.model, reading.layout, reading.job, notes, reading.data)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text) or [text]
+    except ValueError as fault:
+        raise UserError(f"{text}: {fault}; close the quotes") from None
 
 
 def build_request(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Overrides:

@@ -51,11 +51,29 @@ def test_from_a_file_is_as_by_words(
     assert json.loads(capsys.readouterr().out)["memory"]["peak_bytes"] < step["memory"]["peak_bytes"]
 
 
+def test_what_a_config_leaves_out_is_given_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}')
+    assert run(monkeypatch, "predict", "--from", file, "--gpus", "h100:8") == 2
+    said = capsys.readouterr().err
+    assert "the model: name it by --model NAME, or before --from" in said
+    assert "add max_length=4096 after the file (in quotes with --from)" in said
+    assert run(monkeypatch, "predict", "tiny", "--from", f"{file} max_length=512", "--gpus", "h100:8", "--json") == 0
+    step = json.loads(capsys.readouterr().out)
+    assert (step["model"], step["layout"], step["stack"]) == ("tiny", "dp8 zero3 mbs1", "deepspeed")
+    words = f"{file} max_length=512 model_name_or_path=meta-llama/Llama-3.2-1B"
+    assert run(monkeypatch, "predict", "--from", words, "--gpus", "h100:8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "llama3.2-1b"
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (("predict", "--from", "FILE"), "needs a machine: add --gpus h100:64"),
-        (("predict", "tiny", "--from", "FILE", "--gpus", "h100:8"), "leave out 'tiny'"),
+        (("predict", "tiny", "h100:8", "--from", "FILE", "--gpus", "h100:8"), "leave out 'h100:8'"),
+        (("predict", "--from", "a.json 'b", "--gpus", "h100:8"), "No closing quotation; close the quotes"),
         (("predict", "tiny", "h100:8", "dp8", "--gpus", "h100:8"), "is valid with --from FILE only"),
         (("predict", "--from", "FILE", "--gpus", "h100"), "does not say on how many GPUs it runs"),
         (("search", "--from", "none.toml", "--gpus", "h100:8"), "none.toml: no such file"),

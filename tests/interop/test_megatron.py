@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fivefold.interop.format import ConfigPlan, Overrides
+from fivefold.interop.megatron.emit import arguments
 from fivefold.interop.megatron.to_job import parse_stages
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -153,6 +155,14 @@ def put(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
+# The arguments with type=float, NVIDIA/Megatron-LM@core_v0.16.1:megatron/training/arguments.py; other numbers are int
+FLOATS = {
+    "adam_beta1", "adam_beta2", "adam_eps", "attention_dropout", "clip_grad", "hidden_dropout", "lr", "min_lr",
+    "moe_aux_loss_coeff", "moe_router_bias_update_rate", "moe_router_topk_scaling_factor", "mtp_loss_scaling_factor",
+    "norm_epsilon", "rotary_percent", "sgd_momentum", "weight_decay",
+}  # fmt: skip
+
+
 def test_gpt3(tmp_path: Path) -> None:
     result = read([put(tmp_path, "train.sh", GPT3)])
     assert result.model is not None
@@ -254,7 +264,9 @@ def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
 
 def test_missing_keys_are_named(tmp_path: Path) -> None:
     result = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))])
-    assert result.missing == ("the vocabulary, which its tokenizer has: say --vocab 128256",)
+    assert result.missing == (
+        "the vocabulary, which its tokenizer has: add --vocab-size 128256 to it (or to read and write --vocab 128256)",
+    )
     given = read(
         [put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))], Overrides(vocab=51200)
     )
@@ -356,6 +368,27 @@ def test_a_linear_decay_goes_from_the_warm_up_to_the_end(tmp_path: Path) -> None
     for step in (200, 400, 600, 999):
         theirs = 1.5e-4 - (step - 200) / 800 * (1.5e-4 - 1.5e-5)
         assert learning_rate(job.learning_rate, step=step, steps=job.steps) == pytest.approx(theirs, rel=2e-2), step
+
+
+def test_numbers_are_of_the_types_that_megatron_parses() -> None:
+    written = []
+    for plan in plans("megatron-core", count=60, seed=5):
+        with suppress(UserError):  # not all that the stack runs can be written
+            written.append(arguments(plan))
+    assert len(written) > 20
+    for values in written:
+        floats = {name for name, value in values.items() if isinstance(value, float)}
+        assert floats <= FLOATS, floats - FLOATS
+    assert set().union(*written) >= {"seed", "rotary_base", "max_position_embeddings", "seq_length"}
+    assert all(values.get("seed", 1) > 0 for values in written)  # initialize.py refuses others
+    assert all(values["max_position_embeddings"] >= values["seq_length"] for values in written)
+
+
+def test_a_base_of_positions_that_is_no_whole_number_is_refused() -> None:
+    model = build_model("llama3-8b").replace(rope_theta=10_000.5)
+    plan = ConfigPlan(model, Layout(dp=8, zero=1), Job(sequence=8192, global_batch=8), ranks_per_node=8)
+    with pytest.raises(UserError, match="take 10000"):
+        write(plan, to="megatron")
 
 
 @pytest.mark.parametrize("fused", [True, False])

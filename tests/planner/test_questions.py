@@ -55,6 +55,16 @@ def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
     assert not fits(layout.replace(mbs=2 * size))
 
 
+def test_a_micro_batch_that_the_global_batch_limits_says_so() -> None:
+    layout, job = Layout.parse("dp8 zero3 mbs1"), Job(sequence=4096)
+    limited = questions.largest_micro_batch(model=LLAMA, machine=NODE, job=job, layout=layout)
+    assert limited.value == 1
+    assert "the global batch of 8 (the default) is the limit, not memory" in limited.remarks[0]
+    answer = questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    assert answer.value > 1
+    assert answer.remarks == ()
+
+
 def test_the_longest_sequence_is_the_last_that_fits() -> None:
     layout = Layout.parse("dp2 cp4 zero3 mbs1")
     answer = questions.longest_sequence(model=LLAMA, machine=NODE, job=JOB, layout=layout)

@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
-from fivefold.interop.format import RANKS_MISSING, Document, Overrides, ParsedConfig, build_reading, replicas, world
+from fivefold.interop.format import (
+    NAME_MODEL,
+    RANKS_MISSING,
+    Document,
+    Overrides,
+    ParsedConfig,
+    build_reading,
+    replicas,
+    world,
+)
 from fivefold.interop.huggingface.adapters import read_adapter
 from fivefold.interop.huggingface.data import read_data, read_preferences
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FSDP, PARALLEL, PREFIX, STAGE_3
@@ -50,7 +59,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     preferences = read_preferences(values)
     model, missing = _model(values, document, config.model)
     if values["max_length"] is None:
-        missing += ("the length of a sequence: add max_length=4096 to the file",)
+        missing += ("the length of a sequence: add max_length=4096 after the file (in quotes with --from)",)
     if model is None or ranks is None or values["max_length"] is None:
         missing += () if ranks else (RANKS_MISSING,)
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
@@ -136,14 +145,14 @@ def _model(values: Values, document: Document, overrides: Model | None) -> tuple
         return overrides, ()
     model_name = values["model_name_or_path"]
     if model_name is None:
-        return None, ("the model: say --model NAME",)
+        return None, (f"the model: {NAME_MODEL}",)
     if file := find_config_file(f"{model_name}/config.json", document):
         return catalog.resolve(str(file.parent)), ()
     if known := catalog.find_repository(str(model_name)):
         return catalog.build_model(known), ()
     similar = f" (similar: {join_names(close, 'and')})" if (close := catalog.list_similar(str(model_name))) else ""
-    remark = f"the model {model_name!r}, which is not of the catalog{similar}: say --model NAME, or its config.json"
-    return None, (remark,)
+    advice = "name its config.json, or a model of the catalog, by --model NAME or before --from"
+    return None, (f"the model {model_name!r}, which is not of the catalog{similar}: {advice}",)
 
 
 def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:

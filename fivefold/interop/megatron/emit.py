@@ -85,6 +85,8 @@ def convert_job(plan: ConfigPlan) -> dict[str, Any]:
         | emit_stack(plan)
     )
     values |= {
+        "max_position_embeddings": None if model.positions is None else max(model.positions, job.sequence),
+        "seed": job.seed or None,  # Megatron refuses seeds below 1; unset it takes 1234
         "global_batch_size": job.global_batch,
         "train_iters": job.steps,
         "adam_beta1": job.optimizer.betas[0],
@@ -212,6 +214,7 @@ def convert_model(model: Model) -> dict[str, Any]:
     gated, grouped = model.mlp == "gated", model.kv_heads != model.heads and model.mla is None
     biased = model.mlp_bias
     values: dict[str, Any] = {
+        "rotary_base": _to_integer(model.rope_theta),
         "ffn_hidden_size": model.ffn,
         "kv_channels": model.head_dim,
         "group_query_attention": grouped,
@@ -237,6 +240,13 @@ def convert_model(model: Model) -> dict[str, Any]:
     if mtp := model.mtp:
         values |= {"mtp_num_layers": mtp.depth, "mtp_loss_scaling_factor": mtp.coefficient}
     return values | (_emit_experts(model.moe, model.layers) if model.moe else {})
+
+
+def _to_integer(theta: float) -> int:
+    """Return the base of rotary positions as the whole number that Megatron's argument takes."""
+    if theta != int(theta):
+        raise UserError(f"rope_theta {theta}: Megatron's --rotary-base is a whole number; take {round(theta)}")
+    return int(theta)
 
 
 def _emit_experts(moe: MoE, layers: int) -> dict[str, Any]:

@@ -109,7 +109,10 @@ def read_model(values: Values, overrides: Overrides) -> tuple[Model | None, tupl
         )
     vocab = vocabulary(values, overrides)
     if vocab is None:
-        return None, ("the vocabulary, which its tokenizer has: say --vocab 128256",)
+        return None, (
+            "the vocabulary, which its tokenizer has: add --vocab-size 128256 to it "
+            "(or to read and write --vocab 128256)",
+        )
     layers, width, heads = (values.to_int(name) for name in SIZES)
     fields = {path.partition(".")[2]: value for path, value in values.fields().items() if path.startswith("model.")}
     groups = values.to_int("num_query_groups") if values["group_query_attention"] else heads

@@ -84,7 +84,7 @@ def _file(plan: ConfigPlan, sections: dict[str, list[str]]) -> str:
     module = "megatron.bridge.models.mla_provider" if model.mla else "megatron.bridge.models.gpt_provider"
     sections["dataset"] = [
         f"  seq_length: {job.sequence}",
-        f"  random_seed: {job.seed}",
+        f"  random_seed: {job.seed or TABLE['seed'].default}",
         "  reset_position_ids: false",
         "  reset_attention_mask: false",
         "  eod_mask_loss: false",

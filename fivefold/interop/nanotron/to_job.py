@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
-from fivefold.interop.format import Document, Overrides, ParsedConfig, build_reading, world
+from fivefold.interop.format import NAME_MODEL, Document, Overrides, ParsedConfig, build_reading, world
 from fivefold.interop.keys import Values
 from fivefold.interop.nanotron.keys import MODEL_FIELDS, OPTIMIZER, F, R
 from fivefold.job import Recipe, recipe
@@ -65,15 +65,15 @@ def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
     """Return a Llama or Qwen2 from the config's sizes, which have Hugging Face's names; or what is missing."""
     config = document.values["model"].get("model_config") if isinstance(document.values.get("model"), dict) else None
     if not isinstance(config, dict) or not {"num_hidden_layers", "vocab_size"} <= config.keys():
-        return None, ("the model: say --model NAME",)
+        return None, (f"the model: {NAME_MODEL}",)
     family = next((name for name in FAMILIES if config.get(f"is_{name}_config")), "")
     other_family = next(
         (key for key, value in config.items() if re.fullmatch(r"is_\w+_config", key) and value is True), ""
     )
     if other_family and not family:
-        return None, (f"the model, which by {other_family} is neither Llama nor Qwen2: say --model NAME",)
+        return None, (f"the model, which by {other_family} is neither Llama nor Qwen2: {NAME_MODEL}",)
     if config.get("moe_config"):
-        return None, ("the model, whose moe_config is not read: say --model NAME",)
+        return None, (f"the model, whose moe_config is not read: {NAME_MODEL}",)
     if missing_sizes := [name for name in NUMBERS if config.get(name) is None]:
         return None, (f"the model: its model_config has no {', '.join(missing_sizes)}; or add --model NAME",)
     hf_values = {name: config[name] for name in MODEL_FIELDS if config.get(name) is not None}
