@@ -60,8 +60,8 @@ def largest_micro_batch(
                 return answer
             default = " (the default)" if job.global_batch == Job.model_fields["global_batch"].default else ""
             remark = (
-                f"the global batch of {job.global_batch}{default} is the limit, not memory: it has {sequences} for each "
-                f"of {layout.dp} replicas; a larger one may allow more, such as --gbs {8 * job.global_batch}"
+                f"the global batch of {job.global_batch}{default} is the limit, not memory: it has {sequences} for "
+                f"each of {layout.dp} replicas; a larger one may allow more, such as --gbs {8 * job.global_batch}"
             )
             return answer.replace(remarks=(remark,))
     if not legal:
