@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.forked_python import DEFAULT_TORCH_SEED, find_module, true_interpreters
+from tests.selection import mark_share
 
 PREDICT = [sys.executable, "-m", "fivefold", "predict", "nano", "h100:8", "dp8"]
 
@@ -22,7 +23,10 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PREDICT, *words], capture_output=True, text=True, check=False, **options)
 
 
-@pytest.mark.parametrize("words", [("--json",), ("--gbs", "many"), ("--set", "stepz=3")])
+@pytest.mark.parametrize(
+    "words",
+    mark_share(3, [pytest.param(("--json",)), pytest.param(("--gbs", "many")), pytest.param(("--set", "stepz=3"))]),
+)
 def test_forked_python_prints_and_exits_like_an_interpreter(words: tuple[str, ...], tmp_path: Path) -> None:
     forked = run(*words, cwd=tmp_path)
     with true_interpreters():

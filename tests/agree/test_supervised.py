@@ -94,7 +94,7 @@ def train_alone(run: Run) -> tuple[list[float], float | None]:
     return losses, heldout
 
 
-@pytest.mark.parametrize(("text", "adapter"), mark_share(3, CASES))
+@pytest.mark.parametrize(("text", "adapter"), mark_share(6, CASES))
 def test_a_layout_changes_no_loss_and_counts_are_as_planned(folder: Path, text: str, adapter: Adapter | None) -> None:
     run, layout = run_of(folder, adapter), Layout.parse(text)
     expected, heldout = train_alone(run)

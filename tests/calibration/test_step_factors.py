@@ -207,6 +207,7 @@ def test_an_update_has_seconds_of_its_own():
     assert fit_update(rows) == pytest.approx((0.5, 4e-5, 2e-3), rel=0.02)
 
 
+@pytest.mark.long  # test_calibrate.py starts processes, the next test runs the grid
 @pytest.mark.processes
 def test_steps_of_the_grid_are_measured_in_processes():
     """Kernels, steps and further cases in turns: factors of both dtypes, and the profiles of the cases."""

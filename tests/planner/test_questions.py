@@ -188,8 +188,9 @@ def test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named(monkeypa
         questions.fewest_gpus(model=SMALL, machine=machine, job=Job(sequence=2**15, global_batch=8))
 
 
+@pytest.mark.long  # two searches of 192 GPUs; the tests above limit small ones
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", mark_share(2, [8, 1024]))
+@pytest.mark.parametrize("batch", [8, 1024])
 def test_fewest_gpus_of_a_large_model_of_experts(batch: int) -> None:
     """A search over all layouts of 192 GPUs meets its work limit before it finds one that fits."""
     machine = resolve("h100:256", local=Path("/nowhere"))

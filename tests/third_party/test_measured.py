@@ -18,7 +18,7 @@ PEFT = (
 FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 
 
-@pytest.mark.parametrize("name", mark_share(2, FEW))
+@pytest.mark.parametrize("name", mark_share(4, FEW))
 def test_a_stack_is_as_it_is_predicted(name: str) -> None:
     assert name in CASES
     result = compare_case(name)

@@ -211,7 +211,11 @@ def test_cost_weighs_ranks_and_money() -> None:
 
 
 def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
-    model, job, only = build_model("llama3-8b"), JOB.replace(global_batch=8), Where.parse("pp=1 cp=1 order=default")
+    model, job, only = (
+        build_model("llama3-8b"),
+        JOB.replace(global_batch=8),
+        Where.parse("tp=1 pp=1 cp=1 order=default"),
+    )
     wide, narrow = (
         search(model=model, machine=NODE, job=job, top=1, where=only, recipes=recipes).best[0].step
         for recipes in ([], [RECIPES["fp8"]])

@@ -17,6 +17,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.record import UserError
 from fivefold.rendering.figures import collectives, formats, machine, masks, roofline
 from fivefold.trainer.parallel.ring_blocks import zigzag
+from tests.selection import mark_share
 
 TORCH = {
     "fp64": torch.float64,
@@ -135,15 +136,18 @@ def draw(*words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (("roofline", "llama3-8b", "h100:8", "dp8"), ["989.00 TFLOP/s bf16", "attention.core", "of the peak"]),
-        (("topology", "h100:32"), ["node 3", "NVLink 4", "9 times slower"]),
-        (("bandwidth", "h100:16", "--collective", "all_gather"), ["16 ranks", "all_gather reaches"]),
-        (("collectives", "3"), ["C2", "Σ1", "0.67 buffers"]),
-        (("masks", "4"), ["44%", "zig-zag"]),
-        (("formats", "bf16", "fp8 e4m3"), ["mantissa", "0.0078 apart"]),
-        (("memory-parts", "nano", "h100:2", "dp2", "--gbs", "4"), ["peak"]),
-    ],
+    mark_share(
+        2,
+        [
+            (("roofline", "llama3-8b", "h100:8", "dp8"), ["989.00 TFLOP/s bf16", "attention.core", "of the peak"]),
+            (("topology", "h100:32"), ["node 3", "NVLink 4", "9 times slower"]),
+            (("bandwidth", "h100:16", "--collective", "all_gather"), ["16 ranks", "all_gather reaches"]),
+            (("collectives", "3"), ["C2", "Σ1", "0.67 buffers"]),
+            (("masks", "4"), ["44%", "zig-zag"]),
+            (("formats", "bf16", "fp8 e4m3"), ["mantissa", "0.0078 apart"]),
+            (("memory-parts", "nano", "h100:2", "dp2", "--gbs", "4"), ["peak"]),
+        ],
+    ),
     ids=lambda value: value[0],
 )
 def test_each_is_one_command(words: tuple[str, ...], said: list[str], tmp_path: Path) -> None:

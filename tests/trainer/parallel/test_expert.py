@@ -184,7 +184,7 @@ LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one seque
 @pytest.mark.parametrize(
     ("layout", "tokens", "experts"),
     mark_share(
-        4,
+        6,
         [
             *((layout, 8, E) for layout in LAYOUTS),
             *((item, 32, E) for item in LONG),
