@@ -238,8 +238,8 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
 
     Layers and heads of ``model`` are scaled in eighths, up to 32 times or to where the states alone exceed the memory.
     A layout that fits one size is tried first at the next. A size is taken not to fit, and named, if no layout is found
-    to fit within a work limit. The layout is the first that was found to fit, made faster by single changes: a search
-    for the fastest at the edge of the memory takes many times as long.
+    to fit within a work limit, which is lower between sizes that are known. The layout is the first that was found to
+    fit, made faster by single changes: a search for the fastest at the edge of the memory takes many times as long.
     """
     fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
 
@@ -249,11 +249,11 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
         layout = fits[max(fits)][1] if fits else None
         if layout is None or not (is_legal(layout, model=tried, job=job, machine=machine) and planner.fits(layout)):
             between_known = fits and eighths < 2 * max(fits)
-            work = SearchWork(exact_units=MODEL_UNITS) if between_known else None
+            work = SearchWork(exact_units=MODEL_UNITS if between_known else EXACT_UNITS)
             layout = find_fitting_layout(
                 ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work
             )
-            if layout is None and work is not None and work.is_spent:
+            if layout is None and work.is_spent:
                 undecided.append(eighths)
         if layout is not None:
             fits[eighths] = planner, layout
@@ -264,12 +264,13 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
 
     most = _find_largest(fits_at, limit=_find_largest(holds_states, limit=256), start=8)
     if most == 0:
+        limit = " within the work limit" if undecided else ""
         raise UserError(
-            f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}; take a chip with more "
-            "memory"
+            f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}{limit}; take a chip "
+            "with more memory"
         )
     planner, layout = fits[most]
-    largest, estimate = planner.model, climb(planner, layout)
+    largest, estimate = planner.model, climb(planner, layout, work=SearchWork(exact_units=MODEL_UNITS))
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
     remarks = ["the layout is the first one that fits, made faster by single changes; a search may find a faster one"]

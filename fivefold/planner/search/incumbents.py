@@ -18,7 +18,7 @@ from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import UNITS_PER_ESTIMATE, SearchWork
+from fivefold.planner.search.work import SearchWork
 from fivefold.results.objectives import By
 from fivefold.step import TIGHT_RISK
 
@@ -115,10 +115,8 @@ class Incumbents:
         if (layout, planner.job) in self.seen:
             return
         self.seen.add((layout, planner.job))
-        ranks = planner.memory(layout)
+        ranks = self._count_memory(planner, layout)
         self.evaluated += 1
-        if self.work:
-            self.work.add(UNITS_PER_ESTIMATE)
         peak, risk = self._peak_and_risk(planner, layout, ranks)
         fits = risk <= planner.risk
         if not fits:
@@ -148,8 +146,14 @@ class Incumbents:
 
     def excess_bytes(self, planner: Planner, layout: Layout) -> int:
         """Return the peak bytes of a layout that neither fits nor is tight; else 0."""
-        peak, risk = self._peak_and_risk(planner, layout, planner.memory(layout))
+        peak, risk = self._peak_and_risk(planner, layout, self._count_memory(planner, layout))
         return peak if risk > (TIGHT_RISK if self.looks_at_tight else planner.risk) else 0
+
+    def _count_memory(self, planner: Planner, layout: Layout) -> list[RankMemory]:
+        """Return the memory of a layout, and count the work of its estimate."""
+        if self.work:
+            self.work.add_estimate(layout, planner.job)
+        return planner.memory(layout)
 
     def _peak_and_risk(self, planner: Planner, layout: Layout, ranks: list[RankMemory]) -> tuple[int, float]:
         """Return the peak bytes of a layout, and its risk of running out of memory; 1 where it is sure to."""

@@ -15,10 +15,12 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.validity import refuse
 from fivefold.layout.where import ANY, CP_KINDS, Where
+from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, rank_moves, with_zero
 from fivefold.planner.search.recomputations import list_recomputations
 from fivefold.planner.search.stage_balance import balance, recomputing_less
+from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.ratio_errors import expected_ratio
 from fivefold.results.objectives import By
 from fivefold.results.search_result import Change, Walk
@@ -51,14 +53,22 @@ def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = AN
     )
 
 
-def climb(planner: Planner, layout: Layout) -> Estimate:
+def climb(planner: Planner, layout: Layout, *, work: SearchWork) -> Estimate:
     """Return the end of the path of fastest single changes from ``layout``, which fits, among those that fit.
 
-    The time of changes that do not fit is not counted, so it takes a fraction of ``walk``.
+    The time of changes that do not fit is not counted, so it takes a fraction of ``walk``. Changes whose estimate would
+    exceed the limit of ``work`` are left out, such as long schedules of many stages.
     """
     best = planner.estimate(layout)
+
+    def count_memories() -> Iterator[tuple[Layout, list[RankMemory]]]:
+        for changed in neighbours(best.layout, planner):
+            if work.can_afford(changed, planner.job):
+                work.add_estimate(changed, planner.job)
+                yield changed, planner.memory(changed)
+
     for _ in range(MAX_CHANGES):
-        memories = ((changed, planner.memory(changed)) for changed in neighbours(best.layout, planner))
+        memories = count_memories()
         fitting = [
             planner.estimate(neighbour, ranks=ranks) for neighbour, ranks in memories if planner.fits(neighbour, ranks)
         ]
@@ -69,17 +79,20 @@ def climb(planner: Planner, layout: Layout) -> Estimate:
     return best
 
 
-def neighbours(layout: Layout, planner: Planner) -> Iterator[Layout]:
-    """Yield every legal layout that differs from ``layout`` in one choice."""
+def neighbours(layout: Layout, planner: Planner, *, uneven: bool = True) -> Iterator[Layout]:
+    """Yield every legal layout that differs from ``layout`` in one choice.
+
+    ``uneven``: also stages of unequal work, and recomputation on few pipeline ranks.
+    """
     seen = {layout}
-    for changed in _changes(layout, planner):
+    for changed in _changes(layout, planner, uneven=uneven):
         if changed is not None and changed not in seen:
             seen.add(changed)
             if can_run(changed, planner):
                 yield changed
 
 
-def _changes(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
+def _changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator[Layout | None]:
     """Yield every other choice; None for those that contradict the rest of the layout."""
     model = planner.model
     yield from rank_moves(layout)
@@ -93,11 +106,11 @@ def _changes(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
         yield from (change(layout, shard_group=group) for group in groups)
     if layout.pp > 1:
         yield from _schedules(layout, layers=model.layers)
-        balanced = balance(layout.replace(stages=()), planner)
+        balanced = balance(layout.replace(stages=()), planner) if uneven else None
         yield from (change(layout, stages=stages) for stages in ((), balanced.stages if balanced else ()))
     for ac in list_recomputations(model):
         yield change(layout, ac=ac)
-        if less_recomputed := recomputing_less(layout.replace(ac=ac), planner):
+        if uneven and (less_recomputed := recomputing_less(layout.replace(ac=ac), planner)):
             yield change(layout, ac=less_recomputed.ac)
     active = {axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1}
     orders = {tuple(axis for axis in order if axis in active): order for order in permutations(DEFAULT_ORDER)}

@@ -409,6 +409,32 @@ class Space:
         matches = np.array([layout.ac == ac for ac in self.recomputations])[partials.ac]
         return np.flatnonzero(matches & select_degrees(partials, layout) & (partials.mbs == layout.mbs))
 
+    def find(self, layout: Layout) -> Layout | None:
+        """Return the layout of this space that equals ``layout`` but for axes of one rank in its order; None if none.
+
+        Stages of unequal work, and recomputation on few pipeline ranks, are in no space.
+        """
+        shape = PipelineShape(layout.schedule, layout.pp, layout.v)
+        if layout.ac not in self.recomputations or layout.stages or shape not in self.shapes:
+            return None
+        for block in self.blocks:
+            is_equal = select_degrees(block, layout) & (block.mbs == layout.mbs) & (block.inner == layout.tp_inner)
+            is_equal &= (block.kind == CP_KINDS.index(layout.cp_kind)) & (block.sp == layout.sp)
+            if len(rows := np.flatnonzero(is_equal)):
+                return self._find_candidate(self.expand_recomputations(block.take(rows[:1])), layout)
+        return None
+
+    def _find_candidate(self, partials: PartialLayouts, layout: Layout) -> Layout | None:
+        """Return ``find`` for a layout whose partial layout, with every recomputation, is ``partials``."""
+        shape, zero = PipelineShape(layout.schedule, layout.pp, layout.v), (layout.zero, layout.shards)
+        can_run = self.can_run(shape, self.micro_batches(partials))[0]
+        if not can_run or zero not in self._decode_zeros(int(self._encode_zeros(partials)[0])):
+            return None
+        place = self.recomputations.index(layout.ac), self.shapes.index(shape), *zero, 0
+        candidates = self.place(partials, CandidateLayouts(*(np.array([value]) for value in place)))
+        layouts = (self.layout(partials, candidates, row) for row in range(len(candidates.order)))
+        return next((known for known in layouts if _active_order(known) == _active_order(layout)), None)
+
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, row: int) -> Layout:
         """Return the candidate in row ``row`` as a ``Layout``."""
         partial = candidates.partial[row]
@@ -432,3 +458,8 @@ class Space:
             ac=self.recomputations[ac],
             order=self.orders[int(candidates.order[row])],
         )
+
+
+def _active_order(layout: Layout) -> tuple[MeshAxis, ...]:
+    """Return the order of the axes that have more than one rank."""
+    return tuple(axis for axis in layout.order if getattr(layout, axis) > 1)

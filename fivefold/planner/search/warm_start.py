@@ -24,9 +24,10 @@ from fivefold.planner.search.columns import (
     select_degrees,
 )
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
+from fivefold.planner.search.neighbours import neighbours
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import SMALL_MICRO_BATCH
-from fivefold.planner.search.work import REFINING_UNITS, SearchWork
+from fivefold.planner.search.work import CLIMBING_UNITS, REFINING_UNITS, SearchWork
 
 MAX_LIKELY = 2000  # likely good partial layouts whose bound is computed with their messages
 MAX_LIKELY_MICRO_BATCH = 8  # sequences of a micro-batch of a likely good layout
@@ -42,6 +43,9 @@ MAX_VARIED = 4  # best layouts whose other schedules are tried
 
 def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     """Search all layouts of one space, of which ``bounds`` has no row yet, likely good ones before the others.
+
+    Layouts without tp and cp come before the rest, so that a search that ends at its work limit is no worse for the
+    larger space.
 
     If none of the likeliest fits, some layout that does is looked for by memory alone: bounds of time exclude nothing
     without one. It may be slow, so that the most promising of all are tried next.
@@ -65,9 +69,21 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
         likely = _select_likely(solver, bounds, floors, within_node=False)
         best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
         _evaluate_likely(solver, bounds, likely, best[:MAX_EXPLORED])
-    solver.sweep(bounds, floors)
+    for part in _split_plain(floors):
+        solver.sweep(bounds, part)
     if incumbents.allowed_gap and incumbents.best:
         _search_degrees_of_best(solver, bounds)
+
+
+def _split_plain(floors: list[BoundedSpace]) -> tuple[list[BoundedSpace], list[BoundedSpace]]:
+    """Return the partial layouts of ``floors`` without tp and cp, and the others."""
+    plain, others = list[BoundedSpace](), list[BoundedSpace]()
+    for partials, size, seconds in floors:
+        is_plain = partials.tp * partials.cp == 1
+        for selected, mask in ((plain, is_plain), (others, ~is_plain)):
+            if mask.any():
+                selected.append(BoundedSpace(partials.take(mask), size[mask], seconds[mask]))
+    return plain, others
 
 
 def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections, done: int) -> bool:
@@ -100,6 +116,7 @@ def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections
         solver.report_done(first_solver.done - solver.done)
         return False
     incumbents.evaluate(bounds.planner, nearest.estimate.layout)
+    _climb(solver, bounds)
     return True
 
 
@@ -111,6 +128,20 @@ def _find_smallest(solver: BranchAndBound, bounds: Bounds) -> EvaluatedLayout | 
         first_solver = BranchAndBound(sizes, ranks_per_node=solver.ranks_per_node, timed=False)
         sweep_from_likely(first_solver, Bounds(bounds.planner, space, concatenate(()), work=work))
     return sizes.best[0] if sizes.best else None
+
+
+def _climb(solver: BranchAndBound, bounds: Bounds) -> None:
+    """Evaluate every single change of the best layout, and of the best of these, within a work limit."""
+    incumbents, space, spent = solver.incumbents, bounds.space, bounds.estimates.work.units
+    with _counting_no_losers(solver):
+        current: EvaluatedLayout | None = None
+        while incumbents.best and incumbents.best[0] is not current:
+            current = incumbents.best[0]
+            for changed in neighbours(current.estimate.layout, bounds.planner, uneven=False):
+                if bounds.estimates.work.units > spent + CLIMBING_UNITS:
+                    return
+                if (known := space.find(changed)) is not None:
+                    incumbents.evaluate(bounds.planner, known)
 
 
 def _search_degrees_of_best(solver: BranchAndBound, bounds: Bounds) -> None:

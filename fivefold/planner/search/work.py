@@ -11,12 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fivefold.job import Job
+from fivefold.layout.schedule.pipeline_schedule import ScheduleName
+from fivefold.layout.spec import Layout
+
 UNITS_PER_PASS = 100  # to list the operations of a model's unit and to time them, or to simulate their memory
 UNITS_PER_STATE = 40  # to count the states of a model's unit, or to time its data-parallel messages
 UNITS_PER_PLACE = 30  # to find the groups of a layout
-UNITS_PER_ESTIMATE = 3000  # to estimate a layout
+UNITS_PER_ESTIMATE = 3000  # to estimate a layout, or to count its memory
+UNITS_PER_ACTION = 4  # to list an action of a schedule, once for all layouts with this schedule
+ACTIONS_PER_UNIT = 4  # of a schedule that are simulated in each estimate
+PERIODIC_ROUNDS = 4  # rounds of pp micro-batches of which a longer schedule is extrapolated (``time/steady_state.py``)
 EXACT_UNITS = 5_000_000
 REFINING_UNITS = 1_000_000  # spent on layouts with the mesh of the best after the limit
+CLIMBING_UNITS = 1_000_000  # spent on single changes of a layout that fits, where few do
 DOUBLING_UNITS = 100_000
 FIRST_GAP = 0.01  # allowed first, as a share of the optimum: less than the error of a prediction
 MAX_DOUBLINGS = 20  # beyond which nothing is left to examine
@@ -28,10 +36,30 @@ class SearchWork:
     def __init__(self, *, exact_units: int = EXACT_UNITS, doubling_units: int = DOUBLING_UNITS) -> None:
         self.exact_units, self.doubling_units = exact_units, doubling_units
         self.units = 0
+        self.schedules: set[tuple[ScheduleName, int, int, int]] = set()  # that were simulated
 
     def add(self, units: int) -> None:
         """Count units of work that were spent."""
         self.units += units
+
+    def add_estimate(self, layout: Layout, job: Job) -> None:
+        """Count an estimate of a layout, or of its memory."""
+        self.add(self.price_estimate(layout, job))
+        self.schedules.add((layout.schedule, layout.pp, layout.v, layout.micro_batches(job)))
+
+    def price_estimate(self, layout: Layout, job: Job) -> int:
+        """Return the units that the next estimate of a layout takes: more if its schedule was not simulated before."""
+        pp, v, micro_batches = layout.pp, layout.v, layout.micro_batches(job)
+        if pp == 1:
+            return UNITS_PER_ESTIMATE
+        simulated = micro_batches if layout.pipeline.forwards_first else min(micro_batches, PERIODIC_ROUNDS * pp)
+        actions = 2 * pp * v * simulated
+        is_known = (layout.schedule, pp, v, micro_batches) in self.schedules
+        return UNITS_PER_ESTIMATE + actions // ACTIONS_PER_UNIT + UNITS_PER_ACTION * actions * (not is_known)
+
+    def can_afford(self, layout: Layout, job: Job) -> bool:
+        """Return whether the next estimate of a layout keeps to the limit."""
+        return self.units + self.price_estimate(layout, job) <= self.exact_units
 
     @property
     def is_spent(self) -> bool:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import fivefold
 from fivefold.job import RECIPES, Job
+from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import can_express, reasons
 from fivefold.layout.where import ANY, Where
@@ -407,6 +408,30 @@ def test_a_search_at_its_work_limit_says_how_near_the_best_possible_it_is(by: By
         assert best <= optimum * (1 + result.gap) * (1 + 1e-9)
         assert result.evaluated < exact.evaluated
         assert again.replace(seconds=0) == result.replace(seconds=0)
+
+
+def test_a_search_at_its_work_limit_is_no_worse_than_one_without_tensor_and_context_parallelism() -> None:
+    """Few layouts fit, without tp and cp, and bounds of the many others take the work."""
+    model, machine = build_model("qwen3.5-397b-a17b"), resolve("h200:64", local=Path("/nowhere"))
+
+    def find(*axes: Axis) -> SearchResult:
+        return search(
+            model=model,
+            machine=machine,
+            job=Job(global_batch=512),
+            top=1,
+            axes=axes,
+            recomputations=("none", "full"),
+            schedules=("1f1b", "interleaved"),
+            placements=False,
+            tight=False,
+            work=SearchWork(exact_units=1_000_000),
+        )
+
+    plain, full = find("pp", "ep"), find("tp", "cp", "pp", "ep")
+    assert plain.gap is None
+    assert full.gap is not None
+    assert full.best[0].step.time.step_seconds <= plain.best[0].step.time.step_seconds
 
 
 def test_a_search_within_its_work_limit_is_exact() -> None:
