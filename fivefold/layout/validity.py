@@ -93,7 +93,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from list_mismatches(model, job)
     yield from _stack(layout, job.stack)
     yield from _batch(layout, job)
-    yield from _tensor(layout, model)
+    yield from _tensor(layout, model, machine)
     if (reason := explain_unsupported_2d(layout, model=model, job=job)) is not None:
         yield reason
     yield from _vision(layout, model=model, job=job)
@@ -296,10 +296,11 @@ def _batch(layout: Layout, job: Job) -> Iterator[str]:
     )
 
 
-def _tensor(layout: Layout, model: Model) -> Iterator[str]:
+def _tensor(layout: Layout, model: Model, machine: Machine | None) -> Iterator[str]:
     experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
     ranks = layout.dp * layout.cp * layout.tp // layout.etp
-    tp = _suggest_degrees("tp", layout.tp, lambda n: is_divisible_by_tp(model, n), most=model.heads)
+    largest = min(model.heads, machine.ranks) if machine else model.heads
+    tp = _suggest_degrees("tp", layout.tp, lambda n: is_divisible_by_tp(model, n), most=largest)
     for axis, name, size, fix in (
         ("tp", "heads", model.heads, tp),
         ("tp", "ffn", model.ffn, tp),

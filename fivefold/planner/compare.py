@@ -190,9 +190,9 @@ def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
 
 
 def _free_bytes(case: ComparedCase, step: Step) -> int:
-    """Return what the peak and the driver leave of the device's memory."""
-    layout = Layout.parse(step.layout)
-    return case.machine.chip.memory_bytes - driver_bytes(case.machine, layout) - step.memory.peak_bytes
+    """Return what the allocator and the driver leave of the device's memory."""
+    driver, peak = driver_bytes(case.machine, Layout.parse(step.layout)), step.memory.peak_bytes
+    return case.machine.chip.memory_bytes - driver - max(peak, step.memory.reserved_bytes or 0)
 
 
 def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[Quantity]:

@@ -35,7 +35,7 @@ def list_sections(run: RunEstimate) -> list[AnswerSection]:
     return [
         AnswerSection((subject, layout, duration, _figures(run))),
         AnswerSection((_times(run),), "Where the time goes", f"goodput {run.goodput:.1%}"),
-        AnswerSection((_intervals(run),), "Goodput by checkpoint interval", _interval_words(run)),
+        AnswerSection((_intervals(run),), "Goodput by checkpoint interval, without evaluation", _interval_words(run)),
         AnswerSection((_list_assumptions(run),), "Assumptions", "change one with --assume NAME=VALUE"),
     ]
 
@@ -147,8 +147,9 @@ def _describe_failures(run: RunEstimate) -> str:
 
 def _interval_words(run: RunEstimate) -> str:
     return (
-        f"chosen: every {span(run.interval_seconds)}; Young's formula sqrt(2·δ·M): {span(run.young_seconds)}; "
-        f"each takes {show_seconds(run.written_seconds)} to write"
+        f"chosen: every {span(run.interval_seconds)}; Young's formula, the root of 2 · pause · time between failures: "
+        f"{span(run.young_seconds)}; each pauses training for {show_seconds(run.blocked_seconds)} and takes "
+        f"{show_seconds(run.written_seconds)} to write"
     )
 
 

@@ -98,7 +98,9 @@ def list_stacks(word: str | None = None) -> list[CatalogStack]:
                 axes=runs.axes,
                 zero=runs.zero,
                 schedules=runs.schedules if "pp" in runs.axes else (),
-                configs=tuple(form.name for form in FORMATS if form.stack == stack.name and form.emit),
+                configs=tuple(
+                    form.name for form in FORMATS if form.emit and stack.name in (form.stack, *form.fine_tuning_stacks)
+                ),
             )
         )
     return _select(entries, word, kind="stack")
@@ -115,11 +117,13 @@ def _select(entries: Sequence[Entry], word: str | None, *, kind: str, flag: str 
 
 
 def _texts(value: object) -> list[str]:
-    """Return the texts in the fields of a record, without the names of its fields."""
+    """Return the texts in the fields of a record, without the names of its fields and its source."""
+    if isinstance(value, CatalogModel) and value.experts:
+        return ["moe", "mixture of experts", *_texts(dict(value) | {"experts": None})]
     if isinstance(value, Record):
-        return [text for _, inner in value for text in _texts(inner)]
+        return _texts(dict(value))
     if isinstance(value, dict):
-        return [text for key, inner in value.items() for text in (str(key), *_texts(inner))]
+        return [text for key, inner in value.items() for text in _texts(inner) if key != "source"]
     if isinstance(value, tuple):
         return [text for inner in value for text in _texts(inner)]
     return [value] if isinstance(value, str) else []

@@ -405,7 +405,11 @@ class SweepOptions(SweepRequest, JsonOption):
         ),
     ] = False
     dry: Annotated[
-        bool, Field(description="Only print how many rows the sweep would have; predict and measure nothing.")
+        bool,
+        Field(
+            description="Only print how many rows the sweep would have; predict and measure nothing. This computer, if "
+            "it is among the machines, must be calibrated."
+        ),
     ] = False
 
 
@@ -447,7 +451,10 @@ class CatalogRequest(Request):
 
     word: Annotated[
         Line | None,
-        Field(description="List only the entries that contain this word, in any column."),
+        Field(
+            description="List only the entries that contain this word in a name or value; of models, moe selects "
+            "mixtures of experts."
+        ),
         Argument(),
     ] = None
 
@@ -781,7 +788,11 @@ class NumericsOptions(JsonOption):
         Path | None,
         Field(description="Folder of a run, checkpoint or Hugging Face model. Default: the run's own weights."),
     ] = None
-    precision: PrecisionName = None
+    precision: Annotated[
+        Line | None,
+        Field(description="Precision recipe to compare with fp32, such as fp8-tiles. Default: the run's own."),
+        Option(completion="precisions"),
+    ] = None
     sequences: Annotated[
         int, Field(ge=1, description="Number of sequences to compare on, from the run's first batch.")
     ] = 1

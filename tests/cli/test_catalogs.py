@@ -42,6 +42,9 @@ def test_a_word_selects_by_any_text_of_an_entry() -> None:
     assert [model.name for model in ff.models("QWEN3-30")] == ["qwen3-30b-a3b"]
     assert {machine.name for machine in ff.machines("nvlink 5")} == {"b200", "gb200", "b300", "gb300"}
     assert {stack.name for stack in ff.stacks("zbv")} >= {"fivefold", "zero-bubble", "torchtitan"}
+    mixtures = {model.name for model in ff.models("moe")}
+    assert mixtures == {model.name for model in ff.models() if model.experts}
+    assert "axolotl" in next(stack for stack in ff.stacks() if stack.name == "ddp").configs
     assert len(ff.machines("mi").to_frame("arrow")) == len(ff.machines("mi"))
 
 

@@ -12,6 +12,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
+from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -206,7 +207,7 @@ REFUSALS = [
     ("dp4 tp3", {}, "needs 12 ranks, but eight has 8"),
     ("dp7 mbs2", {}, "global batch 24 is not divisible by dp·mbs=7·2=14; try gbs 28 or dp6 mbs1"),
     ("dp2 mbs5", {}, "global batch 24 is not divisible by dp·mbs=2·5=10; try gbs 30 or mbs4"),
-    ("tp8", {}, "heads=12 is not divisible by tp=8; try tp4 or tp12"),
+    ("tp8", {"machine": with_ranks(MACHINE, 12)}, "heads=12 is not divisible by tp=8; try tp4 or tp12"),
     ("tp4", {"model": MODEL.replace(ffn=90)}, "ffn=90 is not divisible by tp=4; try tp2"),
     ("tp6", {}, "kv_heads=4 and tp=6: one must divide the other; try tp4"),
     ("dp4 ep4", {"model": EXPERTS}, "experts=6 is not divisible by ep=4; try ep2"),
@@ -248,6 +249,11 @@ def test_layout_invalid_for_model_job_or_machine_is_an_error(text: str, changes:
     with pytest.raises(UserError) as caught:
         refuse(Layout.parse(text), **nouns)
     assert words in check_one_line(caught)
+
+
+def test_a_fix_needs_no_more_ranks_than_there_are() -> None:
+    with pytest.raises(UserError, match=r"heads=12 is not divisible by tp=8; try tp4$"):
+        refuse(Layout.parse("tp8"), model=MODEL, job=JOB, machine=MACHINE)
 
 
 @every

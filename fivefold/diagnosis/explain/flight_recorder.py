@@ -213,8 +213,10 @@ def _verdict(problem: Problem) -> str:
     if problem.kind == "missing":
         waiting = next(iter(problem.present.values()))
         where = f", at {waiting.line}" if waiting.line else ""
-        wait = f"{_ranks(problem.present)} {'waits' if len(problem.present) == 1 else 'wait'}"
-        return f"{_ranks(problem.missing)} did not come to {problem.name}, in which {wait}{where}"
+        gave_up = all(entry.done for entry in problem.present.values())  # retired at the time limit
+        wait = "waited until the time limit" if gave_up else "waits" if len(problem.present) == 1 else "wait"
+        place = f"{problem.name}, in which {_ranks(problem.present)} {wait}{where}"
+        return f"{_ranks(problem.missing)} did not come to {place}"
     entry = next(candidate for candidate in problem.present.values() if not candidate.done)
     where = f", at {entry.line}" if entry.line else ""
     return f"all {len(problem.present)} ranks came to {problem.name}{where}, and it did not end"
@@ -250,6 +252,8 @@ def _rank_at(rank: int, problems: Sequence[Problem], last: CollectiveEntry | Non
         entry = problem.present.get(rank)
         if entry is not None and not entry.done:
             return RankAt(rank=str(rank), state=f"waits in {problem.name}", line=entry.line)
+        if entry is not None and problem.kind == "missing":
+            return RankAt(rank=str(rank), state=f"gave up waiting in {problem.name}", line=entry.line)
     if last is None:
         return RankAt(rank=str(rank), state="has called no collective")
     word = "has ended" if last.done else "waits in"
