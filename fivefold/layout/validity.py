@@ -194,7 +194,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
             f"image_tokens={job.image_tokens}: {model.name} makes {fixed} tokens of every image (or of every "
             f"tile of one); take image_tokens={fixed}, or more images"
         )
-    if (tokens := job.images * tower.count_tokens(job.image_tokens)) > job.sequence:
+    if (tokens := count_image_tokens(model, job)) > job.sequence:
         yield f"images={job.images} have {tokens} tokens, more than the sequence of {job.sequence}; try seq {tokens}"
     for is_present, feature, fix in (
         (job.objective == "dpo", "objective=dpo", "sft"),
@@ -216,6 +216,14 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
     ):
         if is_present:
             yield f"images={job.images} are not counted with {feature}; take {fix}"
+
+
+def count_image_tokens(model: Model, job: Job) -> int:
+    """Return the tokens of a sequence that images are; 0 if their number is not known, which is not valid."""
+    tower = model.vision
+    if tower is None or (tower.patches is None and job.image_tokens is None):
+        return 0
+    return job.images * tower.count_tokens(job.image_tokens)
 
 
 def _vision(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

@@ -18,7 +18,10 @@ from fivefold.model.spec import Model
 from fivefold.record import UsageWarning, UserError, join_names, locate, make_unknown_name_error, read_file
 
 # Endings of repositories whose config.json has the sizes of the model without them.
-TUNED_ENDINGS = ("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf", "-instruct-2507", "-thinking-2507")
+TUNED_ENDINGS = (
+    *("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf", "-thinking"),
+    *("-instruct-2507", "-thinking-2507"),
+)
 # Later versions with the same sizes; their context lengths differ.
 SAME_SIZES = (
     ("llama-3-", "llama-3.1-"),
@@ -221,6 +224,31 @@ def _gemma3(*, layers: int, width: int, heads: int, kv_heads: int, head_dim: int
     return shape | scaling | {"num_key_value_heads": kv_heads, "head_dim": head_dim}
 
 
+def _with_siglip(text: dict[str, Any]) -> dict[str, Any]:
+    """Return a Gemma 3 that reads images of 896 x 896 pixels as 256 tokens."""
+    tower = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "patch_size": 14,
+        "image_size": 896,
+        "vision_use_head": False,
+    }
+    return {"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": text, "vision_config": tower}
+
+
+def _qwen3_vl(text: dict[str, Any], **tower: Any) -> dict[str, Any]:
+    """Return a Qwen3-VL around a Qwen3; ``tower``: what is not the default of transformers' Qwen3VLVisionConfig."""
+    text = text | {"model_type": f"{text['model_type'].replace('qwen3', 'qwen3_vl')}_text", "rope_theta": 5e6}
+    text = text | {"max_position_embeddings": 262_144}
+    kind = text["model_type"].removesuffix("_text")
+    tower = {"model_type": kind, "out_hidden_size": text["hidden_size"]} | tower
+    tied = text.get("tie_word_embeddings", False)
+    return {"model_type": kind, "tie_word_embeddings": tied, "text_config": text, "vision_config": tower}
+
+
 def _small_gemma3(*, layers: int, width: int, ffn: int) -> dict[str, Any]:
     shape = _shape("gemma3_text", layers=layers, width=width, heads=4, ffn=ffn, vocab=262_144, positions=32_768)
     return shape | {"num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512}
@@ -354,15 +382,53 @@ CATALOG: dict[str, CatalogEntry] = {
     "qwen3-235b-a22b": CatalogEntry(
         "Qwen/Qwen3-235B-A22B", _qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536)
     ),
+    "qwen2.5-vl-7b": CatalogEntry(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        {
+            "model_type": "qwen2_5_vl",
+            "tie_word_embeddings": False,
+            "text_config": _shape(
+                "qwen2_5_vl_text", layers=28, width=3584, heads=28, ffn=18_944, vocab=152_064, positions=128_000
+            )
+            | {"num_key_value_heads": 4, "rope_theta": 1e6},
+            "vision_config": {"model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 3584},
+        },
+    ),
+    "qwen3-vl-4b": CatalogEntry(
+        "Qwen/Qwen3-VL-4B-Instruct",
+        _qwen3_vl(
+            _qwen3(layers=36, width=2560, heads=32, ffn=9728) | _TIED,
+            depth=24,
+            hidden_size=1024,
+            intermediate_size=4096,
+            deepstack_visual_indexes=[5, 11, 17],
+        ),
+    ),
+    "qwen3-vl-8b": CatalogEntry(
+        "Qwen/Qwen3-VL-8B-Instruct", _qwen3_vl(_qwen3(layers=36, width=4096, heads=32, ffn=12_288))
+    ),
+    "qwen3-vl-32b": CatalogEntry(
+        "Qwen/Qwen3-VL-32B-Instruct", _qwen3_vl(_qwen3(layers=64, width=5120, heads=64, ffn=25_600))
+    ),
+    "qwen3-vl-30b-a3b": CatalogEntry(
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        _qwen3_vl(_qwen3_moe(layers=48, width=2048, heads=32, ffn=6144, expert_ffn=768)),
+    ),
+    "qwen3-vl-235b-a22b": CatalogEntry(
+        "Qwen/Qwen3-VL-235B-A22B-Instruct",
+        _qwen3_vl(_qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536)),
+    ),
     "gemma2-9b": CatalogEntry(
         "google/gemma-2-9b",
         _shape("gemma2", layers=42, width=3584, heads=16, ffn=14_336, vocab=256_000, positions=8192)
         | {"num_key_value_heads": 8},
     ),
     "gemma3-4b": CatalogEntry(
-        "google/gemma-3-4b-pt",  # its text_config
-        _shape("gemma3_text", layers=34, width=2560, heads=8, ffn=10_240, vocab=262_208, positions=131_072)
-        | {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        "google/gemma-3-4b-pt",
+        _with_siglip(
+            _shape("gemma3_text", layers=34, width=2560, heads=8, ffn=10_240, vocab=262_208, positions=131_072)
+            | {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+        ),
     ),
     "phi3-mini": CatalogEntry(
         "microsoft/Phi-3-mini-4k-instruct",
@@ -497,14 +563,16 @@ CATALOG: dict[str, CatalogEntry] = {
         f"{_GEMMA}, and config.json of mlx-community/gemma-3-1b-pt-6bit, a copy",
     ),
     "gemma3-12b": CatalogEntry(
-        "google/gemma-3-12b-pt",  # its text_config
-        _gemma3(layers=48, width=3840, heads=16, kv_heads=8, head_dim=256, ffn=15_360),
+        "google/gemma-3-12b-pt",
+        _with_siglip(_gemma3(layers=48, width=3840, heads=16, kv_heads=8, head_dim=256, ffn=15_360)),
         f"{_GEMMA}, and config.json of OpenPipe/gemma-3-12b-it-text-only",
     ),
     "gemma3-27b": CatalogEntry(
-        "google/gemma-3-27b-pt",  # its text_config
-        _gemma3(layers=62, width=5376, heads=32, kv_heads=16, head_dim=128, ffn=21_504)
-        | {"query_pre_attn_scalar": 168},
+        "google/gemma-3-27b-pt",
+        _with_siglip(
+            _gemma3(layers=62, width=5376, heads=32, kv_heads=16, head_dim=128, ffn=21_504)
+            | {"query_pre_attn_scalar": 168}
+        ),
         f"{_GEMMA}, and Lightning-AI/litgpt@2685705:litgpt/config.py; "
         "the vocabulary of Gemma3TextConfig, transformers 5.23:models/gemma3/configuration_gemma3.py",
     ),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fivefold.job import RECIPES, Job, Recipe, recipe
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import count_image_tokens
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import driver_bytes
@@ -184,6 +185,14 @@ def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
         yield row(name, "bytes", "less", lambda step, part=part: getattr(_find_peak_stage(step), f"{part}_bytes"))  # type: ignore[misc]
     yield from _time_rows(steps, row)
     yield row("parameters of the model", "count", "neither", lambda step: step.work.parameters)
+    yield row("parameters of the vision tower", "count", "neither", lambda step: step.work.vision_parameters)
+    yield Quantity(
+        name="image tokens of a sequence",
+        unit="count",
+        better="neither",
+        values=tuple(float(count_image_tokens(case.model, case.job)) for case, _ in predicted),
+    )
+    yield row("FLOPs of images", "count", "neither", lambda step: step.work.vision_flops)
     yield row("hardware FLOPs", "count", "less", lambda step: step.work.hardware_flops)
     for axis in dict.fromkeys(item.axis for step in steps for item in step.traffic):
         yield row(f"sent over axis {axis}", "bytes", "less", lambda step, axis=axis: _sum_sent_bytes(step, axis))  # type: ignore[misc]

@@ -14,7 +14,7 @@ from math import ceil, log2
 from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import describe_assumed_batch, is_legal, refuse
+from fivefold.layout.validity import count_image_tokens, describe_assumed_batch, is_legal, refuse
 from fivefold.layout.where import ANY
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -32,7 +32,7 @@ from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.record import UserError
 from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnswer
 from fivefold.step import FITS_RISK
-from fivefold.units import show_bytes, show_count, show_risk
+from fivefold.units import ceil_div, show_bytes, show_count, show_risk
 
 NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
 MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of one size of a model
@@ -74,19 +74,21 @@ def longest_sequence(
 ) -> QuestionAnswer:
     """Return the longest sequence in tokens with which ``layout`` fits.
 
-    It is at most 2^24, and a multiple that cp and sp can split.
+    It is at most 2^24, at least the tokens of the job's images, and a multiple that cp and sp can split.
     """
     step = 2 * layout.cp * layout.tp
+    fewer = max(0, ceil_div(count_image_tokens(model, job), step) - 1)  # steps that the images do not fit into
     longest = min(MAX_SEQUENCE, model.positions) if model.position == "learned" else MAX_SEQUENCE
     question = "longest sequence"
-    refuse(layout, model=model, job=job.replace(sequence=step), machine=machine)
+    refuse(layout, model=model, job=job.replace(sequence=(fewer + 1) * step), machine=machine)
 
     def planner(steps: int) -> Planner:
         return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step), risk=risk)
 
-    most = _find_largest(lambda steps: _fits(planner(steps), layout), limit=longest // step)
-    if most == 0:
-        raise UserError(_describe_shortage(planner(1), layout))
+    more = _find_largest(lambda more: _fits(planner(fewer + more), layout), limit=longest // step - fewer)
+    if more == 0:
+        raise UserError(_describe_shortage(planner(fewer + 1), layout))
+    most = fewer + more
     beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
     return _answer(question, f"{most * step:,} tokens{beyond}", most * step, planner(most), layout)
 
@@ -97,15 +99,28 @@ def fine_tunes(
     """Return what fits of full fine-tuning, LoRA and QLoRA, and how fast each is.
 
     Adapters are the job's, or of rank 16. Without a ``layout``: all ranks share the weights (ZeRO-3), blocks are
-    recomputed.
+    recomputed. The remarks of the first answer name the methods that are not modelled for this model and job; raises
+    ``UserError`` if none is.
     """
     ranks = machine.ranks
     spread = layout or Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
     lora = (job.adapter or Adapter()).replace(base=None)
-    return [
-        _fine_tune(model, machine, job.replace(adapter=adapter), spread.replace(mbs=job.min_micro_batch), risk=risk)
-        for adapter in (None, lora, lora.replace(base="nf4"))
-    ]
+    answers, errors = list[FineTune](), dict[str, UserError]()
+    for adapter in (None, lora, lora.replace(base="nf4")):
+        tuned, smallest = job.replace(adapter=adapter), spread.replace(mbs=job.min_micro_batch)
+        try:
+            answers.append(_fine_tune(model, machine, tuned, smallest, risk=risk))
+        except UserError as error:
+            errors[name_method(tuned)] = error
+    if not answers:
+        raise next(iter(errors.values()))
+    remarks = tuple(f"no answer for {method}: {error}" for method, error in errors.items())
+    return [answers[0].replace(remarks=remarks), *answers[1:]]
+
+
+def name_method(job: Job) -> str:
+    """Return how a job trains its model: full, or the name of its adapter."""
+    return "full" if job.adapter is None else job.adapter.name
 
 
 def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> FineTune:
@@ -122,7 +137,7 @@ def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk
     estimate = planner.estimate(chosen)
     totals = planner.allocator_totals(chosen, planner.memory(chosen))
     return FineTune(
-        method="full" if job.adapter is None else job.adapter.name,
+        method=name_method(job),
         layout=str(chosen),
         longest_sequence=int(longest),
         micro_batch=largest.mbs if largest else 0,

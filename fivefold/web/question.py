@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from pydantic import Field, model_validator
 
-from fivefold.bounded_types import Ffn, Heads, Layers, Vocab, Width
+from fivefold.bounded_types import Ffn, Heads, Layers, Tokens, Vocab, Width
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
@@ -75,10 +75,11 @@ class JobQuestion(MachineRequest, defer_build=False):
 
     reads_settings: ClassVar[bool] = True
     shape: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "kv_heads", "ffn", "vocab")
-    choices: ClassVar[dict[str, str]] = {  # fields of a job that the page offers as choices, and their keys
+    job_keys: ClassVar[dict[str, str]] = {  # fields of a job that the page has controls for, and their keys
         "optimizer": "optimizer.kind",
         "loss": "loss",
         "documents": "documents",
+        **{name: name for name in ("images", "image_tokens", "freeze_vision_tower", "freeze_projector")},
         **{part: f"precision.{part}" for part in PRECISION_PARTS},
     }
 
@@ -96,6 +97,12 @@ class JobQuestion(MachineRequest, defer_build=False):
     optimizer: Line | None = Field(None, description="Update rule: adamw, muon, …; likewise the next two fields.")
     loss: Line | None = None
     documents: Line | None = None
+    images: Annotated[int | None, Field(ge=0, description="Images in a sequence, of a model with a vision tower.")] = (
+        None
+    )
+    image_tokens: Tokens | None = Field(None, description="Tokens of an image.")
+    freeze_vision_tower: bool = Field(False, description="The vision tower is not trained.")
+    freeze_projector: bool = Field(False, description="Neither is the projector.")
     weights_bytes: Line | None = Field(
         None, description="Bytes of a weight, instead of the precision's; likewise the next seven fields."
     )
@@ -139,8 +146,8 @@ class JobQuestion(MachineRequest, defer_build=False):
     @property
     def settings(self) -> tuple[str, ...]:
         """Return all fields of the job that the command line takes by ``--set``."""
-        chosen = ((key, getattr(self, name)) for name, key in self.choices.items())
-        return (*self.set, *(f"{key}={value}" for key, value in chosen if value is not None))
+        chosen = ((key, getattr(self, name)) for name, key in self.job_keys.items())
+        return (*self.set, *(f"{key}={str(value).lower()}" for key, value in chosen if value not in (None, False)))
 
     def _model(self, folder: ServedFolder) -> Model:
         if self.config:

@@ -58,6 +58,19 @@ PUBLISHED = {
     "seed-oss-36b": 36_151_104_512,
 }
 
+# With the vision tower and its projector, by the safetensors metadata of the repository.
+WITH_TOWERS = {
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen3-vl-4b": 4_437_815_808,
+    "qwen3-vl-8b": 8_767_123_696,
+    "qwen3-vl-32b": 33_357_390_064,
+    "qwen3-vl-30b-a3b": 31_070_754_032,
+    "qwen3-vl-235b-a22b": 235_670_022_896,
+    "gemma3-4b": 4_300_079_472,
+    "gemma3-12b": 12_187_325_040,
+    "gemma3-27b": 27_432_406_640,
+}
+
 # (total, active) in billions, as named in the papers and model cards, to the digits given there.
 ROUNDED = {
     "gpt3-175b": (174.6, 174.6),
@@ -87,6 +100,15 @@ ROUNDED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts(name: str) -> None:
     assert build_model(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", WITH_TOWERS)
+def test_published_counts_with_vision_towers(name: str) -> None:
+    model, layout = build_model(name), Layout.parse("dp8 zero3 mbs1 ac=full")
+    assert model.vision is not None
+    job = Job(sequence=4096, global_batch=8, images=1, image_tokens=None if model.vision.patches else 1024)
+    step = predict(model=model, machine=machines.resolve("h100:8", local=Path("/nowhere")), layout=layout, job=job)
+    assert step.work.parameters == WITH_TOWERS[name]
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -241,6 +263,7 @@ def test_unknown_names(text: str, says: str, tmp_path: Path, monkeypatch: pytest
         ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
         ("google/gemma-3-27b-it", "gemma3-27b"),
+        ("Qwen/Qwen3-VL-8B-Thinking", "qwen3-vl-8b"),
         ("HuggingFaceTB/SmolLM3-3B", "smollm3-3b"),
     ],
 )

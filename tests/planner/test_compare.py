@@ -116,3 +116,20 @@ def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:
     larger = [item._replace(machine=resolve("h100:8 memory=50GiB", local=Path("/nowhere"))) for item in cases]
     assert finding(compare(larger)).startswith("A trains most")
     assert finding(compare(larger, risk=0.01)) == "only B fits; A has a risk above 1 %"
+
+
+def test_images_are_rows() -> None:
+    model, job = build_model("gemma3-4b"), JOB.replace(images=2)
+    cases = [ComparedCase(model, NODE, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
+    rows = {row.name: row.values for row in compare([cases[0], cases[1]._replace(job=JOB)]).rows}
+    assert rows["image tokens of a sequence"] == (512.0, 0.0)
+    assert rows["parameters of the vision tower"] == (419_816_304.0, None)
+    (images, none) = rows["FLOPs of images"]
+    assert images is not None
+    assert images > 0
+    assert none is None
+    words = {variant.name: variant.facts for variant in compare([cases[0], cases[1]]).variants}
+    assert words == {"A": ("dp8",), "B": ("dp4", "tp2")}
+    assert not {"FLOPs of images", "image tokens of a sequence"} & {
+        row.name for row in compare([case("dp8 zero3 mbs1"), case("dp4 tp2 zero3 mbs1")]).rows
+    }

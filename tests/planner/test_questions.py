@@ -65,6 +65,33 @@ def test_a_micro_batch_that_the_global_batch_limits_says_so() -> None:
     assert answer.remarks == ()
 
 
+def test_a_sequence_is_not_shorter_than_its_images() -> None:
+    about: dict[str, Any] = {"model": build_model("gemma3-4b"), "layout": Layout.parse("dp8 zero3 mbs1 ac=full")}
+    job = Job(sequence=4096, global_batch=8, images=20, freeze_vision_tower=True)  # 5,120 tokens
+    answer = questions.longest_sequence(machine=NODE, job=job, **about)
+    steps = [predict(machine=NODE, job=job.replace(sequence=int(answer.value) + more), **about) for more in (0, 2)]
+    assert [step.memory.risk <= 0.05 for step in steps] == [True, False]
+    assert answer.memory_bytes == steps[0].memory.peak_bytes
+    small = NODE.replace(chip=NODE.chip.replace(memory_bytes=6 * 2**30))
+    with pytest.raises(UserError, match="needs at least"):
+        questions.longest_sequence(machine=small, job=job, **about)
+
+
+def test_methods_that_are_not_modelled_are_named_next_to_those_that_are() -> None:
+    model = build_model("gemma3-4b")
+    job = Job(sequence=4096, global_batch=8, images=2, freeze_vision_tower=True, freeze_projector=True)
+    full, lora = questions.fine_tunes(model=model, machine=NODE, job=job)
+    assert (full.method, lora.method) == ("full", "lora:16")
+    assert full.memory_bytes > 1.5 * lora.memory_bytes
+    (remark,) = full.remarks
+    assert remark.startswith("no answer for qlora:16: layout 'dp8 zero3 mbs1 ac=full': images=2 are not counted with")
+    only = questions.fine_tunes(model=build_model("qwen3-30b-a3b"), machine=NODE, job=JOB)
+    assert [way.method for way in only] == ["full"]
+    assert [remark.split(":")[0] for remark in only[0].remarks] == ["no answer for lora", "no answer for qlora"]
+    with pytest.raises(UserError, match="dp16"):
+        questions.fine_tunes(model=model, machine=NODE, job=job, layout=Layout.parse("dp16"))
+
+
 def test_the_longest_sequence_is_the_last_that_fits() -> None:
     layout = Layout.parse("dp2 cp4 zero3 mbs1")
     answer = questions.longest_sequence(model=LLAMA, machine=NODE, job=JOB, layout=layout)

@@ -28,8 +28,12 @@ STEPS = [
     {"layout": "tp2", "set": ["overlap=dp,pp", "learning_rate.peak=3e-4", "precision.moments_bytes=2,2"]},
     {"layout": "dp2 zero1", "stack": "megatron-core", "master_bytes": "2", "moments_bytes": "2,2"},
     {"layout": "dp2", "adapter": "lora:8", "set": ["adapter.targets=q_proj,v_proj"]},
+    {
+        "model": "gemma3-4b", "layout": "dp2 zero3", "seq": 2048,
+        "images": 2, "image_tokens": 256, "freeze_vision_tower": True, "freeze_projector": True,
+    },
     {"layout": "dp2", "machine": "h100:2 memory=40GiB price=3", "set": ["recv_buffers=preallocated"]},
-]
+]  # fmt: skip
 WHERE = "dp=2 zero=1 ac=none mbs=1 order=default"
 SEARCHES = [
     {"where": WHERE, "top": 3, "also": ["fp8"], "memory": "40GiB", "exact": True, "front": 2},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fivefold.model.catalog import CATALOG, build_model
@@ -15,6 +15,7 @@ from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
+from fivefold.model.vision_weights import count_vision
 from tests.model.judged import UNLISTED, count_mtp_parameters
 
 
@@ -30,7 +31,8 @@ def build_on_meta(config: Any) -> torch.nn.Module:
         if config.model_type in UNLISTED:
             module: torch.nn.Module = getattr(transformers, UNLISTED[config.model_type])._from_config(config)
         else:
-            module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+            module = auto.from_config(config)  # type: ignore[no-untyped-call]
     return module
 
 
@@ -52,7 +54,10 @@ LAST = {entry.config["model_type"]: name for name, entry in CATALOG.items()}  # 
 def test_catalog_models_equal_their_reference_class(name: str) -> None:
     config = reference(CATALOG[name].config)
     model, module = from_config(config.to_dict(), name=name), build_on_meta(config)
-    assert model.parameters == size(module) + (count_mtp_parameters(module) if model.mtp else 0)
+    tower = count_vision(model.vision) if model.vision is not None else 0
+    assert model.parameters + tower == size(module) + (count_mtp_parameters(module) if model.mtp else 0)
+    if tower:
+        config, module = config.text_config, module.get_submodule("model.language_model")
     assert model.replace(source="") == build_model(name).replace(source="")  # the old keys and those of transformers 5
     scales = [part.scaling for part in module.modules() if hasattr(part, "scaling")]
     attentions = filter(model.has_attention, range(model.layers))
@@ -197,8 +202,9 @@ def test_llama31_as_published() -> None:
 
 
 def test_gemma3_takes_the_text_of_a_multimodal_config() -> None:
-    text = {key: value for key, value in CATALOG["gemma3-4b"].config.items() if key != "vocab_size"}
-    wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    published = CATALOG["gemma3-4b"].config
+    text = {key: value for key, value in published["text_config"].items() if key != "vocab_size"}
+    wrapper = published | {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     model = from_config(wrapper, name="gemma3-4b")
     assert model.replace(source="") == build_model("gemma3-4b").replace(source="")
     assert (model.rope_theta, model.rope_theta_sliding, model.window) == (1e6, 1e4, 1024)

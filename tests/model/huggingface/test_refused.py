@@ -99,7 +99,9 @@ def test_unsupported_config_is_a_one_line_error(config: dict[str, Any], says: st
 
 
 @pytest.mark.parametrize("junk", [None, -1, 0, "many", [], [7], {}, {"factor": "x"}, float("nan")], ids=repr)
-@pytest.mark.parametrize("name", ["llama3-405b", "gemma3-4b", "gpt2", "deepseek-v2", "kimi-k2", "gpt-oss-20b"])
+@pytest.mark.parametrize(
+    "name", ["llama3-405b", "gemma3-1b", "gemma3-4b", "gpt2", "deepseek-v2", "kimi-k2", "gpt-oss-20b"]
+)
 def test_random_values_in_any_key_build_a_model_or_are_one_line(name: str, junk: object) -> None:
     published = reference(CATALOG[name].config).to_dict() | CATALOG[name].config
     for key in published:
