@@ -97,7 +97,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     if (reason := explain_unsupported_2d(layout, model=model, job=job)) is not None:
         yield reason
     yield from _vision(layout, model=model, job=job)
-    yield from _mixers(layout, model)
+    yield from _mixers(layout, model, sequence=job.sequence)
     yield from _indexer(layout, model)
     yield from _explain_unsharded_attention(layout, model)
     yield from _context(layout, model=model, job=job)
@@ -407,7 +407,7 @@ def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {fix}"
 
 
-def _mixers(layout: Layout, model: Model) -> Iterator[str]:
+def _mixers(layout: Layout, model: Model, *, sequence: int) -> Iterator[str]:
     """Yield the reasons why the token mixers other than attention cannot be sharded."""
     tp, kinds = layout.tp, model.non_attention_mixers
     for kind, units in _list_unsharded_mixers(model, tp):
@@ -421,10 +421,16 @@ def _mixers(layout: Layout, model: Model) -> Iterator[str]:
     for kind in kinds:
         geometry = getattr(model, kind)
         units = geometry.get_sharded_units(model.width)
-        if not geometry.swaps_heads:
+        if geometry.context_parallel == "none":
             yield f"cp={layout.cp} would shard the tokens of {kind}, which is not supported; take cp1"
         elif layout.cp_kind != "ulysses":
             yield f"cp={layout.cp} as a ring would cut the chain of states of {kind}; take cp=ulysses"
+        elif geometry.context_parallel == "halo":
+            if (tokens := sequence // layout.cp) < geometry.taps - 1:
+                yield (
+                    f"{tokens} tokens of a sequence on each rank of cp={layout.cp} are fewer than the "
+                    f"{geometry.taps - 1} before a token that {kind} reads; lower cp, or take longer sequences"
+                )
         elif units.number // tp % layout.cp:
             number = units.number // tp
             fix = f"cp{divisor_below(number, layout.cp)}"

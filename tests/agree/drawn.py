@@ -412,7 +412,8 @@ def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int, cp: int)
     kinds = [
         kind
         for kind in sorted(mixers)
-        if (tp == 1 or mixers[kind].get_sharded_units(model.width)) and (cp == 1 or mixers[kind].swaps_heads)
+        if (tp == 1 or mixers[kind].get_sharded_units(model.width))
+        and (cp == 1 or mixers[kind].context_parallel != "none")
     ]
     kind, other = chance.sample(kinds, 2)
     patterns = (

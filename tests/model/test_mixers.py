@@ -11,6 +11,7 @@ from fivefold.layout.local_weight import RankCoordinate, local_slice
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
@@ -24,6 +25,7 @@ KEYS = {
     "mixers": ("gated_delta_net",),
     "gated_delta_net": GatedDeltaNet(key_heads=2, value_heads=8, key_dim=8, value_dim=8),
 }
+CHANNELS = {"mixers": ("mamba", "attention"), "mamba": Mamba(inner=64, rank=2)}
 TIME_MIXING = {"mixers": ("rwkv",), "rwkv": RWKV(inner=32)}
 CONV = SMALL.replace(mixers=("short_conv", "attention"), short_conv=ShortConv(taps=4))
 
@@ -59,7 +61,12 @@ def test_the_weights_of_a_short_convolution() -> None:
 @pytest.mark.parametrize(
     ("layout", "job", "says"),
     [
-        ("cp2", {}, "cp=2 would shard the tokens of short_conv, which is not supported; take cp1"),
+        ("cp2", {}, "cp=2 as a ring would cut the chain of states of short_conv; take cp=ulysses"),
+        (
+            "cp4 cp=ulysses",
+            {"sequence": 8},
+            "2 tokens of a sequence on each rank of cp=4 are fewer than the 3 before a token that short_conv reads",
+        ),
         ("dp2", {"documents": "separate"}, "short_conv mixes tokens across documents; take documents='joined'"),
         ("dp2", {"precision": recipe("bf16-autocast")}, "short_conv is not counted under autocast"),
     ],
@@ -78,6 +85,7 @@ def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
         ("tp4", GROUPS, "the 2 groups of mamba2 are not divisible by tp=4; try tp2"),
         ("tp4", KEYS, "the 2 key heads of gated_delta_net are not divisible by tp=4; try tp2"),
         ("tp2", TIME_MIXING, "tp=2 would shard the channels of rwkv, which is not supported; take tp1"),
+        ("cp2 cp=ulysses", CHANNELS, "cp=2 would shard the tokens of mamba, which is not supported; take cp1"),
         ("cp2", GROUPS, "cp=2 as a ring would cut the chain of states of mamba2; take cp=ulysses"),
         ("tp2 cp2 cp=ulysses", KEYS, "1 key heads of gated_delta_net on each rank of tp .* by cp=2; try cp1"),
         (

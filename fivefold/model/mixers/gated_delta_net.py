@@ -9,7 +9,7 @@ Source: transformers 5.23, ``models/qwen3_next/modeling_qwen3_next.py``, ``Qwen3
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import model_validator
 
@@ -24,7 +24,7 @@ CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-lin
 class GatedDeltaNet(MixerGeometry):
     """The geometry of a Gated DeltaNet: a state [key_dim, value_dim] for each value head."""
 
-    swaps_heads: ClassVar[bool] = True
+    context_parallel = "heads"
 
     key_heads: Heads  # query and key heads, each of which serves equally many value heads
     value_heads: Heads  # value heads

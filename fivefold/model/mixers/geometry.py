@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from fivefold.record import Record
 
@@ -17,10 +17,11 @@ class ShardedUnits(NamedTuple):
 class MixerGeometry(Record):
     """The geometry of a token mixer. A kind that tensor parallelism shards overrides both methods.
 
-    ``swaps_heads``: context parallelism divides the same units, by Ulysses.
+    ``context_parallel``: how context parallelism shards it. ``heads``: the same units, by Ulysses. ``halo``: the
+    tokens; a rank gets the last few of the rank before it. ``none``: it is not supported.
     """
 
-    swaps_heads: ClassVar[bool] = False
+    context_parallel: ClassVar[Literal["none", "heads", "halo"]] = "none"
 
     def get_sharded_units(self, width: int) -> ShardedUnits | None:
         """Return what tensor parallelism divides in a layer of ``width``; None: it is not supported."""

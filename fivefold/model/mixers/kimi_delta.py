@@ -10,7 +10,7 @@ Source: transformers 5.23, ``models/kimi_linear/modeling_kimi_linear.py``, ``Kim
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -26,7 +26,7 @@ SUBCHUNK = 16  # tokens of a chunk whose decays to one another are computed pair
 class KimiDelta(MixerGeometry):
     """The geometry of Kimi delta attention: a state [dim, dim] for each head."""
 
-    swaps_heads: ClassVar[bool] = True
+    context_parallel = "heads"
 
     heads: Heads  # heads of queries, keys and values
     dim: HeadDim  # dims of a head

@@ -9,7 +9,7 @@ Source: transformers 5.23, ``models/mamba2/modeling_mamba2.py``, ``Mamba2Mixer``
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e6)]
 class Mamba2(MixerGeometry):
     """The geometry of a Mamba-2 layer: a state [state, head_dim] for each head."""
 
-    swaps_heads: ClassVar[bool] = True
+    context_parallel = "heads"
 
     heads: Heads  # heads, each with a decay of its own
     head_dim: HeadDim  # dims of a head

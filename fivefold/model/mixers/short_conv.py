@@ -21,6 +21,8 @@ Taps = Annotated[int, Field(ge=1, le=2**10)]  # 3 in LFM2, 4 in Mamba and Gated 
 class ShortConv(MixerGeometry):
     """The geometry of a gated short convolution, which is as wide as the residual stream."""
 
+    context_parallel = "halo"
+
     taps: Taps = 3  # tokens that the convolution reads: the current one and those before it
     bias: bool = False  # the convolution and both projections have biases
 

@@ -102,7 +102,7 @@ class Space:
         config_axes = stack.config_axes or stack.axes
         mixers = [getattr(model, kind) for kind in model.non_attention_mixers]
         self.mixer_units = [units for mixer in mixers if (units := mixer.get_sharded_units(model.width))]
-        unsharded = set[str]() if all(mixer.swaps_heads for mixer in mixers) else {"cp"}
+        unsharded = set[str]() if all(mixer.context_parallel != "none" for mixer in mixers) else {"cp"}
         is_whole = model.attention_experts or model.dynamic_mask is not None or model.differential
         unsharded |= {"tp", "cp"} if is_whole else set()
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted

@@ -156,7 +156,7 @@ class UnitTimer:
         axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
         self.sent[0][axis] += forward.seconds
         self.sent[1][axis] += backward.seconds + resent.seconds
-        is_ring = not self.nccl and _is_ring(message)  # its hops are always overlapped
+        is_ring = not self.nccl and _is_ring(op)  # its hops are always overlapped
         forward_alone, backward_alone, resent_alone = (
             (exposed, backward_exposed, resent) if is_ring else (forward.seconds, backward.seconds, resent)
         )
@@ -268,7 +268,7 @@ class UnitTimer:
         message, seconds = self.ops[index].message, sent.overlappable_seconds
         assert message is not None
         axis, times = message.axis.partition("_")[0], max(1, message.times)
-        is_ring = _is_ring(message)
+        is_ring = _is_ring(self.ops[index])
         if not (self.can_overlap and axis in self.job.stack.overlap) and not (is_ring and not self.nccl):
             return sent.seconds  # also with gloo, the hops of a ring overlap attention
         if axis == "tp":
@@ -352,9 +352,9 @@ class UnitTimer:
         )
 
 
-def _is_ring(message: OpMessage) -> bool:
+def _is_ring(op: Op) -> bool:
     """Return True if messages go around a ring, each overlapping the attention on the keys already present."""
-    return message.axis == "cp" and message.forward == "p2p"
+    return op.kind == "attention" and op.message is not None and op.message.forward == "p2p"
 
 
 def combine_host_and_device(device: float, host: float, constants: Constants) -> float:

@@ -3,7 +3,8 @@
 ring     rank r holds chunks r and 2cp−1−r of 2cp; forward cp−1 p2p of (k, v), backward cp−1 of (k, v) and cp−1 of
          (dk, dv), each concurrent with a block of attention   (Liu et al., arXiv:2310.01889; zig-zag as in Llama 3)
 ulysses  rank r holds the r-th of cp contiguous chunks; all_to_all of q, k, v and out between heads and tokens, of other
-         token mixers of what their scans read and write   (Jacobs et al., arXiv:2309.14509)
+         token mixers of what their scans read and write   (Jacobs et al., arXiv:2309.14509); p2p of the tokens before
+         a rank's own that a short convolution reads
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def attach(model: nn.Module, axis: AxisGroup, *, kind: Kind) -> None:
         else:
             attention.hooks = Ulysses(axis)  # type: ignore[assignment]
             core.heads = core.heads._replace(rank=axis.rank, ranks=axis.size)
+    for mixer in (module for module in model.modules() if hasattr(module, "halo")):
+        mixer.halo = TokenHalo(axis)  # type: ignore[assignment]
     for mixer in (module for module in model.modules() if isinstance(getattr(module, "shape", None), MixerGeometry)):
         mixer.hooks = MixerUlysses(axis)  # type: ignore[assignment]
         mixer.shape = cast(MixerGeometry, mixer.shape).shard(axis.size)  # type: ignore[assignment]
@@ -118,6 +121,31 @@ class MixerUlysses:
         (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, view)  # type: ignore[no-untyped-call]
         local_rows: Tensor = exchanged.flatten(0, 1)
         return local_rows
+
+
+class TokenHalo:
+    """Exchanges the tokens at the edges of the contiguous chunk that each rank holds of every sequence.
+
+    Messages go around, so that all ranks send equally: the first rank drops what the last one sends, and returns zeros.
+    """
+
+    def __init__(self, axis: AxisGroup) -> None:
+        self.axis = axis
+
+    def get_before(self, last: Tensor) -> Tensor:
+        """Return the last tokens of the rank before this one; zeros at the first rank. ``last``: those of this rank."""
+        before = self._pass_on(last.contiguous(), 1)
+        return before.zero_() if self.axis.rank == 0 else before
+
+    def return_before(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of this rank's last tokens from the rank after it; ``gradient``: of ``get_before``."""
+        return self._pass_on(gradient.zero_() if self.axis.rank == 0 else gradient, -1)
+
+    def _pass_on(self, x: Tensor, step: int) -> Tensor:
+        arriving, place, ranks = torch.empty_like(x), self.axis.rank, self.axis.size
+        for pending in exchange([(x, (place + step) % ranks)], [(arriving, (place - step) % ranks)], self.axis):
+            pending.wait()
+        return arriving
 
 
 Direction = Callable[[Tensor, AxisGroup], Callable[[], Tensor]]

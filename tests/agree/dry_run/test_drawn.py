@@ -167,7 +167,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "kimi delta": ("adapters", "documents", "ring"),
     "negative eigenvalues": ("adapters", "documents", "ring"),
     "norms by mixer": ("adapters", "documents", "ring"),
-    "short convolution": ("adapters", "documents", "ring", "ulysses"),
+    "short convolution": ("adapters", "documents", "ring"),
     "latent": (
         "adapters",
         "bias by distance",

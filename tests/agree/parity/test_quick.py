@@ -42,6 +42,7 @@ CASES = [
     Case("delta", "dp2 tp2 ep2 zero3 mbs1 ac=full"),
     Case("delta", "cp2 ep2 zero1 mbs1 ac=full cp=ulysses"),
     Case("mamba2", "cp2 pp2 zb1p mbs2 cp=ulysses"),
+    Case("convolution", "tp2 cp2 mbs1 cp=ulysses ac=core"),
     Case("kimi delta", "dp2 cp2 zero3 mbs1 ac=core cp=ulysses"),
     Case("mamba2", "dp2 zero3 mbs1 ac=full"),
     Case("mamba2", "dp2 tp2 zero2 mbs1"),

@@ -5,7 +5,7 @@ It saves its input alone; the backward convolves again. Sums are in fp32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,29 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
 
-def convolve(x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None) -> Tensor:
-    """Return the causal depthwise convolution of ``x``, summed in fp32: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b."""
+class Halo(Protocol):
+    """The tokens before and after those that this rank has of each sequence (context parallelism)."""
+
+    def get_before(self, last: Tensor) -> Tensor:
+        """Return [B, taps − 1, D] of the tokens before this rank's, zeros at the first rank; ``last``: its own last."""
+
+    def return_before(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of ``last`` that the rank after this one has; ``gradient``: that of ``get_before``."""
+
+
+def convolve(x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None, before: Tensor | None = None) -> Tensor:
+    """Return the causal depthwise convolution of ``x``, summed in fp32: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b.
+
+    ``before``: the taps − 1 tokens before ``x``; None: zeros.
+    """
     taps = weight_DK.shape[-1]
     weight_KD = weight_DK.t().to(get_sum_dtype(x_BTD.dtype))
     y_BTD = x_BTD * weight_KD[-1]
     for back in range(1, min(taps, x_BTD.shape[1])):
         y_BTD[:, back:].addcmul_(x_BTD[:, :-back], weight_KD[-1 - back])
+    if before is not None:
+        for back in range(1, taps):
+            y_BTD[:, :back].addcmul_(before[:, -back:], weight_KD[-1 - back])
     return y_BTD if bias_D is None else y_BTD.add_(bias_D)
 
 
@@ -44,13 +60,25 @@ def convolve_backward(grad_BTD: Tensor, weight_DK: Tensor) -> Tensor:
     return x_grad
 
 
-def filter_gradient(grad_BTD: Tensor, x_BTD: Tensor, weight_DK: Tensor) -> Tensor:
+def convolve_halo_backward(grad_BTD: Tensor, weight_DK: Tensor) -> Tensor:
+    """Return the gradient [B, taps − 1, D] of the tokens ``before`` those of ``convolve``."""
+    reach = weight_DK.shape[-1] - 1
+    weight_KD = weight_DK.t().to(grad_BTD.dtype)
+    gradient = grad_BTD.new_zeros(len(grad_BTD), reach, grad_BTD.shape[2])
+    for back in range(1, reach + 1):
+        gradient[:, -back:].addcmul_(grad_BTD[:, :back], weight_KD[-1 - back])
+    return gradient
+
+
+def filter_gradient(grad_BTD: Tensor, x_BTD: Tensor, weight_DK: Tensor, before: Tensor | None = None) -> Tensor:
     """Return the gradient of the filters of ``convolve``: Σ over tokens of the output's gradient · the input's tap."""
     gradient = torch.zeros_like(weight_DK, dtype=grad_BTD.dtype)
     taps = weight_DK.shape[-1]
     for back in range(min(taps, x_BTD.shape[1])):
         tokens = x_BTD.shape[1] - back
         gradient[:, -1 - back] = (grad_BTD[:, back:] * x_BTD[:, :tokens]).sum((0, 1))
+        if before is not None and back:
+            gradient[:, -1 - back] += (grad_BTD[:, :back] * before[:, -back:]).sum((0, 1))
     return gradient.to(weight_DK.dtype)
 
 
