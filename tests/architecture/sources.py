@@ -17,3 +17,9 @@ def read_text(file: Path) -> str:
 def parse_file(file: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse(read_text(file))
+
+
+@cache
+def list_nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return all nodes of a syntax tree: to walk it takes longer than what a test does with them."""
+    return tuple(ast.walk(tree))

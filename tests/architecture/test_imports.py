@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.sources import parse_file
+from tests.architecture.sources import list_nodes, parse_file
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "fivefold"
@@ -37,7 +37,7 @@ def test_the_import_contract_holds() -> None:
 
 
 def list_imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (name.name.partition(".")[0] for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -60,7 +60,7 @@ def test_no_two_modules_import_one_another() -> None:
     for path in PACKAGE.rglob("*.py"):
         name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
         known = graph[name] = set()
-        for node in ast.walk(parse_file(path)):
+        for node in list_nodes(parse_file(path)):
             if isinstance(node, ast.Import):
                 known |= {item.name for item in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.sources import parse_file, read_text
+from tests.architecture.sources import list_nodes, parse_file, read_text
 from tests.docs.prose import PATTERN
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ ALLOWED = {
 
 def find_violations(tree: ast.AST, path: str) -> Iterator[str]:
     """Yield ``path: name`` for each banned name, and ``path: name: docstring`` for each fragment."""
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             docstring = ast.get_docstring(node) or ""
             if FRAGMENTS.match(docstring):
@@ -176,7 +176,7 @@ def test_names_and_docstrings_use_the_words_of_the_field() -> None:
 
 def list_functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yield the functions whose names the authors choose: neither tests nor special methods."""
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith(("test_", "__")):
             yield node
 
@@ -197,7 +197,7 @@ def find_fault(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 def find_shared_class_names(trees: Iterable[ast.Module]) -> set[str]:
     """Return the names that two or more classes of the files have."""
-    nodes = (node for tree in trees for node in ast.walk(tree))
+    nodes = (node for tree in trees for node in list_nodes(tree))
     counts = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     return {name for name, count in counts.items() if count > 1}
 

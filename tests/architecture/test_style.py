@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.optimizers import KINDS
-from tests.architecture.sources import parse_file
+from tests.architecture.sources import list_nodes, parse_file
 
 Trees = dict[str, ast.Module]
 
@@ -27,7 +27,7 @@ def trees() -> Trees:
 
 
 def names_used(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.arg):
@@ -49,7 +49,7 @@ def test_nothing_reads_the_environment_below_requests(trees: Trees) -> None:
     """No environment variable is read below ``requests``, and no function rebinds a global."""
     results = []
     for name, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in list_nodes(tree):
             reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")
             imports = isinstance(node, ast.ImportFrom) and node.module == "os" and "env" in ast.unparse(node)
             above = name.startswith(("fivefold/cli/", "fivefold/requests/"))
@@ -78,7 +78,7 @@ def test_code_does_not_branch_on_schedule_names(trees: Trees) -> None:
     from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 
     for path, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in list_nodes(tree):
             if isinstance(node, ast.Compare):
                 parts = [item for value in (node.left, *node.comparators) for item in ast.walk(value)]
                 words = {item.value for item in parts if isinstance(item, ast.Constant) and isinstance(item.value, str)}
@@ -93,7 +93,7 @@ def test_files_are_read_within_bounds(trees: Trees) -> None:
     results = [
         f"{name}:{node.lineno}"
         for name, tree in trees.items()
-        for node in ast.walk(tree)
+        for node in list_nodes(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS_WHOLE
     ]
     assert {place.partition(":")[0] for place in results} <= OUR_OWN, results
