@@ -63,7 +63,7 @@ def test_deferred_weight_gradients_do_not_keep_earlier_blocks(block: Literal["pr
     assert list_miscounts(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
 
 
-@pytest.mark.parametrize("documents", ["joined", "separate"])
+@pytest.mark.parametrize("documents", mark_share(2, ["separate", "joined"]))
 def test_dropout_in_chunked_attention_saves_no_keys(documents: Literal["joined", "separate"]) -> None:
     """Keys of the chunks of a sequence are made from that of the sequence whenever they are used."""
     model = MIXTURE.replace(moe=None, window=3, window_kind="chunks", dropout=0.1)
@@ -80,7 +80,7 @@ FP32 = Job(sequence=12, global_batch=4, precision=recipe("fp32"))
 
 
 @pytest.mark.parametrize("window", [None, 200, 7])
-@pytest.mark.parametrize("text", ["dp1 mbs2", "dp1 cp2 mbs2 cp=ulysses ac=rope"])
+@pytest.mark.parametrize("text", mark_share(2, ["dp1 mbs2", "dp1 cp2 mbs2 cp=ulysses ac=rope"]))
 def test_the_kernel_of_two_head_dims_keeps_sums_of_a_multiple_of_32_queries(text: str, window: int | None) -> None:
     """The log-sum-exp of PyTorch's memory-efficient attention is padded to 32 queries (kAlignLSE).
 
@@ -96,8 +96,9 @@ def test_scores_and_values_of_unfused_attention_have_their_own_dims() -> None:
     assert list_miscounts(case) == []
 
 
-@pytest.mark.parametrize("number", [ON_CPUS, ON_GPUS])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("number", "dropout"), mark_share(3, [(ON_CPUS, 0.0), (ON_CPUS, 0.1), (ON_GPUS, 0.0), (ON_GPUS, 0.1)])
+)
 def test_preferences_are_counted_with_their_four_sums_and_a_reference_without_dropout(
     number: int, dropout: float
 ) -> None:
