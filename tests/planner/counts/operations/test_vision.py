@@ -154,6 +154,39 @@ def test_blocks_keep_what_autograd_saves_in_transformers(kind: str) -> None:
     assert sum(sizes[name] for name in kept) == theirs
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_rotary_blocks_keep_what_autograd_saves_in_transformers(kind: str) -> None:
+    """All blocks in fp32, but for one fused projection, which is kept for its values, and the way through SDPA.
+
+    That computes each image by itself and copies the outputs into one tensor.
+    """
+    config = config_of(kind)
+    with silence_transformers():
+        keys = {key: value for key, value in config.items() if key != "model_type"}
+        full = AutoModelForImageTextToText.from_config(  # type: ignore[no-untyped-call]
+            AutoConfig.for_model(kind, **keys), attn_implementation="sdpa"
+        )
+    tower = model_of(kind).vision
+    assert tower is not None
+    images, patches = 2, 64
+    x = torch.randn(images * patches, tower.width, requires_grad=True)
+    angles = torch.randn(images * patches, tower.head_dim)
+    tables = angles.cos(), angles.sin()
+
+    def run() -> None:
+        stream, ends = x, torch.arange(images + 1, dtype=torch.int32) * patches
+        for layer in full.model.visual.blocks:
+            stream = layer(stream, cu_seqlens=ends, position_embeddings=tables)
+
+    theirs = saved_storages(full, run)
+    ops = tower_ops(kind, stack="ddp")
+    blocks = [op for op in ops if op.name.startswith(("vision.norm", "vision.attention", "vision.mlp"))]
+    sizes = {name: size for op in ops for name, size in op.writes.items()}
+    kept = sum(sizes[name] for name in {name for op in blocks for name in op.keeps})
+    queries_and_keys, outputs = 2 * x.nbytes, x.nbytes
+    assert theirs == kept + tower.layers * (queries_and_keys + outputs) + sum(table.nbytes for table in tables)
+
+
 @pytest.mark.parametrize("kind", TOWERS)
 def test_tensor_parallelism_divides_flops_and_weights_of_heads_and_mlps(kind: str) -> None:
     alone, halves = ([op for op in tower_ops(kind, tp=tp) if op.flops] for tp in (1, 2))
