@@ -84,7 +84,9 @@ def list_models(count: int | None = None, *, trained: bool = False) -> list[Any]
 def shorten_model(model: Model) -> Model:
     """Return the model with at least one layer of each kind."""
     slides = [model.has_window(layer) for layer in range(model.layers)]
-    needed = 1 + max(map(slides.index, set(slides)))
+    mixers = [model.mixer_name(layer) for layer in range(model.layers)]
+    first_layers = [*map(slides.index, set(slides)), *map(mixers.index, {*mixers} - {"attention", "none"})]
+    needed = 1 + max(first_layers)
     moe = model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, 1))
     return model.replace(layers=min(model.layers, max(2, needed)), moe=moe)
 

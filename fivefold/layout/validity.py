@@ -19,6 +19,7 @@ from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.machine.spec import Machine
+from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import count_vision
@@ -76,7 +77,13 @@ def describe_uncounted(model: Model, job: Job) -> tuple[str, ...]:
             f"model {model.name!r}: the output of experts next to an MLP is counted as added to the MLP's output; the "
             "published code adds it one layer later, so that their messages may overlap with that layer"
         )
-    if not any(map(model.has_indexer, range(model.layers))):
+    if model.moe is not None and model.moe.hashed_layers:
+        remarks.append(
+            f"model {model.name!r}: the tables of token ids that name the experts of its first "
+            f"{model.moe.hashed_layers} layers are not counted, and these experts count as chosen as evenly as others"
+        )
+    sparse = model.compressed_sparse_attention
+    if not any(map(model.has_indexer, range(model.layers))) and (sparse is None or sparse.indexer is None):
         return tuple(remarks)
     return (
         *remarks,
@@ -148,6 +155,8 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
             yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
         if job.stack.attention == "unfused":
             yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
+    if model.hyper_connections is not None and job.precision.autocasts:
+        yield f"hyper-connections are not counted under autocast ({job.precision.name}); take {job.precision.compute}"
     yield from _list_vision_mismatches(model, job)
     if job.has_targets and model.mtp is not None:
         what = f"objective={job.objective} does not train multi-token prediction"
@@ -155,6 +164,8 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
     for kind in model.non_attention_mixers:
         if job.documents == "separate":
             yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"
+        if job.stack.attention == "unfused" and isinstance(getattr(model, kind), CompressedAttention):
+            yield f"unfused attention does not know the compressed keys of {kind}; take 'flash'"
         if job.precision.autocasts:
             yield f"{kind} is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
     if job.precision.autocasts and not job.stack.kernel_facts.supports_autocast:
@@ -197,6 +208,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
     if (tokens := count_image_tokens(model, job)) > job.sequence:
         yield f"images={job.images} have {tokens} tokens, more than the sequence of {job.sequence}; try seq {tokens}"
     for is_present, feature, fix in (
+        (model.hyper_connections is not None, "hyper-connections", "a model with one residual stream"),
         (job.objective == "dpo", "objective=dpo", "sft"),
         (
             job.precision.gathers == "fp8",
@@ -367,6 +379,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
         (model.mla is not None, "latent attention"),
         (model.output_gate, "output gates of attention"),
         (model.head_transform is not None, "a matrix before the head"),
+        (model.hyper_connections is not None, "hyper-connections"),
         (model.sliding is not None, "sliding layers of another geometry"),
         (not layout.sp, "nosp"),
         (model.qk_norm == "full", "norms over all heads"),

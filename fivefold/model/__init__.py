@@ -4,6 +4,8 @@ shape · spec · weights   fields; fields with parameter counts; every weight by
 activations · norms      one record for each activation function and norm, with the facts that the planner counts
 catalog                  models by name
 vision · vision_weights  vision towers and projectors of multimodal models, and their weights
+rope                     scaling of rotary positions
+hyper_connections        residual streams that are mixed with weights of each token
 indexer                  the lightning indexer of sparse latent attention
 mixers/                  token mixers other than attention, one module each
 huggingface/             reads and writes config.json, names tensors

@@ -289,6 +289,7 @@ _DEFAULTS = """
     a.x-k2-light-20b axk2 axk2 AXK2Config
     cwm-32b cwm cwm CwmConfig
     deepseek-v3.2 deepseek_v32 deepseek_v32 DeepseekV32Config
+    deepseek-v4-flash deepseek_v4 deepseek_v4 DeepseekV4Config
     dots3-note-280b dots3_note_text dots3_note Dots3NoteTextConfig
     ernie4.5-0.3b ernie4_5 ernie4_5 Ernie4_5Config
     ernie4.5-21b-a3b ernie4_5_moe ernie4_5_moe Ernie4_5_MoeConfig
@@ -480,6 +481,26 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "deepseek-v3": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(mtp_depth=0)),  # without multi-token prediction
     "deepseek-v3-mtp": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(mtp_depth=1)),
+    "deepseek-v4-pro": CatalogEntry(
+        "sizes of DeepSeek-V4-Pro (arXiv:2606.19348), as listed at glennklockwood.com/garden/DeepSeek-V4-Pro",
+        {
+            "model_type": "deepseek_v4",
+            "num_hidden_layers": 61,
+            "hidden_size": 7168,
+            "num_attention_heads": 128,
+            "q_lora_rank": 1536,
+            "o_groups": 16,
+            "n_routed_experts": 384,
+            "moe_intermediate_size": 3072,
+            "routed_scaling_factor": 2.5,
+            "index_topk": 1024,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 65_536,
+            },
+        },
+    ),
     "kimi-k2": CatalogEntry(
         "moonshotai/Kimi-K2-Instruct",
         _shape("kimi_k2", layers=61, width=7168, heads=64, ffn=18_432, vocab=163_840, positions=131_072)

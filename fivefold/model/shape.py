@@ -26,7 +26,9 @@ from fivefold.bounded_types import (
 )
 from fivefold.model.activations import ACTIVATIONS, ActivationName
 from fivefold.model.attention import AttentionShape, Sliding
+from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
+from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.lightning import Lightning
@@ -36,6 +38,7 @@ from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
+from fivefold.model.rope import RopeScaling
 from fivefold.model.vision import VisionTower
 from fivefold.record import Record
 from fivefold.units import ceil_div
@@ -84,8 +87,9 @@ class MoE(Record):
     shared_ffn: Ffn | None = None  # width of one shared expert; None: equal to ``ffn``
     shared_gate: bool = False  # the shared experts' output is multiplied by the sigmoid of a projection to one number
     dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
-    # function of the router's logits; sparsemixer: experts are drawn in training (arXiv:2409.12136), planned alone
-    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    # function of the router's logits; sparsemixer: experts are drawn in training (arXiv:2409.12136), planned alone;
+    # sqrtsoftplus: √softplus (DeepSeek-V4), planned alone
+    score: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     balance: Literal["none", "aux", "free"] = "aux"  # load balancing: auxiliary loss, or a bias without a loss
     biased: Literal["scores", "logits"] = "scores"  # what the bias is added to when experts are chosen
     aux_coefficient: float = Field(0.01, ge=0, le=1e30)  # weight of the auxiliary loss
@@ -99,6 +103,8 @@ class MoE(Record):
     expert_bias: bool = False  # the experts have biases
     # experts to which the router may send a token and that give it back; ours have weights of gate and up (LongCat)
     identity_experts: int = Field(0, ge=0, le=2**16)
+    hashed_layers: int = Field(0, ge=0, le=2**12)  # first layers, whose experts a table of token ids names
+    clamp: Positive | None = None  # of routed experts: gate at most this, up within ± this; None: neither
     joins_mlp: bool = False  # layers that route have an MLP too, whose output is added to that of the experts
     post_norm: bool = False  # the output of the layer's experts, shared ones too, is normed (A.X K1)
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
@@ -183,26 +189,6 @@ class Multipliers(Record):
     down: Scalar = 1.0  # of the feed-forward's output
 
 
-class RopeScaling(Record):
-    """Scaling of rotary frequencies for sequences longer than in pre-training."""
-
-    # ``rope_type`` of Hugging Face; proportional: pairs of the full head, of which the first ``fraction`` rotate
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
-    factor: Positive = 1.0  # ratio of the new to the old context length
-    fraction: float = Field(1.0, gt=0, le=1)  # proportional only: share of the pairs that rotate
-    original_positions: Tokens | None = None  # context length of pre-training, in tokens
-    low_frequency_factor: Positive = 1.0  # llama3 only
-    high_frequency_factor: Positive = 4.0  # llama3 only
-    beta_fast: Positive = 32.0  # yarn only
-    beta_slow: Positive = 1.0  # yarn only
-    attention_factor: Scalar | None = None  # factor on cosines and sines; None: computed
-    mscale: Scalar | None = None  # yarn only (DeepSeek)
-    mscale_all_dims: Scalar | None = None  # yarn only (DeepSeek)
-    truncate: bool = True  # yarn: round the range of corrected dims
-    short_factors: tuple[Scalar, ...] = ()  # longrope: per dim, within the original context length
-    long_factors: tuple[Scalar, ...] = ()  # longrope: per dim, beyond it
-
-
 # The kinds of token mixers, by the field with their geometry; none: the layer is a feed-forward alone.
 MixerName = Literal[
     "attention",
@@ -215,9 +201,12 @@ MixerName = Literal[
     "kimi_delta",
     "lightning",
     "rwkv",
+    "shared_key_attention",
+    "heavily_compressed_attention",
+    "compressed_sparse_attention",
 ]
 Mixer = (
-    ShortConv | GatedDeltaNet | Mamba | Mamba2 | RGLRU | KimiDelta | Lightning | RWKV
+    ShortConv | GatedDeltaNet | Mamba | Mamba2 | RGLRU | KimiDelta | Lightning | RWKV | CompressedAttention
 )  # the geometry of a token mixer other than attention
 
 
@@ -269,12 +258,14 @@ class ModelShape(Record):
     residual_by_depth: bool = False
     residual_weights: bool = False  # the stream has a trained factor for each channel in each sum (Doge)
     residual_factors: ResidualFactors | None = None  # of each sum of the stream; None: all 1
+    hyper_connections: HyperConnections | None = None  # several streams that each token mixes; None: one
     multipliers: Multipliers | None = None  # of tensors within a layer; None: all 1
     # gated (SwiGLU, GEGLU) or plain feed-forward; receptance: a plain one of means of a token and the one before it,
     # times the sigmoid of a projection of another mean (RWKV)
     mlp: Literal["gated", "plain", "receptance"] = "gated"
     activation: ActivationName = "silu"  # activation function of the feed-forward
     mlp_bias: bool = False  # the feed-forward has biases
+    mlp_clamp: Positive | None = None  # of MLPs and shared experts: gate at most this, up within ± this; None: neither
     sub_norm: bool = False  # norms before the last matrix of attention and of the MLP (sub-LayerNorm, BitNet)
 
     # how positions are encoded; alibi: a bias on scores by distance (arXiv:2108.12409); sinusoidal: a fixed table of
@@ -333,6 +324,10 @@ class ModelShape(Record):
     # attention and a Mamba-2 of ``mamba2`` read the same norm in each layer, and their outputs are added (Falcon-H1)
     joins_mamba2: bool = False
     short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
+    # geometry of the layers that attend to compressed keys, or to the keys of a window alone (DeepSeek-V4)
+    shared_key_attention: CompressedAttention | None = None
+    heavily_compressed_attention: CompressedAttention | None = None
+    compressed_sparse_attention: CompressedAttention | None = None
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction
     # vision tower and projector of a multimodal model, counted if the job has ``images``; not part of ``parameters``
@@ -373,6 +368,7 @@ class ModelShape(Record):
         if self.norm_gate_rank is not None and (self.block != "pre" or not self.first_norm):
             raise ValueError("norm_gate_rank is of norms before each branch: take block='pre'")
         self._check_factors()
+        self._check_hyper_connections()
         if self.residual_by_depth and (self.residual_scale != 1 or self.block.startswith("parallel")):
             raise ValueError(
                 "residual_by_depth scales each residual sum: leave residual_scale out and take no parallel block"
@@ -440,6 +436,25 @@ class ModelShape(Record):
             )
         if parts not in (0, 5):
             raise ValueError(f"multipliers.mixer_parts has {parts} factors, not five, of z, x, B, C and dt")
+
+    def _check_hyper_connections(self) -> None:
+        """Raise ``ValueError`` for what is not supported with several streams."""
+        if self.hyper_connections is None:
+            return
+        if self.block != "pre" or not self.first_norm:
+            raise ValueError("hyper_connections is of models that norm the input of each branch: take block='pre'")
+        for field, default in (
+            ("residual_scale", 1.0),
+            ("residual_by_depth", False),
+            ("residual_weights", False),
+            ("residual_factors", None),
+            ("dropout", 0.0),
+            ("embedding_dropout", None),
+            ("mtp", None),
+            ("joins_mamba2", False),
+        ):
+            if getattr(self, field) != default:
+                raise ValueError(f"{field} is not supported with hyper_connections: leave one out")
 
     def _check_latent(self) -> None:
         """Raise ``ValueError`` for a field that latent attention would ignore."""
@@ -606,14 +621,19 @@ class ModelShape(Record):
     def table_dims(self) -> tuple[int, ...]:
         """Return the dims of each pair of position tables (cos and sin) that attention reads.
 
-        They are the rotary tables of all layers, those of sliding layers with a base of their own, and the
-        temperature's. The trainer builds these tables in this order, and the planner counts their bytes.
+        They are the rotary tables of all layers, those of sliding layers with a base of their own, the
+        temperature's, and those of attention to compressed keys. The trainer builds these tables in this order, and
+        the planner counts their bytes.
         """
         layers = range(self.layers + self.mtp_depth)
         rotary: tuple[int, ...] = (self.rope_dim,) if self.position == "rope" else ()
         if rotary and self.rope_theta_sliding:
             rotary += (self._attention(slides=True).rope_dim,)
-        return rotary + ((self._attention(slides=False).head_dim,) if any(map(self.has_temperature, layers)) else ())
+        tempered = (self._attention(slides=False).head_dim,) if any(map(self.has_temperature, layers)) else ()
+        mixers = filter(None, map(self.mixer, range(self.layers)))
+        nets = [net for net in mixers if isinstance(net, CompressedAttention)]
+        tables = {(net.rope_dim, net.rope_theta, net.rope_scaling) for net in nets}
+        return rotary + tempered + tuple(sorted(dim for dim, *_ in tables))
 
     def attention(self, layer: int) -> AttentionShape:
         """Return the geometry of the attention of ``layer``."""

@@ -54,6 +54,8 @@ def embedding_weights(model: ModelShape) -> Iterator[Weight]:
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:
     """Yield the final norm, the head's transform, the head unless it is tied, and multi-token prediction."""
+    if model.hyper_connections is not None:
+        yield from model.hyper_connections.head_weights("head.hyper", model.width)
     if model.final_norm:
         yield from _norm(model, "head.norm", model.width)
     if model.head_transform is not None:
@@ -92,7 +94,10 @@ def _mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
 
 def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     """Yield the weights of one block, with names relative to the block."""
+    hyper = model.hyper_connections
     if model.mixer_name(layer) != "none":
+        if hyper is not None:
+            yield from hyper.weights("hyper1", model.width)
         if model.has_norm1(layer):
             yield from _norm(model, "norm1", model.width)
             yield from _norm_gate(model, "norm1", layer)
@@ -109,6 +114,8 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
             yield Weight("stream1", (model.width,), "router", initial="ones")
     if not model.has_feed_forward(layer):
         return
+    if hyper is not None:
+        yield from hyper.weights("hyper2", model.width)
     if model.get_block(layer) != "parallel_shared":
         yield from _norm(model, "norm2", model.width)
         yield from _norm_gate(model, "norm2", layer)

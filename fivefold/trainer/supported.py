@@ -240,6 +240,11 @@ def _check_model(model: Model) -> None:
         )
     if model.activation == "xielu" and model.mlp != "plain":
         raise UserError(f"model {model.name!r}: the trainer does not support gated xielu yet; take mlp 'plain'")
+    if moe and (moe.score == "sqrtsoftplus" or moe.hashed_layers or moe.clamp is not None):
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support moe.score='sqrtsoftplus', moe.hashed_layers or "
+            "moe.clamp yet; `predict` plans it"
+        )
     if moe and moe.score == "sparsemixer":
         raise UserError(f"model {model.name!r}: the trainer does not support SparseMixer yet; take score 'softmax'")
     if moe and moe.router_weight_on == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):

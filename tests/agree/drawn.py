@@ -29,7 +29,8 @@ from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MTP, Mixer, MoE, RopeScaling, Temperature
+from fivefold.model.rope import RopeScaling
+from fivefold.model.shape import MLA, MTP, Mixer, MoE, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.trainer.supported import check_supported

@@ -9,7 +9,8 @@ from functools import cache
 
 from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.write import find_difference
-from fivefold.model.shape import MLA, MoE, RopeScaling
+from fivefold.model.rope import RopeScaling
+from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError, make_unknown_name_error
 

@@ -211,6 +211,21 @@ class Config(Record):
     index_heads: Heads = 1
     index_head_dim: HeadDim = 1
     index_topk: Tokens = 1
+    compress_rates: dict[str, Tokens] | None = None  # tokens of a compressed key, by the kind of a layer
+    compress_rate_csa: Tokens | None = None  # the same rates in old keys
+    compress_rate_hca: Tokens | None = None
+    compress_ratios: tuple[int, ...] | None = None  # that of each layer, in old files
+    compress_rope_theta: Positive = 10_000.0  # of layers with compressed keys
+    rope_head_dim: HeadDim | None = None  # qk_rope_head_dim of a family that reads a share of head_dim first
+    rotated_share: Scalar | None = None  # partial_rotary_factor of that family
+    out_groups: Heads = 1
+    out_rank: Latent = 1
+    hyper_streams: Annotated[int, Field(ge=1, le=2**6)] = 1
+    hyper_iterations: Layers = 1
+    hyper_epsilon: Positive = 1e-6
+    hyper_magnitude: Scalar = 2.0
+    swiglu_limit: Positive | None = None
+    hashed_layers: Layer = 0
     indexer_types: tuple[str, ...] | None = None  # full: the layer chooses keys; shared: it takes those chosen before
 
     @model_validator(mode="before")

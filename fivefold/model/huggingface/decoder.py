@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivefold.model.huggingface.family import FusedTensor
-from fivefold.model.shape import RopeScaling
+from fivefold.model.rope import RopeScaling
 from fivefold.model.spec import Model
 
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.model.shape import RopeScaling, Temperature
+from fivefold.model.rope import RopeScaling
+from fivefold.model.shape import Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from fivefold.model.catalog import CATALOG, build_model
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.shape import RopeScaling
+from fivefold.model.rope import RopeScaling
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import count_vision
 from tests.model.judged import UNLISTED, count_mtp_parameters
@@ -60,7 +60,7 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
         config, module = config.text_config, module.get_submodule("model.language_model")
     assert model.replace(source="") == build_model(name).replace(source="")  # the old keys and those of transformers 5
     scales = [part.scaling for part in module.modules() if hasattr(part, "scaling")]
-    attentions = filter(model.has_attention, range(model.layers))
+    attentions = [layer for layer in range(model.layers) if "attention" in model.mixer_name(layer)]
     assert scales == pytest.approx([scale_of(model, layer) for layer in attentions], rel=1e-12)
     # that of an indexer is a constant of its own
     norms = [part for name, part in module.named_modules() if "Norm" in type(part).__name__ and "indexer" not in name]

@@ -9,7 +9,8 @@ from fivefold.model.catalog import build_model, names
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import find_difference, to_config
-from fivefold.model.shape import MoE, RopeScaling
+from fivefold.model.rope import RopeScaling
+from fivefold.model.shape import MoE
 from fivefold.record import UserError
 from tests.model.mutations import FAMILIES as SMALL
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.job import Job, recipe
-from fivefold.model.shape import MLA, RopeScaling
+from fivefold.model.rope import RopeScaling
+from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.planner.counts.operations.attention import attention

@@ -3,6 +3,7 @@
 layer                     embedding, block, head
 attention · mixers/       token mixers: grouped or latent attention; others, one module each
 indexer                   scores and top-k keys of sparse latent attention
+hyper_connections         several residual streams, mixed with weights of each token
 feedforward               MLP and mixture of experts
 linear · fused_linears    column and row parallel; several linear layers on one input as one operation
 adapters                  low-rank adapters over frozen weights

@@ -315,7 +315,13 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         wgrad_bytes = 0 if source == "arrived" else ops[-1].wgrad_numels[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - wgrad_bytes))
-    activation = _activation(local, "moe.experts", size=rows * ffn * width)
+    activation = _clamp(
+        _activation(local, "moe.experts", size=rows * ffn * width),
+        local,
+        "moe.experts",
+        size=rows * ffn * width,
+        limit=moe.clamp,
+    )
     # times the fp32 routing weight of each row; so the gradient's product with it is fp32
     needs_fp32_gradient = ACTIVATIONS[model.activation].widens_weighted_gradient
     fp32_bytes = rows * ffn * 2 if width < 4 and local.facts.weighs_in_own_kernel and needs_fp32_gradient else 0
@@ -358,12 +364,12 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     entry = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows, reader=reader)
     ops = [*entry.ops, *_list_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     factors = model.multipliers or Multipliers()
-    act = _activation(local, name, size=local.rows * inner * local.width)
+    size = local.rows * inner * local.width
+    act = _clamp(_activation(local, name, size=size), local, name, size=size, limit=model.mlp_clamp)
     if factors.gate != 1 and model.mlp == "gated":
         gate = act.reads[0]  # with merged projections it holds up too
         halves = 2 if gate.endswith(".gu") else 1
-        size = halves * local.rows * inner * local.width
-        ops.append(elementwise(f"{name}.gate.scale", "activation", (gate,), f"{gate}.scaled", size=size))
+        ops.append(elementwise(f"{name}.gate.scale", "activation", (gate,), f"{gate}.scaled", size=halves * size))
         act = rename_tensors(act, {gate: f"{gate}.scaled"})
     ops.append(act)
     if model.sub_norm:
@@ -418,6 +424,16 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
         forward_scratch=op.forward_scratch + softplus,
         backward_scratch=op.backward_scratch + softplus,
     )
+
+
+def _clamp(op: Op, local: Local, name: str, *, size: int, limit: float | None) -> Op:
+    """Return the product of gate and up after both are clamped; the kernels of PyTorch keep what they clamped."""
+    if limit is None:
+        return op
+    if local.norm.plain:
+        clamped = {f"{name}.clamped": 2 * size}
+        return op._replace(writes=op.writes | clamped, keeps=(*op.keeps, *clamped))
+    return op._replace(forward_scratch=op.forward_scratch + 2 * size, backward_scratch=op.backward_scratch + 2 * size)
 
 
 def _elementwise_activation(local: Local, name: str, *, size: int) -> Op:

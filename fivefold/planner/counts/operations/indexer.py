@@ -14,7 +14,16 @@ from fivefold.model.indexer import Indexer
 from fivefold.model.norms import NORMS
 from fivefold.planner.counts.operations.linear import LinearInput, get_row_group
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, exchange, matmul, norm, rope
+from fivefold.planner.counts.operations.op import (
+    Op,
+    OpMessage,
+    elementwise,
+    exchange,
+    matmul,
+    matmul_groups,
+    norm,
+    rope,
+)
 
 QUERY_BLOCK = 1024  # queries whose fp32 scores are held at once, until their keys are chosen: our assumption
 INDEX_BYTES = 4  # an int32 index (FlashMLA, flash_mla_interface.py: indices of flash_mla_sparse_fwd)
@@ -66,7 +75,7 @@ def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> 
         choice,
         *([_gather_rows(local, "chosen", "indices", row_bytes=chosen_bytes)] if part.sp else ()),
     ]
-    return [_drop_gradient(op) for op in ops]
+    return [drop_gradient(op) for op in ops]
 
 
 def _gather_rows(local: Local, source: str, out: str, *, row_bytes: int) -> Op:
@@ -76,7 +85,7 @@ def _gather_rows(local: Local, source: str, out: str, *, row_bytes: int) -> Op:
     return exchange(f"attention.indexer.{source}.gather", source, out, size=size, message=message)
 
 
-def _drop_gradient(op: Op) -> Op:
+def drop_gradient(op: Op) -> Op:
     """Return an operation that runs without autograd: it keeps nothing and has no backward."""
     return op._replace(
         keeps=(),
@@ -121,28 +130,15 @@ def attend_to_chosen(local: Local, latent: LinearInput, *, q: str, key: str, cho
         # sums of the gradients of the latent keys in fp32, as several queries add to one
         backward_scratch=4 * rows * dim,
     )
+    of_heads = {"rows": rows, "groups": N, "width": width}
     return [
-        _absorb(local, "attention.core.absorb_k", q, "qa", in_features=mla.nope_dim, out_features=mla.kv_rank),
+        matmul_groups(
+            "attention.core.absorb_k", q, "qa", in_features=mla.nope_dim, out_features=mla.kv_rank, **of_heads
+        ),
         rope("rope.q", "qa", "qr", numel=rows * N * dim, width=width)._replace(reads=("qa", q)),
         join,
         core,
-        _absorb(local, "attention.core.absorb_v", "ol", "o", in_features=mla.kv_rank, out_features=mla.v_dim),
+        matmul_groups(
+            "attention.core.absorb_v", "ol", "o", in_features=mla.kv_rank, out_features=mla.v_dim, **of_heads
+        ),
     ]
-
-
-def _absorb(local: Local, name: str, source: str, out: str, *, in_features: int, out_features: int) -> Op:
-    """Return the product of each head of ``source`` with its part of the up-projection of keys or values."""
-    op = matmul(
-        name, source, out, rows=local.rows, in_features=in_features, out_features=out_features, width=local.width
-    )
-    N = local.heads
-    return op._replace(
-        writes={out: N * op.writes[out]},
-        parameters=N * op.parameters,
-        wgrad_numels=(N * in_features * out_features,),
-        flops=N * op.flops,
-        causal_flops=N * op.causal_flops,
-        moved_bytes=N * op.moved_bytes,
-        moved_backward_bytes=N * op.moved_backward_bytes,
-        batch=N,
-    )

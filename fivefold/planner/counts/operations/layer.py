@@ -18,6 +18,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.autocast import apply_autocast
 from fivefold.planner.counts.operations.feedforward import experts, mlp
+from fivefold.planner.counts.operations.hyper_connections import collapse, connect, expand, mix
 from fivefold.planner.counts.operations.linear import LinearInput, drop_wgrad, get_row_group, list_norm
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers import OPERATIONS
@@ -79,6 +80,8 @@ def embedding(local: Local) -> list[Op]:
         source = next(iter(ops[-1].writes))
         mask = local.stream_rows * width
         ops.append(dropout("embed.dropout", source, "xd", size=local.stream_bytes, mask=mask))
+    if model.hyper_connections is not None:
+        ops.append(expand(local, next(iter(ops[-1].writes)), "xh"))
     return apply_autocast(local, ops)
 
 
@@ -95,10 +98,11 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     model, block_kind = local.model, local.model.get_block(layer)
     post, mixer = block_kind in ("post", "sandwich"), model.mixer_name(layer)
     pre = block_kind not in ("post", "post_sum") and model.has_norm1(layer)
-    source = "norm1.out" if pre else "x"
+    source, hyper = "norm1.out" if pre else "x", model.hyper_connections
     if mixer == "none":
         return []
-    ops = [_list_norm(local, "norm1", "x")] if pre else []
+    ops = [connect(local, "hyper1", "x")] if hyper else []
+    ops += [_list_norm(local, "norm1", "hyper1.out" if hyper else "x")] if pre else []
     if pre and model.gates_norm(layer, "norm1"):
         ops += _gate_norm(local, "norm1")
         source = "norm1.gated"
@@ -112,6 +116,8 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     if block_kind == "post_sum":
         ops += [*_residual(local, "attention", branch, "x", "y.sum"), _list_norm(local, "norm1", "y.sum", out="y")]
         return _apply_software(local, ops, layer=layer)
+    if hyper:
+        return _apply_software(local, [*ops, mix(local, "hyper1", branch, "x", "y")], layer=layer)
     onto = source if block_kind == "norm_stream" else "x"
     factors = model.get_residual_factors(layer)[0]
     return _apply_software(local, [*ops, *_residual(local, "attention", branch, onto, "y", factors)], layer=layer)
@@ -125,11 +131,12 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     stream = "x" if model.mixer_name(layer) == "none" else "y"
     block_kind = model.get_block(layer)
     pre, post = block_kind not in ("post", "post_sum"), block_kind == "post" or model.norms_feed_forward(layer)
-    ops, source = list[Op](), "norm1.out"
+    hyper = model.hyper_connections
+    ops, source = [connect(local, "hyper2", stream)] if hyper else list[Op](), "norm1.out"
     if block_kind != "parallel_shared":  # else the MLP reads what attention reads
-        source = "x" if block_kind == "parallel" else stream
+        source = "x" if block_kind == "parallel" else "hyper2.out" if hyper else stream
         if pre:
-            ops, source = [_list_norm(local, "norm2", source)], "norm2.out"
+            ops, source = [*ops, _list_norm(local, "norm2", source)], "norm2.out"
             if model.gates_norm(layer, "norm2"):
                 ops, source = [*ops, *_gate_norm(local, "norm2")], "norm2.gated"
     branch = "d"
@@ -150,6 +157,8 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if block_kind == "post_sum":
         ops += [*_residual(local, "mlp", branch, stream, "z.sum"), _list_norm(local, "norm2", "z.sum", out="z")]
         return _apply_software(local, ops, layer=layer)
+    if hyper:
+        return _apply_software(local, [*ops, mix(local, "hyper2", branch, stream, "z")], layer=layer)
     onto = source if block_kind == "norm_stream" else stream
     factors = model.get_residual_factors(layer)[1]
     return _apply_software(local, [*ops, *_residual(local, "mlp", branch, onto, "z", factors)], layer=layer)
@@ -370,8 +379,10 @@ def _list_head_entry(local: Local) -> tuple[list[Op], str]:
     """List the operations from the last block's output to the head's input, and return the name of that."""
     model, rows, dim, width = local.model, local.stream_rows, local.stream_width, local.width
     ops, hidden = list[Op](), "x"
+    if model.hyper_connections is not None:
+        ops, hidden = [collapse(local, "x", "xc")], "xc"
     if model.final_norm:
-        ops.append(list_norm(local, norm("head.norm", "x", "h", rows=rows, dim=dim, width=width, kind=local.norm)))
+        ops.append(list_norm(local, norm("head.norm", hidden, "h", rows=rows, dim=dim, width=width, kind=local.norm)))
         hidden = "h"
     if model.head_transform is not None:  # every rank of tensor parallelism holds the matrix, for its rows
         bias = model.head_transform_bias

@@ -159,6 +159,23 @@ def matmul(
     )
 
 
+def matmul_groups(
+    name: str, source: str, out: str, *, rows: int, groups: int, in_features: int, out_features: int, width: int
+) -> Op:
+    """Return the products of ``groups`` of columns of ``source``, or heads, each with a weight of its own."""
+    op = matmul(name, source, out, rows=rows, in_features=in_features, out_features=out_features, width=width)
+    return op._replace(
+        writes={out: groups * op.writes[out]},
+        parameters=groups * op.parameters,
+        wgrad_numels=(groups * in_features * out_features,),
+        flops=groups * op.flops,
+        causal_flops=groups * op.causal_flops,
+        moved_bytes=groups * op.moved_bytes,
+        moved_backward_bytes=groups * op.moved_backward_bytes,
+        batch=groups,
+    )
+
+
 class NormKind(NamedTuple):
     """The kind of a norm and of its kernel.
 

@@ -14,6 +14,7 @@ from tests.model.mutations import FAMILIES
 
 # Matrices that no matmul of its own reads, or experts of whom a fraction computes a token.
 OTHER_PRODUCTS = {
+    "deepseek_v4": "products of hyper-connections, and biases of the gates of compressed keys",
     "falcon_mamba": "a scan has matmuls of its own",
     "gpt_oss": "biases of experts",
     "jamba": "a scan has matmuls of its own",

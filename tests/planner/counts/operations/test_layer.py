@@ -190,6 +190,12 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
     if model.mamba:  # its core multiplies by these, between the convolution and the scan
         inner = (".mixer.select.weight", ".mixer.step.weight")
         active -= sum(weight.numel for weight in weights(model) if weight.name.endswith(inner))
+    if model.hyper_connections:  # products in operations of their own, and biases
+        active -= sum(
+            weight.numel
+            for weight in weights(model)
+            if ("hyper" in weight.name and len(weight.shape) == 2) or weight.name.endswith(".position_bias")
+        )
     active += (model.tied_embeddings + model.mtp_depth) * model.vocab * model.width  # each further loss projects too
     assert matmuls == 2 * active * tokens
 

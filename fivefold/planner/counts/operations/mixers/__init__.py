@@ -8,6 +8,7 @@ mamba              Mamba
 mamba2             Mamba-2
 rg_lru             RG-LRU
 rwkv               time mixing of RWKV-4
+compressed_attention    attention to compressed keys, three kinds of layers
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from fivefold.model.shape import MixerName
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers import (
+    compressed_attention,
     gated_delta_net,
     kimi_delta,
     lightning,
@@ -28,6 +30,12 @@ from fivefold.planner.counts.operations.mixers import (
 )
 from fivefold.planner.counts.operations.op import Op
 
+COMPRESSED: tuple[MixerName, ...] = (
+    "shared_key_attention",
+    "heavily_compressed_attention",
+    "compressed_sparse_attention",
+)
+
 # Each lists the operations of a layer's mixer, ``source`` [stream rows, D] → ``a`` [stream rows, D].
 OPERATIONS: Mapping[MixerName, Callable[[Local, str], list[Op]]] = {
     "short_conv": short_conv.operations,
@@ -38,4 +46,5 @@ OPERATIONS: Mapping[MixerName, Callable[[Local, str], list[Op]]] = {
     "mamba2": mamba2.operations,
     "rg_lru": rg_lru.operations,
     "rwkv": rwkv.operations,
+    **{kind: compressed_attention.make_operations(kind) for kind in COMPRESSED},
 }

@@ -1,0 +1,99 @@
+"""Attention to compressed keys (DeepSeek-V4): a window of single keys, and keys that each stand for several tokens.
+
+    q = norm(W_q norm(down(h)))        kv = norm(W_kv h)        one head of keys, which are the values too
+    c = norm(Σ softmax(gate(h) + bias) · project(h)) over the tokens of a compressed key
+    o = attention of q to the last keys of ``window`` tokens and to compressed keys, with sinks
+    out(out_down(o))                                            out_down: of each group of heads
+
+Three kinds of layers have it. shared_key_attention: the window alone. heavily_compressed_attention: and all compressed
+keys. compressed_sparse_attention: and those that an indexer chooses; each is made of the tokens of two windows.
+
+Source: transformers 5.23, ``models/deepseek_v4/modeling_deepseek_v4.py``, ``DeepseekV4Attention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+from pydantic import model_validator
+
+from fivefold.bounded_types import HeadDim, Heads, Latent, Positive, Tokens
+from fivefold.model.indexer import Indexer
+from fivefold.model.mixers.geometry import MixerGeometry
+from fivefold.model.rope import RopeScaling
+from fivefold.model.weight import Weight
+
+
+class CompressedAttention(MixerGeometry):
+    """The geometry of attention with one head of keys, in a window and compressed."""
+
+    heads: Heads  # heads of queries
+    head_dim: HeadDim  # dims of a head of queries and of the one of keys, which are the values too
+    rope_dim: HeadDim  # the last dims of a head, which are rotated; those of the output are rotated back
+    q_rank: Latent  # rank of the compressed queries
+    window: Tokens  # the last tokens that a query sees one by one
+    out_groups: Heads = 1  # groups of heads that are projected separately
+    out_rank: Latent  # what each group is projected to, before all are projected together
+    rate: Tokens | None = None  # tokens that a compressed key stands for; None: there are none
+    overlaps: bool = False  # a compressed key is made of the tokens before its own too, by projections of their own
+    indexer: Indexer | None = None  # chooses the compressed keys that a query attends to; None: all
+    rope_theta: Positive = 10_000.0  # base of the rotary frequencies
+    rope_scaling: RopeScaling | None = None  # for sequences longer than in pre-training
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.heads % self.out_groups:
+            raise ValueError(f"heads={self.heads} is not divisible by out_groups={self.out_groups}: change one")
+        if self.rope_dim % 2 or self.rope_dim > self.head_dim:
+            raise ValueError(f"rope_dim={self.rope_dim} must be even and at most head_dim={self.head_dim}: change it")
+        if self.rate is None and (self.overlaps or self.indexer is not None):
+            raise ValueError("overlaps and indexer are of compressed keys: give rate, or leave them out")
+        if self.indexer is not None and self.indexer.pattern:
+            raise ValueError("an indexer of compressed keys is in all layers of its kind: leave indexer.pattern out")
+        if self.indexer is not None and self.indexer.head_dim < self.rope_dim:
+            raise ValueError(
+                f"indexer.head_dim={self.indexer.head_dim} is less than rope_dim={self.rope_dim} rotated dims: make "
+                "it larger"
+            )
+        return self
+
+    @property
+    def query_width(self) -> int:
+        """Return the width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def projected_width(self) -> int:
+        """Return the width of the projected groups of heads."""
+        return self.out_groups * self.out_rank
+
+    @property
+    def series(self) -> int:
+        """Return the projections that a compressed key is made of: of its own tokens, and of those before."""
+        return 2 if self.overlaps else 1
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of a layer of ``width``, with names relative to the block."""
+        yield Weight("mixer.q_down.weight", (self.q_rank, width), "column")
+        yield Weight("mixer.q_norm.weight", (self.q_rank,), "norm")
+        yield Weight("mixer.q_up.weight", (self.query_width, self.q_rank), "column")
+        yield Weight("mixer.kv.weight", (self.head_dim, width), "column")
+        yield Weight("mixer.kv_norm.weight", (self.head_dim,), "norm")
+        if self.rate is not None:
+            yield from self._compressor("mixer.compress", self.head_dim, width, rate=self.rate)
+        if self.indexer is not None and self.rate is not None:
+            heads, dim = self.indexer.heads, self.indexer.head_dim
+            yield Weight("mixer.indexer.q.weight", (heads * dim, self.q_rank), "router")
+            yield from self._compressor("mixer.indexer.compress", dim, width, rate=self.rate)
+            yield Weight("mixer.indexer.w.weight", (heads, width), "router")
+        yield Weight("mixer.sinks", (self.heads,), "vector")
+        yield Weight("mixer.out_down.weight", (self.projected_width, self.query_width // self.out_groups), "router")
+        yield Weight("mixer.out.weight", (width, self.projected_width), "row")
+
+    def _compressor(self, name: str, dim: int, width: int, *, rate: int) -> Iterator[Weight]:
+        """Yield the weights that make compressed keys of ``dim``: projections, gates, their biases, the norm."""
+        yield Weight(f"{name}.kv.weight", (self.series * dim, width), "router")
+        yield Weight(f"{name}.gate.weight", (self.series * dim, width), "router")
+        yield Weight(f"{name}.position_bias", (rate, self.series * dim), "router")
+        yield Weight(f"{name}.norm.weight", (dim,), "norm")

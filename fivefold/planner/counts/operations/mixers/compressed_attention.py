@@ -1,0 +1,194 @@
+"""The operations of attention to compressed keys (DeepSeek-V4): projections, compressed keys, their choice, core, out.
+
+    operation   keeps for its backward                                              bytes of a token, w per element
+    compress    projections and softmax of the gates, in fp32 and as they multiply   c H (2w + 4)
+    core        q, keys of tokens, compressed keys, indices, output, log-sum-exp     2w N H + w H (1 + 1/m) + 4 K + 4 N
+
+N heads of H, c series of projections (2 if compressed keys overlap), m tokens of a compressed key, K chosen keys.
+A query at t sees the last W tokens and, of the (t + 1) / m compressed keys that are complete, all or the K best. The
+indexer scores all of them: T² / 2m products of each head, which its choice keeps no gradient of. Attention is counted
+as one kernel that reads the keys that a query sees, as FlashMLA's sparse kernels do; transformers 5.23 computes all
+pairs under a mask. ``position_bias``, norm and softmax of the compressor are kept as its autograd keeps them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fivefold.model.mixers.compressed_attention import CompressedAttention
+from fivefold.model.norms import NORMS
+from fivefold.model.shape import MixerName
+from fivefold.planner.counts.operations.indexer import INDEX_BYTES, QUERY_BLOCK, drop_gradient
+from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.op import Op, matmul, matmul_groups, norm, rope
+
+
+def make_operations(kind: MixerName) -> Callable[[Local, str], list[Op]]:
+    """Return the function that lists the operations of a kind of layer: ``source`` → ``a``, both [stream rows, D]."""
+
+    def operations(local: Local, source: str) -> list[Op]:
+        net = getattr(local.model, kind)
+        assert isinstance(net, CompressedAttention)
+        return _list_operations(local, net, source)
+
+    return operations
+
+
+def count_complete(tokens: int, rate: int, *, most: int | None = None) -> int:
+    """Count the pairs of a query and a compressed key that is complete at its token, at most ``most`` of a query."""
+    if most is not None and tokens >= most * rate:
+        before = most * rate - 1
+        return count_complete(before, rate) + (tokens - before) * most
+    keys, rest = divmod(tokens, rate)
+    return rate * keys * (keys - 1) // 2 + keys * (rest + 1)
+
+
+def _list_operations(local: Local, net: CompressedAttention, source: str) -> list[Op]:
+    model, rows, width = local.model, local.rows, local.width
+    entry = LinearInput(local, source, in_features=model.width, rows=rows)
+    q_ops = [
+        entry.column("mixer.q_down", "cq", out_features=net.q_rank),
+        entry.column("mixer.kv", "kv", out_features=net.head_dim),
+        norm("mixer.q_norm", "cq", "cqn", rows=rows, dim=net.q_rank, width=width, kind=local.norm),
+    ]
+    latent = LinearInput(local, "cqn", in_features=net.q_rank, rows=rows, needs_all_rows=False)
+    unit = local.norm._replace(norm=NORMS["rmsnorm"], weight=False)
+    heads = rows * net.heads
+    q_ops += [
+        *latent.ops,
+        latent.column("mixer.q_up", "q", out_features=net.query_width),
+        norm("mixer.head_norm", "q", "qn", rows=heads, dim=net.head_dim, width=width, kind=unit),
+        rope("mixer.rope.q", "qn", "qr", numel=rows * net.query_width, width=width),
+        norm("mixer.kv_norm", "kv", "kvn", rows=rows, dim=net.head_dim, width=width, kind=local.norm),
+        rope("mixer.rope.kv", "kvn", "kvr", numel=rows * net.head_dim, width=width),
+    ]
+    keys = list[Op]()
+    if net.rate is not None:
+        keys += _compress(local, net, source, name="mixer.compress", dim=net.head_dim)
+    if net.indexer is not None:
+        keys += _choose(local, net, source)
+    return [
+        *entry.ops,
+        *q_ops,
+        *keys,
+        _attend(local, net),
+        rope("mixer.rope.out", "o", "or", numel=rows * net.query_width, width=width),
+        matmul_groups(
+            "mixer.out_down",
+            "or",
+            "ol",
+            rows=rows,
+            groups=net.out_groups,
+            in_features=net.query_width // net.out_groups,
+            out_features=net.out_rank,
+            width=width,
+        ),
+        *row(local, "mixer.out", "ol", "a", in_features=net.projected_width, out_features=model.width, bias=False),
+    ]
+
+
+def _count_keys(local: Local, net: CompressedAttention) -> int:
+    """Return the compressed keys of all sequences: of complete groups of tokens alone."""
+    assert net.rate is not None
+    return local.part.sequences * (local.job.sequence // net.rate)
+
+
+def _compress(local: Local, net: CompressedAttention, source: str, *, name: str, dim: int) -> list[Op]:
+    """List the operations that make compressed keys of ``dim``, tensor ``name``.r."""
+    rows, width, columns = local.rows, local.width, net.series * dim
+    assert net.rate is not None
+    keys, numel, bias = _count_keys(local, net), rows * columns, net.rate * columns
+    D = local.model.width
+    values, gates, pooled = f"{name}.v", f"{name}.g", f"{name}.p"
+    # overlapping keys are made of a copy, in which each token is part of two
+    copy = {f"{name}.joined": numel * width} if net.overlaps else {}
+    narrow = {f"{name}.weights": numel * width} if width < 4 else {}
+    softmax = {f"{name}.softmax": 4 * numel}
+    pool = Op(
+        f"{name}.pool",
+        "activation",
+        (values, gates),
+        {pooled: keys * dim * width, **copy, **narrow, **softmax},
+        keeps=(*(copy or (values,)), *narrow, *softmax),
+        parameters=bias,
+        wgrad_numels=(bias,),
+        moved_bytes=(2 * numel + keys * dim) * width,
+        moved_backward_bytes=(4 * numel + keys * dim) * width + 4 * numel,
+        forward_scratch=(1 + net.overlaps) * numel * width,
+        backward_scratch=4 * numel + (1 + net.overlaps) * numel * width,
+    )
+    return [
+        matmul(f"{name}.kv", source, values, rows=rows, in_features=D, out_features=columns, width=width),
+        matmul(f"{name}.gate", source, gates, rows=rows, in_features=D, out_features=columns, width=width),
+        pool,
+        norm(f"{name}.norm", pooled, f"{name}.n", rows=keys, dim=dim, width=width, kind=local.norm),
+        rope(f"{name}.rope", f"{name}.n", f"{name}.r", numel=keys * dim, width=width),
+    ]
+
+
+def _choose(local: Local, net: CompressedAttention, source: str) -> list[Op]:
+    """List the operations of the indexer, → ``indices``; they have no gradient."""
+    indexer, rows, width, tokens = net.indexer, local.rows, local.width, local.job.sequence
+    assert indexer is not None
+    assert net.rate is not None
+    heads, dim, keys = indexer.heads, indexer.head_dim, tokens // net.rate
+    pairs = local.part.sequences * count_complete(tokens, net.rate)
+    chosen_bytes = INDEX_BYTES * min(indexer.topk, keys)
+    compressed = "mixer.indexer.compress"
+    choice = Op(
+        "mixer.indexer.choice",
+        "attention",
+        ("iqr", f"{compressed}.r", "iw"),
+        {"indices": rows * chosen_bytes},
+        flops=2 * rows * keys * heads * (dim + 1),
+        causal_flops=2 * pairs * heads * (dim + 1),
+        shape=(local.part.sequences, tokens, dim),
+        batch=heads,
+        moved_bytes=rows * (heads * (dim + 1) * width + chosen_bytes) + 2 * 4 * pairs,
+        forward_scratch=4 * min(QUERY_BLOCK, rows) * keys,
+    )
+    rank, D = net.q_rank, local.model.width
+    ops = [
+        *_compress(local, net, source, name=compressed, dim=dim),
+        matmul("mixer.indexer.q", "cqn", "iq", rows=rows, in_features=rank, out_features=heads * dim, width=width),
+        matmul("mixer.indexer.w", source, "iw", rows=rows, in_features=D, out_features=heads, width=width),
+        rope("mixer.indexer.rope.q", "iq", "iqr", numel=rows * heads * dim, width=width),
+        choice,
+    ]
+    return [drop_gradient(op) for op in ops]
+
+
+def _attend(local: Local, net: CompressedAttention) -> Op:
+    """Return attention to the keys of a window and to compressed ones: ``qr`` → ``o`` [rows, N · H]."""
+    rows, width, tokens, sequences = local.rows, local.width, local.job.sequence, local.part.sequences
+    window, reads, key_rows = min(net.window, tokens), ["qr", "kvr"], rows
+    pairs = window * (window + 1) // 2 + (tokens - window) * window
+    if net.rate is not None:
+        pairs += count_complete(tokens, net.rate, most=net.indexer.topk if net.indexer else None)
+        key_rows += _count_keys(local, net)
+        reads.append("mixer.compress.r")
+    indices = ("indices",) if net.indexer is not None else ()
+    flops = 4 * net.heads * sequences * pairs * net.head_dim
+    out_bytes, key_bytes = rows * net.query_width * width, key_rows * net.head_dim * width
+    # keys that an indexer chose are those of one query, read for it alone
+    chosen = sequences * pairs * (net.head_dim * width + INDEX_BYTES) if indices else key_bytes
+    return Op(
+        "mixer.core",
+        "attention",
+        (*reads, *indices),
+        {"o": out_bytes, "lse": 4 * rows * net.heads},
+        keeps=(*reads, *indices, "o", "lse"),
+        differentiates=tuple(reads),
+        parameters=net.heads,  # sinks
+        wgrad_numels=(net.heads,),
+        flops=flops,
+        causal_flops=flops,
+        windowed_flops=flops,
+        shape=(sequences, tokens, net.head_dim),
+        batch=net.heads,
+        moved_bytes=2 * out_bytes + chosen,
+        moved_backward_bytes=4 * out_bytes + 2 * chosen,
+        # sums of the gradients of the keys in fp32, as several queries add to one
+        backward_scratch=4 * key_rows * net.head_dim,
+    )
