@@ -24,15 +24,20 @@ Base = Literal["bf16", "fp32", "nf4", "int8"]
 Rank = Annotated[int, Field(ge=1, le=2**16)]
 
 ALL_LINEAR = "all-linear"
-# Linear layers of a block by the names of Hugging Face's Llama, which peft's ``target_modules`` lists.
-TARGETS = {
-    "q_proj": "attention.q",
-    "k_proj": "attention.k",
-    "v_proj": "attention.v",
-    "o_proj": "attention.out",
-    "gate_proj": "mlp.gate",
-    "up_proj": "mlp.up",
-    "down_proj": "mlp.down",
+# Linear layers of a block by the names of Hugging Face's Llama and DeepSeek, as peft's ``target_modules`` lists them:
+# those of attention, MLPs and shared experts. Routed experts and their router are none of them.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "q_proj": ("attention.q",),
+    "q_a_proj": ("attention.q_down",),
+    "q_b_proj": ("attention.q_up",),
+    "kv_a_proj_with_mqa": ("attention.kv_down",),
+    "kv_b_proj": ("attention.kv_up",),
+    "k_proj": ("attention.k",),
+    "v_proj": ("attention.v",),
+    "o_proj": ("attention.out",),
+    "gate_proj": ("mlp.gate", "moe.shared.gate"),
+    "up_proj": ("mlp.up", "moe.shared.up"),
+    "down_proj": ("mlp.down", "moe.shared.down"),
 }
 ADAPTERS = ("lora", "qlora", "dora", "qdora")  # as in ``--adapter lora:16``; with q: over a base in nf4
 
@@ -92,7 +97,8 @@ class Adapter(Record):
 
     def has_adapter(self, linear: str) -> bool:
         """Tell whether a linear layer of a block, such as ``attention.q``, has an adapter."""
-        return self.targets == (ALL_LINEAR,) or linear in {TARGETS[target] for target in self.targets}
+        targets = TARGETS if self.targets == (ALL_LINEAR,) else self.targets
+        return any(linear in TARGETS[target] for target in targets)
 
 
 def parse_adapter(text: str) -> dict[str, object]:

@@ -199,7 +199,8 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         return ""
     if weight.name.endswith(READ_BY_HEADS):
         return "tp"
-    if weight.kind == "lora":  # A sees the gradients of this rank's columns, B and m the products of its rows
+    is_replicated = weight.kind in ("norm", "router") or any(part in weight.name for part in WHOLE)
+    if weight.kind == "lora" and not is_replicated:  # A sees gradients of this rank's columns, B and m products of rows
         return "tp"
     if weight.name.rpartition(".")[2] in ACTIVATIONS[model.activation].parameters:  # sees this rank's columns
         return "tp"
@@ -209,7 +210,6 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         return "kv"
     if model.mla is None and weight.name.endswith(HEAD_NORMS):
         return "" if norms_all_heads else "tp"
-    is_replicated = weight.kind in ("norm", "router") or any(part in weight.name for part in WHOLE)
     return "tp" if is_replicated and layout.sp else ""
 
 
@@ -234,6 +234,15 @@ def shard_numel(weight: Weight, *, shards: int) -> int:
 def is_gemm_weight(weight: Weight) -> bool:
     """Tell whether the weight is the matrix of a GEMM in a block, which may run in fp8: not a router or bias."""
     return weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
+
+
+def is_quantized(weight: Weight) -> bool:
+    """Tell whether a base in nf4 or int8 quantizes the weight: that of a linear layer of a block.
+
+    bitsandbytes quantizes ``nn.Linear`` modules; transformers stacks routed experts as parameters, which stay in the
+    dtype of the activations (transformers 5.23: integrations/bitsandbytes.py, replace_with_bnb_linear).
+    """
+    return weight.kind in ("column", "row") and not weight.is_adapter
 
 
 def padded_numel(unit: FsdpUnit, *, shards: int) -> int:
@@ -273,11 +282,11 @@ def frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
         if is_trained(weight, job):
             continue
         elements = shard_numel(weight, shards=shards)
-        if base == "nf4" and is_gemm_weight(weight):
+        if base == "nf4" and is_quantized(weight):
             elements_bytes = nf4_bytes(elements)
             shares_codebooks = job.stack.kernel_facts.fused_dequantization
             scales += nf4_scales_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
-        elif base == "int8" and is_gemm_weight(weight):  # never sharded (``validity.py``)
+        elif base == "int8" and is_quantized(weight):  # never sharded (``validity.py``)
             elements_bytes = int8_bytes(*weight.shape)
         else:
             elements_bytes = elements * job.activation_bytes

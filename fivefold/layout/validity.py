@@ -12,7 +12,7 @@ from itertools import permutations
 from math import gcd
 from typing import Any, get_args
 
-from fivefold.adapter import ALL_LINEAR
+from fivefold.adapter import ALL_LINEAR, Adapter
 from fivefold.bounded_types import PLAYED
 from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
@@ -82,6 +82,8 @@ def describe_uncounted(model: Model, job: Job) -> tuple[str, ...]:
             f"model {model.name!r}: the tables of token ids that name the experts of its first "
             f"{model.moe.hashed_layers} layers are not counted, and these experts count as chosen as evenly as others"
         )
+    if model.moe is not None and job.adapter is not None:
+        remarks += _describe_frozen_experts(model, job.adapter)
     sparse = model.compressed_sparse_attention
     if not any(map(model.has_indexer, range(model.layers))) and (sparse is None or sparse.indexer is None):
         return tuple(remarks)
@@ -90,6 +92,21 @@ def describe_uncounted(model: Model, job: Job) -> tuple[str, ...]:
         f"model {model.name!r}: the indexer's own loss is not counted (arXiv:2512.02556 §2.1.1, a pass over the scores "
         "of attention); its weights, gradients, optimizer states and choice of keys are counted.",
     )
+
+
+def _describe_frozen_experts(model: Model, adapter: Adapter) -> Iterator[str]:
+    """Yield warnings where adapters of a mixture may be fewer, or its base larger, than a reader expects."""
+    if adapter.targets == (ALL_LINEAR,):
+        yield (
+            f"model {model.name!r}: all-linear is attention, MLPs and shared experts; routed experts and their router "
+            "are frozen. peft from 0.18 on adds both for most mixtures; target_modules of q_proj,k_proj,v_proj,o_proj "
+            "mean the same in both"
+        )
+    if adapter.base in ("nf4", "int8"):
+        yield (
+            f"model {model.name!r}: routed experts stay in the dtype of activations next to a base in {adapter.base}, "
+            "as bitsandbytes quantizes linear layers and transformers stacks experts in one tensor"
+        )
 
 
 def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
@@ -564,9 +581,17 @@ def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
     if adapter is None:
         return
     for is_present, feature, fix in (
-        (model.moe is not None, f"experts of {model.name}", "a dense model"),
-        (model.mla is not None, f"latent attention of {model.name}", "a model with grouped-query attention"),
-        (model.mtp is not None, f"multi-token prediction of {model.name}", "mtp=none"),
+        (model.attention_experts, f"experts of attention of {model.name}", "a model without them"),
+        (
+            model.mla is not None and model.mla.indexer is not None,
+            f"the indexer of {model.name}",
+            "a model that attends to all keys",
+        ),
+        (
+            model.mtp is not None,
+            f"multi-token prediction of {model.name}, which transformers and peft do not load",
+            "a config with num_nextn_predict_layers=0",
+        ),
         (
             bool(model.non_attention_mixers),
             f"{', '.join(model.non_attention_mixers)} layers",

@@ -85,7 +85,7 @@ class Built:
     def moe_layers(self) -> dict[int, Moe]:
         """Return layer → MoE layer, for this rank's stages; modules of multi-token prediction have the last numbers."""
         model = self.module.model
-        layers = {get_layer(model, shard.name) for shard in self.shards if ".experts." in shard.name}
+        layers = {get_layer(model, shard.name) for shard in self.base_shards if ".experts." in shard.name}
         modules = {layer: self.module.get_submodule(f"{block_name(model, layer)}.moe") for layer in sorted(layers)}
         return {layer: moe for layer, moe in modules.items() if isinstance(moe, Moe)}
 

@@ -204,11 +204,15 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _model(chance, frame)
         layout = _layout(chance, frame, model)
         job = _job(chance, layout)
-        if not frame.adapted:  # adapters are not modelled with these
+        if frame.adapted:  # adapters are not modelled with the others, nor with gates of attention
+            gates = _draw_gate_fields(random.Random(f"{number} gates"), model)
+            model = model.replace(**gates | {"output_gate": False})
+        else:
             model = _with_other_mixers_and_heads(chance, number, model, layout=layout)
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
         model = model.replace(**_draw_position_fields(random.Random(f"{number} positions"), model))
-        model = model.replace(**_draw_sum_fields(random.Random(f"{number} sums"), model))
+        sums = _draw_sum_fields(random.Random(f"{number} sums"), model)
+        model = model.replace(**sums | ({"output_gate": False, "gate_per_head": False} if frame.adapted else {}))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -228,11 +232,11 @@ def _with_other_mixers_and_heads(chance: random.Random, number: int, model: Mode
 
 
 def _drop_what_adapters_exclude(frame: Frame) -> Frame:
-    """Return the frame without experts, latent attention and schedules that adapters are not modelled with."""
+    """Return the frame without schedules that adapters are not modelled with."""
     pipeline = PIPELINE_SCHEDULES[frame.schedule]
     if pipeline.splits_backward or pipeline.enters_both_ends:
         frame = frame._replace(schedule="1f1b", v=1)
-    return frame._replace(experts=False, latent=False, adapted=True)
+    return frame._replace(adapted=True)
 
 
 def _is_supported_with(adapter: Adapter, case: Drawn) -> bool:

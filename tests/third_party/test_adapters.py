@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from fivefold.adapter import TARGETS, Adapter, int8_bytes, nf4_scales_bytes
+from fivefold.adapter import Adapter, int8_bytes, nf4_scales_bytes
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
@@ -17,6 +18,7 @@ from fivefold.planner.counts.operations.op import matmul
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
+from fivefold.trainer.checkpoint.peft_adapter import BY_ROWS, _tensor_names, family_of
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
@@ -36,21 +38,35 @@ def batches() -> Tensor:
     return torch.randint(0, VOCAB, (STEPS, BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(5))
 
 
-def job_of(adapter: Adapter) -> Job:
+def job_of(adapter: Adapter, *, epsilon: float = 1e-5) -> Job:
     return Job(
         sequence=TOKENS,
         global_batch=BATCH,
         precision=recipe("fp32"),
         adapter=adapter,
-        optimizer=Optimizer(clip=0, epsilon=1e-5),
+        optimizer=Optimizer(clip=0, epsilon=epsilon),
         learning_rate=LearningRate(kind="constant", peak=1e-3),
     )
 
 
-def map_name(name: str) -> str:
-    """Of peft's base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight."""
-    parts = name.split(".")
-    return f"blocks.{parts[4]}.{TARGETS[parts[6]]}.{parts[7].lower().removesuffix('_vector')}"
+class PeftName(NamedTuple):
+    """Peft's name of one of our factors, and the rows of peft's that ours has in this order; None: the same."""
+
+    name: str
+    rows: Tensor | None
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return tensor if self.rows is None else tensor[self.rows]
+
+
+def map_names(folder: Path, adapter: Adapter) -> dict[str, PeftName]:
+    """By our names: of peft's base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight."""
+    names = {}
+    for ours, (name, part) in _tensor_names(resolve(str(folder / "config.json")), family_of(folder), adapter):
+        stem, _, leaf = name.rpartition(".lora_")
+        rows = torch.tensor(part.order()) if ours.endswith(BY_ROWS) else None
+        names[ours] = PeftName(f"{stem}.lora_{leaf.removesuffix('.weight')}.default.weight", rows)
+    return names
 
 
 class OurDropout(torch.nn.Module):
@@ -63,12 +79,14 @@ class OurDropout(torch.nn.Module):
         self.drop = AdapterDropout(rate, place=place)
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = self.drop.draw(OurDropout.keys, rows=x.shape[0] * x.shape[1], columns=range(x.shape[2]))
+        mask = self.drop.draw(OurDropout.keys, rows=x.numel() // x.shape[-1], columns=range(x.shape[-1]))
         return x * mask.view_as(x) * self.drop.scale
 
 
-def wrap_with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[torch.nn.Module, dict[str, Tensor]]:
-    """Return the model with adapters, in training, and its factors, which begin as ``start``."""
+def wrap_with_peft(
+    folder: Path, job: Job, start: dict[str, Tensor]
+) -> tuple[torch.nn.Module, dict[str, tuple[Tensor, PeftName]]]:
+    """Return the model with adapters, in training, and its factors by our names, which begin as ``start``."""
     adapter = job.adapter
     assert adapter is not None
     config = peft.LoraConfig(
@@ -87,39 +105,46 @@ def wrap_with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[to
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.float32,
         )
-    base = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **quantized)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **quantized)
     model = peft.get_peft_model(base, config)
-    trained = {map_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
-    assert trained.keys() == start.keys()
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    names = map_names(folder, adapter)
+    assert weights.keys() == {name for name, _ in names.values()}
+    trained = {ours: (weights[there.name], there) for ours, there in names.items()}
     with torch.no_grad():
-        for name, weight in trained.items():
-            if name.endswith("magnitude"):  # norms of the rows of the base
-                torch.testing.assert_close(start[name], weight, rtol=1e-6, atol=0)
-            weight.copy_(start[name])
+        for ours, (weight, there) in trained.items():
+            if ours.endswith("magnitude"):  # norms of the rows of the base
+                torch.testing.assert_close(start[ours], there.read(weight), rtol=1e-6, atol=0)
+            there.read(weight).copy_(start[ours]) if there.rows is None else weight.index_copy_(
+                0, there.rows, start[ours]
+            )
     return model.train(), trained
 
 
 def train_with_peft(
     folder: Path, job: Job, start: dict[str, Tensor]
-) -> tuple[list[float], list[dict[str, Tensor]], object]:
-    """Losses, gradients of every step, and the model at the end."""
+) -> tuple[list[float], list[dict[str, Tensor]], dict[str, Tensor]]:
+    """Losses, gradients of every step, and the factors at the end."""
     model, trained = wrap_with_peft(folder, job, start)
     assert job.adapter is not None
     if rate := job.adapter.dropout:
         dropouts = [module for name, module in model.named_modules() if name.endswith("lora_dropout")]
         for place, module in enumerate(dropouts, start=ADAPTERS):
             module["default"] = OurDropout(rate, place=place)
-    optimizer = torch.optim.AdamW(trained.values(), lr=1e-3, betas=job.optimizer.betas, eps=1e-5, weight_decay=0.1)
+    factors = [weight for weight, _ in trained.values()]
+    optimizer = torch.optim.AdamW(
+        factors, lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon, weight_decay=0.1
+    )
     losses, gradients = [], []
     for step, tokens in enumerate(batches()):
         OurDropout.keys = sequence_keys(torch.arange(BATCH), seed=job.seed, step=step)
         loss = compute_loss(model, tokens)
         loss.backward()
-        gradients.append({name: weight.grad.clone() for name, weight in trained.items()})
+        gradients.append({ours: there.read(weight.grad).clone() for ours, (weight, there) in trained.items()})  # type: ignore[arg-type]
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, gradients, model
+    return losses, gradients, {ours: there.read(weight.detach()) for ours, (weight, there) in trained.items()}
 
 
 def compute_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
@@ -176,14 +201,101 @@ def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> 
         pytest.importorskip("bitsandbytes")
     job = job_of(adapter)
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
-    theirs, their_gradients, model = train_with_peft(base, job, start)
+    compare_with_peft(base, job, losses, gradients, start, finals)
+
+
+def compare_with_peft(
+    base: Path,
+    job: Job,
+    losses: list[float],
+    gradients: list[dict[str, Tensor]],
+    start: dict[str, Tensor],
+    finals: dict[str, Tensor],
+) -> None:
+    """Losses, gradients and the final factors of ten steps."""
+    theirs, their_gradients, final = train_with_peft(base, job, start)
     assert losses == pytest.approx(theirs, rel=1e-6)
     for step, (mine, there) in enumerate(zip(gradients, their_gradients, strict=True)):
         for name in there:
             assert (mine[name] - there[name]).norm() <= 1e-5 * there[name].norm(), (step, name)
-    final = {map_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}  # type: ignore
-    for name, weight in finals.items():  # type: ignore[attr-defined]
+    for name, weight in finals.items():
         assert (weight - final[name]).norm() <= 1e-5 * final[name].norm(), name
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.0,
+}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 12},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    "gpt_oss": {"num_local_experts": 4, "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "deepseek_v2": LATENT | {"q_lora_rank": None, "aux_loss_alpha": 0.0},
+    "deepseek_v3": LATENT | {"q_lora_rank": 14},
+}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+COMPRESSED = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+
+
+def base_of_mixture(path: Path, family: str) -> Path:
+    """A small mixture with random weights, as transformers saves it."""
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.for_model(family, **SIZES | MIXTURES[family])
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # which training of a frozen router leaves as it is
+            buffer.normal_(0, 0.1)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("family", "adapter"),
+    [
+        ("mixtral", Adapter(rank=4, targets=ATTENTION)),
+        ("qwen3_moe", Adapter(rank=4, targets=("q_proj", "v_proj"))),
+        ("qwen2_moe", Adapter(rank=4, targets=(*ATTENTION, "gate_proj", "up_proj", "down_proj"))),
+        ("qwen2_moe", Adapter(rank=4, targets=("down_proj",))),
+        ("gpt_oss", Adapter(kind="dora", rank=4, targets=ATTENTION)),
+        ("deepseek_v2", Adapter(rank=4, targets=("q_proj", "kv_a_proj_with_mqa", "kv_b_proj"))),
+        ("deepseek_v3", Adapter(rank=4, targets=COMPRESSED)),
+        ("deepseek_v3", Adapter(rank=4, targets=COMPRESSED, dropout=0.3)),
+        ("deepseek_v3", Adapter(kind="dora", rank=4, targets=COMPRESSED)),
+        ("qwen3_moe", Adapter(rank=4, targets=ATTENTION, base="nf4")),  # experts stay in fp32
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.name} of {len(value.targets)}",
+)
+def test_ten_steps_of_mixtures_equal_those_of_peft(forked, tmp_path: Path, family: str, adapter: Adapter) -> None:
+    """Experts and routers are frozen, and gradients of what lies below them go through both."""
+    if adapter.base == "nf4":
+        pytest.importorskip("bitsandbytes")
+    # AdamW divides by more than the rounding of small gradients
+    base, job = base_of_mixture(tmp_path / "base", family), job_of(adapter, epsilon=1e-3)
+    ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
+    compare_with_peft(base, job, losses, gradients, start, finals)
 
 
 DRAWS, RATE = 100, 0.4
@@ -213,7 +325,7 @@ def test_gradients_under_dropout_are_distributed_as_those_of_peft(forked, base: 
     theirs = []
     for _ in range(DRAWS):
         compute_loss(model, batches()[0]).backward()
-        theirs.append({name: trained[name].grad.clone() for name in ours[0]})  # type: ignore[union-attr]
+        theirs.append({name: trained[name][0].grad.clone() for name in ours[0]})  # type: ignore[union-attr]
         model.zero_grad()
     squares = []
     for name in ours[0]:

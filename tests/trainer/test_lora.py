@@ -65,8 +65,9 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     magnitudes = [weight.name for weight in listed if weight.name.endswith(MAGNITUDE)]
     drawn |= {name: drawn[f"{name.removesuffix(MAGNITUDE)}.weight"].norm(dim=1) for name in magnitudes}
     factors = {name: value.requires_grad_() for name, value in drawn.items() if ".lora_" in name}
-    targets = [TARGETS[name] for name in TARGETS if adapter.has_adapter(TARGETS[name])]
-    adapted = [f"blocks.{layer}.{target}" for layer in range(PLAIN.layers) for target in targets]
+    linears = [linear for linears in TARGETS.values() for linear in linears if adapter.has_adapter(linear)]
+    names = [f"blocks.{layer}.{linear}" for layer in range(PLAIN.layers) for linear in linears]
+    adapted = [name for name in names if f"{name}.weight" in drawn]
     optimizer = torch.optim.AdamW(
         factors.values(), lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon, weight_decay=0.1
     )

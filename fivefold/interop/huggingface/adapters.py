@@ -223,9 +223,9 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
         by_layer = [
             tuple(
                 target
-                for target, ours in TARGETS.items()
+                for target, linears in TARGETS.items()
                 if matcher.fullmatch(
-                    f"{blocks}.layers.{layer}.{'mlp' if ours.startswith('mlp') else 'self_attn'}.{target}"
+                    f"{blocks}.layers.{layer}.{'mlp' if linears[0].startswith('mlp') else 'self_attn'}.{target}"
                 )
             )
             for layer in range(PATTERN_LAYERS)

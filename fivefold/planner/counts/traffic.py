@@ -169,18 +169,20 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
     plan_times = times * (
         2 if "layer" in part.recomputed else 1
     )  # the dispatch is planned again only under full recomputation
-    resends = any(
-        op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in counts.unit(part, run.name).ops
-    )
+    ops = counts.unit(part, run.name).ops
+    resends = any(op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in ops)
+    # none below the first adapter of the first block
+    backward_times = times if any(op.name == "moe.topk" and op.differentiates != () for op in ops) else 0
     copies = local.stream_rows * moe.computed_per_token
     forward_times, weights = times * (2 if resends else 1), 4 * copies
     if layout.ep > 1:
         yield RepeatedMessage("ep", "all_to_all", plan_times, 8 * moe.experts, layout.ep, "ep")
-        yield RepeatedMessage("ep", "all_to_all", forward_times + times, weights, layout.ep, "ep")
+        yield RepeatedMessage("ep", "all_to_all", forward_times + backward_times, weights, layout.ep, "ep")
     if layout.etp > 1:
         yield RepeatedMessage("etp", "all_gather", plan_times, 8 * moe.experts * layout.etp, layout.etp, "etp")
-        for collective, n_messages in (("all_gather", forward_times), ("reduce_scatter", times)):
-            yield RepeatedMessage("etp", collective, n_messages, weights * layout.etp, layout.etp, "etp")
+        for collective, n_messages in (("all_gather", forward_times), ("reduce_scatter", backward_times)):
+            if n_messages:
+                yield RepeatedMessage("etp", collective, n_messages, weights * layout.etp, layout.etp, "etp")
     if scales := local.row_scales_bytes * copies:  # of fp8 rows in the forward, and of their gradients
         if layout.ep > 1:
             yield RepeatedMessage("ep", "all_to_all", forward_times + times, scales, layout.ep, "ep")
@@ -188,9 +190,9 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
             yield RepeatedMessage("etp", "all_gather", forward_times + times, scales * layout.etp, layout.etp, "etp")
     split_axes = [axis for axis, is_split in (("tp", part.sp), ("cp", layout.cp > 1)) if is_split]
     counts_bytes = 8 * layout.mbs * moe.experts
-    if split_axes and moe.balance == "aux" and moe.aux_coefficient:
+    if split_axes and moe.balance == "aux" and moe.aux_coefficient and backward_times:
         for axis in split_axes:
-            yield RepeatedMessage(axis, "all_reduce", times, counts_bytes, group(layout, axis).ranks, axis)
+            yield RepeatedMessage(axis, "all_reduce", backward_times, counts_bytes, group(layout, axis).ranks, axis)
     if split_axes and moe.capacity is not None:  # counts of each part of a sequence
         parts = layout.tp * layout.cp * (2 if layout.cp > 1 and layout.cp_kind == "ring" else 1)
         for axis in split_axes:
@@ -215,7 +217,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
         yield RepeatedMessage("pp", "all_reduce", 1, payload, 2, "pp")
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
-    if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
+    if moe and moe.balance == "free" and counts.job.adapter is None:  # tokens per expert, of all layers of this rank
         runs = (work for chunk in chunks for work in stages[chunk])
         payload = 8 * moe.experts * sum(times * counts.count_moe_layers(run.name) for run, times in runs)
         if payload and layout.world > layout.pp:

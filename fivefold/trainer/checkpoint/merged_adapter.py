@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.adapter import Adapter
-from fivefold.layout.sharding import is_gemm_weight
+from fivefold.layout.sharding import is_quantized
 from fivefold.model.weight import MAGNITUDE
 from fivefold.model.weights import Weight, adapter_weights, weights
 from fivefold.record import RunFailure, UserError
@@ -53,7 +53,7 @@ class MergedFolder:
         if f"{linear}.lora_a" in self.factors:
             rows, columns = slices
             return self._merge_rows(linear, rows)[:, columns]
-        if self.nf4 is not None and is_gemm_weight(self._weights[ours]):
+        if self.nf4 is not None and is_quantized(self._weights[ours]):
             return self._read_quantized(ours, dtype=self.nf4)[slices]
         return self.base.read(ours, offsets=offsets, sizes=sizes)
 

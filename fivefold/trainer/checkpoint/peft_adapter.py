@@ -112,7 +112,7 @@ class AdapterFolder:
         linears = {
             ours.rpartition(".")[0].split(".", 2)[2] for ours, (name, _) in every.items() if name in self.tensors
         }
-        targets = tuple(target for target, linear in TARGETS.items() if linear in linears)
+        targets = tuple(target for target, targeted in TARGETS.items() if not linears.isdisjoint(targeted))
         if not targets:
             raise UserError(
                 f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers ({', '.join(TARGETS)}); "

@@ -23,7 +23,7 @@ from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.chunked_attention import get_last_chunk, join_chunks, split_chunks
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
-from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.norm import UnitNorm, norm
 from fivefold.trainer.model.operation import Run, call_directly
@@ -198,13 +198,13 @@ class LatentAttention(_Attention):
     def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         mla, tokens = self.mla, rows.tokens
         tables = rows.rotary(own=self.has_sliding_rope) if self.rotates else None
-        q, kv, gate = self._project_down(x_RD)
+        q, kv, gate = self._project_down(x_RD, rows.keys)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
         latent = self.run("attention.kv_norm", self.kv_norm, latent)
         if self.bare:
             return self._absorbed_heads(q, latent, key, rows), gate
-        kv = self.run("attention.kv_up", self.kv_up, latent)
+        (kv,) = project(self.run, "attention.kv_up", latent, self.kv_up, keys_B=rows.keys)
         # v is a view into the output of kv_up, so all of that output stays allocated
         k, v = _split_heads(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
         q = _split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
@@ -229,23 +229,23 @@ class LatentAttention(_Attention):
         k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), key), dim=-1)
         return q, k, k[..., : mla.kv_rank]
 
-    def _project_down(self, x_RD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _project_down(self, x_RD: Tensor, keys_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Project x [R, D] to q [R, N · (nope + rope)] of this rank's heads, to latent | rotary key, and to the gate.
 
-        Latent and rotary key are [R, kv_rank + rope].
+        Latent and rotary key are [R, kv_rank + rope]. ``keys_B``: of the sequences, for dropout of adapters' inputs.
         """
         gate: Tensor | None = None
         if self.mla.q_rank is None:
             gates = [self.gate] if self.gate is not None else []
-            q, *projected = self.run("attention.q", fused_linears, x_RD, self.q, *gates)
+            q, *projected = project(self.run, "attention.q", x_RD, self.q, *gates, keys_B=keys_B)
             gate = projected[0] if projected else None
-            (kv,) = self.run("attention.down", fused_linears, x_RD, self.kv_down)
+            (kv,) = project(self.run, "attention.down", x_RD, self.kv_down, keys_B=keys_B)
         else:
             if self.gate is not None:
                 gate = self.run("attention.gate", self.gate, x_RD)
-            latent, kv = self.run("attention.down", fused_linears, x_RD, self.q_down, self.kv_down)
+            latent, kv = project(self.run, "attention.down", x_RD, self.q_down, self.kv_down, keys_B=keys_B)
             latent = self.run("attention.q_norm", self.q_norm, latent)
-            q = self.run("attention.q_up", self.q_up, latent)
+            (q,) = project(self.run, "attention.q_up", latent, self.q_up, keys_B=keys_B)
         return q, kv, gate
 
 

@@ -83,6 +83,11 @@ class Experts(nn.Module):
             if moe.expert_bias:
                 self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, out_features)))
 
+    @property
+    def is_trained(self) -> bool:
+        """Return whether the weights have gradients: they are frozen next to adapters."""
+        return self.get_parameter("down").requires_grad
+
     def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
         """Compute gate and up, each [n, F], of rows [n, D] in order of expert, whose groups end at ``offsets`` [E].
 
@@ -102,14 +107,17 @@ class Experts(nn.Module):
 
 
 class _GroupedLinears(torch.autograd.Function):
-    """Grouped linear layers ``names`` on rows x [n, in]; the backward accumulates dW itself, so autograd sees none."""
+    """Grouped linear layers ``names`` on rows x [n, in]; the backward accumulates dW itself, so autograd sees none.
+
+    Frozen experts do not save x.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, _weight: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]
     ) -> tuple[Tensor, ...]:
         ctx.experts, ctx.names = experts, names
-        ctx.save_for_backward(x, offsets)
+        ctx.save_for_backward(*([x] if experts.is_trained else []), offsets)
         gemms, ends = experts.gemms, experts.ends
         operand = gemms.operand(x)
         return tuple(gemms.fprop(operand, experts.get_parameter(name), offsets, ends) for name in names)
@@ -117,14 +125,14 @@ class _GroupedLinears(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         experts: Experts = ctx.experts
-        x, offsets = (saved.detach() for saved in ctx.saved_tensors)  # a deferred dW must not hold the graph
+        *rows, offsets = (saved.detach() for saved in ctx.saved_tensors)  # a deferred dW must not hold the graph
         outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm does not support strides of 0
         total: Tensor | None = None
         for name, gradient in zip(ctx.names, outer, strict=True):
             total = experts.gemms.dgrad(gradient, experts.get_parameter(name), offsets, experts.ends, total)
-        for name, gradient in zip(ctx.names, outer, strict=True):
+        for name, gradient in zip(ctx.names, outer, strict=True) if rows else ():
             work = partial(
-                experts.wgrad_store.run_or_defer, partial(_accumulate_wgrad, experts, name, x, gradient, offsets)
+                experts.wgrad_store.run_or_defer, partial(_accumulate_wgrad, experts, name, rows[0], gradient, offsets)
             )
             work() if experts.backward_overlap_work is None or name == "down" else experts.backward_overlap_work.append(
                 work
@@ -164,7 +172,8 @@ class _AddBias(torch.autograd.Function):
             rows = gradient * share[:, None].to(gradient.dtype)
             added = bias.index_select(0, groups)
             share_gradient = (gradient * added).sum(-1, dtype=share.dtype) if ctx.adds else torch.zeros_like(share)
-        accumulate_grad(bias, torch.zeros_like(bias).index_add_(0, groups, rows).div_(ctx.experts.copies))
+        if bias.requires_grad:
+            accumulate_grad(bias, torch.zeros_like(bias).index_add_(0, groups, rows).div_(ctx.experts.copies))
         return gradient, share_gradient, None, None, None
 
 

@@ -91,11 +91,11 @@ class _GateShared(torch.autograd.Function):
         return shared * torch.mv(x, weight[0]).sigmoid_()[:, None]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, shared, weight = ctx.saved_tensors
         factor = torch.mv(x, weight[0]).sigmoid_()
         logit_grad = torch.ops.aten.sigmoid_backward((grad * shared).sum(-1), factor)
-        weight_grad = torch.mv(x.t(), logit_grad)[None]
+        weight_grad = torch.mv(x.t(), logit_grad)[None] if weight.requires_grad else None
         return torch.outer(logit_grad, weight[0]), grad * factor[:, None], weight_grad
 
 
@@ -210,20 +210,24 @@ class _Balance(torch.autograd.Function):
 
 
 class _Route(torch.autograd.Function):
-    """The router's linear layer in fp32; the backward accumulates its dW itself, at once or deferred."""
+    """The router's linear layer in fp32; the backward accumulates its dW itself, at once or deferred.
+
+    A frozen one saves nothing.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _weight: Tensor, router: Router) -> Tensor:
-        ctx.router = router
-        ctx.save_for_backward(x)
+        ctx.router, ctx.dtype = router, x.dtype
+        ctx.save_for_backward(x if router.weight.requires_grad else None)
         return F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         router: Router = ctx.router
-        x = ctx.saved_tensors[0].detach()  # a deferred dW must not hold the graph
-        router.wgrad_store.run_or_defer(lambda: _accumulate_router_grads(router, x, gradient))
-        return (gradient @ router.weight.float()).to(x.dtype), None, None
+        if router.weight.requires_grad:
+            x = ctx.saved_tensors[0].detach()  # a deferred dW must not hold the graph
+            router.wgrad_store.run_or_defer(lambda: _accumulate_router_grads(router, x, gradient))
+        return (gradient @ router.weight.float()).to(ctx.dtype), None, None
 
 
 def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> None:

@@ -65,7 +65,7 @@ def balance(module: nn.Module, *axes: AxisGroup) -> Tensor:
     for axis in axes:
         total = all_reduce(total, axis).wait()
     for layer, load in zip(layers, total, strict=True):
-        if layer.moe.balance == "free":
+        if layer.moe.balance == "free" and layer.router.weight.requires_grad:
             layer.update_bias(load)
         layer.load.zero_()
     return total

@@ -19,6 +19,7 @@ from fivefold.layout.sharding import (
     FsdpUnit,
     extra_reduce_axis,
     is_gemm_weight,
+    is_quantized,
     policy,
     reduces_every_micro_batch,
     select_trained,
@@ -214,7 +215,7 @@ class ShardPlacement:
 
     def _is_packed(self, weight: Weight) -> bool:
         """Return whether the weight is stored in nf4."""
-        return self.job.adapter is not None and self.job.adapter.base == "nf4" and is_gemm_weight(weight)
+        return self.job.adapter is not None and self.job.adapter.base == "nf4" and is_quantized(weight)
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""

@@ -9,9 +9,10 @@ import pytest
 from fivefold.adapter import NF4_CODEBOOK_BYTES, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import reasons
+from fivefold.layout.validity import describe_uncounted, reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
+from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts
@@ -209,10 +210,38 @@ def test_targets_that_the_model_lacks_are_refused() -> None:
     assert next(reasons(Layout.parse("dp1"), model=plain, job=both, machine=None), None) is None
 
 
-def test_experts_are_refused() -> None:
-    model = build_model("mixtral-8x7b")
-    reason = next(reasons(Layout.parse("dp1"), model=model, job=job(), machine=None))
-    assert reason == f"adapters are not modelled with experts of {model.name}; take a dense model"
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+COMPRESSED = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "count"),
+    [  # peft's print_trainable_parameters, rank 16
+        ("qwen3-30b-a3b", ATTENTION, 13_369_344),
+        ("gpt-oss-20b", ["all-linear"], 7_962_624),
+        ("deepseek-v2-lite", ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], 7_105_536),
+        ("deepseek-v3", COMPRESSED, 97_006_592),
+    ],
+)
+def test_trainable_parameters_of_mixtures_are_those_that_peft_prints(
+    model: str, targets: list[str], count: int
+) -> None:
+    adapter = job({"rank": 16, "targets": targets}).adapter
+    assert adapter is not None
+    assert count_adapters(build_model(model), adapter) == count
+
+
+def test_experts_stay_wide_next_to_a_base_in_nf4() -> None:
+    """And routers: of a rank in bf16 and in nf4, the linear layers of attention and shared experts alone differ."""
+    model = SMALL.replace(moe=MoE(experts=4, topk=2, ffn=96, shared_experts=1))
+    (rank,), (wide,) = ranks("dp1", "qlora:8", model), ranks("dp1", model=model)
+    shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (96, 256), (96, 256), (256, 96))
+    matrices = [out * into for out, into in shapes]
+    saved = sum(2 * numel - nf4_bytes(numel) - nf4_scales_bytes(numel) for numel in matrices)
+    assert wide.parameters_bytes - rank.parameters_bytes == model.layers * saved
+    remarks = describe_uncounted(model, job("qlora:8"))
+    assert [remark.split(": ")[1].split(" ")[0] for remark in remarks] == ["all-linear", "routed"]
+    assert describe_uncounted(model, job({"targets": ATTENTION})) == ()
 
 
 def test_an_adapter_is_read_in_words_or_as_a_table() -> None:

@@ -314,10 +314,14 @@ def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
         return op._replace(keeps=keeps, backward_scratch=scratch)
     if op.kind != "matmul":
         return op
-    if adapter.base == "int8" and op.name != "head.out":
+    is_quantized = op.name not in ("head.out", "moe.router") and not op.name.startswith("moe.experts.")
+    if adapter.base == "int8" and is_quantized:
         return _quantize_to_int8(op, width=local.width, kept=op.reads)
-    op = op._replace(keeps=(), backward_scratch=0, regathered_bytes=0)
-    if adapter.base != "nf4" or op.name == "head.out":
+    # dx of experts reads which rows each of them has; a router's is made in fp32
+    keeps = tuple(name for name in op.keeps if name == "ends")
+    scratch = op.backward_scratch if op.name == "moe.router" else 0
+    op = op._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=0)
+    if adapter.base != "nf4" or not is_quantized:
         return op
     _, out_features, in_features = op.shape
     numel = out_features * in_features
