@@ -68,8 +68,7 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
     playwright.expect.set_options(timeout=60_000)  # a busy machine is slow, not wrong
     with playwright.sync_playwright() as engine:
-        # Without --disable-gpu what is drawn goes through an emulated GPU, for a quarter more processor time.
-        launch = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        launch = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield launch
         launch.close()
 
