@@ -299,6 +299,7 @@ _DEFAULTS = """
     granite-swash-2b granite_swa granite_swa GraniteSWAConfig
     helium1-2b helium helium HeliumConfig
     hy3-295b-a21b hy_v3 hy_v3 HYV3Config
+    hy4-preview-58b-a5b hy_v4 hy_v4 HYV4Config
     internlm3-8b internlm3 internlm3 InternLM3Config
     iquest-coder-40b iquestcoder iquestcoder IQuestCoderConfig
     jais2-8b jais2 jais2 Jais2Config

@@ -529,7 +529,7 @@ class ModelShape(Record):
             return
         if self.window and self.sliding_mla is None:
             raise ValueError("window is not supported with mla.indexer, which chooses the keys: give sliding_mla")
-        for field in ("attention_softcap", "attention_sinks", "temperature", "attention_dropout", "dropout"):
+        for field in ("attention_softcap", "temperature", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with mla.indexer, which chooses the keys: leave one out")
 

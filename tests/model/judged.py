@@ -48,7 +48,7 @@ REFUSED_ALL_THE_SAME = {
         (kind, "attention_dropout"): "dropout, which only training sees"
         for kind in (
             *("diffllama", "modernbert-decoder", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "axk2"),
-            "dots3_note_text",
+            *("dots3_note_text", "hy_v4"),
         )
     },
     ("dots3_note_text", "sliding_window_size"): "another name of sliding_window, given twice",

@@ -307,6 +307,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "apertus": PLAIN,
     "deepseek_v32": LATENT | {"n_group": 2, "topk_group": 1} | INDEX,
+    "hy_v4": {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"}
+    | INDEX
+    | {"n_group": 2, "topk_group": 1, "indexer_types": ["full", "shared"], "hc_mult": 3, "swiglu_limit": 0.5}
+    | {"mlp_layer_types": ["dense", "sparse"], "pad_token_id": 0},
     "deepseek_v4": NARROW_EXPERTS | INDEX
     | {
         "num_hidden_layers": 4, "num_key_value_heads": 1, "n_routed_experts": 8, "q_lora_rank": 12, "o_groups": 3,

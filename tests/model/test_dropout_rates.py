@@ -20,13 +20,7 @@ from tests.model.mutations import FAMILIES
 DRAWN = {"attention_dropout": 0.125, "hidden_dropout": 0.25, "embedding_dropout": 0.375}
 TOKENS = 5
 TAKES_INTEGERS = {"mpt"}  # transformers refuses a rate that is no integer
-CHOOSES_KEYS = {
-    "axk2",
-    "deepseek_v32",
-    "deepseek_v4",
-    "dots3_note_text",
-    "glm_moe_dsa",
-}  # whose attention takes no dropout
+CHOOSES_KEYS = {"axk2", "deepseek_v32", "deepseek_v4", "dots3_note_text", "glm_moe_dsa", "hy_v4"}  # take no dropout
 
 
 @contextmanager

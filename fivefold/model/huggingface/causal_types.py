@@ -15,7 +15,6 @@ _NEEDED = {
     "its layers, or some of them, are recurrent": """
         xlstm xLSTMForCausalLM
     """,
-    "hyper-connections, and latent attention with gates whose keys an indexer chooses": "hy_v4 HYV4ForCausalLM",
     "an indexer chooses the blocks of keys to which a query attends": "minimax_m3_vl_text MiniMaxM3VLForCausalLM",
     "linear attention, embeddings per layer, embeddings of n-grams, and gated residuals": """
         qwen4_exp Qwen4ExpForCausalLM; qwen4_exp_text Qwen4ExpForCausalLM

@@ -224,7 +224,7 @@ class Config(Record):
     hyper_iterations: Layers = 1
     hyper_epsilon: Positive = 1e-6
     hyper_magnitude: Scalar = 2.0
-    swiglu_limit: Positive | None = None
+    swiglu_limit: Scalar | None = None
     hashed_layers: Layer = 0
     indexer_types: tuple[str, ...] | None = None  # full: the layer chooses keys; shared: it takes those chosen before
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2, GLM-5 and A.X K2: DeepSeek-V3 with an indexer that chooses the keys of each query."""
+"""DeepSeek-V3.2, GLM-5, A.X K2 and Hy 4: DeepSeek-V3 with an indexer that chooses the keys of each query."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.families.deepseek import V3
+from fivefold.model.huggingface.families.deepseek_v4 import HYPER_TENSORS
 from fivefold.model.huggingface.family import FusedTensor, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -48,6 +49,7 @@ def _build(config: Config, *, pattern: tuple[bool, ...], gates_queries: bool = F
         "pattern": pattern,
     }
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
+    moe["clamp"] = config.swiglu_limit if config.swiglu_limit and config.swiglu_limit > 0 else None
     fields["mla"]["gates_queries"] = gates_queries
     return build_model(config, **fields, moe=moe, **own)
 
@@ -57,16 +59,38 @@ def _build_v32(config: Config) -> Model:
     return _build(config, pattern=())
 
 
-def _build_glm_moe_dsa(config: Config) -> Model:
-    """Build GLM-5, some of whose layers attend to the keys that the indexer of an earlier layer chose."""
+def _read_pattern(config: Config, *, default: tuple[str, ...]) -> tuple[bool, ...]:
+    """Return which layers choose keys; the others attend to the keys that the indexer of an earlier layer chose."""
     layers = config.num_hidden_layers
-    kinds = config.indexer_types or ("full",) * layers
+    kinds = config.indexer_types or default
     if len(kinds) < layers or set(kinds) - {"full", "shared"}:
         raise config.mistake(f"indexer_types={list(kinds)}: give full or shared for each of {layers} layers")
     if kinds[0] != "full":
         raise config.mistake("indexer_types begins with shared, without keys to share; begin with full")
     pattern = find_period(tuple(kind == "full" for kind in kinds[:layers]))
-    return _build(config, pattern=() if all(pattern) else pattern)
+    return () if all(pattern) else pattern
+
+
+def _build_glm_moe_dsa(config: Config) -> Model:
+    """Build GLM-5, some of whose layers attend to the keys that the indexer of an earlier layer chose."""
+    return _build(config, pattern=_read_pattern(config, default=("full",) * config.num_hidden_layers))
+
+
+def _build_hy_v4(config: Config) -> Model:
+    """Build Hy 4: independent hyper-connections, output gates and sinks of attention, clamped experts."""
+    default = tuple("full" if not layer or layer % 4 == 1 else "shared" for layer in range(config.num_hidden_layers))
+    return _build(
+        config,
+        pattern=_read_pattern(config, default=default),
+        output_gate=True,
+        attention_sinks=True,
+        hyper_connections={
+            "streams": config.hyper_streams,
+            "mixes": False,
+            "magnitude": config.hyper_magnitude,
+            "epsilon": config.hyper_epsilon,
+        },
+    )
 
 
 def _build_axk2(config: Config) -> Model:
@@ -88,6 +112,14 @@ def _write(model: Model) -> dict[str, Any]:
 def _write_glm_moe_dsa(model: Model) -> dict[str, Any]:
     kinds = ["full" if model.has_indexer(layer) else "shared" for layer in range(model.layers)]
     return _write(model) | {"indexer_types": kinds}
+
+
+def _write_hy_v4(model: Model) -> dict[str, Any]:
+    hyper, moe = model.hyper_connections, model.moe
+    connections: dict[str, Any] = {}
+    if hyper is not None:
+        connections = {"hc_mult": hyper.streams, "hc_magnitude": hyper.magnitude, "hc_eps": hyper.epsilon}
+    return {**_write_glm_moe_dsa(model), **connections, "swiglu_limit": (moe and moe.clamp) or 0.0}
 
 
 KEYS = drop_keys(
@@ -189,4 +221,40 @@ AXK2 = replace(
     },
 )
 
-FAMILIES = (V32, GLM_MOE_DSA, AXK2)
+HY_V4 = replace(
+    GLM_MOE_DSA,
+    model_type="hy_v4",
+    architecture="HYV4ForCausalLM",
+    keys=drop_keys(GLM_MOE_DSA.keys, "mlp_bias")
+    | map_same_names("swiglu_limit")
+    | {"hc_mult": "hyper_streams", "hc_magnitude": "hyper_magnitude", "hc_eps": "hyper_epsilon"},
+    defaults={
+        **GLM_MOE_DSA.defaults,
+        "vocab_size": 120_832,
+        "hidden_size": 2816,
+        "intermediate_size": 6912,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 262_144,
+        "q_lora_rank": 1536,
+        "routed_scaling_factor": 2.827,
+        "first_k_dense_replace": 1,
+        "index_heads": 16,
+        "hyper_streams": 4,
+        "hyper_magnitude": 2.0,
+        "swiglu_limit": 10.0,
+    },
+    supported={},
+    to_model=_build_hy_v4,
+    write=_write_hy_v4,
+    tensors={
+        **V32.tensors,
+        **HYPER_TENSORS,
+        "attention.gate": "self_attn.gate_proj",
+        "attention.sinks": "self_attn.sinks",
+    },
+)
+
+FAMILIES = (V32, GLM_MOE_DSA, AXK2, HY_V4)

@@ -120,6 +120,8 @@ def attend_to_chosen(local: Local, latent: LinearInput, *, q: str, key: str, cho
         {"ol": rows * N * mla.kv_rank * width, "lse": rows * N * 4},
         keeps=("qr", "lk", *indices, "ol", "lse"),
         differentiates=("qr", "lk"),
+        parameters=N if local.model.attention_sinks else 0,
+        wgrad_numels=(N,) if local.model.attention_sinks else (),
         flops=flops,
         causal_flops=flops,
         windowed_flops=flops,

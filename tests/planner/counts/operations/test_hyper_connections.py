@@ -16,6 +16,7 @@ from transformers.models.hy_v4.configuration_hy_v4 import HYV4Config
 from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection
 
 import fivefold as ff
+from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -170,6 +171,8 @@ def test_what_is_not_supported_is_one_line() -> None:
         refuse(Layout(), model=STREAM, job=job.replace(precision="bf16-autocast", stack="ddp"))
     with pytest.raises(UserError, match="2D tensor parallelism is not supported with hyper-connections"):
         refuse(Layout.parse("tp2x2"), model=STREAM.replace(kv_heads=4), job=job)
+    with pytest.raises(UserError, match="adapters are not modelled with hyper-connections of streams"):
+        refuse(Layout(), model=STREAM, job=job.replace(adapter=Adapter()))
     with pytest.raises(UserError, match="the trainer does not support hyper_connections"):
         check_supported(Layout(), job, model=STREAM)
     for fields, says in (

@@ -112,8 +112,8 @@ def test_what_is_not_supported_is_one_line() -> None:
         check_supported(Layout(), job, model=SPARSE)
     with pytest.raises(UserError, match="give q_rank, or no indexer"):
         MLA.read({**SPARSE.mla.model_dump(), "q_rank": None} if SPARSE.mla else {}, origin="x")
-    with pytest.raises(UserError, match=r"attention_sinks is not supported with mla\.indexer"):
-        Model.read({**SPARSE.model_dump(), "attention_sinks": True}, origin="x")
+    with pytest.raises(UserError, match=r"attention_softcap is not supported with mla\.indexer"):
+        Model.read({**SPARSE.model_dump(), "attention_softcap": 2.0}, origin="x")
 
 
 @pytest.mark.parametrize(
