@@ -195,6 +195,7 @@ FMS_FSDP = StackEntry(
         "compile": Fact(True, f"{FMS}:README.md: torch.compile"),
         "overlap": Fact(("dp",), f"{FMS}:README.md: FSDP"),
         "reduce_in_fp32": Fact(False, "foundation-model-stack/fms-fsdp@8ec8256:fms_fsdp/policies/mixed_precision.py"),
+        "flat_shards": Fact(True, FLAT),
     },
     runs={
         "axes": DATA_PARALLEL._replace(source=f"{FMS}:README.md: FSDP and HSDP alone"),

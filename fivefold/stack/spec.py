@@ -227,6 +227,15 @@ class Stack(Record):
         return FIVEFOLD if self.linears == "fused_backward" else AUTOGRAD
 
     @property
+    def copies_comm_buffers(self) -> bool:
+        """Tell whether kernels copy between the buffers of data-parallel messages and weights or gradients.
+
+        PyTorch's FSDP2 copies both, its FSDP gradients (the backward of splitting a flat tensor concatenates them), and
+        its DistributedDataParallel gradients to buckets and back.
+        """
+        return self.comm_buffers == "retained" or self.flat_shards or self.wgrad_accumulation == "ddp_buckets"
+
+    @property
     def is_compiled(self) -> bool:
         """Tell whether torch.compile generates the kernels of the blocks."""
         return self.compile or self.kernels == "compiled"

@@ -80,7 +80,7 @@ QUESTIONS = (
         PLAIN, "dp2 tp4 cp2 pp4 v5 zero1 mbs1",
         "Megatron-Bridge's recipe `llama3_70b_pretrain_64gpu_h100_bf16_config`: tp4 pp4 cp2; five virtual stages as in "
         "its other recipes of tp4.",
-        "",
+        "Layouts that keep more activations are faster, but likely to run out of memory.",
     ),
     Asked(
         "Llama 3 70B on 256 H100 with torchtitan, in fp8", "llama3-70b", f"h100:256 {TITAN}",
@@ -89,10 +89,8 @@ QUESTIONS = (
         "torchtitan (arXiv:2410.06511, table 4), on H100 of 96 GB and 500 W: FSDP and tp8, 16 sequences per "
         "data-parallel rank, full recomputation, to show two dimensions together; it measured 829 tokens/s a GPU, "
         "which is a step of 19.76 s (column B below).",
-        "Most of it are the messages of tp8, which are not hidden (asynchronous tp measured 16 % more tokens), the "
-        "rest full recomputation, which data parallelism alone needs as well (C) and then is about as fast; tp2 and "
-        "cp2 each halve the activations instead, so that nothing is recomputed, within the node.",
-        "dp256 zero3 mbs2 ac=full",
+        "All of it are the messages of tp8, which are not hidden (asynchronous tp measured 16 % more tokens). Data "
+        "parallelism alone recomputes as much.",
     ),
     Asked(
         "OLMo 2 32B on 1,024 H100 with FSDP2", "olmo2-32b", "h100:1024",
@@ -101,8 +99,8 @@ QUESTIONS = (
         "OLMo-core's `OLMo2-0325-32B-train.py` for 1,024 GPUs and more: hybrid sharding with four replicas, "
         "micro-batch 2, the MLPs recomputed, blocks compiled.",
         "The script recomputes the MLPs alone, for which the stack has no word, so that the search has no or full "
-        "recomputation. Without any, one sequence at a time is the fastest and tight (C), and what fits besides needs "
-        "cp2, whose gathers are twice as many and are not all hidden.",
+        "recomputation. Without any, one sequence at a time is the fastest and tight (C), and what fits besides "
+        "recomputes all.",
         "dp1024 zero3/128 mbs1",
     ),
     Asked(

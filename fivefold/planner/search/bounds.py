@@ -224,11 +224,11 @@ class Bounds:
         if parallel is None:
             no_messages = np.zeros((2, len(unit_seconds), unit_seconds.shape[2]))
             return no_messages, no_messages, np.zeros_like(update), update
-        messages = self._data_parallel_seconds(candidates, parallel)
+        messages, copies = self._data_parallel_seconds(candidates, parallel)
         ends = self._end_seconds(
             units, candidates, unit_seconds, parallel, unit_seconds_are_exact=unit_seconds_are_exact
         )
-        return self._exposed_seconds(messages, unit_seconds), messages, ends, update
+        return self._exposed_seconds(messages, copies, unit_seconds), messages, ends, update
 
     def _paired_seconds(
         self,
@@ -302,10 +302,11 @@ class Bounds:
             busy += pairs * paired + (micro_batches - pairs) * unpaired
         return busy
 
-    def _data_parallel_seconds(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
+    def _data_parallel_seconds(self, candidates: CandidateLayouts, parallel: Floats) -> tuple[Floats, Floats]:
         """Return the seconds [2, n, units] of ZeRO-3's gathers and of reductions in every micro-batch.
 
-        The first axis is the forward and the backward of each unit.
+        Also return those of copies to and from the buffers of these messages. The first axis is the forward and the
+        backward of each unit.
         """
         reduces_often = self.estimates.reduces_often(candidates)[:, None]
         gathers = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
@@ -314,14 +315,21 @@ class Bounds:
         gathers_again *= self.planner.job.stack.reshard == "forward"
         reductions = np.where(reduces_often, parallel[:, 1], 0.0)
         reductions[:, 0] = 0  # may overlap with the next forward
-        return np.stack([gather, gather * gathers_again + reductions])
+        copy_out, copy_in = np.where(gathers, parallel[:, 3], 0.0), np.where(reduces_often, parallel[:, 4], 0.0)
+        return (
+            np.stack([gather, gather * gathers_again + reductions]),
+            np.stack([copy_out, copy_out * gathers_again + copy_in]),
+        )
 
-    def _exposed_seconds(self, messages: Floats, unit_seconds: Floats) -> Floats:
-        """Return exposed seconds of ``_data_parallel_seconds``, and those by which overlap slows compute."""
+    def _exposed_seconds(self, messages: Floats, copies: Floats, unit_seconds: Floats) -> Floats:
+        """Return the copies and exposed messages of ``_data_parallel_seconds``, and by how much overlap slows compute.
+
+        Messages overlap with copies as with other compute.
+        """
         if not self.planner.units.overlaps:
-            return messages
-        overlapped = np.minimum(messages, np.stack([unit_seconds[:, 0], unit_seconds[:, 1] + unit_seconds[:, 2]]))
-        return np.asarray(messages - (1 - self.planner.units.contention) * overlapped)
+            return messages + copies
+        compute = copies + np.stack([unit_seconds[:, 0], unit_seconds[:, 1] + unit_seconds[:, 2]])
+        return np.asarray(messages + copies - (1 - self.planner.units.contention) * np.minimum(messages, compute))
 
     def _end_seconds(
         self,

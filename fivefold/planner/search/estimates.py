@@ -455,7 +455,7 @@ class Estimates(Tables):
         return self._look_up("between stages", candidates, columns, make, cost=UNITS_PER_PLACE)
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
-        """Return seconds [n, (gather, reduce, copies), units] of a unit's messages, as in ``GatherReduceTime``."""
+        """Return seconds [n, (gather, reduce, copies, copy_out, copy_in), units] as in ``GatherReduceTime``."""
         partials = self.partials.take(candidates.partial)
         columns = [
             partials.tp,
@@ -481,7 +481,8 @@ class Estimates(Tables):
 
         def make(layout: Layout, _: int) -> Floats:
             times = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
-            return np.array([(time.gather, time.reduce, time.copies) for time in times], float).T
+            columns = [(time.gather, time.reduce, time.copies, time.copy_out, time.copy_in) for time in times]
+            return np.array(columns, float).T
 
         return self._look_up("parallel", candidates, columns, make, cost=self._state_cost)
 

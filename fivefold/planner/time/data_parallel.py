@@ -31,14 +31,16 @@ class UnitEnds(NamedTuple):
     """A unit at the ends of a step.
 
     ``gather`` and ``reduce``: its messages after all backwards; ``last``: the last reduction if there is one after
-    every backward. ``copies``: seconds of replica all-reduces. ``forward_overlap`` and ``backward_overlap``: seconds
-    that other messages can overlap, in a forward and in a backward.
+    every backward. ``copies``: seconds of replica all-reduces. ``buffer_copies``: seconds in which compute waits for
+    copies to and from the buffers of these messages. ``forward_overlap`` and ``backward_overlap``: seconds that other
+    messages can overlap, in a forward and in a backward.
     """
 
     gather: MessageTime
     reduce: MessageTime
     last: MessageTime
     copies: float
+    buffer_copies: float
     every_micro_batch: bool
     forward_overlap: float
     backward_overlap: float
@@ -60,7 +62,7 @@ def end_seconds(
     """
     if layout.dp * layout.cp * layout.tp == 1 and not layout.pipeline.enters_both_ends:
         return StepEnds(0.0, 0.0)
-    copies = 0.0
+    copies = buffer_copies = 0.0
     gathers: Repeated[MessageTime] = []  # in the order of the units
     reduces: Repeated[MessageTime] = []
     forward: Repeated[float] = []  # compute of the first stage's units
@@ -71,8 +73,8 @@ def end_seconds(
     for chunk, n_stages in stage_counts.items():
         for run, n_units in stage_work[chunk]:
             times = n_stages * n_units
-            unit = _unit_ends(units, run.name, seconds[run])
-            copies += times * unit.copies
+            unit = _unit_ends(units, run.name, seconds[run], stays_gathered=stays_gathered)
+            copies, buffer_copies = copies + times * unit.copies, buffer_copies + times * unit.buffer_copies
             if stays_gathered:
                 gathers.append((unit.gather, times))
             if not unit.every_micro_batch:
@@ -86,7 +88,7 @@ def end_seconds(
     if stays_gathered and units.job.stack.param_all_gather == "broadcast":
         gather = _broadcast_seconds(units, layout, chunks)
     if not units.overlaps:
-        return StepEnds(gather + reduce + copies, 0.0)
+        return StepEnds(gather + reduce + copies, buffer_copies)
     exposed_gather = (
         gather - _overlapped_seconds(gathers, forward, chunks=len(chunks))
         if units.job.stack.param_all_gather == "overlapped"
@@ -94,11 +96,12 @@ def end_seconds(
     )
     exposed_reduce = reduce - _overlapped_seconds(reduces, backward, chunks=len(chunks))
     return StepEnds(
-        exposed_gather + exposed_reduce + copies, units.contention * (gather + reduce - exposed_gather - exposed_reduce)
+        exposed_gather + exposed_reduce + copies,
+        units.contention * (gather + reduce - exposed_gather - exposed_reduce) + buffer_copies,
     )
 
 
-def _unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds) -> UnitEnds:
+def _unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds, *, stays_gathered: bool) -> UnitEnds:
     """Return a unit at the ends of a step."""
     messages, unit_time, (forward_free, backward_free) = seconds.messages, seconds.time, seconds.free_seconds
     time, backward_overlap = messages.time, unit_time.backward + unit_time.weight + backward_free
@@ -109,6 +112,7 @@ def _unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds) -> Unit
         MessageTime(time.reduce, time.reduce_busy),
         MessageTime(min(time.reduce, last_overlap), min(time.reduce_busy, last_overlap)),
         time.copies,
+        time.copy_out * stays_gathered + time.copy_in * (not messages.every_micro_batch),
         messages.every_micro_batch,
         unit_time.forward + forward_free,
         max(0.0, backward_overlap - messages.backward.seconds),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from fivefold.job import Job
 from fivefold.layout.mesh import RankGroup, group, make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
+from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.traffic import copy_messages, unit_messages
 from fivefold.planner.time.network import Network
 
@@ -18,7 +21,9 @@ class GatherReduceTime(NamedTuple):
 
     ``copies``: all-reduces of replicated weights, and over replicas if that is done less often than the reduction.
     ``gather_busy``, ``reduce_busy``: seconds of them that keep a core busy (``Network.busy_seconds``). ``again``:
-    to gather the weights for a backward, if that is less often than for a forward.
+    to gather the weights for a backward, if that is less often than for a forward. ``copy_out``, ``copy_in``: seconds
+    in which compute waits for gathered weights to be copied out of the buffer of their message, and for gradients to be
+    copied into that of theirs (``Stack.copies_comm_buffers``).
     """
 
     gather: float
@@ -27,6 +32,8 @@ class GatherReduceTime(NamedTuple):
     gather_busy: float = 0.0
     reduce_busy: float = 0.0
     again: float | None = None
+    copy_out: float = 0.0
+    copy_in: float = 0.0
 
 
 def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
@@ -49,8 +56,20 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
     )
 
 
-def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name: Name) -> GatherReduceTime:
-    """Return the seconds of one unit's messages, each sent once."""
+def gather_reduce_seconds(
+    counts: Counts,
+    network: Network,
+    layout: Layout,
+    name: Name,
+    *,
+    copy_seconds: Callable[[float], float] | None = None,
+) -> GatherReduceTime:
+    """Return the seconds of one unit's messages, each sent once.
+
+    ``copy_seconds``: of a kernel that reads and writes n bytes, if a stack copies between the buffers of messages
+    and the tensors of weights and gradients.
+    """
+    copied_out = copied_in = 0
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     gather = reduce = copies = gather_busy = reduce_busy = 0.0
     for message in unit_messages(counts, layout, name):
@@ -62,11 +81,34 @@ def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name
             copies += seconds
         else:
             reduce, reduce_busy = reduce + seconds, reduce_busy + busy
+        out_bytes, in_bytes = _copied_bytes(message, counts.job)
+        copied_out, copied_in = copied_out + out_bytes, copied_in + in_bytes
     for message in copy_messages(counts, layout, name):
         is_dualpipe = message.axis == "pp"
         mesh_group = _dualpipe_replicas(layout) if is_dualpipe else make_group(layout, message.group, message.ranks)
         copies += message.times * network.seconds(message.collective, message.payload, mesh_group)
-    return GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
+    time = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
+    if copy_seconds is None:
+        return time
+    return time._replace(copy_out=copy_seconds(copied_out), copy_in=copy_seconds(copied_in))
+
+
+def _copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:
+    """Return the bytes read and written to copy out of the buffer of a gather, and into that of a reduction.
+
+    FSDP2 copies weights out, and gradients in as the dtype in which they are summed
+    (pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, on the stream of compute); FSDP
+    concatenates gradients to a flat one; DistributedDataParallel copies them to buckets and back.
+    """
+    stack, recipe = job.stack, job.precision
+    copies_weights, numel = stack.comm_buffers == "retained", message.payload // recipe.summed_bytes
+    if message.collective == "all_gather":
+        return 2 * message.payload * copies_weights, 0
+    if message.collective == "all_reduce":
+        return 0, 4 * message.payload * (stack.wgrad_accumulation == "ddp_buckets")
+    if copies_weights:
+        return 0, numel * (recipe.gradients_bytes + recipe.summed_bytes)
+    return 0, 2 * numel * recipe.gradients_bytes * stack.flat_shards
 
 
 def _dualpipe_replicas(layout: Layout) -> RankGroup:

@@ -23,7 +23,8 @@ class UnitMessages(NamedTuple):
     """A unit's data-parallel messages in one layout.
 
     They are those of every forward and of every backward, and a reduction that overlaps the next forward
-    (``next_forward``). ``every_micro_batch``: gradients are reduced after every backward.
+    (``next_forward``). ``every_micro_batch``: gradients are reduced after every backward. ``forward_copy``,
+    ``backward_copy``: seconds of copies between buffers of messages and tensors, for which compute waits.
     """
 
     time: GatherReduceTime
@@ -31,6 +32,8 @@ class UnitMessages(NamedTuple):
     backward: MessageTime
     next_forward: MessageTime
     every_micro_batch: bool
+    forward_copy: float
+    backward_copy: float
 
 
 class OverlappedUnitSeconds(NamedTuple):
@@ -105,12 +108,23 @@ def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> U
     )
     time, no_message = units.gather_reduce(layout, name), MessageTime(0.0, 0.0)
     gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
+    gathers_again = needs_backward_gather(name, layout, units.job)
     backward_gather = gather if time.again is None else MessageTime(time.again, 0.0)
-    backward_gather = backward_gather if needs_backward_gather(name, layout, units.job) else no_message
+    backward_messages = backward_gather if gathers_again else no_message
     if reduces_every_backward and not reduces_in_forward:
-        backward_gather = MessageTime(backward_gather.seconds + reduce.seconds, backward_gather.busy + reduce.busy)
+        backward_messages = MessageTime(
+            backward_messages.seconds + reduce.seconds, backward_messages.busy + reduce.busy
+        )
     next_forward = reduce if reduces_every_backward and reduces_in_forward else no_message
-    return UnitMessages(time, no_message if stays else gather, backward_gather, next_forward, reduces_every_backward)
+    return UnitMessages(
+        time,
+        no_message if stays else gather,
+        backward_messages,
+        next_forward,
+        reduces_every_backward,
+        forward_copy=0.0 if stays else time.copy_out,
+        backward_copy=time.copy_out * gathers_again + time.copy_in * reduces_every_backward,
+    )
 
 
 def overlaps_next_forward(name: Name, job: Job) -> bool:
@@ -133,14 +147,15 @@ def overlap_message(units: Units, message: MessageTime, compute_seconds: float) 
 def _with_messages(units: Units, name: Name, unit: OverlappedUnitSeconds) -> OverlappedUnitSeconds:
     """Return a unit whose weights are gathered, or gradients reduced, during its passes."""
     sent_messages, (forward_free, backward_free) = unit.messages, unit.free_seconds
-    forward_compute = unit.forward + forward_free
+    forward, backward = unit.forward + sent_messages.forward_copy, unit.backward + sent_messages.backward_copy
+    full_backward, forward_compute = unit.full_backward + sent_messages.backward_copy, forward + forward_free
     forward_exposed, forward_slowdown = overlap_message(units, sent_messages.forward, forward_compute)
-    backward_exposed, backward_slowdown = overlap_message(units, sent_messages.backward, unit.backward + backward_free)
-    full_exposed, full_slowdown = overlap_message(units, sent_messages.backward, unit.full_backward + backward_free)
+    backward_exposed, backward_slowdown = overlap_message(units, sent_messages.backward, backward + backward_free)
+    full_exposed, full_slowdown = overlap_message(units, sent_messages.backward, full_backward + backward_free)
     return unit._replace(
-        forward=unit.forward + forward_slowdown,
-        backward=unit.backward + backward_slowdown,
-        full_backward=unit.full_backward + full_slowdown,
+        forward=forward + forward_slowdown,
+        backward=backward + backward_slowdown,
+        full_backward=full_backward + full_slowdown,
         forward_exposed=[*unit.forward_exposed, ("dp", forward_exposed)],
         backward_exposed=[*unit.backward_exposed, ("dp", backward_exposed)],
         full_backward_exposed=full_exposed,

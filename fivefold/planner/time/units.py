@@ -114,7 +114,9 @@ class Units:
         key = self._placement(layout).gather_reduce, name, self.counts.reduces_every_micro_batch(layout, name)
         time = self._gather_reduces.get(key)
         if time is None:
-            time = gather_reduce_seconds(self.counts, self.network, layout, name)
+            copies = self.job.stack.copies_comm_buffers and self.machine.backend == "nccl"
+            copy_seconds = self.prices(layout).memory_bound_seconds if copies else None
+            time = gather_reduce_seconds(self.counts, self.network, layout, name, copy_seconds=copy_seconds)
             self._gather_reduces[key] = time
         return time
 

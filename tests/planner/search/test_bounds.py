@@ -40,6 +40,8 @@ CASES = {
     "llama2-7b b200:16": Job(sequence=4096, global_batch=24, reduce="micro_batch", overlap=(), loss="plain"),
     "gemma2-9b a100:16": Job(sequence=8192, global_batch=16, compile=True, kernels="plain"),
     "llama3-8b a100:16": Job(sequence=4096, global_batch=64, stack=stack_named("deepspeed")),
+    "llama3-8b h100:32": Job(sequence=4096, global_batch=128, stack=stack_named("torchtitan")),
+    "llama2-7b a100:16": Job(sequence=4096, global_batch=64, stack=stack_named("fsdp2")),
     "llama3.2-1b l4:8": Job(sequence=2048, global_batch=8, offload=("optimizer",), overlap=("dp", "tp", "cp", "ep")),
 }
 

@@ -124,3 +124,26 @@ def test_sums_of_copies_by_weight_are_priced_by_micro_batch() -> None:
     together = planner(job, "a100:8")
     for layout in layouts:
         assert together.estimate(layout) == planner(job, "a100:8").estimate(layout)
+
+
+def test_fsdp_copies_weights_and_gradients_of_every_message() -> None:
+    """FSDP2 copies gathered weights out (read and written) and gradients in (16 bits read, fp32 written).
+
+    It gathers all units before their forward, and all but the head before their backward. FSDP concatenates gradients
+    alone, in 16 bits.
+    """
+    layout, chip = Layout.parse("dp8 zero3 mbs1"), resolve("h100:8", local=Path("none")).chip
+    copies = JOB.replace(stack=named_stack("fsdp2").replace(overlap=()))
+    none = copies.replace(comm_buffers="freed")
+    seconds, seconds_without, seconds_flat = (
+        planner(job, "h100:8").estimate(layout).step_time.seconds
+        for job in (copies, none, none.replace(flat_shards=True))
+    )
+    model, micro_batches = build_model("llama3-8b"), 8
+    numel, head = model.parameters, model.vocab * model.width + model.width
+    gathered_bytes, kernel_seconds = 2 * (2 * numel - head), PUBLISHED.smallest_kernel_seconds
+    by_hand = (2 * gathered_bytes + (2 + 4) * numel) / chip.memory_bandwidth / chip.bandwidth_share
+    by_hand += kernel_seconds * (34 + 33 + 34)
+    assert seconds - seconds_without == pytest.approx(micro_batches * by_hand, rel=1e-6)
+    by_hand = (2 + 2) * numel / chip.memory_bandwidth / chip.bandwidth_share + kernel_seconds * 34
+    assert seconds_flat - seconds_without == pytest.approx(micro_batches * by_hand, rel=1e-6)
