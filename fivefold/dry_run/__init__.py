@@ -1,6 +1,7 @@
 """Dry run: runs the real training code on fake tensors and a fake process group, for ranks of any world.
 
 rank_tapes    runs two steps of one rank per pipeline rank, or of every rank (fake/), and records tapes (record/)
+rank_processes runs ranks on several cores
 report        compares memory/ with the chip and builds a step record of kind "dry run"
 match         compares the messages of the ranks                       failures   turns an exception into a finding
 time/         prices the tapes and gives every event its time
@@ -13,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fivefold.dry_run import match, report
-from fivefold.dry_run.failures import describe_failure, silence_fake_tensor_log
 from fivefold.dry_run.fake.world import has_uneven_cp_work, list_representatives
-from fivefold.dry_run.rank_tapes import RankTapes, describe_assumptions, run_rank
+from fivefold.dry_run.rank_processes import RankJob, run_ranks
+from fivefold.dry_run.rank_tapes import RankTapes, describe_assumptions
 from fivefold.dry_run.report import DryRun, RankSummary
 from fivefold.dry_run.time.simulation import simulate
 from fivefold.job import Job
@@ -25,7 +26,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure, UserError
+from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported
 
 __all__ = ["DryRun", "dryrun"]
@@ -46,7 +47,7 @@ def dryrun(
     """Run a dry run of a training step.
 
     ``ranks``: further ranks to run, whose tapes are kept. ``table``: a custom pipeline schedule. ``progress(done,
-    total)`` is called before each rank. Raises ``UserError`` for an invalid layout or job.
+    total)`` is called before ranks. Raises ``UserError`` for an invalid layout or job.
     """
     refuse(layout, model=model, job=job, machine=machine)
     check_supported(layout, job, model=model)
@@ -57,23 +58,16 @@ def dryrun(
     job = job if streams else job.replace(overlap=())  # one stream: nothing overlaps with compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     kept_ranks = {*list_representatives(layout, by_cp=has_uneven_cp_work(model, layout=layout, job=job)), *ranks}
+    ranks_to_run = range(layout.world) if every_rank else sorted(kept_ranks)
+    rank_job = RankJob(model, machine, layout, job, table, streams, replay, frozenset(kept_ranks))
     rank_summaries: list[RankSummary] = []
     tapes: dict[int, RankTapes] = {}
-    run_ranks = range(layout.world) if every_rank else sorted(kept_ranks)
-    for done, rank in enumerate(run_ranks):
-        if progress:
-            progress(done, len(run_ranks))
-        try:
-            with silence_fake_tensor_log():
-                rank_tapes = run_rank(
-                    model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
-                )
-        except (UserError, RunFailure, MemoryError):
-            raise
-        except Exception as error:
-            return DryRun(step=None, findings=(describe_failure(error, rank=rank),))
-        rank_summaries.append(report.summarize_rank(rank_tapes, machine=machine, layout=layout, job=job))
-        tapes[rank] = rank_tapes if rank in kept_ranks else report.keep_messages(rank_tapes)
+    for result in run_ranks(rank_job, ranks_to_run, progress=progress):
+        if isinstance(result, str):
+            return DryRun(step=None, findings=(result,))
+        rank_tapes, rank_summary = result
+        rank_summaries.append(rank_summary)
+        tapes[rank_tapes.rank] = rank_tapes
     findings = report.find_out_of_memory(rank_summaries, model=model, machine=machine, layout=layout, job=job)
     mismatches = _find_message_errors(list(tapes.values()), streams=streams)
     if mismatches:

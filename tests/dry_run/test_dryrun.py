@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fivefold import dry_run as page
 from fivefold.adapter import Adapter
-from fivefold.dry_run import DryRun, dryrun
+from fivefold.dry_run import DryRun, dryrun, rank_processes
 from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import START, WAIT, Tape
 from fivefold.dry_run.report import describe_peak
@@ -147,7 +146,7 @@ def test_a_message_that_never_comes_is_a_finding(monkeypatch: pytest.MonkeyPatch
         outcome = run_rank(rank=rank, **also)
         return outcome._replace(steady=drop_last_hop(outcome.steady)) if rank == 0 else outcome
 
-    monkeypatch.setattr(page, "run_rank", run_rank_without_hop)
+    monkeypatch.setattr(rank_processes, "run_rank", run_rank_without_hop)
     result = run_dry("pp2 dp2 zero1", every_rank=every_rank)
     assert result.step is None
     assert any(

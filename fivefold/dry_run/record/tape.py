@@ -92,6 +92,16 @@ class Tape:
         self.messages: list[TapeMessage] = []
         self._indices: dict[tuple[int, Hashable], int] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return all but the indices, whose keys hold only in this process."""
+        return self.__dict__ | {"_indices": {}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore the tape, with its indices."""
+        self.__dict__.update(state)
+        for known in (self.sites, self.scopes, self.kernels, self.messages):
+            self._indices |= {(id(known), value): index for index, value in enumerate(known)}
+
     def __len__(self) -> int:
         return len(self.events) // 4
 

@@ -1,0 +1,203 @@
+"""Runs the ranks of a dry run on several cores: this process from the first on, its workers from the last back.
+
+    parent     rank 0, 1, 2, …        worker     … , 14, 15
+
+Importing PyTorch takes a worker several seconds, so workers start once the first rank has shown that the others take
+longer. A worker reads a ``RankJob`` from its standard input, then ranks, and writes a result for each: all pickled. It
+ends when its input does, that is when its parent closes it or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+from fivefold.dry_run import report
+from fivefold.dry_run.failures import describe_failure, silence_fake_tensor_log
+from fivefold.dry_run.rank_tapes import RankTapes, run_rank
+from fivefold.dry_run.report import RankSummary
+from fivefold.job import Job
+from fivefold.layout.schedule.table import Table
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.record import RunFailure, UserError
+
+RankResult = tuple[RankTapes, RankSummary] | str  # or a finding, if the job would fail
+Results = dict[int, RankResult | BaseException]  # by rank
+RAISED = (UserError, RunFailure, MemoryError)  # errors of the dry run itself
+NO_RANK = -1
+WORTHWHILE_SECONDS = 12.0  # of the processor for the ranks that are left: twice what a worker needs to start
+MAX_WORKERS = 7  # each holds half a GiB
+
+
+class RankJob(NamedTuple):
+    """The settings that all ranks of a dry run share; of ``kept_ranks`` all events are kept, of others messages."""
+
+    model: Model
+    machine: Machine
+    layout: Layout
+    job: Job
+    table: Table
+    streams: bool
+    replay: bool
+    kept_ranks: frozenset[int]
+
+    def run(self, rank: int) -> RankResult:
+        """Run one rank: its tapes and their summary, or a finding if the job would fail."""
+        try:
+            with silence_fake_tensor_log():
+                tapes = run_rank(
+                    model=self.model,
+                    layout=self.layout,
+                    job=self.job,
+                    rank=rank,
+                    streams=self.streams,
+                    table=self.table,
+                    replay=self.replay,
+                )
+        except RAISED:
+            raise
+        except Exception as error:
+            return describe_failure(error, rank=rank)
+        summary = report.summarize_rank(tapes, machine=self.machine, layout=self.layout, job=self.job)
+        return tapes if rank in self.kept_ranks else report.keep_messages(tapes), summary
+
+
+def run_ranks(
+    rank_job: RankJob,
+    ranks: Sequence[int],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    worthwhile_seconds: float = WORTHWHILE_SECONDS,
+) -> list[RankResult]:
+    """Return the results of ``ranks`` in order, up to the first finding.
+
+    ``progress(done, total)`` is called before each rank of this process. Raises what the first failing rank raises.
+    ``worthwhile_seconds``: as the constant.
+    """
+    waiting, results = deque(ranks), Results()
+    workers: list[RankWorker] = []
+    try:
+        while waiting or any(worker.is_alive for worker in workers):
+            if not waiting:
+                for worker in workers:
+                    worker.finish()  # one that dies puts its rank back
+                continue
+            if progress:
+                progress(len(results), len(ranks))
+            begin, rank = time.process_time(), waiting.popleft()
+            results[rank] = rank_job.run(rank)
+            if isinstance(results[rank], str):
+                break  # the ranks before it have results
+            if not workers and (time.process_time() - begin) * len(waiting) > worthwhile_seconds:
+                workers = _start_workers(rank_job, waiting, results)
+    finally:
+        for worker in workers:
+            worker.stop()
+    return list(_select_results(ranks, results))
+
+
+def _select_results(ranks: Sequence[int], results: Results) -> Iterator[RankResult]:
+    for rank in ranks:
+        result = results[rank]
+        if isinstance(result, BaseException):
+            raise result
+        yield result
+        if isinstance(result, str):
+            return
+
+
+def _start_workers(rank_job: RankJob, waiting: deque[int], results: Results) -> list[RankWorker]:
+    """Start a worker for each further core; none if the job cannot be sent to one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        pickled_job = pickle.dumps(rank_job)
+    except (pickle.PicklingError, AttributeError, TypeError):  # records of classes that only this process has
+        return []
+    return [RankWorker(pickled_job, waiting, results) for _ in range(min(cores - 1, MAX_WORKERS, len(waiting) - 1))]
+
+
+class RankWorker:
+    """A process that runs the last of the ``waiting`` ranks, and a thread that fills ``results`` with its replies."""
+
+    def __init__(self, pickled_job: bytes, waiting: deque[int], results: Results) -> None:
+        self._waiting, self._results, self._rank = waiting, results, NO_RANK
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._thread = threading.Thread(target=self._feed, args=(pickled_job,), daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it may still run a rank."""
+        return self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait for its current rank, if it runs one, when no rank is waiting."""
+        if self._rank == NO_RANK:
+            self._process.kill()
+        self._thread.join()
+
+    def stop(self) -> None:
+        """End the process and the thread at once."""
+        self._process.kill()
+        self._thread.join()
+        self._process.communicate()
+
+    def _feed(self, pickled_job: bytes) -> None:
+        requests, replies = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert replies is not None
+        try:
+            requests.write(pickled_job)
+            requests.flush()
+            pickle.load(replies)  # it has started: until then the parent takes the ranks
+            while self._waiting:
+                self._rank = self._waiting.pop()
+                _send(requests, self._rank)
+                self._results[self._rank] = pickle.load(replies)
+                self._rank = NO_RANK
+        except (OSError, EOFError, IndexError, pickle.UnpicklingError):  # it was killed, or the last rank is taken
+            if self._rank != NO_RANK:
+                self._waiting.append(self._rank)
+
+
+def _send(pipe: IO[bytes], message: Any) -> None:
+    pickle.dump(message, pipe, protocol=pickle.HIGHEST_PROTOCOL)
+    pipe.flush()
+
+
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    """Read a ``RankJob``, then run ranks until ``requests`` end."""
+    rank_job: RankJob = pickle.load(requests)
+    _send(replies, "started")
+    while True:
+        try:
+            rank: int = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            result: Any = rank_job.run(rank)
+        except RAISED as error:
+            result = error
+        _send(replies, result)
+
+
+def main() -> None:
+    """Serve as a worker of the process that started this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed is no result
+    serve(sys.stdin.buffer, replies)
