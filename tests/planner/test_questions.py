@@ -85,7 +85,7 @@ def test_methods_that_are_not_modelled_are_named_next_to_those_that_are() -> Non
     assert full.memory_bytes > 1.5 * lora.memory_bytes
     (remark,) = full.remarks
     assert remark.startswith("no answer for qlora:16: layout 'dp8 zero3 mbs1 ac=full': images=2 are not counted with")
-    only = questions.fine_tunes(model=build_model("qwen3-30b-a3b"), machine=NODE, job=JOB)
+    only = questions.fine_tunes(model=build_model("lfm2-1.2b"), machine=NODE, job=JOB)
     assert [way.method for way in only] == ["full"]
     assert [remark.split(":")[0] for remark in only[0].remarks] == ["no answer for lora", "no answer for qlora"]
     with pytest.raises(UserError, match="dp16"):
