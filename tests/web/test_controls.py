@@ -155,7 +155,8 @@ def test_a_value_of_the_job_says_why_the_layout_does_not_have_it() -> None:
     assert reasons_by_stack["torchtitan"] == ""
     assert reasons_by_stack["megatron-core"].startswith("megatron-core does not support zero3")
     resolved, layout = resolve_question(model="deepseek-v3", machine="h800:512", layout="dp32 pp16 ep32", gbs=3840)
-    assert all("adapters are not modelled" in choice.reason for choice in list_job_choices(resolved, layout)["adapter"])
+    hybrid = resolve_question(model="lfm2-1.2b", machine="h100:8", layout="dp8 zero3", gbs=64)
+    assert all("adapters are not modelled" in choice.reason for choice in list_job_choices(*hybrid)["adapter"])
     jobs = [  # of fields that no rule of a layout reads
         *(
             resolved.job.replace(stack=resolved.job.stack.replace(attention=choice.value))
