@@ -78,8 +78,8 @@ class Record(BaseModel):
 
     def __dir__(self) -> list[str]:
         """Return the names of fields, properties and methods that are defined here, without those of pydantic."""
-        own = [kind for kind in type(self).__mro__ if issubclass(kind, Record)]
-        names = {name for kind in own for name in (*vars(kind), *kind.__annotations__) if name[0] != "_"}
+        record_classes = [kind for kind in type(self).__mro__ if issubclass(kind, Record)]
+        names = {name for kind in record_classes for name in (*vars(kind), *kind.__annotations__) if name[0] != "_"}
         return sorted(names - type(self).__class_vars__ - {"model_config"})
 
     @classmethod
@@ -241,15 +241,15 @@ def _list_records(annotation: Any) -> list[type[BaseModel]]:
     return [record for part in get_args(annotation) for record in _list_records(part)]
 
 
-def difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> str | None:
+def difference(actual: Record, expected: Record, *, skip: tuple[str, ...] = ()) -> str | None:
     """Return the first field in which two records of one type differ, with both values; None if they are equal."""
-    for name in type(there).model_fields:
-        there_value, here_value = getattr(there, name), getattr(here, name)
-        if name in skip or there_value == here_value:
+    for name in type(actual).model_fields:
+        actual_value, expected_value = getattr(actual, name), getattr(expected, name)
+        if name in skip or actual_value == expected_value:
             continue
-        if isinstance(there_value, Record) and isinstance(here_value, Record):
-            return f"{name}.{difference(there_value, here_value)}"
-        return f"{name}={there_value!r} instead of {here_value!r}"
+        if isinstance(actual_value, Record) and isinstance(expected_value, Record):
+            return f"{name}.{difference(actual_value, expected_value)}"
+        return f"{name}={actual_value!r} instead of {expected_value!r}"
     return None
 
 

@@ -158,11 +158,11 @@ def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing
     run()  # warm
     once = max(_time_once(run, group, last=last, meeting=meeting).seconds for last in lasts)
     repeats = int(_max_over_ranks(max(3 * len(lasts), min(MAX_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
-    turns = [_time_once(run, group, last=lasts[turn % len(lasts)], meeting=meeting) for turn in range(repeats)]
+    turns = [_time_once(run, group, last=lasts[round_ % len(lasts)], meeting=meeting) for round_ in range(repeats)]
     seconds = statistics.mean(
-        statistics.median(turn.seconds for turn in turns[index :: len(lasts)]) for index in range(len(lasts))
+        statistics.median(round_.seconds for round_ in turns[index :: len(lasts)]) for index in range(len(lasts))
     )
-    cpu_seconds = statistics.median(turn.busy for turn in turns)
+    cpu_seconds = statistics.median(round_.busy for round_ in turns)
     return Timing(seconds / ways, _max_over_ranks(cpu_seconds, group) / ways)
 
 

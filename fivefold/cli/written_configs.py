@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-def put(written: WrittenConfig, output: Path | None) -> None:
+def put(config: WrittenConfig, output: Path | None) -> None:
     """Write the files to a file or folder, or print them to stdout; remarks go to stderr."""
-    for remark in written.remarks:
+    for remark in config.remarks:
         say(f"fivefold: {remark}")
     if output is None:
-        for name, text in written.files.items():
-            show(f"# {name}\n{text}" if len(written.files) > 1 else text.rstrip("\n"))
+        for name, text in config.files.items():
+            show(f"# {name}\n{text}" if len(config.files) > 1 else text.rstrip("\n"))
         return
-    several = len(written.files) > 1 or output.is_dir()
+    several = len(config.files) > 1 or output.is_dir()
     if several and output.exists() and not output.is_dir():
-        raise UserError(f"-o {output}: {len(written.files)} files do not fit into a file; name a folder")
+        raise UserError(f"-o {output}: {len(config.files)} files do not fit into a file; name a folder")
     (output if several else output.parent).mkdir(parents=True, exist_ok=True)
-    for name, text in written.files.items():
+    for name, text in config.files.items():
         path = output / name if several else output
         with replace_file(path, contents="the config") as file:
             file.write_text(text, encoding="utf-8")

@@ -230,8 +230,8 @@ def _run(
     rows = [_gradient(shard.weight) for shard in built.shards]
     for name, gradient in gather_full(built, rows).items():
         layer = int(name.split(".")[1]) if name.startswith("blocks.") else None
-        short = name.removesuffix(".weight").removeprefix(f"blocks.{layer}.")
-        probe.take(("weight", layer, short), 0, gradient)
+        short_name = name.removesuffix(".weight").removeprefix(f"blocks.{layer}.")
+        probe.take(("weight", layer, short_name), 0, gradient)
     return probe
 
 

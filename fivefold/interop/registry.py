@@ -38,9 +38,9 @@ def find_format(name: str) -> ConfigFormat:
 def list_job_formats(job: Job) -> list[ConfigFormat]:
     """Return the formats that are written, those of the job's stack first."""
     fine_tunes = job.adapter is not None or job.objective == "dpo"
-    written = [form for form in FORMATS if form.emit]
+    writable_formats = [form for form in FORMATS if form.emit]
     return sorted(
-        written,
+        writable_formats,
         key=lambda form: (
             not (fine_tunes and job.stack.name in form.fine_tuning_stacks),
             form.stack != job.stack.name,

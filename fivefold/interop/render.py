@@ -77,8 +77,8 @@ def _yaml_entries(entries: Sequence[Mapping[str, Any]], indent: str) -> list[str
     lines = []
     for entry in entries:
         tree = {key: _with_comments(value) for key, value in entry.items()}
-        first, *others = _yaml(tree, f"{indent}  ")
-        lines += [f"{indent}- {first.lstrip()}", *others]
+        first, *other_lines = _yaml(tree, f"{indent}  ")
+        lines += [f"{indent}- {first.lstrip()}", *other_lines]
     return lines
 
 

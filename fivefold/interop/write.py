@@ -49,8 +49,8 @@ def write(plan: ConfigPlan, *, to: str) -> WrittenConfig:
     files = form.emit(plan)
     if form.parse is None:
         return files
-    back = _read_back(files, plan)
-    return files._replace(remarks=(*files.remarks, *check(plan, back, form)))
+    read_back = _read_back(files, plan)
+    return files._replace(remarks=(*files.remarks, *check(plan, read_back, form)))
 
 
 def drop_default_stages(layout: Layout, model: Model) -> Layout:
@@ -69,49 +69,50 @@ def _read_back(written: WrittenConfig, plan: ConfigPlan) -> Reading:
         return read([str(Path(folder) / next(iter(written.files)))], overrides)
 
 
-def check(plan: ConfigPlan, back: Reading, form: ConfigFormat) -> tuple[str, ...]:
+def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str, ...]:
     """Return remarks on differences at no cost; raise ``UserError`` for a difference that changes the cost.
 
-    ``back``: the config as read back.
+    ``read_back``: the config as read back.
     """
     option = f"--to {form.name}"
-    if back.model is None or back.layout is None or back.job is None:
-        raise UserError(f"{option}: the config has no key for {'; '.join(back.missing)}; choose another format")
-    if why := find_difference(back.model, fit_free_fields(plan.model, back.model)):
+    if read_back.model is None or read_back.layout is None or read_back.job is None:
+        raise UserError(f"{option}: the config has no key for {'; '.join(read_back.missing)}; choose another format")
+    if why := find_difference(read_back.model, fit_free_fields(plan.model, read_back.model)):
         raise UserError(
             f"{option}: the config cannot express model {plan.model.name!r}: read back, it has {why}; "
             "use another format"
         )
-    if back.layout != plan.layout:
+    if read_back.layout != plan.layout:
         raise UserError(
-            f"{option}: the config cannot express layout {str(plan.layout)!r}; use the nearest, {str(back.layout)!r}"
+            f"{option}: the config cannot express layout {str(plan.layout)!r}; use the nearest, "
+            f"{str(read_back.layout)!r}"
         )
-    objectives = {plan.job.objective, back.job.objective}
+    objectives = {plan.job.objective, read_back.job.objective}
     skipped = IGNORED_JOB_FIELDS if "dpo" in objectives else (*IGNORED_JOB_FIELDS, "objective")  # sft costs no more
-    jobs = [job.replace(adapter=resolve_adapter(job.adapter)) for job in (back.job, plan.job)]
+    jobs = [job.replace(adapter=resolve_adapter(job.adapter)) for job in (read_back.job, plan.job)]
     if why := difference(jobs[0], jobs[1], skip=skipped):
         raise UserError(f"{option}: the config cannot express the job: read back, it has {why}; use another format")
     remarks = []
-    if plan.model.rope_scaling != back.model.rope_scaling:
+    if plan.model.rope_scaling != read_back.model.rope_scaling:
         remarks.append("rotary positions are scaled otherwise than the model's")
-    if plan.model.moe and back.model.moe and plan.model.moe.balance != back.model.moe.balance:
-        remarks.append(f"experts are balanced by {back.model.moe.balance!r}, not by {plan.model.moe.balance!r}")
-    rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
+    if plan.model.moe and read_back.model.moe and plan.model.moe.balance != read_back.model.moe.balance:
+        remarks.append(f"experts are balanced by {read_back.model.moe.balance!r}, not by {plan.model.moe.balance!r}")
+    rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (read_back.job, plan.job)]
     if why := difference(rates[0], rates[1]):
         remarks.append(f"the learning rate is written with {why}")
     if why := difference(jobs[0], jobs[1], skip=("stack", "learning_rate", "documents", "emulate", "imbalance")):
         remarks.append(f"the job is written with {why}")
-    remarks += describe_data(plan.data, back.data)
-    if why := difference(back.job.stack, plan.job.stack, skip=("runs",)):
+    remarks += describe_data(plan.data, read_back.data)
+    if why := difference(read_back.job.stack, plan.job.stack, skip=("runs",)):
         remarks.append(f"{form.name} {form.version} runs with {why}")
     return tuple(remarks)
 
 
-def describe_data(wanted: DataReading | None, written: DataReading | None) -> list[str]:
+def describe_data(wanted: DataReading | None, written_data: DataReading | None) -> list[str]:
     """Return a remark for each field of the plan's data that the config expresses differently or not at all."""
     if wanted is None:
         return []
-    fields = written.fields if written else {}
+    fields = written_data.fields if written_data else {}
     return [
         f"data: {name} = {value!r} is " + (f"written as {fields[name]!r}" if name in fields else "not expressed")
         for name, value in wanted.fields.items()

@@ -44,8 +44,8 @@ class LocalSlice(NamedTuple):
         """Yield the slices of each part: of the full weight, and of the local tensor."""
         first = 0
         for part in self.parts:
-            rows, *others = (size.stop - size.start for size in part)
-            yield part, (slice(first, first + rows), *(slice(0, size) for size in others))
+            rows, *other_sizes = (size.stop - size.start for size in part)
+            yield part, (slice(first, first + rows), *(slice(0, size) for size in other_sizes))
             first += rows
 
 

@@ -464,11 +464,11 @@ def _merge(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 def with_ranks(machine: Machine, ranks: int) -> Machine:
     """Return ``machine`` with ``ranks`` ranks; on a calibrated CPU the processes share the same FLOP/s and memory."""
     if machine.nodes > 1 and machine.calibration is not None:  # more or fewer hosts
-        *near, far = machine.links
-        return machine.replace(ranks=ranks, links=(*near, far.replace(span=max(far.span, ranks))))
+        *inner_links, outer_link = machine.links
+        return machine.replace(ranks=ranks, links=(*inner_links, outer_link.replace(span=max(outer_link.span, ranks))))
     if machine.calibration is None or machine.backend != "gloo":
-        *near, far = machine.links
-        return machine.replace(ranks=ranks, links=(*near, far.replace(span=max(far.span, ranks))))
+        *inner_links, outer_link = machine.links
+        return machine.replace(ranks=ranks, links=(*inner_links, outer_link.replace(span=max(outer_link.span, ranks))))
     share = machine.ranks / ranks
     chip = machine.chip.replace(
         peak_flops={dtype: flops * share for dtype, flops in machine.chip.peak_flops.items()},
@@ -510,5 +510,5 @@ def _build(name: str, row: ChipRow, count: int | None) -> Machine:
         **chip_fields(row.efficiency, tflops=row.tflops),
     )
     near = Link(span=row.ranks_per_node, **row.near._asdict())
-    far = Link(span=max(ranks, row.ranks_per_node), **row.far._asdict())
-    return Machine(name=name, chip=chip, ranks=ranks, ranks_per_node=row.ranks_per_node, links=(near, far))
+    outer_link = Link(span=max(ranks, row.ranks_per_node), **row.far._asdict())
+    return Machine(name=name, chip=chip, ranks=ranks, ranks_per_node=row.ranks_per_node, links=(near, outer_link))

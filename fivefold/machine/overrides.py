@@ -51,8 +51,8 @@ def _nic(machine: Machine, value: str) -> Machine:
     if len(machine.links) < 2:
         raise ValueError(f"{machine.name} has no links between nodes; leave it out")
     sharers = machine.ranks_per_node if value.endswith("/node") else 1
-    far = _copy(machine.links[-1], bandwidth=_rate(value.removesuffix("/node")) / sharers)
-    return machine.model_copy(update={"links": (*machine.links[:-1], far)})
+    outer_link = _copy(machine.links[-1], bandwidth=_rate(value.removesuffix("/node")) / sharers)
+    return machine.model_copy(update={"links": (*machine.links[:-1], outer_link)})
 
 
 def _link(machine: Machine, value: str) -> Machine:

@@ -34,8 +34,8 @@ def list_alibi_slopes(heads: int) -> tuple[float, ...]:
     """
     below = 2 ** (heads.bit_length() - 1)
     first = [2 ** (-8 * i / below) for i in range(1, below + 1)]
-    others = [2 ** (-4 * i / below) for i in range(1, 2 * (heads - below), 2)]
-    return (*first, *others)
+    odd_slopes = [2 ** (-4 * i / below) for i in range(1, 2 * (heads - below), 2)]
+    return (*first, *odd_slopes)
 
 
 class AttentionShape(NamedTuple):

@@ -497,13 +497,15 @@ class ModelShape(Record):
             raise ValueError(
                 "with mla, sliding may set only heads, and needs sliding_mla: leave sliding out, or give both"
             )
-        own, others = self._attention(slides=True), self._attention(slides=False)
-        if self.mla is None and own.head_dim != others.head_dim and self.temperature is not None:
+        sliding, full = self._attention(slides=True), self._attention(slides=False)
+        if self.mla is None and sliding.head_dim != full.head_dim and self.temperature is not None:
             raise ValueError(
                 "temperature is not supported with sliding.head_dim, as its table has one head dim: leave one out"
             )
-        if own.heads % own.kv_heads:
-            raise ValueError(f"sliding: heads={own.heads} is not divisible by kv_heads={own.kv_heads}: change one")
+        if sliding.heads % sliding.kv_heads:
+            raise ValueError(
+                f"sliding: heads={sliding.heads} is not divisible by kv_heads={sliding.kv_heads}: change one"
+            )
         if self.qk_norm in ("full", "heads"):
             raise ValueError(
                 f"qk_norm={self.qk_norm!r} is not supported with sliding: take qk_norm='head', or leave one out"
@@ -515,11 +517,11 @@ class ModelShape(Record):
                     "out"
                 )
             return
-        if own.rope_dim % 2:
-            raise ValueError(f"sliding: rotary dim {own.rope_dim} is odd; head_dim x rope_fraction must be even")
-        if own.rope_dim != others.rope_dim and self.rope_theta_sliding is None:
+        if sliding.rope_dim % 2:
+            raise ValueError(f"sliding: rotary dim {sliding.rope_dim} is odd; head_dim x rope_fraction must be even")
+        if sliding.rope_dim != full.rope_dim and self.rope_theta_sliding is None:
             raise ValueError(
-                f"sliding layers rotate {own.rope_dim} dims, others {others.rope_dim}: give rope_theta_sliding, the "
+                f"sliding layers rotate {sliding.rope_dim} dims, others {full.rope_dim}: give rope_theta_sliding, the "
                 "base of their own table"
             )
 
@@ -605,10 +607,10 @@ class ModelShape(Record):
 
     def _approximate_parameters(self) -> int:
         """Return the approximate number of parameters, without norms and biases; fast also for absurd sizes."""
-        mla, moe, own = self.mla, self.moe, self.sliding
+        mla, moe, sliding = self.mla, self.moe, self.sliding
         head_dims = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
-        if own is not None and mla is None:
-            head_dims = max(head_dims, 4 * (own.heads or self.heads) * (own.head_dim or self.head_dim))
+        if sliding is not None and mla is None:
+            head_dims = max(head_dims, 4 * (sliding.heads or self.heads) * (sliding.head_dim or self.head_dim))
         ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
         return (self.layers + self.mtp_depth) * self.width * (head_dims + 2 * ffn) + self.vocab * self.width
 
@@ -645,23 +647,23 @@ class ModelShape(Record):
         return tuple(dict.fromkeys(self._attention(slides=slides) for slides in (False, True)))
 
     def _attention(self, *, slides: bool) -> AttentionShape:
-        mla, own = self.mla, self.sliding
+        mla, sliding = self.mla, self.sliding
         if mla is not None:
-            mla, heads = (self.sliding_mla, own and own.heads) if slides and self.sliding_mla else (mla, None)
+            mla, heads = (self.sliding_mla, sliding and sliding.heads) if slides and self.sliding_mla else (mla, None)
             dims = mla.nope_dim + mla.rope_dim, mla.v_dim, mla.rope_dim
             return AttentionShape(heads or self.heads, heads or self.heads, *dims, self.attention_sinks)
-        if own is None or not slides:
+        if sliding is None or not slides:
             dims = self.head_dim, self.value_dim or self.head_dim, int(self.head_dim * self.rope_fraction)
             return AttentionShape(self.heads, self.kv_heads, *dims, self.attention_sinks, self.tied_values)
-        head_dim = own.head_dim or self.head_dim
+        head_dim = sliding.head_dim or self.head_dim
         return AttentionShape(
-            heads=own.heads or self.heads,
-            kv_heads=own.kv_heads or self.kv_heads,
+            heads=sliding.heads or self.heads,
+            kv_heads=sliding.kv_heads or self.kv_heads,
             head_dim=head_dim,
-            value_dim=own.value_dim or self.value_dim or head_dim,
-            rope_dim=int(head_dim * (own.rope_fraction or self.rope_fraction)),
-            sinks=self.attention_sinks if own.sinks is None else own.sinks,
-            tied_values=self.tied_values if own.tied_values is None else own.tied_values,
+            value_dim=sliding.value_dim or self.value_dim or head_dim,
+            rope_dim=int(head_dim * (sliding.rope_fraction or self.rope_fraction)),
+            sinks=self.attention_sinks if sliding.sinks is None else sliding.sinks,
+            tied_values=self.tied_values if sliding.tied_values is None else sliding.tied_values,
         )
 
     @property

@@ -59,10 +59,16 @@ def compare(cases: Sequence[ComparedCase], *, risk: float = FITS_RISK) -> Compar
     if not predicted:
         raise UserError(variants[0].error)
     common = tuple(fact for fact in facts[0] if all(fact in other for other in facts))
-    own = [variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants]
+    variants_without_common = [
+        variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants
+    ]
     rows = tuple(row for row in _rows(predicted) if any(value not in (None, 0.0) for value in row.values))
     return Comparison(
-        common=common, variants=tuple(own), rows=rows, ratios=tuple(_ratios(distinct, variants)), risk=risk
+        common=common,
+        variants=tuple(variants_without_common),
+        rows=rows,
+        ratios=tuple(_ratios(distinct, variants)),
+        risk=risk,
     )
 
 
@@ -73,9 +79,9 @@ def _ratios(cases: Sequence[ComparedCase], variants: Sequence[Variant]) -> Itera
         for case, variant in zip(cases, variants, strict=True)
         if variant.step is not None
     ]
-    for (first, step, facts), (second, other, others) in combinations(described, 2):
+    for (first, step, facts), (second, other, other_facts) in combinations(described, 2):
         speeds = [one.tokens_per_second_per_gpu * one.world for one in (step, other)]
-        if (ratio := expected_ratio(facts, others, (speeds[0], speeds[1]))) is not None:
+        if (ratio := expected_ratio(facts, other_facts, (speeds[0], speeds[1]))) is not None:
             yield VariantRatio(first=first, second=second, speed=ratio)
 
 
@@ -129,11 +135,11 @@ def _facts(cases: Sequence[ComparedCase]) -> list[list[str]]:
     fact_lists = []
     for case, job in zip(cases, jobs, strict=True):
         machine, *words = case.machine.name.split()
-        others = [f"{field.removeprefix('stack.')}={job.get(field, 'none')}" for field in fields]
+        job_facts = [f"{field.removeprefix('stack.')}={job.get(field, 'none')}" for field in fields]
         size = " ".join([f"{machine}:{case.machine.ranks}", *words])
         batch = f"seq {case.job.sequence}", f"gbs {case.job.global_batch}"
         nouns = case.model.name, size, case.job.stack.name, case.job.precision.name
-        fact_lists.append([*nouns, *batch, *others, *str(case.layout).split()])
+        fact_lists.append([*nouns, *batch, *job_facts, *str(case.layout).split()])
     return fact_lists
 
 

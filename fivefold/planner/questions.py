@@ -332,12 +332,12 @@ def scale_model(model: Model, factor: float) -> Model:
 
 def _scale_heads(model: Model, share: float) -> Sliding:
     """Return the geometry of sliding layers with heads and kv heads times ``share``, in the same ratio."""
-    own = model.attention_shapes[-1]
-    kv_heads = max(1, round(own.kv_heads * share))
+    attention_shape = model.attention_shapes[-1]
+    kv_heads = max(1, round(attention_shape.kv_heads * share))
     assert model.sliding is not None
     if model.mla is not None:  # of latent attention every head has keys of its own
         return model.sliding.replace(heads=kv_heads)
-    return model.sliding.replace(kv_heads=kv_heads, heads=own.heads // own.kv_heads * kv_heads)
+    return model.sliding.replace(kv_heads=kv_heads, heads=attention_shape.heads // attention_shape.kv_heads * kv_heads)
 
 
 def list_reasonable_batches(

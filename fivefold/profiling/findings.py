@@ -74,13 +74,13 @@ def _waited_seconds(one: RankBreakdown, other: int) -> float:
     return sum(exchange.idle for exchange in one.exchanges if exchange.late == other) / one.steps
 
 
-def _name_excess(slowest: RankBreakdown, others: Sequence[RankBreakdown]) -> str:
-    """Name the work of ``slowest`` that exceeds that of ``others`` most."""
+def _name_excess(slowest: RankBreakdown, other_ranks: Sequence[RankBreakdown]) -> str:
+    """Name the work of ``slowest`` that exceeds that of ``other_ranks`` most."""
     usual: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for item in (item for rank_time in others for item in rank_time.items):
+    for item in (item for rank_time in other_ranks for item in rank_time.items):
         usual[item.action, item.name].append(item.seconds)
     excess_seconds = {
-        (item.action, item.name): item.seconds - sum(usual[item.action, item.name]) / len(others)
+        (item.action, item.name): item.seconds - sum(usual[item.action, item.name]) / len(other_ranks)
         for item in slowest.items
     }
     action, name = max(excess_seconds, key=lambda key: excess_seconds[key])

@@ -109,11 +109,11 @@ def _list_losses(report: TraceReport, ranks: Sequence[Breakdown], predicted: Ste
             "Search another one: `fivefold search`.",
         )
     else:
-        beyond = f" The prediction has {show_seconds(expected)} of it." if predicted else ""
+        predicted_text = f" The prediction has {show_seconds(expected)} of it." if predicted else ""
         yield Loss(
             "exposed communication",
             exposed - expected,
-            _name_longest(report) + beyond + _warn_of_missing_ranks(report),
+            _name_longest(report) + predicted_text + _warn_of_missing_ranks(report),
             "Overlap it with compute (bucketed or asynchronous reductions, prefetched gathers), or send less over slow "
             "links: tensor parallelism within a node, fewer and larger messages.",
         )

@@ -208,9 +208,9 @@ class Watched:
         unmetered = steps[METERED - 1 :] or steps or [updates[-1]]
         step_seconds = statistics.median(unmetered)
         update_seconds = min(statistics.median(updates[METERED:] or updates), step_seconds)
-        begun = [index for index, forward in enumerate(self._forwards) if forward is not None]
-        forwards = self._clock.seconds([self._forwards[index] for index in begun])
-        waits = {index: forward - starts[index] for index, forward in zip(begun, forwards, strict=True)}
+        begun_steps = [index for index, forward in enumerate(self._forwards) if forward is not None]
+        forwards = self._clock.seconds([self._forwards[index] for index in begun_steps])
+        waits = {index: forward - starts[index] for index, forward in zip(begun_steps, forwards, strict=True)}
         unmetered_waits = [wait for index, wait in waits.items() if index >= METERED - 1] or list(waits.values())
         wait_seconds = statistics.median(unmetered_waits) if unmetered_waits else 0.0
         return step_seconds, update_seconds, min(max(0.0, wait_seconds), step_seconds - update_seconds)

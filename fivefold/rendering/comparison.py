@@ -118,14 +118,14 @@ def explain_differences(comparison: Comparison) -> list[str]:
 
     The list is empty for many variants, and a variant whose step has another number of tokens is left out.
     """
-    (first, first_step), *others = [
+    (first, first_step), *other_variants = [
         (variant.name, variant.step) for variant in comparison.predicted_variants if variant.step is not None
     ]
-    if len(others) >= BESIDE:
+    if len(other_variants) >= BESIDE:
         return []
     tokens = first_step.tokens_per_second_per_gpu * first_step.world * first_step.time.step_seconds
     lines = []
-    for name, step in others:
+    for name, step in other_variants:
         has_equal_tokens = (
             abs(step.tokens_per_second_per_gpu * step.world * step.time.step_seconds - tokens) <= EQUAL * tokens
         )
@@ -141,11 +141,11 @@ def describe_ratios(comparison: Comparison) -> list[str]:
 
     The list is empty for many variants.
     """
-    first, *others = [variant.name for variant in comparison.predicted_variants]
-    if len(others) >= BESIDE:
+    first, *other_names = [variant.name for variant in comparison.predicted_variants]
+    if len(other_names) >= BESIDE:
         return []
     lines = []
-    for name in others:
+    for name in other_names:
         ratio = comparison.ratio(name, first)
         if ratio is not None and ratio.differences:
             lines.append(

@@ -94,7 +94,9 @@ def view_step(step: Step) -> StepView:
     traffic = step.traffic if any(item.messages or item.bytes for item in step.traffic) else ()
     return StepView(
         list_key_figures(step),
-        _view_memory(max(stages, key=lambda stage: stage.peak_bytes), many=len(stages) > 1) if stages else None,
+        _view_memory(max(stages, key=lambda stage: stage.peak_bytes), has_several_stages=len(stages) > 1)
+        if stages
+        else None,
         Section("Time", bound, Parts(list_time_parts(step.time), step.time.step_seconds)),
         Section("Communication", "what one rank sends per step", make_grid(TRAFFIC, traffic)),
         Section("Work", "of one step, all ranks together", list_work(step)),
@@ -194,8 +196,8 @@ def _flops_per_parameter(step: Step) -> str:
     return f"{flops:.2f} with causal attention"
 
 
-def _view_memory(fullest: StageMemory, *, many: bool) -> Section:
-    where = f" of stage {fullest.stage}" if many else ""
+def _view_memory(fullest: StageMemory, *, has_several_stages: bool) -> Section:
+    where = f" of stage {fullest.stage}" if has_several_stages else ""
     parts = Parts(list_memory_parts(fullest), fullest.peak_bytes)
     return Section(
         f"Peak memory per rank{where}", fullest.peak_cause and f"peak in {show_cause(fullest.peak_cause)}", parts

@@ -121,28 +121,31 @@ def _list_commands(plan: ConfigPlan, machine: Machine, *, file: Path) -> dict[st
     """Return the commands to type, by software: the job's own, or ours and those that ``write`` supports."""
     from fivefold.interop.registry import FORMATS, list_job_formats
 
-    own, layout = plan.job.stack.name, plan.layout
+    stack_name, layout = plan.job.stack.name, plan.layout
     lines_by_software: dict[str, tuple[str, ...]] = (
-        {"fivefold": _start_lines(file, machine, world=layout.world)} if own == "fivefold" else {}
+        {"fivefold": _start_lines(file, machine, world=layout.world)} if stack_name == "fivefold" else {}
     )
     writers = {form.stack: form.name for form in reversed(FORMATS) if form.emit}  # the first of several wins
-    if own in (first := list_job_formats(plan.job)[0]).fine_tuning_stacks:
-        writers[own] = first.name
-    for software in OTHER_STACKS if own == "fivefold" else (own,):
+    if stack_name in (first := list_job_formats(plan.job)[0]).fine_tuning_stacks:
+        writers[stack_name] = first.name
+    for software in OTHER_STACKS if stack_name == "fivefold" else (stack_name,):
         if (form := writers.get(software)) is None:
             continue
         lines: tuple[str, ...]
         try:
-            written = _write(plan, form)
-            lines = (f"fivefold write {file} --to {form} -o {form}", *(f"note: {remark}" for remark in written.remarks))
+            written_files = _write(plan, form)
+            lines = (
+                f"fivefold write {file} --to {form} -o {form}",
+                *(f"note: {remark}" for remark in written_files.remarks),
+            )
         except UserError as mistake:
             hint = f"to plan for {software}: fivefold plan … --stack {software}"
-            if software == own:
+            if software == stack_name:
                 hint = "change that, or let `fivefold search … --write` find a layout that its config can express"
             lines = (f"not possible: {mistake}", hint)
         lines_by_software[software] = lines
     if not lines_by_software:
-        lines_by_software[own] = (f"set the layout by hand: {layout}; its words: docs/notation.md",)
+        lines_by_software[stack_name] = (f"set the layout by hand: {layout}; its words: docs/notation.md",)
     return lines_by_software
 
 

@@ -378,7 +378,7 @@ class Engine:
     def _active_meter(self) -> StepObserver | None:
         """Return the meter; None while two micro-batches are interleaved, as their bytes cannot be separated."""
         interleaver = self.built.ranks.interleaver
-        return self.meter if interleaver is None or interleaver.alone else None
+        return self.meter if interleaver is None or interleaver.is_running_one else None
 
     def _begin_forward(self, entry: Tensor | None) -> None:
         if self._active_meter is not None:

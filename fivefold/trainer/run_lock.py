@@ -147,10 +147,10 @@ def _take(path: Path, holder: Holder, *, report: Callable[[str], object]) -> Non
         time.sleep(POLL_SECONDS)
 
 
-def _refusal(folder: Path, there: Holder) -> UserError:
-    since = time.strftime("%H:%M:%S", time.localtime(there.since))
+def _refusal(folder: Path, holder: Holder) -> UserError:
+    since = time.strftime("%H:%M:%S", time.localtime(holder.since))
     return UserError(
-        f"{folder}: {there} has been using this folder since {since}; wait for it, stop it, or give this run another "
+        f"{folder}: {holder} has been using this folder since {since}; wait for it, stop it, or give this run another "
         "folder"
     )
 

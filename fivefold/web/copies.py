@@ -132,8 +132,8 @@ def _write_python(asked: JobQuestion, command: str) -> str:
         fields = job
     if asked.reads_settings and (stack := load_settings().stack):  # functions read no settings
         fields.setdefault("stack", stack)
-    short = {name: option for option, name in FIELDS.items()}
-    keywords |= {short.get(name, name): _parse_value(value) for name, value in fields.items()}
+    option_by_field = {name: option for option, name in FIELDS.items()}
+    keywords |= {option_by_field.get(name, name): _parse_value(value) for name, value in fields.items()}
     return f"import fivefold as ff\n\nanswer = ff.{function}{_write_arguments(arguments, keywords)}"
 
 

@@ -54,7 +54,7 @@ def train(request: TrainOptions) -> None:
     settings.check(layout)
     settings.check_data(model)
     if launcher() is None and not force:
-        _check_fits(settings, layout, model=model, machine=chips, here=not slurm)
+        _check_fits(settings, layout, model=model, machine=chips, runs_here=not slurm)
     options = ["--machine", request.machine] if request.machine is not None else []
     if slurm:
         from fivefold.cli.slurm import submit
@@ -210,8 +210,8 @@ def _check_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> No
 ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
 
 
-def _check_fits(run: Run, layout: Layout, *, model: Model, machine: Machine, here: bool) -> None:
-    """Reject a step that does not fit its chips or, with ``here``, this host; warn of one that is tight."""
+def _check_fits(run: Run, layout: Layout, *, model: Model, machine: Machine, runs_here: bool) -> None:
+    """Reject a step that does not fit its chips or, with ``runs_here``, this host; warn of one that is tight."""
     from fivefold.planner.predict import predict
     from fivefold.rendering.verdict import judgement
     from fivefold.trainer.host import Host, check_memory
@@ -226,6 +226,6 @@ def _check_fits(run: Run, layout: Layout, *, model: Model, machine: Machine, her
             f"({fullest.peak_cause}), but {machine.name} has {show_bytes(machine.chip.memory_bytes)} a rank; "
             f"{ROOMIER}, or --force"
         )
-    if here:
+    if runs_here:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
         check_memory(Host.inspect(), peak_bytes=memory.peak_bytes, ranks=ranks, named=run.machine)

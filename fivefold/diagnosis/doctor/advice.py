@@ -34,12 +34,13 @@ MAX_TRIALS = 6  # choices that are examined
 class Drop(NamedTuple):
     """The effect of recomputing one call.
 
-    The step holds ``bytes`` less from the ``end`` of the forward to ``back``, where its backward begins. There the
-    forward runs again: its peak is ``rise`` bytes above its beginning, its cost ``flops`` and ``work`` (FLOPs).
+    The step holds ``bytes`` less from the ``end`` of the forward to ``backward_start``, where its backward begins.
+    There the forward runs again: its peak is ``rise`` bytes above its beginning, its cost ``flops`` and ``work``
+    (FLOPs).
     """
 
     end: int
-    back: int
+    backward_start: int
     bytes: int
     rise: int
     flops: int
@@ -201,8 +202,8 @@ def _find_drops(lifetimes: StepLifetimes, calls: Sequence[ForwardCall]) -> dict[
     return drops_by_module
 
 
-def _is_saved(category: str, death: int, back: int) -> bool:
-    return category == "activations" and death >= back
+def _is_saved(category: str, death: int, backward_start: int) -> bool:
+    return category == "activations" and death >= backward_start
 
 
 def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
@@ -247,9 +248,9 @@ def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
     change = np.zeros(len(lifetimes.tape) + 1, np.int64)
     for drop in drops:
         change[drop.end] -= drop.bytes
-        change[drop.back] += drop.bytes
+        change[drop.backward_start] += drop.bytes
     live_bytes = lifetimes.live_bytes + np.cumsum(change[:-1])
-    recompute_peaks = [int(live_bytes[drop.back - 1]) + drop.rise for drop in drops]
+    recompute_peaks = [int(live_bytes[drop.backward_start - 1]) + drop.rise for drop in drops]
     return (
         max(int(live_bytes[lifetimes.begin :].max()), *recompute_peaks)
         if recompute_peaks

@@ -60,10 +60,10 @@ def load(path: Path) -> UserFile:
     )
 
 
-def _build_user_file(name: str, values: dict[str, Any], there: dict[str, Any]) -> UserFile:
+def _build_user_file(name: str, values: dict[str, Any], module_names: dict[str, Any]) -> UserFile:
     missing = "model" if values["model"] is None else "loss" if values["loss"] is values["step"] is None else ""
     if missing:
-        close_names = get_close_matches(missing, [key for key, value in there.items() if callable(value)], n=1)
+        close_names = get_close_matches(missing, [key for key, value in module_names.items() if callable(value)], n=1)
         hint = f"; did you mean {close_names[0]!r} for it?" if close_names else ""
         what = (
             "def model(): … that returns a Module" if missing == "model" else "def loss(model): … that returns a Tensor"

@@ -138,10 +138,10 @@ def _message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMessage:
         sizes["wanted"] = int(match[1])
     processes = [(pid, UNITS[unit] * float(number)) for pid, number, unit in NEIGHBOUR.findall(line)]
     if processes and "process" not in sizes:
-        own = _find_own_process(processes, sizes)
-        if own is not None:
-            sizes["process"] = round(own[1])
-            processes.remove(own)
+        own_process = _find_own_process(processes, sizes)
+        if own_process is not None:
+            sizes["process"] = round(own_process[1])
+            processes.remove(own_process)
     if processes:
         sizes["others"] = round(sum(size for _, size in processes))
         sizes["largest other"] = round(max(size for _, size in processes))
@@ -164,10 +164,12 @@ def _find_own_process(processes: Sequence[tuple[str, float]], sizes: Mapping[str
     """
     own_bytes = sizes.get("allocated", 0) + sizes.get("unused", 0)
     candidates = [process for process in processes if process[1] + SLACK >= own_bytes > 0]
-    own = min(candidates, key=lambda process: process[1], default=None)
+    largest_process = min(candidates, key=lambda process: process[1], default=None)
     used_bytes = sizes.get("capacity", 0) - sizes.get("free", 0)
     is_double = sum(size for _, size in processes) + own_bytes > used_bytes + SLACK
-    return own if own is not None and (own_bytes > 0.5 * own[1] or is_double) else None
+    return (
+        largest_process if largest_process is not None and (own_bytes > 0.5 * largest_process[1] or is_double) else None
+    )
 
 
 def _size(match: re.Match[str] | None) -> int | None:

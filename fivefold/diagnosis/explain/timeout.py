@@ -98,8 +98,8 @@ def _list_findings(waits: Mapping[int, Wait], first: Wait, *, is_other: bool) ->
     ahead = [rank for rank, wait in waits.items() if wait.sequence > first.sequence]
     if ahead:
         is_other_operation = any(waits[rank].operation != first.operation for rank in ahead)
-        others = ", and for another operation" if is_other_operation else ""
-        yield f"{len(ahead)} of {len(waits)} ranks wait for a later one{others}, if theirs is the same group"
+        operation_text = ", and for another operation" if is_other_operation else ""
+        yield f"{len(ahead)} of {len(waits)} ranks wait for a later one{operation_text}, if theirs is the same group"
     missing = sorted({*range(max(waits))} - {*waits})
     if missing and not is_other and not ahead:
         names = join_names([str(rank) for rank in missing[:MAX_NAMED]], "and")

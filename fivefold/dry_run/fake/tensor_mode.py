@@ -69,9 +69,9 @@ class DirectFakeTensorMode(FakeTensorMode):
                 self._run_on_meta(func, args, kwargs)
                 return args[0]
         elif func in WRITES_LISTS:
-            written = kwargs["out"] if "out" in kwargs else args[0]
-            read = args[1] if written is args[0] else args[:1]
-            if all(map(self._owns, (*written, *read))):
+            target = kwargs["out"] if "out" in kwargs else args[0]
+            read = args[1] if target is args[0] else args[:1]
+            if all(map(self._owns, (*target, *read))):
                 return self._run_on_meta(func, args, kwargs)
         elif func in VIEWS and self._owns(args[0]):
             views = self._run_on_meta(func, args, kwargs)

@@ -31,15 +31,15 @@ class Shortage(NamedTuple):
     expandable: bool
 
     def __str__(self) -> str:
-        free = self.capacity_bytes - self.live_bytes
+        free_bytes = self.capacity_bytes - self.live_bytes
         site = str(self.site) or self.site.category
         line = (
             f"rank {self.rank} runs out of memory in step {self.tape + 1}: {site} asks for "
             f"{show_bytes(self.requested_bytes)}, but {show_bytes(self.live_bytes)} of "
             f"{show_bytes(self.capacity_bytes)} are used"
         )
-        if self.requested_bytes <= free and not self.expandable:
-            return f"{line} and {show_bytes(free)} lie free in pieces; try expandable_segments = true"
+        if self.requested_bytes <= free_bytes and not self.expandable:
+            return f"{line} and {show_bytes(free_bytes)} lie free in pieces; try expandable_segments = true"
         return f"{line}; try ac=full, a smaller mbs, or zero3 or tp over more ranks"
 
 

@@ -91,9 +91,9 @@ class _Trace:
             entry["category"] = category
         self.entries.append(entry)
 
-    def add_out_of_memory(self, size: int, free: int) -> None:
-        """Append the "oom" entry, the last one. ``size``: bytes wanted; ``free``: bytes not reserved."""
-        entry = {"action": "oom", "device_free": free, "size": size, "stream": 0, "time_us": len(self.entries)}
+    def add_out_of_memory(self, size: int, free_bytes: int) -> None:
+        """Append the "oom" entry, the last one. ``size``: bytes wanted; ``free_bytes``: bytes not reserved."""
+        entry = {"action": "oom", "device_free": free_bytes, "size": size, "stream": 0, "time_us": len(self.entries)}
         self.entries.append(entry | {"frames": self.frames})
 
 

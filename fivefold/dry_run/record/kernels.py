@@ -98,9 +98,9 @@ class FusedKernel:
     def add(self, func: Any, args: Any, outputs: list[Tensor], *, ids: dict[int, int]) -> None:
         """Add one operation. ``outputs``: its new tensors; ``ids``: storage ids by address."""
         self.operations += 1
-        written = [*outputs, *_list_written(func, args)]
+        written_tensors = [*outputs, *_list_written(func, args)]
         is_write_only = func._opname in WRITE_ONLY_OPERATIONS or func._overloadname == "out"
-        unread_ids = {id(tensor) for tensor in written} if is_write_only else frozenset()
+        unread_ids = {id(tensor) for tensor in written_tensors} if is_write_only else frozenset()
         for tensor in tensors(args):
             storage_id, storage_range = _find_storage_range(tensor, ids)
             if id(tensor) in unread_ids:
@@ -108,7 +108,7 @@ class FusedKernel:
             self.unfused_bytes += tensor.nbytes
             if storage_id not in self._wrote:
                 self._read.setdefault(storage_id, {})[storage_range] = tensor.nbytes
-        for tensor in written:
+        for tensor in written_tensors:
             self.unfused_bytes += tensor.nbytes
             storage_id, storage_range = _find_storage_range(tensor, ids)
             self._wrote.setdefault(storage_id, {})[storage_range] = tensor.nbytes

@@ -257,6 +257,8 @@ def _targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
         return (ALL_LINEAR,)
     known = tuple(word for word in words if word in TARGETS)
     if len(known) < len(words):
-        others = ", ".join(word for word in words if word not in TARGETS)
-        values.mark_not_modelled(names.targets, f"{others}: not among {', '.join(TARGETS)}, which alone are counted")
+        unsupported_targets = ", ".join(word for word in words if word not in TARGETS)
+        values.mark_not_modelled(
+            names.targets, f"{unsupported_targets}: not among {', '.join(TARGETS)}, which alone are counted"
+        )
     return known or (ALL_LINEAR,)

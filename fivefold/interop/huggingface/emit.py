@@ -338,7 +338,9 @@ def emit_llamafactory(plan: ConfigPlan) -> WrittenConfig:
     files, remarks = _fine_tune_files(plan, values)
     files[DATASET_INFO] = json.dumps(describe_dataset(plan.data, plan.job), indent=2) + "\n"
     values["attn_implementation"] = {
-        theirs: own for (_, own), (key, theirs) in LLAMAFACTORY.words.items() if key == "attn_implementation"
+        theirs: our_kernel
+        for (_, our_kernel), (key, theirs) in LLAMAFACTORY.words.items()
+        if key == "attn_implementation"
     }[values["attn_implementation"]]
     if not values.pop("gradient_checkpointing"):
         values["disable_gradient_checkpointing"] = True

@@ -251,7 +251,7 @@ def _to_integer(theta: float) -> int:
 
 def _emit_experts(moe: MoE, layers: int) -> dict[str, Any]:
     dense, shared = moe.dense_layers, moe.shared_experts * (moe.shared_ffn or moe.ffn)
-    free = moe.balance == "free"
+    is_aux_free = moe.balance == "free"
     return {
         "num_experts": moe.experts,
         "moe_ffn_hidden_size": moe.ffn,
@@ -263,7 +263,7 @@ def _emit_experts(moe: MoE, layers: int) -> dict[str, Any]:
         "moe_router_num_groups": moe.groups if moe.groups > 1 else None,
         "moe_router_group_topk": moe.topk_groups if moe.groups > 1 else None,
         "moe_router_topk_scaling_factor": moe.scaling if moe.scaling != 1 else None,
-        "moe_router_enable_expert_bias": free,
+        "moe_router_enable_expert_bias": is_aux_free,
         "moe_router_load_balancing_type": "aux_loss" if moe.balance == "aux" else "none",
         "moe_aux_loss_coeff": moe.aux_coefficient if moe.balance == "aux" else None,
         "moe_expert_capacity_factor": moe.capacity,

@@ -37,15 +37,15 @@ def waves(order: Order, *, pp: int) -> Waves:
     """Divide the actions of ``order`` into as few waves as possible."""
     import numpy as np
 
-    wave_of, free = list[int](), [0] * pp
+    wave_of, next_free_wave = list[int](), [0] * pp
     for rank, _, first, _, second, _ in order.actions:
-        wave = free[rank]
+        wave = next_free_wave[rank]
         if first >= 0:
             wave = max(wave, wave_of[first] + 1)
             if second >= 0:
                 wave = max(wave, wave_of[second] + 1)
         wave_of.append(wave)
-        free[rank] = wave + 1
+        next_free_wave[rank] = wave + 1
     wave_numbers = np.array(wave_of)
     index = np.argsort(wave_numbers, kind="stable")
     column_index = np.append(np.argsort(index), len(index))  # index of an action in the columns; -1: the end
@@ -63,12 +63,12 @@ def play_many(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
     """
     import numpy as np
 
-    free, ends = np.zeros((pp, len(hop))), np.full((len(waves.rank) + 1, len(hop)), -np.inf)
+    rank_free_seconds, ends = np.zeros((pp, len(hop))), np.full((len(waves.rank) + 1, len(hop)), -np.inf)
     for (start, end), both in zip(pairwise(waves.starts), waves.both, strict=True):
         ranks = waves.rank[start:end]
-        begin = np.maximum(free[ranks], ends[waves.first[start:end]] + hop)
+        begin = np.maximum(rank_free_seconds[ranks], ends[waves.first[start:end]] + hop)
         if both:
             begin = np.maximum(begin, ends[waves.second[start:end]] + hop)
         begin += seconds[waves.task[start:end]]
-        free[ranks] = ends[start:end] = begin
-    return free
+        rank_free_seconds[ranks] = ends[start:end] = begin
+    return rank_free_seconds

@@ -85,11 +85,11 @@ def play(
     durations = tuple(map(seconds, order.tasks))
     delays = [hop_seconds(*hop) for hop in order.hops]
     queued = queues and bool(delays) and max(delays) > min(durations)
-    free, starts, links = [0.0] * table.pp, [0.0] * table.pp, [0.0] * len(delays)
+    rank_free_seconds, starts, links = [0.0] * table.pp, [0.0] * table.pp, [0.0] * len(delays)
     ends: list[float] = []
     append = ends.append
     for rank, task, first, first_hop, second, second_hop in order.actions:
-        start = free[rank]
+        start = rank_free_seconds[rank]
         if queued:  # a message starts when it is sent, its link is free, and the receiver's previous action has begun
             receive_posted = starts[rank]
             for source, hop in ((first, first_hop), (second, second_hop)):
@@ -105,6 +105,6 @@ def play(
                 arrival = ends[second] + delays[second_hop]
                 if arrival > start:
                     start = arrival
-        free[rank] = end = start + durations[task]
+        rank_free_seconds[rank] = end = start + durations[task]
         append(end)
-    return SimulatedSchedule(table, tuple(ends), durations, tuple(free))
+    return SimulatedSchedule(table, tuple(ends), durations, tuple(rank_free_seconds))

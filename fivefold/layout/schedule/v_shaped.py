@@ -24,10 +24,10 @@ def zbv(*, pp: int, micro_batches: int) -> Table:
     """Generate ZB-V: warm-up, then F, B, W of near and far stage in turn; at the end B before W."""
     rows = []
     for rank in range(pp):
-        back = pp - rank  # ranks from here to the bottom of the V
-        turns = ["F0"] * (2 * back - 1) + ["F1", "F0"] * rank + ["F1", "B1", "W1"] * back
+        ranks_to_bottom = pp - rank  # ranks from here to the bottom of the V
+        turns = ["F0"] * (2 * ranks_to_bottom - 1) + ["F1", "F0"] * rank + ["F1", "B1", "W1"] * ranks_to_bottom
         turns += ["F0", "B0", "W0", "F1", "B1", "W1"] * (micro_batches - pp)
-        turns += ["B0", "B1"] * rank + ["B0", "W0"] * back + ["W1", "W0"] * rank
+        turns += ["B0", "B1"] * rank + ["B0", "W0"] * ranks_to_bottom + ["W1", "W0"] * rank
         rows.append(_number_actions(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), count=micro_batches))
     return Table("zbv", tuple(rows), _v(pp, micro_batches))
 
@@ -53,8 +53,8 @@ def dualpipe(*, pp: int, micro_batches: int) -> Table:
     for rank in range(pp):
         near = min(rank, pp - 1 - rank)
         first = (0, half) if near == rank else (half, 0)
-        turns = _dualpipe_phases(near, ranks=pp // 2, count=half)
-        rows.append(_number_actions(turns, stages=(near, pp - 1 - near), first=first, count=half))
+        actions = _dualpipe_phases(near, ranks=pp // 2, count=half)
+        rows.append(_number_actions(actions, stages=(near, pp - 1 - near), first=first, count=half))
     path = tuple(range(pp))
     return Table("dualpipe", tuple(rows), (path,) * half + (path[::-1],) * half)
 
@@ -65,21 +65,23 @@ def _v(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
 
 def _dualpipe_phases(near: int, *, ranks: int, count: int) -> list[str]:
     """Return the eight phases of DualPipe, ``near`` ranks from the end; ``each``: micro-batches, >= 2·ranks."""
-    back = ranks - 1 - near
-    turns = ["F0"] * (2 * back) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * back
+    ranks_to_middle = ranks - 1 - near
+    actions = ["F0"] * (2 * ranks_to_middle) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * ranks_to_middle
     middle = ["F0+BW1", "F1+BW0"] * (count - 2 * ranks + near + 1)
-    if back == 0:
+    if ranks_to_middle == 0:
         middle[:1] = ["F0", "BW1"]  # where the directions meet there is nothing to overlap yet
-    turns += middle + ["BW1", "F1+BW0"] * back
+    actions += middle + ["BW1", "F1+BW0"] * ranks_to_middle
     tail = ["BW1", "BW0"] * (near + 1)
-    split = [turn.replace("BW", "B") for turn in tail[near + 1 :]]
-    deferred = [turn.replace("B", "W") for turn in split] + ["W0"] * back
-    turns += tail[: near + 1] + split
-    turns += [turn for weight in deferred[:back] for turn in (weight, "B0")] + deferred[back:]
-    return turns
+    split = [action.replace("BW", "B") for action in tail[near + 1 :]]
+    deferred = [action.replace("B", "W") for action in split] + ["W0"] * ranks_to_middle
+    actions += tail[: near + 1] + split
+    actions += [action for weight in deferred[:ranks_to_middle] for action in (weight, "B0")] + deferred[
+        ranks_to_middle:
+    ]
+    return actions
 
 
-def _number_actions(turns: Iterable[str], *, stages: Pair, first: Pair, count: int) -> Row:
+def _number_actions(actions: Iterable[str], *, stages: Pair, first: Pair, count: int) -> Row:
     """Turn the turns ("F0": F of the near stage) into actions from micro-batch ``first``.
 
     Those beyond ``count`` are dropped.
@@ -89,8 +91,8 @@ def _number_actions(turns: Iterable[str], *, stages: Pair, first: Pair, count: i
     forward, backward = list(first), list(first)
     deferred: tuple[deque[int], deque[int]] = (deque(), deque())
     row: list[Action] = []
-    for turn in turns:
-        kind, position = turn[:-1], int(turn[-1])
+    for action in actions:
+        kind, position = action[:-1], int(action[-1])
         stage = stages[position]
         if kind == "W":
             if deferred[position]:

@@ -165,14 +165,15 @@ def write_rope_by_layers(model: Model) -> dict[str, Any]:
 
 def write_rope_tables(model: Model) -> dict[str, Any]:
     """Return the kinds of all layers and a table for each kind, with the share of the head that it rotates."""
-    written, own = write_rope_by_layers(model), model.sliding and model.sliding.rope_fraction
-    fractions = {"full_attention": model.rope_fraction, "sliding_attention": own or model.rope_fraction}
+    rope_keys, sliding_fraction = write_rope_by_layers(model), model.sliding and model.sliding.rope_fraction
+    fractions = {"full_attention": model.rope_fraction, "sliding_attention": sliding_fraction or model.rope_fraction}
     tables = {
-        kind: {"partial_rotary_factor": fractions[kind], **table} for kind, table in written["rope_parameters"].items()
+        kind: {"partial_rotary_factor": fractions[kind], **table}
+        for kind, table in rope_keys["rope_parameters"].items()
     }
     if model.rope_theta_sliding is None:  # one table for all
         tables["sliding_attention"] = tables["full_attention"]
-    return {**written, "rope_parameters": tables}
+    return {**rope_keys, "rope_parameters": tables}
 
 
 def write_scaling(scaling: RopeScaling) -> dict[str, Any]:

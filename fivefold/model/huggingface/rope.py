@@ -162,16 +162,16 @@ def read_rope_tables(
                 f"rope_parameters has no table of {LAYERS[sliding]}, with which transformers' code fails; give it"
             )
         read[sliding] = read_rope(config.replace(rope_parameters=table, rope_scaling=None), partly=partly, kinds=kinds)
-    full, own = read.get(False), read.get(True)
-    if full is None or own is None or full == own:
-        return full or own or {}
-    if own["rope_scaling"] is not None:
+    full, sliding_table = read.get(False), read.get(True)
+    if full is None or sliding_table is None or full == sliding_table:
+        return full or sliding_table or {}
+    if sliding_table["rope_scaling"] is not None:
         raise config.mistake(
             "a rope scaling of the sliding layers that differs from that of the full layers is not supported; give one"
         )
-    fields = full | {"rope_theta_sliding": own["rope_theta"]}
-    if own["rope_fraction"] != full["rope_fraction"]:
-        fields["sliding"] = {"rope_fraction": own["rope_fraction"]}
+    fields = full | {"rope_theta_sliding": sliding_table["rope_theta"]}
+    if sliding_table["rope_fraction"] != full["rope_fraction"]:
+        fields["sliding"] = {"rope_fraction": sliding_table["rope_fraction"]}
     return fields
 
 

@@ -54,9 +54,9 @@ def _list_candidates(model: Model) -> Iterator[Family]:
             yield family
 
 
-def _count_differences(there: Model, here: Model) -> int:
+def _count_differences(first: Model, second: Model) -> int:
     """Count the fields, including those of nested records, in which two models compute differently."""
-    flat_models = [_flatten(_normalize(model).model_dump()) for model in (there, here)]
+    flat_models = [_flatten(_normalize(model).model_dump()) for model in (first, second)]
     return sum(flat_models[0].get(field) != flat_models[1].get(field) for field in flat_models[0] | flat_models[1])
 
 
@@ -72,20 +72,20 @@ def write_config(model: Model, family: Family) -> dict[str, Any]:
     fields = _list_fields(model)
     key_by_field = {field: key for key, field in family.keys.items() if field in fields}  # of aliases the last
     keys = {key: fields[field] for field, key in key_by_field.items() if fields[field] is not None}
-    written = {"architectures": [family.architecture], "model_type": family.model_type} | keys | family.write(model)
-    return nest_tables(written) if family.tables else written
+    config = {"architectures": [family.architecture], "model_type": family.model_type} | keys | family.write(model)
+    return nest_tables(config) if family.tables else config
 
 
-def find_difference(there: Model, here: Model) -> str | None:
+def find_difference(actual: Model, expected: Model) -> str | None:
     """Return the first field in which two models compute differently, with both values; None if there is none.
 
     Settings of training (auxiliary loss, capacity, dropout), names and the maximum sequence length are ignored, and so
     are vision towers, as the text model alone is written.
     """
-    there, here = _normalize(there.replace(vision=None)), _normalize(here.replace(vision=None))
-    if there.moe and here.moe and "free" not in (there.moe.balance, here.moe.balance):
-        there = there.replace(moe=there.moe.replace(balance=here.moe.balance))
-    return difference(there, here)
+    actual, expected = _normalize(actual.replace(vision=None)), _normalize(expected.replace(vision=None))
+    if actual.moe and expected.moe and "free" not in (actual.moe.balance, expected.moe.balance):
+        actual = actual.replace(moe=actual.moe.replace(balance=expected.moe.balance))
+    return difference(actual, expected)
 
 
 def _normalize(model: Model) -> Model:

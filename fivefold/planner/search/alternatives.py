@@ -32,10 +32,10 @@ def explain_choices(chosen: Evaluated, *, where: Where = ANY, planners: Sequence
     ``planners``: besides that of ``chosen`` those that reduce gradients of ZeRO-2 and -3 otherwise.
     """
     every = list(dict.fromkeys((chosen.planner, *planners)))
-    for choice, others in _choices(chosen.layout):
+    for choice, alternatives in _choices(chosen.layout):
         explanations = [
             cost
-            for name, layouts in others
+            for name, layouts in alternatives
             if (cost := _describe_cost(name, layouts, chosen, where=where, planners=every))
         ]
         if explanations:
@@ -105,10 +105,10 @@ def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, CandidateLis
     """Yield each choice in the layout's own keywords, with the ways of its closest alternatives by name."""
     for axis in ("tp", "cp", "pp", "ep"):
         degree = getattr(layout, axis)
-        others = [size for size in (degree // 2, 2 * degree) if size >= 1]
+        other_degrees = [size for size in (degree // 2, 2 * degree) if size >= 1]
         alternatives = [
             (f"{axis}{alternative_degree}", _change_degree(layout, axis, alternative_degree))
-            for alternative_degree in others
+            for alternative_degree in other_degrees
         ]
         yield f"{axis}{degree}", alternatives + (_kinds(layout) if axis == "cp" and degree > 1 else [])
     if layout.dp * layout.cp > 1:

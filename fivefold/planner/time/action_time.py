@@ -34,10 +34,10 @@ def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Acti
     passes: dict[tuple[int, bool], PassTime] = {}
     costs: dict[Task, ActionCost] = {}
 
-    def time_pass(stage: int, *, back: bool) -> PassTime:
-        if (stage, back) not in passes:
-            passes[stage, back] = pass_seconds(stages, stage, backward=back)
-        return passes[stage, back]
+    def time_pass(stage: int, *, backward: bool) -> PassTime:
+        if (stage, backward) not in passes:
+            passes[stage, backward] = pass_seconds(stages, stage, backward=backward)
+        return passes[stage, backward]
 
     def cost(task: Task) -> ActionCost:
         kind, time = task.kind, stages.times[task.stage]
@@ -50,7 +50,9 @@ def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Acti
         if stages.units.machine.backend == "gloo":  # one after the other
             fb_cost = ActionCost(*add_up([(time.forward, 1), (stages.times[task.backward_stage].full_backward, 1)]))
         else:
-            fb_cost = _pair_cost(stages, time_pass(task.stage, back=False), time_pass(task.backward_stage, back=True))
+            fb_cost = _pair_cost(
+                stages, time_pass(task.stage, backward=False), time_pass(task.backward_stage, backward=True)
+            )
         return _with_sends(stages, fb_cost, hops=2)
 
     costs_of_tasks: dict[Task, ActionCost] = {}

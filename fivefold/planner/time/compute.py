@@ -66,7 +66,8 @@ class Prices:
         self.chip = slowest_chip(machine, constants)
         self._matmuls: dict[tuple[int, int, int, Dtype, int, int], float] = {}
         self.dtype: Dtype = job.precision.compute
-        self.wide: Dtype = "bf16" if job.precision.is_low_precision else self.dtype  # attention, head and router
+        # of attention, head and router
+        self.high_precision_dtype: Dtype = "bf16" if job.precision.is_low_precision else self.dtype
         self.measured = MeasuredKernels(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
         self.step_factors = find_factors(machine.calibration, ranks=ranks, dtype=self.dtype)
         self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.backend == "nccl"
@@ -83,9 +84,9 @@ class Prices:
         time = self.price_repeated(op)
         return self._scale_to_step(op, time) if self.step_factors else time
 
-    def _scale_to_step(self, op: Op, alone: OpTime) -> OpTime:
-        """Return the seconds of ``op`` within a step on a calibrated machine; ``alone``: by the curves."""
-        forward, backward, weight = alone.forward, alone.backward, alone.weight
+    def _scale_to_step(self, op: Op, isolated_time: OpTime) -> OpTime:
+        """Return the seconds of ``op`` within a step on a calibrated machine; ``isolated_time``: by the curves."""
+        forward, backward, weight = isolated_time.forward, isolated_time.backward, isolated_time.weight
         if factor := self.step_factors.get(kernel_kind(op)):
             kernels = count_kernels(op)
             host_seconds = factor.backward_kernel_seconds * kernels.backward
@@ -97,7 +98,7 @@ class Prices:
             messages = count_messages(op)
             forward += factor.forward_kernel_seconds * messages.forward
             backward += factor.backward_kernel_seconds * messages.backward
-        return alone._replace(forward=forward, backward=backward, weight=weight)
+        return isolated_time._replace(forward=forward, backward=backward, weight=weight)
 
     def price_repeated(self, op: Op) -> OpTime:
         """Return the seconds of the kernels of ``op`` when each is repeated by itself."""
@@ -167,7 +168,9 @@ class Prices:
         chain of states from chunk to chunk is priced as if it were parallel too.
         """
         rows, columns, inner = op.shape
-        product = self.matmul(rows, columns, inner, dtype="fp32" if self.ours else self.wide, batch=op.batch)
+        product = self.matmul(
+            rows, columns, inner, dtype="fp32" if self.ours else self.high_precision_dtype, batch=op.batch
+        )
         per_flop = product / (2 * rows * columns * inner * op.batch)
         return OpTime(
             max(self.memory_bound_seconds(op.moved_bytes), op.flops * per_flop),
@@ -220,7 +223,7 @@ class Prices:
         chunk = min(rows, LOSS_CHUNK_ROWS)
         shapes = (chunk, vocab, width), (chunk, width, vocab), (vocab, width, chunk)
         products = sum(  # no dW of a frozen head
-            self.matmul(*shape, dtype=self.wide, aligned=self._alignment(vocab, width))
+            self.matmul(*shape, dtype=self.high_precision_dtype, aligned=self._alignment(vocab, width))
             for shape in shapes[: 1 + op.backward_products]
         )
         seconds = self.memory_bound_seconds(op.moved_backward_bytes, kernel=KERNELS["loss"])
@@ -245,13 +248,13 @@ class Prices:
         """Return the seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""
         m, n, k = op.shape
         low_precision = self.job.precision.is_low_precision and op.name not in ("head.out", "moe.router")
-        dtype = self.dtype if low_precision else self.wide
+        dtype = self.dtype if low_precision else self.high_precision_dtype
         aligned = self._alignment(n, k)  # the number of tokens is never a row length
         forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch, aligned=aligned)
         dgrad = self.matmul(m, k, n, dtype=dtype, batch=op.batch, aligned=aligned)
         high_precision_wgrad = self.job.precision.wide_gradients
         wgrad = self.matmul(
-            n, k, m, dtype=self.wide if high_precision_wgrad else dtype, batch=op.batch, aligned=aligned
+            n, k, m, dtype=self.high_precision_dtype if high_precision_wgrad else dtype, batch=op.batch, aligned=aligned
         )
         recipe, numel = self.job.precision, n * k * op.batch
         kernels_per_expert = self.constants.expert_kernels[low_precision]
@@ -356,12 +359,12 @@ class Prices:
                 tokens=tokens,
                 keys=tokens,
                 head_dim=dim,
-                dtype=self.wide,
+                dtype=self.high_precision_dtype,
                 kind=self.job.stack.attention,
-                backward=back,
+                backward=is_backward,
                 constants=self.constants,
             )
-            for back in (False, True)
+            for is_backward in (False, True)
         )
         return forward, backward
 
@@ -373,11 +376,11 @@ class Prices:
         is_scores = op.name.endswith("scores")
         n, k = (tokens, dim) if is_scores else (dim, tokens)
         aligned = self._alignment(tokens, dim)
-        forward, *back = (
-            self.matmul(*shape, dtype=self.wide, batch=batch, aligned=aligned)
+        forward, *backward = (
+            self.matmul(*shape, dtype=self.high_precision_dtype, batch=batch, aligned=aligned)
             for shape in ((m, n, k), (m, k, n), (n, k, m))
         )
-        return forward, sum(back)
+        return forward, sum(backward)
 
     def memory_bound_seconds(self, moved: float, *, kernel: str = "copy") -> float:
         """Return the seconds of a memory-bound kernel that reads and writes ``moved`` bytes."""

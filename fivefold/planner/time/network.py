@@ -161,7 +161,11 @@ class Network:
             return _ring(place, constants, turns=1)
         if collective == "broadcast":
             return _protocols(
-                place, constants, near=place.ranks - place.nodes, far=place.nodes - 1, per_byte=place.ring_per_byte
+                place,
+                constants,
+                inner_seconds=place.ranks - place.nodes,
+                outer_seconds=place.nodes - 1,
+                per_byte=place.ring_per_byte,
             )
         if collective == "p2p":
             link = self._intra_node_link(2) if place.local > 1 else place.far
@@ -180,10 +184,10 @@ class Network:
         nodes = -(-group.ranks // local)
         reach = (group.ranks - 1) * group.stride + 1
         outer = next((i for i, link in enumerate(links) if i and link.span >= reach), len(links) - 1)
-        far = self._tiers[outer]
+        outer_link = self._tiers[outer]
         if self._nccl:  # the slowdown was measured with NCCL
-            far = far._replace(rate=far.rate / (1 + self._constants.crowding * math.log2(nodes)))
-        return GroupPlacement(group.ranks, local, nodes, self._intra_node_link(local), far)
+            outer_link = outer_link._replace(rate=outer_link.rate / (1 + self._constants.crowding * math.log2(nodes)))
+        return GroupPlacement(group.ranks, local, nodes, self._intra_node_link(local), outer_link)
 
     def _intra_node_link(self, ranks: int) -> LinkModel:
         """Return the near link for ``ranks`` of a node; if ranks are wired in pairs, only their wires count."""
@@ -193,12 +197,14 @@ class Network:
 
 
 def _protocols(
-    place: GroupPlacement, constants: Constants, *, near: float, far: float, per_byte: float
+    place: GroupPlacement, constants: Constants, *, inner_seconds: float, outer_seconds: float, per_byte: float
 ) -> list[AlphaBetaCost]:
-    """Return the costs under LL and Simple, for ``near`` and ``far`` steps on the two links."""
+    """Return the costs under LL and Simple, for ``inner_seconds`` and ``outer_seconds`` steps on the two links."""
     return [
-        AlphaBetaCost(near * place.near.quick + far * place.far.quick, per_byte / constants.low_latency_share),
-        AlphaBetaCost(near * place.near.bulk + far * place.far.bulk, per_byte),
+        AlphaBetaCost(
+            inner_seconds * place.near.quick + outer_seconds * place.far.quick, per_byte / constants.low_latency_share
+        ),
+        AlphaBetaCost(inner_seconds * place.near.bulk + outer_seconds * place.far.bulk, per_byte),
     ]
 
 
@@ -207,7 +213,11 @@ def _ring(place: GroupPlacement, constants: Constants, *, turns: int) -> list[Al
     ranks = place.ranks
     per_byte = turns * (ranks - 1) / ranks * place.ring_per_byte
     return _protocols(
-        place, constants, near=turns * (ranks - place.nodes), far=turns * (place.nodes - 1), per_byte=per_byte
+        place,
+        constants,
+        inner_seconds=turns * (ranks - place.nodes),
+        outer_seconds=turns * (place.nodes - 1),
+        per_byte=per_byte,
     )
 
 
@@ -241,7 +251,7 @@ def _tree(place: GroupPlacement, constants: Constants) -> list[AlphaBetaCost]:
     near_steps = 2 * math.ceil(math.log2(place.local))
     far_steps = 2 * math.ceil(math.log2(place.nodes))
     per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _far_load(place))
-    lines = _protocols(place, constants, near=near_steps, far=far_steps, per_byte=per_byte)
+    lines = _protocols(place, constants, inner_seconds=near_steps, outer_seconds=far_steps, per_byte=per_byte)
     return [line._replace(filled=filled) for line, filled in zip(lines, constants.tree_shares, strict=True)]
 
 

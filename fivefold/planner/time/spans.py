@@ -69,8 +69,8 @@ class _SpanBuilder:
 
     def span(self, action: Action, start: float, end: float) -> Span:
         """Return the span of one action of the schedule, with its exposed seconds and their axes."""
-        kind, stage, _, back, _ = action
-        return Span(kind, str(action), start, end, *self.exposed[Task(kind, stage, back)], *action[1:])
+        kind, stage, _, is_backward, _ = action
+        return Span(kind, str(action), start, end, *self.exposed[Task(kind, stage, is_backward)], *action[1:])
 
     def build_without_pipeline(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
         """Return the row of a layout without a pipeline: F and BW of one micro-batch after another."""

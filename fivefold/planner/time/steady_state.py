@@ -146,7 +146,8 @@ def _simulate(
     (first_ends, second_ends), ((_, first_tasks), (_, second_tasks)) = ends, tables
     # The busiest rank sets the pace; with uneven stages the two short schedules may be too short to show it.
     pace = max(
-        sum_busy_seconds(more) - sum_busy_seconds(less) for less, more in zip(first_tasks, second_tasks, strict=True)
+        sum_busy_seconds(more_rounds) - sum_busy_seconds(fewer_rounds)
+        for fewer_rounds, more_rounds in zip(first_tasks, second_tasks, strict=True)
     )
     return [
         first + rounds * max(second - first, pace) for first, second in zip(first_ends, second_ends, strict=True)

@@ -314,7 +314,9 @@ class UnitTimer:
     def _launches(self) -> tuple[float, float]:
         """Return the number of kernels and messages that the host launches one by one, forward and backward."""
         all_launches = *self.unit.launches, *self.launched.values()
-        return sum([ahead for ahead, _ in all_launches]), sum([back for _, back in all_launches])
+        return sum([forward_launches for forward_launches, _ in all_launches]), sum(
+            [backward_launches for _, backward_launches in all_launches]
+        )
 
     def to_unit_time(self) -> UnitTime:
         """Return the totals of all operations added."""

@@ -29,7 +29,7 @@ class Timeline:
         self.compute, self.communication, self.memcpy = map(trace.get_intervals, (COMPUTE, COMMUNICATION, MEMCPY))
         self.busy = unite(self.compute, self.communication, self.memcpy)
         self.exposed = subtract(self.communication, self.compute)
-        self.alone = subtract(self.memcpy, unite(self.compute, self.communication))
+        self.exposed_memcpy = subtract(self.memcpy, unite(self.compute, self.communication))
         rows = trace.in_optimizer & (trace.activity == COMPUTE)
         self.optimizer = union(trace.start[rows], trace.end[rows])
         self.waits = subtract(waits, self.compute) if waits is not None else None
@@ -52,7 +52,7 @@ class Timeline:
             window_seconds=(window.end - window.start) / 1e9,
             start_seconds=(window.start + self.trace.shift - first) / 1e9,
             **{f"{name}_seconds": value for name, value in seconds.items()},
-            memcpy_alone_seconds=clip(self.alone, window.start, window.end).total / 1e9,
+            memcpy_alone_seconds=clip(self.exposed_memcpy, window.start, window.end).total / 1e9,
             idle_seconds=idle.total / 1e9,
             idle_host_seconds=host.total / 1e9,
             idle_waiting_seconds=queued.total / 1e9,

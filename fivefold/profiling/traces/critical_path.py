@@ -82,8 +82,8 @@ def _find_last_arrival(
     parts: Sequence[MessagePart], starts: dict[MessagePart, int], moment: int, ranks: dict[int, EndOrder]
 ) -> MessagePart | None:
     """Return the last part that had begun before ``moment``: clocks that disagree must not lead forward in time."""
-    begun = [part for part in parts if part.rank in ranks and starts[part] < moment]
-    return max(begun, key=lambda part: (starts[part], part.rank), default=None)
+    begun_parts = [part for part in parts if part.rank in ranks and starts[part] < moment]
+    return max(begun_parts, key=lambda part: (starts[part], part.rank), default=None)
 
 
 def _gap(trace: RankEvents, row: int, ended: int) -> Activity:

@@ -97,12 +97,12 @@ def tiers(machine: Machine) -> list[str]:
 
 
 def _spread(machine: Machine) -> str:
-    near, far = machine.links[0], machine.links[-1]
+    inner_link, outer_link = machine.links[0], machine.links[-1]
     ranks = f"{machine.ranks:,} × {machine.chip.name}"
-    if near == far or machine.nodes == 1:
-        return f"{ranks} in one node, joined by {near.name}"
-    slower = f"{near.bandwidth / far.bandwidth:.0f} times slower"
-    return f"{ranks} in {machine.nodes:,} nodes: {far.name} is {slower} than {near.name}"
+    if inner_link == outer_link or machine.nodes == 1:
+        return f"{ranks} in one node, joined by {inner_link.name}"
+    slower = f"{inner_link.bandwidth / outer_link.bandwidth:.0f} times slower"
+    return f"{ranks} in {machine.nodes:,} nodes: {outer_link.name} is {slower} than {inner_link.name}"
 
 
 def bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Machine, collective: str) -> Chart:
@@ -145,10 +145,11 @@ def bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Mac
 
 def _reach(curves: Mapping[int, Sequence[tuple[int, float]]], collective: str) -> str:
     best: dict[int, float] = {ranks: max(rate for _, rate in curve) for ranks, curve in curves.items()}
-    few, many = max(best, key=lambda ranks: best[ranks]), max(best)
-    if few == many:
-        return f"{collective} reaches {best[few] / 1e9:.0f} GB/s over {few:,} ranks, more than over fewer"
-    return f"{collective} reaches {best[few] / 1e9:.0f} GB/s over {few:,} ranks, {best[many] / 1e9:.0f} over {many:,}"
+    fastest, largest = max(best, key=lambda ranks: best[ranks]), max(best)  # numbers of ranks
+    if fastest == largest:
+        return f"{collective} reaches {best[fastest] / 1e9:.0f} GB/s over {fastest:,} ranks, more than over fewer"
+    rate = f"{collective} reaches {best[fastest] / 1e9:.0f} GB/s over {fastest:,} ranks"
+    return f"{rate}, {best[largest] / 1e9:.0f} over {largest:,}"
 
 
 def series(machine: Machine) -> list[int]:

@@ -77,7 +77,7 @@ def heat_map(rows: Sequence[SweepRow]) -> Chart | str:
 def _cell(row: SweepRow | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
     keywords = row.layout.split() if row else []
     degrees = [keyword for keyword in keywords if keyword.startswith(("dp", "tp", "cp", "pp", "ep", "etp"))]
-    others = [keyword for keyword in keywords if keyword not in degrees and keyword != DEFAULT_SCHEDULE]
+    other_keywords = [keyword for keyword in keywords if keyword not in degrees and keyword != DEFAULT_SCHEDULE]
     return {
         "model": label,
         "ranks": f"{ranks:,}",
@@ -85,7 +85,7 @@ def _cell(row: SweepRow | None, *, label: str, ranks: int, bottom: float, top: f
         "fits": int(row is not None),
         "text": f"{mfu(row):.1%}" if row else "none fits",
         "degrees": " ".join(degrees),
-        "rest": " ".join(others),
+        "rest": " ".join(other_keywords),
         "memory": show_bytes(row.measured_peak_bytes or row.peak_bytes or 0) if row else "",
         "ink": "white" if row and mfu(row) > bottom + 0.5 * (top - bottom) else INK,
     }
@@ -142,8 +142,8 @@ def throughput(rows: Sequence[SweepRow]) -> Chart | str:
     fastest = max((rows_of_series[-1] for rows_of_series in fronts.values()), key=_tokens)
     title = f"{len(fitting):,} layouts fit: the fastest takes {show_bytes(fastest.peak_bytes or 0)}"
     if len(groups) == 1 and (smallest := front[0]) != (best_of_all := front[-1]):
-        less, slower = (1 - smallest[key] / best_of_all[key] for key in ("memory", "tokens"))
-        title = f"{len(fitting):,} layouts fit: {less:.0%} less memory costs {slower:.0%} of the throughput"
+        memory_saved, slower = (1 - smallest[key] / best_of_all[key] for key in ("memory", "tokens"))
+        title = f"{len(fitting):,} layouts fit: {memory_saved:.0%} less memory costs {slower:.0%} of the throughput"
     return apply_style(
         picture.properties(width=640, height=380), title=title, subtitle=_make_subtitle(rows, _describe_cut(fitting))
     )

@@ -104,8 +104,8 @@ def write(
         _run_on_first_rank(partial(_finish, temporary, final, sealed, keep), ranks=ranks, group=group)
     except (OSError, RuntimeError, CheckpointException) as error:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-        free = _describe_free_bytes(directory)  # before anything is removed
-        sizes = f" (at least {show_bytes(size_bytes)} to write{free})"
+        free_text = _describe_free_bytes(directory)  # before anything is removed
+        sizes = f" (at least {show_bytes(size_bytes)} to write{free_text})"
         if ranks.rank == 0 and temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # this save's alone
         last_good = find_latest(directory)

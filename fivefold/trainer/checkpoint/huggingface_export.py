@@ -166,9 +166,9 @@ def _export_adapter(checkpoint: Path, folder: Path, manifest: Checkpoint, *, dty
 def _new_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Path]:
     """Yield a temporary folder for ``total`` bytes of ``checkpoint``, renamed to ``folder`` at the end or removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder.parent).free
-    if total > free:
-        raise RunFailure(f"{folder}: needs {show_bytes(total)}, but {show_bytes(free)} are free")
+    free_bytes = shutil.disk_usage(folder.parent).free
+    if total > free_bytes:
+        raise RunFailure(f"{folder}: needs {show_bytes(total)}, but {show_bytes(free_bytes)} are free")
     temporary = folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
     try:
         temporary.mkdir()

@@ -223,8 +223,8 @@ class _JoinedRows:
         self.pieces = pieces
 
     def get_shape(self) -> list[int]:
-        _, *others = self.pieces[0].get_shape()
-        return [sum(piece.get_shape()[0] for piece in self.pieces), *others]
+        _, *other_dims = self.pieces[0].get_shape()
+        return [sum(piece.get_shape()[0] for piece in self.pieces), *other_dims]
 
     def get_dtype(self) -> str:
         return str(self.pieces[0].get_dtype())
@@ -259,9 +259,9 @@ def _select_text_model(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unwrapped_name(name: str) -> str:
-    for wrapped, alone in WRAPPED.items():
+    for wrapped, unwrapped in WRAPPED.items():
         if name.startswith(wrapped):
-            return alone + name.removeprefix(wrapped)
+            return unwrapped + name.removeprefix(wrapped)
     return name
 
 

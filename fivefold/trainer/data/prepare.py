@@ -86,9 +86,9 @@ def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> UserError 
     """Return the error to raise if writing failed. Call it before files are removed, as it states free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return UserError(f"{directory}: cannot be written: {error.strerror or error}")
-    free = show_bytes(shutil.disk_usage(directory.parent).free)
+    free_text = show_bytes(shutil.disk_usage(directory.parent).free)
     return RunFailure(
-        f"{directory}: the disk is full: {free} are free, the corpus has {show_bytes(plan.size_bytes)}; "
+        f"{directory}: the disk is full: {free_text} are free, the corpus has {show_bytes(plan.size_bytes)}; "
         "free some space or choose another folder (nothing was left behind)"
     )
 

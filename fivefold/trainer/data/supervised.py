@@ -139,10 +139,10 @@ def _sample(text: str, tokens: Tokens, trained: Mask) -> TrainingSample:
     return TrainingSample(text, tokens, trained)
 
 
-def _count_common(ids: Tokens, others: Tokens) -> int:
+def _count_common(ids: Tokens, other_ids: Tokens) -> int:
     """Return the number of equal tokens at the beginning."""
-    length = min(len(ids), len(others))
-    differs = np.flatnonzero(ids[:length] != others[:length])
+    length = min(len(ids), len(other_ids))
+    differs = np.flatnonzero(ids[:length] != other_ids[:length])
     return int(differs[0]) if len(differs) else length
 
 

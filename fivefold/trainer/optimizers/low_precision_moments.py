@@ -119,7 +119,7 @@ class NarrowAdamW(torch.optim.Optimizer):
         self.name = name
         self.parts: dict[Tensor, dict[str, WeightShard]] = {}  # weight → scale's name → its sharding, for checkpoints
         self.formats: dict[Tensor, tuple[MomentFormat, ...]] = {}
-        self.narrow: list[WeightShard] = []  # weights with scales
+        self.low_precision_shards: list[WeightShard] = []  # weights with scales
         fp32_format: MomentFormat = UnscaledFormat(torch.float32)
         for cut in (cut for cut in sharded_weights if cut.shard.rows):
             shard, state = cut.shard, self.state[cut.shard.weight]
@@ -136,7 +136,7 @@ class NarrowAdamW(torch.optim.Optimizer):
             ]
             if scaled_moments:
                 scale_shard = _scale_sharding(cut)
-                self.narrow.append(shard)
+                self.low_precision_shards.append(shard)
                 self.parts[shard.weight] = {f"{moment}_scale": scale_shard for moment in scaled_moments}
                 for moment in self.parts[shard.weight]:
                     state[moment] = torch.zeros(shard.rows, scale_shard.columns, device=shard.weight.device)
@@ -144,7 +144,7 @@ class NarrowAdamW(torch.optim.Optimizer):
     def check_reshardable(self, then: Layout) -> None:
         """Raise a user error if blocks of the layout ``then``, which wrote the moments, do not align here."""
         degrees = {"row": ("tp", then.tp), "expert_row": ("etp", then.etp)}
-        for shard in self.narrow:
+        for shard in self.low_precision_shards:
             weight, columns = shard.local_weight.weight, shard.shape[-1]
             axis, degree = degrees.get(weight.kind, ("tp", 1))
             saved_columns = weight.shape[-1] // degree

@@ -29,12 +29,12 @@ class PartnerFailed(BaseException):
 class Interleaver:
     """Switches between two functions, which call ``yield_turn`` before they wait; outside ``run_both`` that is a no-op.
 
-    ``yield_turn`` may be called from any thread that works for one of the two, such as autograd's on CUDA. ``alone``:
-    at most one function is running.
+    ``yield_turn`` may be called from any thread that works for one of the two, such as autograd's on CUDA.
+    ``is_running_one``: at most one function is running.
     """
 
     def __init__(self) -> None:
-        self.alone = True
+        self.is_running_one = True
         self._gates = (Semaphore(0), Semaphore(0))
         self._running = 0  # 0: the first, in the thread that called ``run_both``; 1: the second
         self._failed = False
@@ -46,7 +46,7 @@ class Interleaver:
 
     def yield_turn(self) -> None:
         """Let the other function run until it yields or returns; raises ``PartnerFailed`` if the other has raised."""
-        if not self.alone:
+        if not self.is_running_one:
             own_index, self._running = self._running, 1 - self._running
             self._gates[1 - own_index].release()
             self._gates[own_index].acquire()
@@ -58,7 +58,7 @@ class Interleaver:
 
         The other then stops at its next wait.
         """
-        self._gates, self._running, self.alone = (Semaphore(0), Semaphore(0)), 0, False
+        self._gates, self._running, self.is_running_one = (Semaphore(0), Semaphore(0)), 0, False
         raised: list[BaseException] = []
         like_here = _copy_thread_state()
 
@@ -93,8 +93,8 @@ class Interleaver:
     def _on_finished(self, number: int, *, failed: bool = False) -> None:
         """Record that one function has ended; the other, if it is still running, continues alone."""
         self._failed = self._failed or failed
-        if not self.alone:
-            self.alone, self._running = True, 1 - number
+        if not self.is_running_one:
+            self.is_running_one, self._running = True, 1 - number
             self._gates[1 - number].release()
 
 

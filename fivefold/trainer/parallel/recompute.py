@@ -94,28 +94,28 @@ class _SelectiveRecompute:
 
     def __init__(self, forward: Function, wanted: frozenset[str], compiled: Compile | None) -> None:
         self.inner, self.wanted, self.compiled = forward, wanted, compiled
-        self.here = _ThreadState()
+        self.thread_state = _ThreadState()
         self._ready: dict[str, tuple[Function, Function]] = {}  # by name: the function and its compiled form
 
     def forward(self, *inputs: Any) -> Any:
         """Run the block's forward; in training, record its operations for recomputation."""
         if not torch.is_grad_enabled():
             return self.inner(*inputs)
-        self.here.outputs = outputs = OutputsByStorage()
+        self.thread_state.outputs = outputs = OutputsByStorage()
         try:
             return self.inner(*inputs)
         finally:
-            self.here.outputs = None
+            self.thread_state.outputs = None
             outputs.clear()  # the autograd graph keeps the hooks, and they keep these outputs
 
     def run(self, name: str, function: Function, *inputs: Any) -> Any:
         """Run one operation, recorded if it is chosen; operations nested in it are part of it."""
         if self.compiled is not None:
             function = self._compile(name, function)
-        outputs, chosen_groups = self.here.outputs, groups(name) & self.wanted
+        outputs, chosen_groups = self.thread_state.outputs, groups(name) & self.wanted
         if outputs is None or not (chosen_groups or outputs):
             return function(*inputs)
-        self.here.outputs = None
+        self.thread_state.outputs = None
         if chosen_groups:
             operation = RecomputedOperation(function, inputs, outputs)
             with mark_recomputation(), saved_tensors_hooks(operation.pack, restore):
@@ -124,7 +124,7 @@ class _SelectiveRecompute:
         else:
             with saved_tensors_hooks(outputs.pack, restore):
                 result = function(*inputs)
-        self.here.outputs = outputs
+        self.thread_state.outputs = outputs
         return result
 
     def _compile(self, name: str, function: Function) -> Function:
@@ -140,18 +140,18 @@ class _FullRecompute:
     """Recomputes a full block from its input. ``run`` records after which operation the recomputation may stop."""
 
     def __init__(self, forward: Function, *, ends: tuple[str, ...]) -> None:
-        self.inner, self.here, self.ends = forward, _ThreadState(), ends
+        self.inner, self.thread_state, self.ends = forward, _ThreadState(), ends
 
     def forward(self, *inputs: Any) -> Any:
         """Run the block's forward; in training, keep its input and save handles for everything else."""
         if not torch.is_grad_enabled():
             return self.inner(*inputs)
-        self.here.layer = layer = RecomputedLayer(self.inner, inputs, self.here)
+        self.thread_state.layer = layer = RecomputedLayer(self.inner, inputs, self.thread_state)
         try:
             with mark_recomputation(), saved_tensors_hooks(layer.pack, restore):
                 result = self.inner(*inputs)
         finally:
-            self.here.layer = None
+            self.thread_state.layer = None
         layer.record_outputs((), cheap=False)
         return result
 
@@ -163,7 +163,7 @@ class _FullRecompute:
 
     @partial(exclude_from_graphs, recursive=False)
     def _run_watched(self, function: Function, *inputs: Any) -> Any:
-        layer = self.here.layer
+        layer = self.thread_state.layer
         if layer is None:
             return function(*inputs)
         layer.enter(inputs)
@@ -186,9 +186,9 @@ class StopPoint(NamedTuple):
 class RecomputedLayer(RecomputedOperation):
     """A full block as one operation. Its recomputation stops at the ``StopPoint``, before the last collective."""
 
-    def __init__(self, function: Function, inputs: Sequence[Any], here: _ThreadState) -> None:
+    def __init__(self, function: Function, inputs: Sequence[Any], thread_state: _ThreadState) -> None:
         super().__init__(function, inputs, OutputsByStorage())
-        self.here, self.calls = here, 0
+        self.thread_state, self.calls = thread_state, 0
         self.entered: Sequence[Any] = ()
         self.inside: StopPoint | None = None
         self.ending: StopPoint | None = None
@@ -228,10 +228,10 @@ class RecomputedLayer(RecomputedOperation):
 
     def rerun(self, inputs: list[Any], saved: list[Tensor]) -> Any:
         """Run the block up to the ``StopPoint``, filling ``saved``; its outputs are not needed."""
-        self.calls, self.saved, self.here.layer = 0, saved, self
+        self.calls, self.saved, self.thread_state.layer = 0, saved, self
         try:
             with suppress(_StopRecompute):
                 self.function(*inputs)
         finally:
-            self.saved = self.here.layer = None
+            self.saved = self.thread_state.layer = None
         return ()

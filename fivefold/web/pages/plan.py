@@ -131,9 +131,9 @@ def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfi
     """Write the plan as a config of the format ``to``; raises ``UserError`` for what that cannot express."""
     machine = f"{resolved.machine.name}:{resolved.machine.ranks}"
     plan = ConfigPlan(resolved.model, asked.parsed_layout(), resolved.job, resolved.machine.ranks_per_node, machine)
-    written = write(plan, to=asked.to or list_formats(resolved)[0].name)
+    config = write(plan, to=asked.to or list_formats(resolved)[0].name)
     defaults = describe_defaults(resolved.job)
-    return written._replace(remarks=(*written.remarks, *((defaults,) if defaults else ())))
+    return config._replace(remarks=(*config.remarks, *((defaults,) if defaults else ())))
 
 
 def predict_with_pictures(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:

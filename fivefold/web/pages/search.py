@@ -178,7 +178,7 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
         )
         for entry in result.front
     ]
-    others = [
+    other_points = [
         _point(
             entry.step.layout,
             entry.step.time.step_seconds,
@@ -189,11 +189,11 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
         )
         for entry in result.best
     ]
-    others += [
+    other_points += [
         _point(fit.layout, fit.seconds, fit.peak_bytes, "", plan_of_fit(asked, fit), look="dot other") for fit in fits
     ]
     drawn = {point.href for point in points}
-    points += {point.href: point for point in others if point.href not in drawn}.values()
+    points += {point.href: point for point in other_points if point.href not in drawn}.values()
     return draw_front(points)
 
 

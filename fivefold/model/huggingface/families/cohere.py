@@ -64,12 +64,12 @@ def _build_compass(config: Config) -> Model:
 
 def write_rope_of_layers(model: Model) -> dict[str, Any]:
     """Return rotary parameters by kind of layer, null for a kind that does not rotate."""
-    written = decoder.write_rope_by_layers(model)
+    rope_keys = decoder.write_rope_by_layers(model)
     for kind, slides in (("full_attention", False), ("sliding_attention", True)):
         layers = [layer for layer in range(model.layers) if model.has_window(layer) is slides]
         if layers and not any(map(model.has_rope, layers)):
-            written["rope_parameters"][kind] = None
-    return written
+            rope_keys["rope_parameters"][kind] = None
+    return rope_keys
 
 
 def _build_cohere2_moe(config: Config) -> Model:

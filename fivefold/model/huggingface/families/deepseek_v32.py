@@ -99,10 +99,10 @@ def _build_axk2(config: Config) -> Model:
 
 
 def _write(model: Model) -> dict[str, Any]:
-    written, indexer = decoder.write_latent(model), model.mla.indexer if model.mla else None
+    keys, indexer = decoder.write_latent(model), model.mla.indexer if model.mla else None
     if indexer is None:
-        return written
-    return written | {
+        return keys
+    return keys | {
         "index_n_heads": indexer.heads,
         "index_head_dim": indexer.head_dim,
         "index_topk": indexer.topk,

@@ -28,8 +28,8 @@ KINDS = {"indexed_attention": False, "sliding_attention": True}
 def _build(config: Config) -> Model:
     """Build Dots 3, in whose sliding layers heads and latents have sizes of their own."""
     slides = _list_sliding(config)
-    own = _read_sliding(config, slides)
-    if own["head_dim"] <= own["qk_nope_head_dim"]:
+    sliding_keys = _read_sliding(config, slides)
+    if sliding_keys["head_dim"] <= sliding_keys["qk_nope_head_dim"]:
         raise config.mistake("head_dim of the sliding layers is not more than qk_nope_head_dim; make it larger")
     latent = {"norm_epsilon": config.norm_epsilon, "key_norm": True, "scaled": "latents"}
     dim = config.qk_nope_head_dim + config.qk_rope_head_dim
@@ -63,14 +63,14 @@ def _build(config: Config) -> Model:
         fields |= {
             "window": config.sliding_window,
             "window_pattern": find_period(slides),
-            "sliding": {"heads": own["num_attention_heads"]},
+            "sliding": {"heads": sliding_keys["num_attention_heads"]},
             "sliding_mla": latent
             | {
-                "q_rank": own["q_lora_rank"],
-                "kv_rank": own["kv_lora_rank"],
-                "nope_dim": own["qk_nope_head_dim"],
-                "rope_dim": own["head_dim"] - own["qk_nope_head_dim"],
-                "v_dim": own["v_head_dim"],
+                "q_rank": sliding_keys["q_lora_rank"],
+                "kv_rank": sliding_keys["kv_lora_rank"],
+                "nope_dim": sliding_keys["qk_nope_head_dim"],
+                "rope_dim": sliding_keys["head_dim"] - sliding_keys["qk_nope_head_dim"],
+                "v_dim": sliding_keys["v_head_dim"],
             },
         }
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
@@ -130,29 +130,29 @@ def _read_rope(config: Config, slides: tuple[bool, ...]) -> dict[str, Any]:
 
 
 def _write(model: Model) -> dict[str, Any]:
-    mla, own, sliding, moe = model.mla, model.sliding_mla, model.sliding, model.moe
-    written: dict[str, Any] = {"num_key_value_heads": model.heads}
+    mla, sliding_mla, sliding, moe = model.mla, model.sliding_mla, model.sliding, model.moe
+    keys: dict[str, Any] = {"num_key_value_heads": model.heads}
     slides = [model.has_window(layer) for layer in range(model.layers)]
     kinds = {slides: kind for kind, slides in KINDS.items()}
-    written["layer_types"] = [kinds[sliding] for sliding in slides]
+    keys["layer_types"] = [kinds[sliding] for sliding in slides]
     if mla is not None:
-        written |= {"q_lora_rank": mla.q_rank}
+        keys |= {"q_lora_rank": mla.q_rank}
         if mla.indexer is not None:
             indexer = mla.indexer
-            written |= {"index_n_heads": indexer.heads, "index_head_dim": indexer.head_dim, "index_topk": indexer.topk}
-    if own is not None:
+            keys |= {"index_n_heads": indexer.heads, "index_head_dim": indexer.head_dim, "index_topk": indexer.topk}
+    if sliding_mla is not None:
         sizes = (
             (sliding and sliding.heads) or model.heads,
-            own.q_rank,
-            own.kv_rank,
-            own.nope_dim + own.rope_dim,
-            own.nope_dim,
-            own.v_dim,
+            sliding_mla.q_rank,
+            sliding_mla.kv_rank,
+            sliding_mla.nope_dim + sliding_mla.rope_dim,
+            sliding_mla.nope_dim,
+            sliding_mla.v_dim,
         )
-        written |= {f"swa_{key}": size for key, size in zip(SIZES, sizes, strict=True)}
-        written |= {"swa_num_key_value_heads": sizes[0]}
-    written |= {"shared_experts_intermediate_size": (moe.shared_ffn or moe.ffn) if moe else 1}
-    return written | {"swa_rope_theta": model.rope_theta_sliding or model.rope_theta, "head_dim": model.head_dim}
+        keys |= {f"swa_{key}": size for key, size in zip(SIZES, sizes, strict=True)}
+        keys |= {"swa_num_key_value_heads": sizes[0]}
+    keys |= {"shared_experts_intermediate_size": (moe.shared_ffn or moe.ffn) if moe else 1}
+    return keys | {"swa_rope_theta": model.rope_theta_sliding or model.rope_theta, "head_dim": model.head_dim}
 
 
 DOTS3_NOTE_TEXT = Family(

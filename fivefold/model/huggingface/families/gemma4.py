@@ -40,12 +40,12 @@ def _build_gemma4(config: Config) -> Model:
     rope = read_rope_tables(config, slides=slides, partly=False, kinds={**KINDS, "proportional": "proportional"})
     head_dim, kv_heads = _read_full_layers(config, slides)
     sliding_kv_heads = config.num_key_value_heads or config.num_attention_heads
-    own: dict[str, Any] = {"tied_values": False} if config.ties_values else {}
+    sliding_fields: dict[str, Any] = {"tied_values": False} if config.ties_values else {}
     if head_dim != (sliding_head_dim := read_head_dim(config)):
-        own["head_dim"] = sliding_head_dim
+        sliding_fields["head_dim"] = sliding_head_dim
         rope.setdefault("rope_theta_sliding", rope["rope_theta"])
     if kv_heads != sliding_kv_heads:
-        own["kv_heads"] = sliding_kv_heads
+        sliding_fields["kv_heads"] = sliding_kv_heads
     return build_model(
         config,
         **rope,
@@ -53,7 +53,7 @@ def _build_gemma4(config: Config) -> Model:
         **read_attention_bias(config),
         head_dim=head_dim,
         kv_heads=kv_heads,
-        sliding=(own or None) if any(slides) else None,
+        sliding=(sliding_fields or None) if any(slides) else None,
         tied_values=config.ties_values,
         value_norm=True,
         qk_norm="head",
@@ -71,8 +71,8 @@ def _read_full_layers(config: Config, slides: list[bool]) -> tuple[int, int]:
     """
     head_dim, kv_heads = read_head_dim(config), config.num_key_value_heads or config.num_attention_heads
     if isinstance(config.per_layer_config, str):  # the default of files that lack the key
-        own = config.global_key_value_heads if config.ties_values else None
-        return config.global_head_dim or head_dim, own or kv_heads
+        full_kv_heads = config.global_key_value_heads if config.ties_values else None
+        return config.global_head_dim or head_dim, full_kv_heads or kv_heads
     given = {str(layer).lstrip("0") or "0": keys for layer, keys in (config.per_layer_config or {}).items()}
     full = [given.pop(str(layer), {}) for layer, sliding in enumerate(slides) if not sliding]
     if given or any(keys != full[0] or keys.keys() - {"head_dim", "num_key_value_heads"} for keys in full):

@@ -20,17 +20,17 @@ def _build_laguna(config: Config) -> Model:
     pattern = windows["window_pattern"] or (True,) if windows else (False,)
     slides = [pattern[layer % len(pattern)] for layer in range(layers)]
     rope = read_rope_tables(config, slides=slides)
-    heads, own = _read_heads(config, slides), rope.pop("sliding", {})
-    others = heads.get(False, heads.get(True))
-    if heads.get(True, others) != others:
-        own["heads"] = heads[True]
+    heads, sliding_rope = _read_heads(config, slides), rope.pop("sliding", {})
+    full_heads = heads.get(False, heads.get(True))
+    if heads.get(True, full_heads) != full_heads:
+        sliding_rope["heads"] = heads[True]
     fields: dict[str, Any] = {
-        "heads": others,
+        "heads": full_heads,
         "qk_norm": "head",
         "output_gate": True,
         "gate_activation": "softplus",
         "gate_per_head": config.gating in (True, "per-head"),
-        "sliding": own or None,
+        "sliding": sliding_rope or None,
     }
     moe = {
         "experts": config.num_experts,

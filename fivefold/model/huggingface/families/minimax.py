@@ -55,13 +55,13 @@ def _build_minimax(config: Config) -> Model:
 def _write_minimax(model: Model) -> dict[str, Any]:
     net, factors = model.lightning, model.residual_factors or ResidualFactors()
     names = {ours: theirs for theirs, ours in KINDS.items()}
-    written = {
+    factor_keys = {
         name: value
         for field, keys in FACTORS.items()
         for name, value in zip(keys, getattr(factors, field), strict=True)
     }
     return {
-        **written,
+        **factor_keys,
         "layer_types": [names.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
         "block_size": net.chunk if net else 256,
     }

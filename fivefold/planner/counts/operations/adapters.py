@@ -64,9 +64,9 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     size_of_input, width = rows * in_features * local.width, 1
     widens = local.job.precision.autocasts and adapter.base not in ("nf4", "int8")
     if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
-        wide, width = f"{out}.lora_wide", 2
-        yield _cast(f"{op.name}.lora_widen", source, wide, size=2 * size_of_input)
-        source, held = wide, (wide, source)
+        fp32_name, width = f"{out}.lora_wide", 2
+        yield _cast(f"{op.name}.lora_widen", source, fp32_name, size=2 * size_of_input)
+        source, held = fp32_name, (fp32_name, source)
     if adapter.has_magnitudes:
         norms = tuple(_list_row_norms(op, local, adapter, widens=widens))
         held = (*held, *(name for norm in norms for name in norm.writes))

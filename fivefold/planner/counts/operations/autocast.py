@@ -15,22 +15,28 @@ from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, OpMessage
 
 
-def apply_autocast(local: Local, ops: Sequence[Op], *, narrow: bool = False) -> list[Op]:
+def apply_autocast(local: Local, ops: Sequence[Op], *, stream_in_16_bits: bool = False) -> list[Op]:
     """Return ``ops``, which are listed in 16 bits, as they run if the job's precision is autocast.
 
-    ``narrow`` says that the stream they read is in 16 bits, because a matmul made it (the projection before a
-    multi-token prediction block).
+    ``stream_in_16_bits`` says that the stream they read is in 16 bits, because a matmul made it (the projection before
+    a multi-token prediction block).
     """
-    return [*(_autocast(ops, stream_bytes=local.stream_bytes, narrow=narrow) if local.autocast else ops)]
+    return [
+        *(
+            _autocast(ops, stream_bytes=local.stream_bytes, stream_in_16_bits=stream_in_16_bits)
+            if local.autocast
+            else ops
+        )
+    ]
 
 
-def _autocast(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterator[Op]:
+def _autocast(ops: Sequence[Op], *, stream_bytes: int, stream_in_16_bits: bool) -> Iterator[Op]:
     stream = {name for op in ops for name in op.reads} - {name for op in ops for name in op.writes}
-    wide = set[str]() if narrow else {*stream}  # in fp32
+    fp32_tensors = set[str]() if stream_in_16_bits else {*stream}  # in fp32
     sizes = dict.fromkeys(stream, stream_bytes)  # as listed
     for op in ops:
         sizes |= op.writes
-        result, read = next(iter(op.writes)), [name for name in dict.fromkeys(op.reads) if name in wide]
+        result, read = next(iter(op.writes)), [name for name in dict.fromkeys(op.reads) if name in fp32_tensors]
         if op.kind in ("matmul", "attention") and op.name != "moe.router":
             casts = {name: f"{op.name}.{name}" for name in read}
             for name, cast in casts.items():
@@ -45,20 +51,20 @@ def _autocast(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterator
             yield op
             continue
         if op.passes_gradient and read:
-            branches = {name: f"{name}.wide" for name in op.reads if name not in wide}
+            branches = {name: f"{name}.wide" for name in op.reads if name not in fp32_tensors}
             for name, widened in branches.items():
                 yield _cast_gradient(name, widened, size=sizes[name])
             op = op._replace(
                 reads=(*_rename(op.reads, branches), *branches), differentiates=_rename(op.reads, branches)
             )
         if op.kind == "norm":
-            op = _cast_norm(op, wide=bool(read))
+            op = _cast_norm(op, reads_fp32=bool(read))
         elif f"{op.reads[0]}.cube" in op.writes:
             op = _cast_activation(op)
         elif (read and op.kind != "loss") or op.kind in ("rope", "embedding"):
             op = _upcast(op, result)
         if op.writes[result] > sizes[result]:
-            wide.add(result)
+            fp32_tensors.add(result)
         yield op
 
 
@@ -78,12 +84,12 @@ def _cast_gradient(source: str, out: str, *, size: int) -> Op:
     return Op(out, "cast", (source,), {out: 0}, moved_backward_bytes=3 * size)
 
 
-def _cast_norm(op: Op, *, wide: bool) -> Op:
-    """Return a norm with an fp32 result; with a ``wide`` input it keeps the input itself instead of an fp32 copy."""
+def _cast_norm(op: Op, *, reads_fp32: bool) -> Op:
+    """Return a norm with an fp32 result; if ``reads_fp32`` it keeps the input itself instead of an fp32 copy."""
     result = next(iter(op.writes))
     copy, normal = f"{result}.wide", f"{result}.normal"
     writes = op.writes | {result: 2 * op.writes[result]}
-    if not wide:
+    if not reads_fp32:
         return op._replace(writes=writes, moved_bytes=op.moved_bytes * 3 // 2)
     keeps = tuple(op.reads[0] if name == copy else name for name in op.keeps)
     writes = {name: size for name, size in writes.items() if name != copy}

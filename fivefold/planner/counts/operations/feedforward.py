@@ -247,8 +247,8 @@ def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -
     return [ops[0]._replace(forward_scratch=sorted_bytes, backward_scratch=sorted_bytes + padded_bytes), *ops[1:]]
 
 
-def _overlap_wgrad(local: Local, there: list[Op], local_ops: list[Op]) -> tuple[list[Op], list[Op]]:
-    """Return ``there`` and ``local_ops`` with dW of gate and up computed during the backward's all_to_all.
+def _overlap_wgrad(local: Local, remote_ops: list[Op], local_ops: list[Op]) -> tuple[list[Op], list[Op]]:
+    """Return ``remote_ops`` and ``local_ops`` with dW of gate and up computed during the backward's all_to_all.
 
     Their inputs and output gradients stay allocated until then. The weight gradients move from these matmuls to
     ``moe.arrive``.
@@ -260,8 +260,8 @@ def _overlap_wgrad(local: Local, there: list[Op], local_ops: list[Op]) -> tuple[
     )
     casts = max(op.casts.columns + op.casts.gradient_columns for op in first)
     arrival, sent_bytes = (
-        there[-1],
-        (there[0].message.backward_payload or 0) if there[0].message and local.part.ep > 1 else 0,
+        remote_ops[-1],
+        (remote_ops[0].message.backward_payload or 0) if remote_ops[0].message and local.part.ep > 1 else 0,
     )
     if local.part.etp > 1:  # the input of the reduce_scatter over etp is freed before them
         arrived_bytes, wgrad_bytes = arrival.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
@@ -277,7 +277,7 @@ def _overlap_wgrad(local: Local, there: list[Op], local_ops: list[Op]) -> tuple[
         wgrad_operand_bytes=held_bytes,
         cast_scratch_bytes=(0, casts),
     )
-    return [*there[:-1], arrival], [op._replace(wgrad_numels=()) if op in first else op for op in local_ops]
+    return [*remote_ops[:-1], arrival], [op._replace(wgrad_numels=()) if op in first else op for op in local_ops]
 
 
 def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:

@@ -253,7 +253,7 @@ def _apply_software(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
     This applies low-precision storage and autocast, and drops the gradient tensors of matmuls that accumulate into the
     gradient sums themselves.
     """
-    cast_ops = apply_autocast(local, apply_low_precision(local, ops), narrow=local.has_16bit_stream(layer))
+    cast_ops = apply_autocast(local, apply_low_precision(local, ops), stream_in_16_bits=local.has_16bit_stream(layer))
     return [drop_wgrad(op, local.job) for op in cast_ops]
 
 

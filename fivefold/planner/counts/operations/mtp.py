@@ -87,7 +87,7 @@ def _module(
     rename_in_block = _prefix("block.", {"x": "p"})
     joined_ops = make_norm("embed_norm", "e", "en"), make_norm("hidden_norm", "h", "hn"), join, *entry.ops, project
     ops_before = *rename((tokens, *reduce_ops), _prefix("", {"x": "e"})), *apply_autocast(local, joined_ops)
-    ops_after = apply_autocast(local, [make_norm("norm", rename_in_block("z"), "out")], narrow=True)
+    ops_after = apply_autocast(local, [make_norm("norm", rename_in_block("z"), "out")], stream_in_16_bits=True)
     ops = *map(finish, ops_before), *rename(inside.ops, rename_in_block), *map(finish, ops_after)
     return UnitOperations(
         ops, frozenset(rename_in_block(name) for name in inside.dropped if name != "z")

@@ -117,14 +117,16 @@ def _choose(
         for name in op.writes
     }
     _mark_casts(ops, is_recomputed, cheap)
-    written = {name for op, recomputed in zip(ops, is_recomputed, strict=True) if recomputed for name in op.writes}
+    written_names = {
+        name for op, recomputed in zip(ops, is_recomputed, strict=True) if recomputed for name in op.writes
+    }
     kept_by_others = {
         name for op, recomputed in zip(ops, is_recomputed, strict=True) if not recomputed for name in op.keeps
     }
-    dropped = written - (kept_by_others - cheap) - {name for op in ops for name in op.always_kept}
+    dropped = written_names - (kept_by_others - cheap) - {name for op in ops for name in op.always_kept}
     marked = [
         op._replace(
-            recomputed=True, keeps=tuple(dict.fromkeys((*op.keeps, *(n for n in op.reads if n not in written))))
+            recomputed=True, keeps=tuple(dict.fromkeys((*op.keeps, *(n for n in op.reads if n not in written_names))))
         )
         if recomputed
         else op

@@ -173,13 +173,13 @@ def _list_block(local: Local, tower: VisionTower, *, layer: int) -> list[Op]:
 def _join(local: Local, tower: VisionTower, streams: Sequence[str], rows: int) -> tuple[list[Op], str]:
     """List the operations from the blocks to the projector's input: the final norm, and rows without class tokens."""
     ops, width = list[Op](), local.width
-    (source, *others), dim = streams, tower.width * len(streams)
+    (source, *other_streams), dim = streams, tower.width * len(streams)
     if tower.final_norm == "used":
         kind = local.norm._replace(norm=NORMS[tower.final_norm_kind or tower.norm])
         ops.append(norm("final_norm", source, "vf", rows=local.rows, dim=tower.width, width=width, kind=kind))
         source = "vf"
-    if tower.class_token or others:  # rows of patches alone, of all layers side by side
-        reads = (source, *others)
+    if tower.class_token or other_streams:  # rows of patches alone, of all layers side by side
+        reads = (source, *other_streams)
         size = rows * dim * width
         ops.append(
             Op("features", "activation", reads, {"vj": size}, moved_bytes=2 * size, moved_backward_bytes=2 * size)

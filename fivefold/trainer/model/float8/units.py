@@ -85,8 +85,11 @@ def multiply_by_group(x: Cast, weights: Cast, offsets: Tensor, *, dtype: torch.d
 def _is_tiled(a: Cast, b: Cast) -> bool:
     """Return whether scales are of tiles along K, not of rows or of the full tensor."""
     scales = [cast.scale for cast in (a, b) if cast.scale.dim()]
-    short = b.scale.dim() > 1 and b.scale.shape[-2] not in (1, b.data.shape[-2])  # one tile along K, blocks of rows
-    return short or any(scale.shape[-1] > 1 for scale in scales)
+    is_tile_along_k = b.scale.dim() > 1 and b.scale.shape[-2] not in (
+        1,
+        b.data.shape[-2],
+    )  # one tile along K, blocks of rows
+    return is_tile_along_k or any(scale.shape[-1] > 1 for scale in scales)
 
 
 def _tile_scales(cast: Cast) -> tuple[Tensor, F.ScalingType]:

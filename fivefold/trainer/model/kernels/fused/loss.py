@@ -108,7 +108,7 @@ def _(
     logits: Tensor,
     lse: Tensor,
     target: Tensor,
-    own: Tensor | None,
+    is_local: Tensor | None,
     gradient_scale: Tensor | None,
     factor: float,
     cap: float,

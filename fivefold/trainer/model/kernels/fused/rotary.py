@@ -44,8 +44,8 @@ def append_rotated(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Ten
 
 
 @torch.library.custom_op("fivefold::rotate", mutates_args=())
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, back: bool) -> Tensor:
-    """Rotate ``x`` [B, T, N, H], dims from ``first``, by tables [T, 1, h] or their inverse (``back``) → contiguous."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, is_inverse: bool) -> Tensor:
+    """Rotate ``x`` [B, T, N, H], dims from ``first``, by tables [T, 1, h] or their inverse → contiguous."""
     from fivefold.trainer.model.kernels.triton import rotary
 
     source = x if x.stride(-1) == 1 else x.contiguous()
@@ -66,7 +66,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, back: bool) -> Tenso
             first,
             rotated_dims,
             *source.stride()[:3],
-            -1.0 if back else 1.0,
+            -1.0 if is_inverse else 1.0,
             HEADS=power(heads),
             HALF=power(rotated_dims // 2),
             REST=power(dim - rotated_dims) if dim > rotated_dims else 0,
@@ -76,5 +76,5 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, back: bool) -> Tenso
 
 
 @rotate.register_fake
-def _(x: Tensor, cos: Tensor, sin: Tensor, first: int, back: bool) -> Tensor:
+def _(x: Tensor, cos: Tensor, sin: Tensor, first: int, is_inverse: bool) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)

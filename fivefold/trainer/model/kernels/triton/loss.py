@@ -27,7 +27,7 @@ def logits_to_gradient(
     logits,
     lse,
     target,
-    own,
+    is_local,
     times,
     factor,
     cap,
@@ -50,7 +50,7 @@ def logits_to_gradient(
     probability = tl.exp(value - tl.load(lse + row))
     is_target = column == tl.load(target + row)
     if OWNED:
-        is_target = is_target & (tl.load(own + row) != 0)
+        is_target = is_target & (tl.load(is_local + row) != 0)
     probability = tl.where(is_target, probability - 1.0, probability)
     if CAPPED:
         probability -= (
