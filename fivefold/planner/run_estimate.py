@@ -38,7 +38,7 @@ def validate_tokens(tokens: float) -> float:
     return tokens
 
 
-def goodput(interval: float, *, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float) -> float:
+def compute_goodput(interval: float, *, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float) -> float:
     """Return W / T, the share of time spent training if a checkpoint is saved every ``interval`` seconds.
 
     ``pause_seconds`` (δ): training waits for each checkpoint; ``recovery_seconds`` (R): restart and reading it;
@@ -58,7 +58,7 @@ def best_checkpoint_interval(
 ) -> float:
     """Return the checkpoint interval with the highest goodput, by golden section.
 
-    It is at least ``write_seconds``, in which a checkpoint becomes complete. The others are those of ``goodput``.
+    It is at least ``write_seconds``, in which a checkpoint becomes complete; the others are as in ``compute_goodput``.
     """
     mtbf_seconds = min(mtbf_seconds, NEVER)
     least = max(write_seconds, 1.0)
@@ -66,7 +66,7 @@ def best_checkpoint_interval(
     share = (sqrt(5) - 1) / 2
 
     def negative_goodput(at: float) -> float:
-        return -goodput(
+        return -compute_goodput(
             exp(at), pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds
         )
 
@@ -90,13 +90,15 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
     times = {"pause_seconds": pause_seconds, "recovery_seconds": recovery_seconds, "mtbf_seconds": mtbf_seconds}
     interval = site.checkpoint_seconds or best_checkpoint_interval(write_seconds=write_seconds, **times)
     training = steps * step.time.step_seconds
-    seconds = _seconds(training, site=site, interval=interval, **times)
+    seconds = _compute_run_seconds(training, site=site, interval=interval, **times)
     if seconds == inf:
         raise UserError(
             f"a failure every {mtbf_seconds:.0f} s and {recovery_seconds:.0f} s to restart: with a checkpoint every "
             f"{interval:.0f} s the run never ends; lower --assume restart= or checkpoint="
         )
-    low, high = (_bound(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True))
+    low, high = (
+        _bound_seconds(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True)
+    )
     hours, price, watts = seconds * step.world / 3600, machine.dollars_per_rank_hour, machine.chip.power_watts
     kwh = None if watts is None else hours * watts / 1000
     total_kwh = None if kwh is None else kwh * site.node_power * site.pue
@@ -124,7 +126,7 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
         interval_seconds=interval,
         young_seconds=sqrt(2 * pause_seconds * min(mtbf_seconds, NEVER)),
         goodput=training / seconds,
-        curve=tuple(_curve(interval, **times)),
+        curve=tuple(_list_goodput(interval, **times)),
         gpu_hours=hours,
         dollars=None if price is None else hours * price,
         chip_kwh=kwh,
@@ -134,10 +136,12 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
     )
 
 
-def _seconds(
+def _compute_run_seconds(
     training: float, *, site: Site, interval: float, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float
 ) -> float:
-    share = goodput(interval, pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds)
+    share = compute_goodput(
+        interval, pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds
+    )
     return training * (1 + site.evaluation) / share if share else inf
 
 
@@ -158,7 +162,7 @@ def _lost_seconds(
     }
 
 
-def _bound(
+def _bound_seconds(
     step: Step,
     steps: int,
     *,
@@ -183,16 +187,20 @@ def _bound(
         known = SOURCES["restart"]
         recovery_seconds += ((known.high if high else known.low) or site.restart_seconds) - site.restart_seconds
     times = {"pause_seconds": pause_seconds, "recovery_seconds": recovery_seconds, "mtbf_seconds": mtbf_seconds}
-    run_seconds = _seconds(steps * seconds, site=site, interval=interval, **times)
+    run_seconds = _compute_run_seconds(steps * seconds, site=site, interval=interval, **times)
     return min(run_seconds, ENDLESS_SECONDS)
 
 
-def _curve(interval: float, *, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float) -> list[Goodput]:
+def _list_goodput(
+    interval: float, *, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float
+) -> list[Goodput]:
     """Return goodput at intervals from a thirtieth to thirty times the chosen one."""
     curve = []
     for place in range(POINTS):
         at = interval * 30 ** (2 * place / (POINTS - 1) - 1)
-        share = goodput(at, pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds)
+        share = compute_goodput(
+            at, pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds
+        )
         curve.append(Goodput(interval_seconds=at, share=share))
     return curve
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
-from fivefold.rendering.drawing.lines import HEIGHT, Curve, picture
+from fivefold.rendering.drawing.lines import HEIGHT, Curve, draw_lines
 
 CURVES = {"loss": ("training", "F"), "heldout_loss": ("held-out", "BW")}  # key of a logged point → name and look
 
@@ -43,5 +43,5 @@ def draw_losses(log: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Pict
     if not curves:
         raise UserError(f"none of {len(lines)} logged points has a step and a finite loss; log one or more")
     title = describe_losses(curves)
-    chart = picture(curves, label=title, x_title="optimizer step", y_title="nats")
+    chart = draw_lines(curves, label=title, x_title="optimizer step", y_title="nats")
     return PictureFile(title, (subtitle,), chart, HEIGHT, [(curve.look, curve.name) for curve in curves])

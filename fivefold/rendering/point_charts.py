@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import time_unit
-from fivefold.rendering.drawing.scatter import HEIGHT, ScatterPoint, picture
+from fivefold.rendering.drawing.scatter import HEIGHT, ScatterPoint, draw_scatter
 from fivefold.rendering.drawing.svg import add_titles, image
 from fivefold.rendering.elements import Raw, heading
 from fivefold.units import byte_unit, show_bytes, show_seconds
@@ -52,7 +52,7 @@ def draw_front(points: Sequence[ScatterPoint]) -> Raw:
     units_per_second, time_name = time_unit(max(point.y for point in points))
     scaled = [point._replace(x=point.x / size, y=point.y * units_per_second) for point in points]
     label = "memory against time of the layouts that are the fastest for their memory"
-    return picture(scaled, label=label, stairs=True, x_title=f"{MEMORY}, {unit}", y_title=time_name)
+    return draw_scatter(scaled, label=label, stairs=True, x_title=f"{MEMORY}, {unit}", y_title=time_name)
 
 
 def draw_front_file(result: SearchResult, *, subtitle: str = "") -> PictureFile:
@@ -91,7 +91,7 @@ def draw_rows(points: Sequence[ScatterPoint], *, label: str, zero: bool = False)
     """Draw throughput against memory of points in tokens per second and bytes."""
     size, unit = byte_unit(round(max(point.x for point in points)))
     scaled = [point._replace(x=point.x / size) for point in points]
-    return picture(scaled, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s", zero=zero)
+    return draw_scatter(scaled, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s", zero=zero)
 
 
 def _place_picture(drawn: Raw, label: str, within: Page) -> Raw:

@@ -98,7 +98,7 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
     parts = html.memory(step, capacity_bytes=capacity, level=2)
     if drawing and drawing.levels:
         remark = memory.finding(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
-        memory_picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
+        memory_picture = areas.draw_memory(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
         parts += [heading("Memory over time", remark), add_titles(memory_picture)]
         parts.append(legend((name, name) for name in areas.list_legend_entries(drawing.levels)))
     bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
@@ -181,7 +181,7 @@ def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str) -> list[str]:
-    picture = timeline.picture(rows, label=label, names=names, pp=pp)
+    picture = timeline.draw_pipeline(rows, label=label, names=names, pp=pp)
     return [add_titles(picture), legend(timeline.list_legend_entries(rows))]
 
 

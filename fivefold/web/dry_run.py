@@ -57,15 +57,17 @@ def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
         peak=at_peak,
         parts=parts,
         bar=draw_stacked(parts, total=scale_bytes, label="memory at the peak", limit=limit),
-        memory=memory.picture(
+        memory=memory.draw_memory(
             memory_levels, rank=rank, capacity_bytes=chip, labels=list_live_tensors(dry_run.simulation, tape)
         ),
         memory_legend=[(name, name) for name in memory.list_legend_entries(memory_levels)],
         memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
-        pipeline=pipeline.picture(rows, label=finding(dry_run.step.time)),
+        pipeline=pipeline.draw_pipeline(rows, label=finding(dry_run.step.time)),
         pipeline_legend=pipeline.list_legend_entries(rows),
         pipeline_finding=finding(dry_run.step.time),
-        streams=streams.picture(stream_rows, last=dry_run.simulation.step_seconds, label=f"streams of rank {rank}"),
+        streams=streams.draw_streams(
+            stream_rows, last=dry_run.simulation.step_seconds, label=f"streams of rank {rank}"
+        ),
     )
 
 

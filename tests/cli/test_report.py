@@ -229,7 +229,7 @@ def test_names_of_lanes_are_not_cut() -> None:
     span = Span("F", "F0.0", 0.0, 1.0, stage=0, micro_batch=0)
     names = ["predicted 0", "a very long name of a lane 12"]
     for name in names:
-        text = pipeline.picture([[span], [span]], names=["0", name], pp=2, label="lanes")
+        text = pipeline.draw_pipeline([[span], [span]], names=["0", name], pp=2, label="lanes")
         assert re.search(rf'<text x="-8" [^>]*text-anchor="end">{name}</text>', text)
         look = re.search(r'<svg class="chart pipeline (\w+)"', text)
         assert look

@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.planner.run_estimate import best_checkpoint_interval, checkpoint_bytes, goodput, predict_full_run
+from fivefold.planner.run_estimate import best_checkpoint_interval, checkpoint_bytes, compute_goodput, predict_full_run
 from fivefold.planner.search.multi_machine import MachineChoice, list_sizes, search_machines
 from fivefold.record import StopSignal, UserError
 from fivefold.results.run_estimate import RunEstimate
@@ -68,7 +68,7 @@ def test_goodput_is_that_of_a_simulation(
         "mtbf_seconds": float(mtbf_seconds),
     }
     spent = simulate(40_000 * interval, interval=interval, **times)
-    share = goodput(interval, **times)
+    share = compute_goodput(interval, **times)
     assert share == pytest.approx(spent["trained"] / sum(spent.values()), rel=0.01)
 
 
@@ -107,7 +107,7 @@ def test_the_best_interval_is_the_best_of_all_and_youngs_where_that_holds(
     times = {"pause_seconds": pause_seconds, "recovery_seconds": 300.0, "mtbf_seconds": mtbf_seconds}
     best = best_checkpoint_interval(write_seconds=0.0, **times)
     every = [exp(i / 50) for i in range(700)]
-    assert goodput(best, **times) >= max(goodput(item, **times) for item in every) - 1e-12
+    assert compute_goodput(best, **times) >= max(compute_goodput(item, **times) for item in every) - 1e-12
     if pause_seconds < mtbf_seconds / 1000:
         assert best == pytest.approx(sqrt(2 * pause_seconds * mtbf_seconds), rel=0.03)
     assert best_checkpoint_interval(write_seconds=1e4, **times) == pytest.approx(max(best, 1e4), rel=1e-3)
@@ -289,4 +289,4 @@ def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
 
 
 def test_a_run_that_never_ends_has_no_time() -> None:
-    assert goodput(100, pause_seconds=1, recovery_seconds=5, mtbf_seconds=inf) == 100 / 101
+    assert compute_goodput(100, pause_seconds=1, recovery_seconds=5, mtbf_seconds=inf) == 100 / 101

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from fivefold.interop.format import ConfigPlan
-from fivefold.interop.megatron.emit import arguments
+from fivefold.interop.megatron.emit import emit_arguments
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -68,7 +68,7 @@ def test_core_takes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     ][:20]
     assert len(drawn) == 20
     for plan in drawn:
-        given, layout = arguments(plan), plan.layout
+        given, layout = emit_arguments(plan), plan.layout
         given.pop("pipeline_model_parallel_layout", None)
         config = transformer_config.TransformerConfig(**core_fields(given))
         assert (config.tensor_model_parallel_size, config.pipeline_model_parallel_size) == (layout.tp, layout.pp)
@@ -121,7 +121,7 @@ def test_cores_model_has_our_parameters(model: Model, parallel_state: None, monk
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
     monkeypatch.setattr(torch.cuda, "Stream", MagicMock())
-    given = arguments(ConfigPlan(model, Layout(), Job(sequence=64, global_batch=1, precision="fp32")))
+    given = emit_arguments(ConfigPlan(model, Layout(), Job(sequence=64, global_batch=1, precision="fp32")))
     config = transformer_config.TransformerConfig(
         **core_fields(given), use_cpu_initialization=True, perform_initialization=False
     )
@@ -167,4 +167,4 @@ def test_bridge_makes_a_container(tmp_path: Path, hide_transformer_engine: None)
 
 def test_catalog_models_are_written() -> None:
     plan = ConfigPlan(build_model("llama3-8b"), Layout.parse("dp2 tp2 zero1 mbs1"), Job(sequence=2048, global_batch=8))
-    assert arguments(plan)["tensor_model_parallel_size"] == 2
+    assert emit_arguments(plan)["tensor_model_parallel_size"] == 2

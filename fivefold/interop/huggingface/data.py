@@ -75,7 +75,7 @@ SWITCHES = {"trl": ("loss_type", "beta"), "axolotl": ("rl", "rl_beta"), "llamafa
 
 def read_preferences(values: Values) -> dict[str, Any]:
     """Return objective and β of a config that trains on preferences by DPO, or nothing; doubt other objectives."""
-    software = _software(values)
+    software = _find_software(values)
     switch, beta = SWITCHES[software]
     for key in SWITCHES["trl"] if software != "trl" else ():
         if values.is_set(key):
@@ -103,7 +103,7 @@ def read_preferences(values: Values) -> dict[str, Any]:
     return {OBJECTIVE: "dpo"} | ({} if strength is None else {BETA: strength})
 
 
-def _software(values: Values) -> str:
+def _find_software(values: Values) -> str:
     return values.software if values.software in TABLES else "trl"
 
 
@@ -112,7 +112,7 @@ def read_data(values: Values, *, ranks_pairs: bool = False, folder: Path | None 
 
     ``ranks_pairs``: the data is of preferences. ``folder``: that of the config.
     """
-    software = _software(values)
+    software = _find_software(values)
     if not any(values.is_set(key) for key in (*SIGNS[software], "packing")):
         return None
     remarks: list[str] = []
@@ -129,12 +129,12 @@ def read_data(values: Values, *, ranks_pairs: bool = False, folder: Path | None 
         if len(str(fields.get("key", "")).split(",")) != 3:
             fields.pop("key", None)
             remarks.append("pairs are read as prompt, chosen and rejected; for other names set [data] key")
-    if fields.get("format", "text") != "text" and (tokenizer := _tokenizer(values, remarks)) is not None:
+    if fields.get("format", "text") != "text" and (tokenizer := _read_tokenizer(values, remarks)) is not None:
         fields["tokenizer"] = tokenizer
     return DataReading(fields=fields, remarks=tuple(remarks))
 
 
-def _tokenizer(values: Values, remarks: list[str]) -> str | None:
+def _read_tokenizer(values: Values, remarks: list[str]) -> str | None:
     """Return the tokenizer of the config, or that of its model; None without either."""
     name = values.given.get("tokenizer_config") or values["model_name_or_path"]
     if name is None:
@@ -152,9 +152,9 @@ def _read_trl(values: Values, remarks: list[str]) -> Fields:
     datasets = values["datasets"]
     first = datasets[0] if isinstance(datasets, list) and datasets and isinstance(datasets[0], dict) else {}
     if first:
-        yield "corpus", _corpus(first.get("data_files") or first.get("path"), remarks)
+        yield "corpus", _read_corpus(first.get("data_files") or first.get("path"), remarks)
     if values.is_set("dataset_text_field") and not values["assistant_only_loss"] and completion is None:
-        yield "key", _column(values["dataset_text_field"], "dataset_text_field", values)
+        yield "key", _read_column(values["dataset_text_field"], "dataset_text_field", values)
         return
     yield "format", "messages" if completion is None else "completions"
     if not values["assistant_only_loss"] and not completion:
@@ -164,7 +164,7 @@ def _read_trl(values: Values, remarks: list[str]) -> Fields:
     yield "packing", None if values["packing"] else "none"
     if values["packing"] and values["packing_strategy"] != "bfd":
         remarks.append(f"packing_strategy {values['packing_strategy']}: samples are cut there; the run packs best-fit")
-    yield "chat_template", _template(values["chat_template_path"], remarks)
+    yield "chat_template", _read_template(values["chat_template_path"], remarks)
     if values["truncation_mode"] != "keep_start":
         remarks.append("truncation_mode keep_end: a long sample loses its beginning there; in the run its end")
 
@@ -177,19 +177,22 @@ def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
     path, kind = first.get("path"), first.get("type")
     template = str(values["chat_template_jinja"] or "")
     jinja = template if template.endswith(".jinja") else None
-    yield "corpus", _corpus(first.get("data_files") or path, remarks)
+    yield "corpus", _read_corpus(first.get("data_files") or path, remarks)
     if kind == TEXT:
-        yield "key", _column(first.get("field", "text"), "field of datasets", values)
-        yield "heldout", _share(values["val_set_size"], remarks)
+        yield "key", _read_column(first.get("field", "text"), "field of datasets", values)
+        yield "heldout", _read_heldout_share(values["val_set_size"], remarks)
         return
     if (fields := _written_fields(kind)) is not None:
         yield "format", "completions"
         yield "key", fields
     elif kind in (CHAT, "sharegpt", None):
         yield "format", "messages"
-        yield "key", _column(first.get("field_messages"), "field_messages of datasets", values)
+        yield "key", _read_column(first.get("field_messages"), "field_messages of datasets", values)
         named = first.get("chat_template") or values["chat_template"]
-        yield "chat_template", _template(jinja if jinja is not None and named in (None, "jinja") else named, remarks)
+        yield (
+            "chat_template",
+            _read_template(jinja if jinja is not None and named in (None, "jinja") else named, remarks),
+        )
     else:
         name = "its own" if isinstance(kind, dict) else kind
         remarks.append(f"datasets: type {name} renders a prompt; write data with a prompt and a completion")
@@ -204,7 +207,7 @@ def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
     if values["excess_length_strategy"] == "raise":
         remarks.append("excess_length_strategy raise: a long sample is an error there; the run leaves it out")
     yield "excess", None if values["excess_length_strategy"] == "truncate" else "drop"
-    yield "heldout", _share(values["val_set_size"], remarks)
+    yield "heldout", _read_heldout_share(values["val_set_size"], remarks)
 
 
 def _written_fields(kind: object) -> str | None:
@@ -228,11 +231,11 @@ def _find_dataset(values: Values, folder: Path) -> Mapping[str, Any]:
 
 
 def _read_llamafactory(values: Values, remarks: list[str], entry: Mapping[str, Any]) -> Fields:
-    yield "corpus", _corpus(entry.get("file_name") or values["dataset"], remarks)
+    yield "corpus", _read_corpus(entry.get("file_name") or values["dataset"], remarks)
     columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
     if values["stage"] == "pt":
-        yield "key", _column(columns.get("prompt"), f"prompt of {DATASET_INFO}", values)
-        yield "heldout", _share(values["val_size"], remarks)
+        yield "key", _read_column(columns.get("prompt"), f"prompt of {DATASET_INFO}", values)
+        yield "heldout", _read_heldout_share(values["val_size"], remarks)
         return
     is_verbatim = values["template"] == "empty"
     if is_verbatim and columns:
@@ -243,24 +246,24 @@ def _read_llamafactory(values: Values, remarks: list[str], entry: Mapping[str, A
         if not columns:
             remarks.append("dataset_info.json describes the data set there; written as messages")
         yield "format", "messages"
-        yield "key", _column(columns.get("messages"), f"messages of {DATASET_INFO}", values)
+        yield "key", _read_column(columns.get("messages"), f"messages of {DATASET_INFO}", values)
     if values.is_set("template") and not is_verbatim:
         remarks.append(f"template {values['template']}: {OWN_TEMPLATE}")
     if values["mask_history"]:
         remarks.append("mask_history: the last reply alone is trained there; the run trains every reply")
     yield "loss_on", "all" if values["train_on_prompt"] else None
     yield "packing", None if values["padding_free"] or values["packing"] else "none"
-    yield "heldout", _share(values["val_size"], remarks)
+    yield "heldout", _read_heldout_share(values["val_size"], remarks)
 
 
-def _column(name: object, key: str, values: Values) -> str | None:
+def _read_column(name: object, key: str, values: Values) -> str | None:
     """Return the name of a column, or None if it is unset; raise ``UserError`` for anything but text."""
     if name is None or isinstance(name, str):
         return name
     raise UserError(f"{values.origin}: {key} must be the name of a column, not {shorten_value(name)!r}")
 
 
-def _corpus(name: object, remarks: list[str]) -> str | None:
+def _read_corpus(name: object, remarks: list[str]) -> str | None:
     """Return the corpus; a data set of the hub is one of a file to be downloaded."""
     text = str(name[0] if isinstance(name, list) and name else name or "")
     if text and not text.endswith((".jsonl", ".parquet")):
@@ -268,7 +271,7 @@ def _corpus(name: object, remarks: list[str]) -> str | None:
     return text or None
 
 
-def _template(name: object, remarks: list[str]) -> str | None:
+def _read_template(name: object, remarks: list[str]) -> str | None:
     """Return a template's file; a name stands for a template of the software's own."""
     if name in (None, "", "tokenizer_default"):
         return None
@@ -278,7 +281,7 @@ def _template(name: object, remarks: list[str]) -> str | None:
     return None
 
 
-def _share(size: object, remarks: list[str]) -> float | None:
+def _read_heldout_share(size: object, remarks: list[str]) -> float | None:
     """Return the share of held-out samples; a number of samples is a remark."""
     if not is_number(size) or not size:
         return None

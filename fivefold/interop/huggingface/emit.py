@@ -64,7 +64,7 @@ OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit", "adaf
 ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "unfused": "eager", "blocks": "sdpa"}
 
 
-def arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
+def emit_arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
     """Return the TrainingArguments of a plan."""
     layout, job = plan.layout, plan.job
     if layout.ac not in ("none", "full"):
@@ -81,7 +81,7 @@ def arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
         "adam_beta1": job.optimizer.betas[0],
         "adam_beta2": job.optimizer.betas[1],
         "warmup_steps": job.learning_rate.warmup_steps,
-        **schedule(job),
+        **emit_schedule(job),
         "bf16": compute == "bf16",
         "fp16": compute == "fp16",
         "tf32": True if compute == "tf32" else None,
@@ -93,7 +93,7 @@ def arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
     }
 
 
-def schedule(job: Job) -> dict[str, Any]:
+def emit_schedule(job: Job) -> dict[str, Any]:
     """Return the learning rate's schedule by transformers' names (transformers/optimization.py)."""
     rate, name = resolve_rate(job.learning_rate, steps=job.steps), "lr_scheduler_kwargs"
     if rate.kind == "constant":
@@ -110,11 +110,11 @@ def schedule(job: Job) -> dict[str, Any]:
     return {"lr_scheduler_type": "cosine_with_min_lr", f"{name}.min_lr_rate": rate.floor}
 
 
-def _files(plan: ConfigPlan, launch: str, *, config: str, about: str, deepspeed: bool) -> dict[str, str]:
+def _emit_files(plan: ConfigPlan, launch: str, *, config: str, about: str, deepspeed: bool) -> dict[str, str]:
     """Return the files that all strategies have; the script is first, since ``read`` takes the first one."""
     extra = {"output_dir": ("./outputs", "logs and checkpoints")}
     lines = (f"{about}: {plan.model.name}, {plan.layout}",)
-    text = yaml_file(arguments(plan, deepspeed=deepspeed), ARGUMENTS, about=lines, extra=extra)
+    text = yaml_file(emit_arguments(plan, deepspeed=deepspeed), ARGUMENTS, about=lines, extra=extra)
     script = f'#!/bin/bash\n# {about}: {plan.model.name}, {plan.layout}\n# {config}\ncd "$(dirname "$0")"\n'
     script += f"{launch} train.py arguments.yaml\n"
     model = json.dumps(to_config(plan.model), indent=2) + "\n"
@@ -130,8 +130,8 @@ def emit_accelerate(plan: ConfigPlan) -> WrittenConfig:
             f"layout {str(layout)!r}: an accelerate config is written for FSDP2, which always shards; take zero3"
         )
     launch, config = "accelerate launch --config_file accelerate.yaml", "On every host, each with its machine_rank."
-    files = _files(plan, launch, config=config, about="accelerate", deepspeed=False)
-    return WrittenConfig(files | {"accelerate.yaml": _accelerate_file(plan, _fsdp(plan))})
+    files = _emit_files(plan, launch, config=config, about="accelerate", deepspeed=False)
+    return WrittenConfig(files | {"accelerate.yaml": _emit_accelerate_file(plan, _emit_fsdp(plan))})
 
 
 def _check_no_adapter(plan: ConfigPlan) -> None:
@@ -143,7 +143,7 @@ def _check_no_adapter(plan: ConfigPlan) -> None:
         )
 
 
-def _fsdp(plan: ConfigPlan) -> dict[str, Any]:
+def _emit_fsdp(plan: ConfigPlan) -> dict[str, Any]:
     """Return accelerate's keys for FSDP2."""
     layout, job = plan.layout, plan.job
     if layout.zero == 2:
@@ -184,7 +184,7 @@ def choose_stack(plan: ConfigPlan) -> str:
     return "fsdp2" if plan.layout.zero else "ddp"
 
 
-def _accelerate_file(plan: ConfigPlan, values: dict[str, Any]) -> str:
+def _emit_accelerate_file(plan: ConfigPlan, values: dict[str, Any]) -> str:
     """Return accelerate's YAML."""
     nodes, _ = plan.hosts
     extra = {
@@ -205,18 +205,18 @@ def _accelerate_file(plan: ConfigPlan, values: dict[str, Any]) -> str:
 def emit_deepspeed(plan: ConfigPlan) -> WrittenConfig:
     """Return DeepSpeed's JSON, and the files that belong to it."""
     _check_no_adapter(plan)
-    text = _deepspeed_file(plan)
+    text = _emit_deepspeed_file(plan)
     about = "deepspeed.json: see https://www.deepspeed.ai/docs/config-json for each of its keys"
-    files = _files(plan, _deepspeed_launch(plan), config=about, about="DeepSpeed", deepspeed=True)
+    files = _emit_files(plan, _emit_deepspeed_launch(plan), config=about, about="DeepSpeed", deepspeed=True)
     return WrittenConfig(files | {DEEPSPEED_FILE: text})
 
 
-def _deepspeed_launch(plan: ConfigPlan) -> str:
+def _emit_deepspeed_launch(plan: ConfigPlan) -> str:
     nodes, gpus_per_node = plan.hosts
     return f"deepspeed --num_nodes {nodes} --num_gpus {gpus_per_node}"
 
 
-def _deepspeed_file(plan: ConfigPlan) -> str:
+def _emit_deepspeed_file(plan: ConfigPlan) -> str:
     """Return DeepSpeed's JSON."""
     layout, job = plan.layout, plan.job
     if layout.pp > 1 or layout.tp > 1 or layout.ep > 1:
@@ -274,7 +274,7 @@ def find_repository(model: Model) -> str:
     return entry.repository if is_same else "."
 
 
-def _fine_tune(plan: ConfigPlan, software: str) -> tuple[ConfigPlan, dict[str, Any]]:
+def _emit_fine_tuning_keys(plan: ConfigPlan, software: str) -> tuple[ConfigPlan, dict[str, Any]]:
     """Return the plan as the software counts samples, and its keys by the names of TrainingArguments."""
     if plan.job.objective == "dpo":  # here a pair is two sequences, there one sample
         layout, job = plan.layout, plan.job
@@ -284,7 +284,7 @@ def _fine_tune(plan: ConfigPlan, software: str) -> tuple[ConfigPlan, dict[str, A
             )
         job = job.replace(global_batch=job.global_batch // 2)
         plan = plan._replace(layout=layout.replace(mbs=layout.mbs // 2), job=job)
-    values = arguments(plan, deepspeed=plan.job.stack.name == "deepspeed")
+    values = emit_arguments(plan, deepspeed=plan.job.stack.name == "deepspeed")
     values |= {"model_name_or_path": find_repository(plan.model)}
     values |= write_adapter(plan.job.adapter, software) | write_data(plan.data, plan.job, software)
     is_separate = values.get("padding_free") or (values.get("packing") and values.get("packing_strategy") == "bfd")
@@ -293,7 +293,7 @@ def _fine_tune(plan: ConfigPlan, software: str) -> tuple[ConfigPlan, dict[str, A
     return plan, values
 
 
-def _fine_tune_files(plan: ConfigPlan, values: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _emit_fine_tuning_files(plan: ConfigPlan, values: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the files of the model and of DeepSpeed, and remarks on them."""
     files = dict[str, str]()
     remarks: tuple[str, ...] = ()
@@ -301,7 +301,7 @@ def _fine_tune_files(plan: ConfigPlan, values: dict[str, Any]) -> tuple[dict[str
         files["config.json"] = json.dumps(to_config(plan.model), indent=2) + "\n"
         remarks = ("config.json has no weights: put the model's weights and tokenizer next to it",)
     if plan.job.stack.name == "deepspeed":
-        files[DEEPSPEED_FILE] = _deepspeed_file(plan)
+        files[DEEPSPEED_FILE] = _emit_deepspeed_file(plan)
     return files, remarks
 
 
@@ -317,12 +317,12 @@ def _write_dialect(dialect: Dialect, values: dict[str, Any], *, about: str, plan
 
 def emit_axolotl(plan: ConfigPlan) -> WrittenConfig:
     """Return Axolotl's YAML, and DeepSpeed's JSON if it needs one."""
-    plan, values = _fine_tune(plan, AXOLOTL.name)
-    files, remarks = _fine_tune_files(plan, values)
+    plan, values = _emit_fine_tuning_keys(plan, AXOLOTL.name)
+    files, remarks = _emit_fine_tuning_files(plan, values)
     if values.pop("use_liger_kernel"):
         values |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
     if plan.job.stack.name == "fsdp2":
-        for key, value in _fsdp(plan).items():
+        for key, value in _emit_fsdp(plan).items():
             if key.startswith(FSDP) and key != f"{FSDP}version":
                 values[f"fsdp_config.{key.removeprefix(FSDP)}"] = value
             elif key.startswith(PARALLEL):
@@ -334,8 +334,8 @@ def emit_axolotl(plan: ConfigPlan) -> WrittenConfig:
 
 def emit_llamafactory(plan: ConfigPlan) -> WrittenConfig:
     """Return LLaMA-Factory's YAML with its dataset_info.json, and the file of the strategy."""
-    plan, values = _fine_tune(plan, LLAMAFACTORY.name)
-    files, remarks = _fine_tune_files(plan, values)
+    plan, values = _emit_fine_tuning_keys(plan, LLAMAFACTORY.name)
+    files, remarks = _emit_fine_tuning_files(plan, values)
     files[DATASET_INFO] = json.dumps(describe_dataset(plan.data, plan.job), indent=2) + "\n"
     values["attn_implementation"] = {
         theirs: our_kernel
@@ -354,31 +354,33 @@ def emit_llamafactory(plan: ConfigPlan) -> WrittenConfig:
         text = _write_dialect(LLAMAFACTORY, values, about=run, plan=plan)
         return WrittenConfig({"train.yaml": text} | files, remarks)
     text = _write_dialect(LLAMAFACTORY, values, about="run.sh starts it", plan=plan)
-    script = _script(plan, "accelerate launch --config_file accelerate.yaml -m llamafactory.launcher train.yaml")
-    files |= {"accelerate.yaml": _accelerate_file(plan, _fsdp(plan))}
+    script = _emit_script(plan, "accelerate launch --config_file accelerate.yaml -m llamafactory.launcher train.yaml")
+    files |= {"accelerate.yaml": _emit_accelerate_file(plan, _emit_fsdp(plan))}
     return WrittenConfig({"run.sh": script, "train.yaml": text} | files, remarks)
 
 
 def emit_trl(plan: ConfigPlan) -> WrittenConfig:
     """Return the YAML of TRL's script, and the file of the strategy."""
-    plan, values = _fine_tune(plan, "trl")
-    files, remarks = _fine_tune_files(plan, values)
+    plan, values = _emit_fine_tuning_keys(plan, "trl")
+    files, remarks = _emit_fine_tuning_files(plan, values)
     is_dpo, adapter = plan.job.objective == "dpo", plan.job.adapter
     script = "trl.scripts.dpo" if is_dpo else "trl.scripts.sft"
     if is_dpo and adapter is not None and adapter.dropout:
         values["disable_dropout"] = False
     if plan.job.stack.name == "deepspeed":
-        launch = f"{_deepspeed_launch(plan)} --module {script} --config train.yaml"
+        launch = f"{_emit_deepspeed_launch(plan)} --module {script} --config train.yaml"
     else:
         launch = f"accelerate launch --config_file accelerate.yaml -m {script} --config train.yaml"
         world = plan.layout.world
         replicated: dict[str, Any] = {"accelerate.distributed_type": "MULTI_GPU" if world > 1 else "NO"}
         replicated |= {"accelerate.num_processes": world}
-        files["accelerate.yaml"] = _accelerate_file(plan, _fsdp(plan) if plan.job.stack.name == "fsdp2" else replicated)
+        files["accelerate.yaml"] = _emit_accelerate_file(
+            plan, _emit_fsdp(plan) if plan.job.stack.name == "fsdp2" else replicated
+        )
     lines = (f"{plan.model.name}, {plan.layout}",)
     text = yaml_file(values, ARGUMENTS, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
-    return WrittenConfig({"run.sh": _script(plan, launch), "train.yaml": text} | files, remarks)
+    return WrittenConfig({"run.sh": _emit_script(plan, launch), "train.yaml": text} | files, remarks)
 
 
-def _script(plan: ConfigPlan, launch: str) -> str:
+def _emit_script(plan: ConfigPlan, launch: str) -> str:
     return f'#!/bin/bash\n# {plan.model.name}, {plan.layout}\ncd "$(dirname "$0")"\n{launch}\n'

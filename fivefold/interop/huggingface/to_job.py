@@ -57,7 +57,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     check_strategy(values)
     ranks = world(document, overrides)
     preferences = read_preferences(values)
-    model, missing = _model(values, document, config.model)
+    model, missing = _read_model(values, document, config.model)
     if values["max_length"] is None:
         missing += ("the length of a sequence: add max_length=4096 after the file (in quotes with --from)",)
     if model is None or ranks is None or values["max_length"] is None:
@@ -65,12 +65,12 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
     values.given |= {key: DERIVED_FROM_WIDTH[key](model.width) for key in config.unset}
     fields = values.fields()
-    fields |= _degrees(values, kind, ranks, overrides.ranks_per_node)
-    fields |= _batch(values, fields, kind) | read_optimizer(values, kind) | _stack(values, kind)
+    fields |= _read_degrees(values, kind, ranks, overrides.ranks_per_node)
+    fields |= _read_batch(values, fields, kind) | read_optimizer(values, kind) | _read_stack(values, kind)
     if preferences:  # batches are of pairs, each of two sequences
         fields |= {key: 2 * fields[key] for key in ("layout.mbs", "job.global_batch")}
-    fields |= _units(values, model) if kind == "fsdp" else {}
-    fields |= sizes(values) if kind == "deepspeed" else {}
+    fields |= _read_fsdp_units(values, model) if kind == "fsdp" else {}
+    fields |= read_bucket_sizes(values) if kind == "deepspeed" else {}
     fields |= (adapter := read_adapter(values))
     # TRL's DPOTrainer, which Axolotl extends, and LLaMA-Factory's switch all dropout off; in TRL a key keeps it on
     if preferences and adapter and values["disable_dropout"] is not False:
@@ -78,7 +78,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     if kind == "ddp" and not adapter:
         check_loaded_type(values)
     fields["job.sequence"] = values.to_int("max_length")
-    fields["job.precision"] = _precision(values, kind)
+    fields["job.precision"] = _read_precision(values, kind)
     # TRL's best-fit packing keeps samples separate (trl/trainer/sft_trainer.py); LLaMA-Factory's does only with neat
     keeps_separate = values["packing"] and values["packing_strategy"] == "bfd" and "stage" not in values.table
     fields["job.documents"] = "separate" if values["padding_free"] or keeps_separate else "joined"
@@ -94,11 +94,11 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         "full" if any(value not in (None, False, "none") for value in checkpointing_values) else "none"
     )
     data = read_data(values, ranks_pairs=bool(preferences), folder=document.folder)
-    fields |= preferences or _objective(data, fields, model)
+    fields |= preferences or _read_objective(data, fields, model)
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
 
 
-def _objective(data: DataReading | None, fields: dict[str, Any], model: Model) -> dict[str, Any]:
+def _read_objective(data: DataReading | None, fields: dict[str, Any], model: Model) -> dict[str, Any]:
     """Return the objective of supervised data, if the model can be trained so; samples one by one are separate."""
     is_supervised = data is not None and data.fields.get("format", "text") != "text"
     if data is None or not is_supervised or model.mtp is not None or model.non_attention_mixers:
@@ -139,7 +139,7 @@ def check_loaded_type(values: Values) -> None:
             )
 
 
-def _model(values: Values, document: Document, overrides: Model | None) -> tuple[Model | None, tuple[str, ...]]:
+def _read_model(values: Values, document: Document, overrides: Model | None) -> tuple[Model | None, tuple[str, ...]]:
     """Return the user's model, a folder's, or the catalog's model of that repository."""
     if overrides:
         return overrides, ()
@@ -155,7 +155,7 @@ def _model(values: Values, document: Document, overrides: Model | None) -> tuple
     return None, (f"the model {model_name!r}, which is not of the catalog{similar}: {advice}",)
 
 
-def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
+def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
     """Return dp, cp, tp, and the sharding of weights and states."""
     tp, cp = values[f"{PARALLEL}tp_size"], values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
     ulysses = values.to_int(f"{PARALLEL}sp_size")
@@ -184,7 +184,7 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
             values.approximate(
                 "deepspeed.zero_optimization.mics_shard_size", "was removed in 0.19.8; read as a shard group"
             )
-        zero_stage = _zero_stage(values)
+        zero_stage = _read_zero_stage(values)
         shard_fields = (
             {"layout.shard_group": shard_size}
             if zero_stage and isinstance(shard_size, int) and 0 < shard_size < dp * cp
@@ -193,10 +193,10 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
         return fields | {"layout.zero": zero_stage if dp * cp > 1 or zero_stage == 0 else 0} | shard_fields
     if kind == "ddp" or dp * cp == 1:
         return fields | {"layout.zero": 0}
-    return fields | _fsdp(values, dp * cp, per_node)
+    return fields | _read_fsdp(values, dp * cp, per_node)
 
 
-def _zero_stage(values: Values) -> int:
+def _read_zero_stage(values: Values) -> int:
     key = "accelerate.deepspeed_config.zero_stage"
     if values.is_set(key):
         return values.to_int(key, least=0)
@@ -205,7 +205,7 @@ def _zero_stage(values: Values) -> int:
     return values.to_int(key, least=0)
 
 
-def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
+def _read_fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     """Return ZeRO-3, resharded after the forward or the backward, with a shard group if there are replicas."""
     fsdp_value, version = (
         values["fsdp"],
@@ -241,7 +241,7 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     return fields | ({"job.stack.reshard": "backward"} if keeps_gathered else {})
 
 
-def _units(values: Values, model: Model) -> dict[str, Any]:
+def _read_fsdp_units(values: Values, model: Model) -> dict[str, Any]:
     """Return whether the root unit stays gathered; blocks are the other units.
 
     It does under FSDP1, and under FSDP2 if embedding and head share one weight (accelerate/utils/fsdp_utils.py,
@@ -255,7 +255,7 @@ def _units(values: Values, model: Model) -> dict[str, Any]:
     return {"job.stack.backward_all_gather": "root"} if stays_gathered else {}
 
 
-def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
+def _read_batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return micro-batch and global batch; raise ``UserError`` if two files give different numbers."""
     dp = fields["layout.dp"]
     mbs = _read_agreeing_integer(values, "per_device_train_batch_size", "deepspeed.train_micro_batch_size_per_gpu")
@@ -291,7 +291,7 @@ def _read_agreeing_integer(values: Values, key: str, other_key: str) -> int:
     return values.to_int(other_key)
 
 
-def _stack(values: Values, kind: str) -> dict[str, Any]:
+def _read_stack(values: Values, kind: str) -> dict[str, Any]:
     """Return the kernels, the overlap and the reductions of the strategy."""
     implementation = str(values["attn_implementation"]).rpartition("/")[2]
     if implementation not in ATTENTION:
@@ -324,14 +324,14 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
     if kind == "fsdp":  # Trainer runs all but the last micro-batch under no_sync
         fields |= {"job.stack.reduce": "step", "job.stack.reduce_in_fp32": False}
     if kind == "deepspeed":
-        stage, overlap = _zero_stage(values), values["deepspeed.zero_optimization.overlap_comm"]
+        stage, overlap = _read_zero_stage(values), values["deepspeed.zero_optimization.overlap_comm"]
         overlaps = stage == 3 if overlap is None else bool(overlap)
         reduces_in_fp32 = values["deepspeed.data_types.grad_accum_dtype"] == "fp32"
         fields |= {"job.stack.overlap": ("dp",) if overlaps else (), "job.stack.reduce_in_fp32": reduces_in_fp32}
     return fields
 
 
-def _precision(values: Values, kind: str) -> Recipe:
+def _read_precision(values: Values, kind: str) -> Recipe:
     """Return the recipe: the bytes that a rank holds for a parameter."""
     trainer_sets = values["bf16"] is True or values["fp16"] is True  # Trainer's setting overrides accelerate's
     mixed_precision = "no" if trainer_sets else str(values["accelerate.mixed_precision"])
@@ -422,7 +422,7 @@ def read_rate(values: Values) -> dict[str, Any]:
     return {f"job.learning_rate.{name}": value for name, value in schedule.items()}
 
 
-def sizes(values: Values) -> dict[str, Any]:
+def read_bucket_sizes(values: Values) -> dict[str, Any]:
     """Return the sizes of ZeRO's buckets and prefetches as fields of the stack by path."""
     fields = dict[str, Any]()
     for name, ours in {"reduce_bucket_size": "reduce_bucket", **STAGE_3}.items():

@@ -21,7 +21,7 @@ from fivefold.record import UserError
 
 def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return a script that starts Megatron-LM's pretrain_gpt.py."""
-    values = arguments(plan)
+    values = emit_arguments(plan)
     nodes, per_node = plan.hosts
     groups: dict[str, Table] = {"MODEL": MODEL, "LAYOUT": LAYOUT, "JOB": JOB, "STACK": STACK}
     lines = [
@@ -65,7 +65,7 @@ def _flag(name: str, value: Any) -> str:
     return f"{flag} {' '.join(shlex.quote(str(word)) for word in words)}"
 
 
-def arguments(plan: ConfigPlan, *, full: bool = False) -> dict[str, Any]:
+def emit_arguments(plan: ConfigPlan, *, full: bool = False) -> dict[str, Any]:
     """Return the arguments of a plan by name; unless ``full``, without those that equal Megatron's default."""
     values = write_values(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | convert_job(plan)
     if full:
@@ -79,9 +79,9 @@ def convert_job(plan: ConfigPlan) -> dict[str, Any]:
     model, layout, job = plan.model, plan.layout, plan.job
     values = (
         convert_model(model)
-        | parallel(plan)
+        | emit_parallelism(plan)
         | emit_recomputation(layout.ac, experts=model.moe is not None)
-        | precision(job.precision)
+        | emit_precision(job.precision)
         | emit_stack(plan)
     )
     values |= {
@@ -94,7 +94,7 @@ def convert_job(plan: ConfigPlan) -> dict[str, Any]:
         "min_lr": float(f"{job.learning_rate.floor * job.learning_rate.peak:.12g}"),
         "lr_decay_style": {"wsd": "WSD"}.get(job.learning_rate.kind, job.learning_rate.kind),
         "lr_warmup_iters": job.learning_rate.warmup_steps,
-        **_decay(job),
+        **_emit_decay(job),
     }
     if job.offload not in ((), ("optimizer",)):
         raise UserError(
@@ -110,7 +110,7 @@ def convert_job(plan: ConfigPlan) -> dict[str, Any]:
     return values
 
 
-def _decay(job: Job) -> dict[str, Any]:
+def _emit_decay(job: Job) -> dict[str, Any]:
     if job.learning_rate.kind != "wsd":
         return {}
     return {
@@ -119,7 +119,7 @@ def _decay(job: Job) -> dict[str, Any]:
     }
 
 
-def parallel(plan: ConfigPlan) -> dict[str, Any]:
+def emit_parallelism(plan: ConfigPlan) -> dict[str, Any]:
     """Return the arguments of degrees, ZeRO, stages and the order of the ranks."""
     model, layout = plan.model, plan.layout
     if layout.order not in (DEFAULT_ORDER, ("tp", "cp", "pp", "dp")):
@@ -139,11 +139,11 @@ def parallel(plan: ConfigPlan) -> dict[str, Any]:
         else None,
         "use_tp_pp_dp_mapping": layout.order != DEFAULT_ORDER,
         "cp_comm_type": None if layout.cp == 1 else "a2a" if layout.cp_kind == "ulysses" else "p2p",
-        **(stages(layout, model.layers) if layout.pp > 1 else {}),
+        **(emit_stages(layout, model.layers) if layout.pp > 1 else {}),
     }
 
 
-def stages(layout: Layout, layers: int) -> dict[str, Any]:
+def emit_stages(layout: Layout, layers: int) -> dict[str, Any]:
     """Return the arguments of virtual stages, and of the layers of each stage unless they are evenly divided."""
     sizes = [len(stage) for stage in stage_layers(layers, layout)]
     if len(set(sizes)) == 1:
@@ -169,7 +169,7 @@ def emit_recomputation(ac: str, *, experts: bool) -> dict[str, Any]:
     return {"recompute_granularity": "selective", "recompute_modules": modules}
 
 
-def precision(overrides: Recipe) -> dict[str, Any]:
+def emit_precision(overrides: Recipe) -> dict[str, Any]:
     """Return the arguments of a recipe; raise ``UserError`` for one that Megatron does not have."""
     if overrides == recipe("fp32"):
         return {}

@@ -52,7 +52,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     if model is None:
         return build_reading(config, {}, model=None, ranks=None, missing=missing)
     fields = {path: value for path, value in values.fields().items() if not path.startswith("model.")}
-    fields |= {**stack(values, model), **rate(values), "job.precision": precision(values)}
+    fields |= {**read_stack(values, model), **read_learning_rate(values), "job.precision": read_precision(values)}
     fields["job.stack.name"] = "megatron-deepspeed" if values["deepspeed"] else config.stack
     fields["job.documents"] = "separate" if values["reset_attention_mask"] else "joined"
     fields["job.offload"] = ("optimizer",) if values["optimizer_cpu_offload"] else ()
@@ -68,7 +68,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         tp, cp, pp = (values.to_int(f"{axis}_parallel_size") for axis in ("tensor_model", "context", "pipeline_model"))
         dp = replicas(ranks, tp * cp * pp, of="tp·cp·pp", origin=values.origin)
         assert dp is not None
-        fields |= degrees(values, model, dp=dp) | batch(values, dp=dp) | pipeline(values, model, pp=pp)
+        fields |= read_degrees(values, model, dp=dp) | read_batch(values, dp=dp) | read_pipeline(values, model, pp=pp)
         fields["layout.ac"] = read_recomputation(values, model, fields)
     missing += () if ranks else (RANKS_MISSING,)
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
@@ -84,7 +84,7 @@ def check_same(values: Values) -> None:
         values.mark_not_modelled("no_position_embedding", "no positions: write --position-embedding-type none")
 
 
-def vocabulary(values: Values, overrides: Overrides) -> int | None:
+def read_vocabulary(values: Values, overrides: Overrides) -> int | None:
     """Return the vocabulary size from the arguments, the user, or a known tokenizer."""
     vocab = values["vocab_size"] or overrides.vocab or values["padded_vocab_size"] or values["pad_vocab_size_to"]
     if vocab:
@@ -107,7 +107,7 @@ def read_model(values: Values, overrides: Overrides) -> tuple[Model | None, tupl
         return None, (
             f"the model: {', '.join('--' + name.replace('_', '-') for name in missing_arguments)}; or add --model NAME",
         )
-    vocab = vocabulary(values, overrides)
+    vocab = read_vocabulary(values, overrides)
     if vocab is None:
         return None, (
             "the vocabulary, which its tokenizer has: add --vocab-size 128256 to it "
@@ -138,8 +138,8 @@ def read_model(values: Values, overrides: Overrides) -> tuple[Model | None, tupl
         "qkv_bias": biased or bool(values["add_qkv_bias"]),
         "out_bias": biased,
         "mlp_bias": biased,
-        "mla": _latent(values),
-        "moe": _experts(values, ffn, layers),
+        "mla": _read_latent_attention(values),
+        "moe": _read_experts(values, ffn, layers),
         "mtp": _read_mtp(values),
     }
     fields["positions"] = fields.get("positions") or values["seq_length"] or 4096
@@ -161,7 +161,7 @@ def _mark_differences(values: Values, model: Model) -> None:
             )
 
 
-def _latent(values: Values) -> MLA | None:
+def _read_latent_attention(values: Values) -> MLA | None:
     if not values["multi_latent_attention"]:
         return None
     names = {
@@ -180,7 +180,7 @@ def _read_mtp(values: Values) -> MTP | None:
     return MTP.read(fields, origin=values.origin) if depth else None
 
 
-def _experts(values: Values, ffn: int, layers: int) -> MoE | None:
+def _read_experts(values: Values, ffn: int, layers: int) -> MoE | None:
     experts = values["num_experts"]
     if not experts:
         return None
@@ -226,7 +226,7 @@ def count_dense_layers(value: Any, layers: int, *, origin: str) -> int:
     return flags.count(0)
 
 
-def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
+def read_degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
     """Return dp, ZeRO, sequence and expert parallelism, and the order of the ranks."""
     tp, cp = values.to_int("tensor_model_parallel_size"), values.to_int("context_parallel_size")
     zero = 1 if values["use_distributed_optimizer"] else 0
@@ -259,7 +259,7 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
     return fields
 
 
-def batch(values: Values, *, dp: int) -> dict[str, Any]:
+def read_batch(values: Values, *, dp: int) -> dict[str, Any]:
     """Return micro-batch, global batch, its ramp, and the steps."""
     mbs = values.to_int("micro_batch_size")
     global_batch = values.optional("global_batch_size") or mbs * dp
@@ -279,11 +279,11 @@ def batch(values: Values, *, dp: int) -> dict[str, Any]:
     return fields | ({"job.steps": steps} if steps else {})
 
 
-def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
+def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     """Return virtual stages, and the layers of each stage unless they are evenly divided."""
     if pp == 1:
         return {}
-    v, sizes = _stages(values, model.layers, pp)
+    v, sizes = _read_stages(values, model.layers, pp)
     if sum(sizes) != model.layers or min(sizes) < 1:
         raise UserError(
             f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers must have {model.layers} in all, and one "
@@ -295,7 +295,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
 
 
-def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]:
+def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]:
     text = values["pipeline_model_parallel_layout"]
     if text:
         sizes = parse_stages(str(text), origin=values.origin)
@@ -407,7 +407,7 @@ def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> 
     return "full"
 
 
-def precision(values: Values) -> Recipe:
+def read_precision(values: Values) -> Recipe:
     """Return the recipe: weights, gradient accumulation buffers, master weights and moments."""
     if not (values["bf16"] or values["fp16"]):
         return recipe("fp32")
@@ -450,7 +450,7 @@ def _apply_state_dtypes(values: Values, base_recipe: Recipe) -> Recipe:
     return aware_recipe if aware_recipe == base_recipe else aware_recipe.replace(name=f"{base_recipe.name}-aware")
 
 
-def stack(values: Values, model: Model) -> dict[str, Any]:
+def read_stack(values: Values, model: Model) -> dict[str, Any]:
     """Return the facts of the stack that the arguments set."""
     overlap = ["dp"] if values["overlap_grad_reduce"] else []
     overlap += ["cp"] if values["no_overlap_p2p_communication"] else ["cp", "pp"]
@@ -489,7 +489,7 @@ def stack(values: Values, model: Model) -> dict[str, Any]:
     }
 
 
-def rate(values: Values) -> dict[str, Any]:
+def read_learning_rate(values: Values) -> dict[str, Any]:
     """Return the learning rate's schedule."""
     style = str(values["lr_decay_style"])
     kind = {"WSD": "wsd", "cosine": "cosine", "linear": "wsd"}.get(style, "constant")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.interop.format import ConfigPlan, WrittenConfig
-from fivefold.interop.megatron.emit import arguments
+from fivefold.interop.megatron.emit import emit_arguments
 from fivefold.interop.megatron.keys import TABLE
 from fivefold.interop.megatron_bridge.keys import BRIDGE, KEYS_OF_SECTION, NAMES, NEGATED_KEYS
 from fivefold.interop.render import append_comment, format_literal
@@ -43,7 +43,7 @@ TARGETS = {
 
 def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return a ``run_config.yaml`` of Megatron-Bridge."""
-    model, given = plan.model, arguments(plan, full=True)
+    model, given = plan.model, emit_arguments(plan, full=True)
     field_names = {
         their_name: our_name
         for our_name, their_name in NAMES.items()

@@ -29,7 +29,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job."""
     document, values = config.document, config.values
     origin = values.origin
-    model, unknown = (config.model, ()) if config.model else _model(document)
+    model, unknown = (config.model, ()) if config.model else _read_model(document)
     missing = (*unknown, *(key for key in (*SIZES, *REQUIRED_KEYS) if values[key] is None))
     if missing or model is None:
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
@@ -48,11 +48,11 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         "job.global_batch": dp * mbs * values.to_int("tokens.batch_accumulation_per_replica"),
         "layout.sp": tp == 1 or str(values["parallelism.tp_mode"]).upper() == "REDUCE_SCATTER",
         "layout.ac": _read_recomputation(values),
-        "job.precision": _precision(values),
+        "job.precision": _read_precision(values),
         "job.seed": values["general.seed"] or 0,
         "job.optimizer.betas": (values[f"{F}adam_beta1"], values[f"{F}adam_beta2"]),
-        **_rate(values),
-        "job.optimizer.kind": _optimizer(values),
+        **_read_learning_rate(values),
+        "job.optimizer.kind": _read_optimizer(values),
     }
     if pp == 1:
         fields["layout.schedule"] = DEFAULT_SCHEDULE
@@ -61,7 +61,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     return build_reading(config, fields, model=model, ranks=dp * tp * pp * cp)
 
 
-def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
+def _read_model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
     """Return a Llama or Qwen2 from the config's sizes, which have Hugging Face's names; or what is missing."""
     config = document.values["model"].get("model_config") if isinstance(document.values.get("model"), dict) else None
     if not isinstance(config, dict) or not {"num_hidden_layers", "vocab_size"} <= config.keys():
@@ -83,7 +83,7 @@ def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
     return from_config({"model_type": family or "llama", **hf_values}, name=name, source=document.origin), ()
 
 
-def _optimizer(values: Values) -> str:
+def _read_optimizer(values: Values) -> str:
     """Return the optimizer; one that is not modelled is listed as not understood."""
     kind = {"adamw": "adamw", "sgd": "sgd"}.get(str(values[f"{F}name"]).lower())
     if kind is None:
@@ -98,7 +98,7 @@ def _read_recomputation(values: Values) -> str:
     return "selective" if granularity == "SELECTIVE" else "none"
 
 
-def _precision(values: Values) -> Recipe:
+def _read_precision(values: Values) -> Recipe:
     if values["model.dtype"] in ("float32", "double"):
         return recipe("fp32")
     if values["model.dtype"] not in ("bfloat16", "float16"):
@@ -111,7 +111,7 @@ def _precision(values: Values) -> Recipe:
     return recipe("bf16-pure") if base.compute == "bf16" else base.replace(name="fp16-pure", master_bytes=0)
 
 
-def _rate(values: Values) -> dict[str, Any]:
+def _read_learning_rate(values: Values) -> dict[str, Any]:
     peak, min_rate = values[f"{R}learning_rate"], values[f"{R}min_decay_lr"]
     style, decay = values[f"{R}lr_decay_style"], values[f"{R}lr_decay_steps"]
     floor = (

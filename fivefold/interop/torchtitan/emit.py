@@ -62,21 +62,21 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         "training.disable_cuda_graphs": not uses_graphs,
         "activation_checkpoint": "FullAC" if mode == "full" else None,
         "compile.enable_async_tensor_parallel": layout.tp > 1 and "tp" in job.stack.overlap and job.stack.compile,
-        "model_spec.converters": _converters(plan),
+        "model_spec.converters": _emit_converters(plan),
     }
     if model.mtp is not None:
         raise UserError(
             f"model {model.name!r}: multi-token prediction is not written for torchtitan; take a model without"
         )
     flavor = find_flavor(model)
-    sizes = None if flavor else _sizes(model)
+    sizes = None if flavor else _emit_sizes(model)
     remarks = () if job.documents == "separate" else ("torchtitan 0.3 keeps the documents of a sequence separate",)
     nodes, per_node = plan.hosts
     launch_line = (
         f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train "
         "--module torchtitan_config --config config"
     )
-    text = python_file(
+    text = emit_python_file(
         values,
         PYTHON,
         model=model,
@@ -87,7 +87,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     return WrittenConfig({"torchtitan_config.py": text}, remarks)
 
 
-def _converters(plan: ConfigPlan) -> str | None:
+def _emit_converters(plan: ConfigPlan) -> str | None:
     """Return the call of a float8 converter, as source text."""
     precision_recipe = plan.job.precision
     if not precision_recipe.is_low_precision:
@@ -105,7 +105,7 @@ def _converters(plan: ConfigPlan) -> str | None:
     )
 
 
-def _sizes(model: Model) -> dict[str, Any]:
+def _emit_sizes(model: Model) -> dict[str, Any]:
     """Return the sizes of a Llama of any size; raise ``UserError`` if the model has another architecture."""
     from fivefold.model.huggingface.write import find_difference
 
@@ -135,12 +135,12 @@ def emit_shared(plan: ConfigPlan, *, head: str, casts: bool) -> dict[str, Any]:
     ``head``: the name of the output projection; ``casts``: whether fully_shard is applied, which casts to 16 bits.
     """
     layout, job = plan.layout, plan.job
-    copies, shards = sharding(plan)
+    copies, shards = emit_sharding(plan)
     pp = layout.pp > 1
     values = {
         "training.local_batch_size": job.global_batch // layout.dp if pp else layout.mbs,
         "training.global_batch_size": job.global_batch,
-        **precision(plan, sharded=casts),
+        **emit_precision(plan, sharded=casts),
         f"{P}data_parallel_replicate_degree": copies,
         f"{P}data_parallel_shard_degree": shards,
         f"{P}fsdp_reshard_after_forward": "never" if layout.zero == 2 or job.stack.reshard == "backward" else "always",
@@ -148,16 +148,16 @@ def emit_shared(plan: ConfigPlan, *, head: str, casts: bool) -> dict[str, Any]:
         f"{P}pipeline_parallel_microbatch_size": layout.mbs if pp else 1,
         f"{P}pipeline_parallel_first_stage_less_layers": 1,
         f"{P}pipeline_parallel_last_stage_less_layers": 1,
-        f"{P}module_fqns_per_model_part": stages(plan, head=head) if pp else None,
+        f"{P}module_fqns_per_model_part": emit_stages(plan, head=head) if pp else None,
         "compile.enable": job.stack.compile,
         "compile.components": ["model", *(["loss"] if job.stack.compile_loss else [])],
         "debug.seed": job.seed,
-        **rate(job.learning_rate, steps=job.steps),
+        **emit_learning_rate(job.learning_rate, steps=job.steps),
     }
     return {key: value for key, value in values.items() if value is not None}
 
 
-def sharding(plan: ConfigPlan) -> tuple[int, int]:
+def emit_sharding(plan: ConfigPlan) -> tuple[int, int]:
     """Return dp_replicate and dp_shard."""
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp
     if layout.zero == 0 and layout.cp > 1:
@@ -185,7 +185,7 @@ def sharding(plan: ConfigPlan) -> tuple[int, int]:
     return replicas // layout.shards, layout.shards // layout.cp
 
 
-def stages(plan: ConfigPlan, *, head: str) -> list[list[str]] | None:
+def emit_stages(plan: ConfigPlan, *, head: str) -> list[list[str]] | None:
     """Return the modules of each stage, or None if torchtitan's default division gives the same."""
     layout, layers = plan.layout, plan.model.layers
     stage_indices = stage_layers(layers, layout)
@@ -203,7 +203,7 @@ def stages(plan: ConfigPlan, *, head: str) -> list[list[str]] | None:
     return stage_modules
 
 
-def precision(plan: ConfigPlan, *, sharded: bool) -> dict[str, Any]:
+def emit_precision(plan: ConfigPlan, *, sharded: bool) -> dict[str, Any]:
     """Return the types of weights and of gathered weights."""
     wanted = plan.job.precision
     half_types = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
@@ -224,7 +224,7 @@ def precision(plan: ConfigPlan, *, sharded: bool) -> dict[str, Any]:
     )
 
 
-def rate(schedule: LearningRate, *, steps: int) -> dict[str, Any]:
+def emit_learning_rate(schedule: LearningRate, *, steps: int) -> dict[str, Any]:
     """Return the learning rate's schedule."""
     if schedule.kind == "constant":
         return {"lr_scheduler.min_lr_factor": 1.0}
@@ -247,7 +247,7 @@ def emit_recomputation(ac: str, *, groups: bool) -> tuple[str, int]:
     raise UserError(f"ac={ac}: torchtitan recomputes no such groups of operations; take {nearest}, or ac=none")
 
 
-def python_file(
+def emit_python_file(
     values: Mapping[str, Any],
     table: Table,
     *,
@@ -257,7 +257,7 @@ def python_file(
     about: Sequence[str],
 ) -> str:
     """Return the text of the file; ``sizes``: sizes of a Llama that is not a flavor."""
-    spec = _spec(values, flavor)
+    spec = _emit_spec(values, flavor)
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
     if values["loss"] == "ChunkedLossWrapper":
         loss = f"ChunkedLossWrapper.Config(loss_fn={loss})"
@@ -275,7 +275,7 @@ def python_file(
         "",
         "",
         "def config() -> Trainer.Config:",
-        f"    model_spec = {_custom(spec, sizes) if sizes else spec}",
+        f"    model_spec = {_emit_custom_model(spec, sizes) if sizes else spec}",
         "    return Trainer.Config(",
         "        model_spec=model_spec,",
         '        hf_assets_path="./assets/hf/tokenizer",  # the tokenizer\'s folder: put yours',
@@ -293,13 +293,13 @@ def python_file(
     return "\n".join([*lines, "    )"]) + "\n"
 
 
-def _spec(values: Mapping[str, Any], flavor: tuple[str, str]) -> str:
+def _emit_spec(values: Mapping[str, Any], flavor: tuple[str, str]) -> str:
     backend = values["model_spec.attn_backend"] or "flex"
     converters = f", converters=[{values['model_spec.converters']}]" if values["model_spec.converters"] else ""
     return f"model_registry({json.dumps(flavor[1])}, attn_backend={json.dumps(backend)}{converters})"
 
 
-def _custom(spec: str, sizes: Mapping[str, Any]) -> str:
+def _emit_custom_model(spec: str, sizes: Mapping[str, Any]) -> str:
     """Return the spec of the 8B with a Llama of other sizes in it."""
     width, vocab, heads = sizes["width"], sizes["vocab"], sizes["heads"]
     backend = spec.partition("attn_backend=")[2].partition(",")[0].rstrip(")")

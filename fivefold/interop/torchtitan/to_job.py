@@ -32,7 +32,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     ranks = world(config.document, overrides)
     fields = values.fields()
     fields |= {"job.stack.name": "torchtitan", "job.stack.early_stop": False, "job.documents": "separate"}
-    fields |= read_compile(values) | rate(values)
+    fields |= read_compile(values) | read_learning_rate(values)
     fields["job.seed"] = values["debug.seed"] or 0
     is_async_tp = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"
     fields["job.stack.overlap"] = ("dp", "tp") if is_async_tp else ("dp",)
@@ -44,9 +44,9 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields["layout.sp"] = fields["layout.sp"] or fields["layout.tp"] == 1
     if ranks is not None and model is not None:
         pp = fields["layout.pp"]
-        fields |= degrees(values, ranks)
-        fields |= read_batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
-        fields["job.precision"] = _precision(values)
+        fields |= read_degrees(values, ranks)
+        fields |= read_batch(values, dp=fields["layout.dp"], pp=pp) | read_pipeline(values, model, pp=pp)
+        fields["job.precision"] = _read_precision(values)
         has_unsharded_experts = model.moe is not None and fields["layout.ep"] == 1
         fields["layout.etp"] = fields["layout.tp"] if has_unsharded_experts else 1
     missing = () if ranks else (RANKS_MISSING,)
@@ -68,8 +68,8 @@ def _read_recomputation(values: Values) -> str:
     return "none"
 
 
-def _precision(values: Values) -> Recipe:
-    base_recipe = sixteen_bits(values, sharded=True)  # fully_shard is always applied, over one rank too
+def _read_precision(values: Values) -> Recipe:
+    base_recipe = find_16_bit_dtype(values, sharded=True)  # fully_shard is always applied, over one rank too
     converters = [
         converter for converter in to_list(values["model_spec.converters"]) if isinstance(converter, CallValue)
     ]
@@ -96,7 +96,7 @@ def _precision(values: Values) -> Recipe:
     return recipe("fp8-rowwise-gw" if scaling_recipe == "rowwise_with_gw_hp" else "fp8-rowwise")
 
 
-def degrees(values: Values, ranks: int) -> dict[str, Any]:
+def read_degrees(values: Values, ranks: int) -> dict[str, Any]:
     """Return dp, ZeRO stage and shard group; raise ``UserError`` if the degrees do not multiply to the ranks."""
     cp, tp, pp = (values.to_int(f"{P}{axis}_parallel_degree") for axis in ("context", "tensor", "pipeline"))
     copies = values.to_int(f"{P}data_parallel_replicate_degree")
@@ -162,7 +162,7 @@ def distribute_layers(layers: int, stages: int, *, first: int, last: int) -> tup
     return tuple(sizes)
 
 
-def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
+def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     """Return schedule, virtual stages and layers of each stage."""
     if pp == 1:
         return {}
@@ -204,7 +204,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
 
 
-def sixteen_bits(values: Values, *, sharded: bool) -> Recipe:
+def find_16_bit_dtype(values: Values, *, sharded: bool) -> Recipe:
     """Return the recipe before converters to fp8."""
     dtype, gathered_dtype = values["training.dtype"], values["training.mixed_precision_param"]
     if dtype == "bfloat16":
@@ -221,7 +221,7 @@ def sixteen_bits(values: Values, *, sharded: bool) -> Recipe:
     return recipe("fp32")
 
 
-def rate(values: Values) -> dict[str, Any]:
+def read_learning_rate(values: Values) -> dict[str, Any]:
     """Return the learning rate's schedule: warm-up, stable, decay."""
     ratio, steps, warmup = (
         values["lr_scheduler.decay_ratio"],

@@ -34,7 +34,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         "optimizer.beta1": job.optimizer.betas[0],
         "optimizer.beta2": job.optimizer.betas[1],
         f"{P}enable_async_tensor_parallel": layout.tp > 1 and "tp" in job.stack.overlap,
-        **_converters(plan),
+        **_emit_converters(plan),
     }
     if model.moe and layout.ep == 1 and layout.etp != layout.tp:
         raise UserError(
@@ -59,7 +59,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     return WrittenConfig({"torchtitan.toml": toml_file(values, TOML, about=about, extra=extra)})
 
 
-def _converters(plan: ConfigPlan) -> dict[str, Any]:
+def _emit_converters(plan: ConfigPlan) -> dict[str, Any]:
     precision_recipe = plan.job.precision
     if not precision_recipe.is_low_precision:
         return {}

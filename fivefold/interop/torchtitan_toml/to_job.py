@@ -7,7 +7,14 @@ from typing import Any
 from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, world
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.flavors import resolve_flavor
-from fivefold.interop.torchtitan.to_job import degrees, pipeline, rate, read_batch, read_compile, sixteen_bits
+from fivefold.interop.torchtitan.to_job import (
+    find_16_bit_dtype,
+    read_batch,
+    read_compile,
+    read_degrees,
+    read_learning_rate,
+    read_pipeline,
+)
 from fivefold.job import Recipe, recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES
 from fivefold.model.spec import Model
@@ -27,17 +34,22 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     ranks = world(config.document, overrides)
     model = config.model or resolve_flavor(str(values["model.name"]), str(values["model.flavor"]))
     fields = values.fields()
-    fields |= {"job.stack.name": "torchtitan", **read_compile(values), **rate(values), **_optimizer(values)}
+    fields |= {
+        "job.stack.name": "torchtitan",
+        **read_compile(values),
+        **read_learning_rate(values),
+        **_read_optimizer(values),
+    }
     fields["job.stack.overlap"] = ("dp", "tp") if values[f"{P}enable_async_tensor_parallel"] else ("dp",)
     fields["job.seed"] = values["debug.seed"] or 0
     fields["job.documents"] = "separate" if "flex" in str(values["model.flavor"]) else "joined"
     fields["layout.ac"] = _read_recomputation(values)
     if ranks is not None:
         pp = fields["layout.pp"]
-        fields |= degrees(values, ranks)
-        fields |= read_batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
-        fields["job.precision"] = _precision(values, model, sharded=fields["layout.zero"] > 0)
-        fields["layout.etp"] = _experts(values, model)
+        fields |= read_degrees(values, ranks)
+        fields |= read_batch(values, dp=fields["layout.dp"], pp=pp) | read_pipeline(values, model, pp=pp)
+        fields["job.precision"] = _read_precision(values, model, sharded=fields["layout.zero"] > 0)
+        fields["layout.etp"] = _read_experts(values, model)
         overlaps_experts = values[f"{P}pipeline_parallel_expert_parallel_overlap"] and fields["layout.ep"] > 1
         fields["job.stack.pairs"] = bool(
             overlaps_experts and PIPELINE_SCHEDULES[fields.get("layout.schedule", DEFAULT_SCHEDULE)].pairs_passes
@@ -46,7 +58,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
 
 
-def _experts(values: Values, model: Model) -> int:
+def _read_experts(values: Values, model: Model) -> int:
     """Return etp; without expert parallelism, experts are sharded as the MLP is."""
     if model.moe is None:
         return 1
@@ -71,7 +83,7 @@ def _read_recomputation(values: Values) -> str:
     return "none"
 
 
-def _optimizer(values: Values) -> dict[str, Any]:
+def _read_optimizer(values: Values) -> dict[str, Any]:
     kind = str(values["optimizer.name"])
     if kind not in ("AdamW", "Adam"):
         values.mark_not_modelled("optimizer.name", "is not among the optimizers here; read as AdamW")
@@ -81,8 +93,8 @@ def _optimizer(values: Values) -> dict[str, Any]:
     }
 
 
-def _precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
-    base_recipe = sixteen_bits(values, sharded=sharded)
+def _read_precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
+    base_recipe = find_16_bit_dtype(values, sharded=sharded)
     converters = [str(name).rpartition(".")[2] for name in to_list(values["model.converters"])]
     linear = "quantize.linear."
     if "float8" in converters:

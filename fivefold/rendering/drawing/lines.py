@@ -23,7 +23,7 @@ class Curve(NamedTuple):
     show: Callable[[float], str] = "{:.4g}".format
 
 
-def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_title: str = "") -> Raw:
+def draw_lines(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_title: str = "") -> Raw:
     """Draw the curves that have a finite point; return an empty text if none has."""
     curves = [item._replace(points=_thin([p for p in item.points if isfinite(p[1])])) for item in curves]
     curves = [item for item in curves if item.points]

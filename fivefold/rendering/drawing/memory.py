@@ -20,7 +20,7 @@ HEIGHT = 250
 MAX_TOOLTIP_INTERVALS = 240  # number of time intervals for which the mouse shows what is live
 
 
-def picture(
+def draw_memory(
     levels: Sequence[Level], *, rank: int, capacity_bytes: int, labels: Sequence[tuple[float, float, str]] | None = None
 ) -> Raw:
     """Draw the chart; ``labels``: time intervals with their tips; default: the parts of the fullest level of each."""
@@ -51,7 +51,7 @@ def draw_file(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes:
     return PictureFile(
         title=finding(levels, rank=rank, capacity_bytes=capacity_bytes),
         lines=(f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}", drawn),
-        chart=picture(levels, rank=rank, capacity_bytes=capacity_bytes),
+        chart=draw_memory(levels, rank=rank, capacity_bytes=capacity_bytes),
         height=HEIGHT,
         looks=[(name, name) for name in list_legend_entries(levels)],
     )

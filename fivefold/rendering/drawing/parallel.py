@@ -28,7 +28,7 @@ class ParallelLine(NamedTuple):
     look: str
 
 
-def picture(axes: Sequence[ParallelAxis], lines: Sequence[ParallelLine], *, label: str) -> Raw:
+def draw_parallel_axes(axes: Sequence[ParallelAxis], lines: Sequence[ParallelLine], *, label: str) -> Raw:
     """Draw the axes that have several values, and the lines, the first on top; empty if fewer than three axes do."""
     axes = [axis for axis in axes if len(set(axis.values)) > 1]
     if len(axes) < 3:

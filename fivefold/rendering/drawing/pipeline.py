@@ -30,7 +30,7 @@ class _Place(NamedTuple):
     height: float
 
 
-def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None = None) -> Raw:
+def draw_pipeline(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None = None) -> Raw:
     """Draw the chart; ``names``: of the rows, by default the ranks; ``pp``: pipeline ranks, by default the rows."""
     end = max(row[-1].end for row in rows)
     per_second, unit = time_unit(end)
@@ -78,7 +78,7 @@ def draw_file(
             f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}",
             " · ".join(filter(None, (drawn, "paler: a rank's later stages" if has_paler else ""))),
         ),
-        chart=picture(rows, label=title, names=names, pp=pp),
+        chart=draw_pipeline(rows, label=title, names=names, pp=pp),
         height=find_row_height(rows) * len(rows),
         looks=list_legend_entries(rows),
         left=max(62, round(7 * max(map(len, names), default=0))),

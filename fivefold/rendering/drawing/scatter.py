@@ -24,7 +24,7 @@ class ScatterPoint(NamedTuple):
     text: str = ""
 
 
-def picture(
+def draw_scatter(
     points: Sequence[ScatterPoint], *, label: str, x_title: str, y_title: str, stairs: bool = False, zero: bool = False
 ) -> Raw:
     """Draw the chart; ``stairs``: points of the default look are joined as a front; ``zero``: both axes begin at 0."""

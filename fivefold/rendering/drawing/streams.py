@@ -23,7 +23,7 @@ class StreamPiece(NamedTuple):
     tip: str
 
 
-def picture(lines: Sequence[tuple[str, Sequence[StreamPiece]]], *, last: float, label: str) -> Raw:
+def draw_streams(lines: Sequence[tuple[str, Sequence[StreamPiece]]], *, last: float, label: str) -> Raw:
     """Draw the chart of lines by name, ``last`` seconds long."""
     per_second, unit = time_unit(last)
     marks = (mark for line, (_, pieces) in enumerate(lines) for mark in _marks(pieces, line, len(lines), last=last))

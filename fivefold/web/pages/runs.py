@@ -89,7 +89,7 @@ def compare_runs(site: WebServer, asked: RunQuestion) -> dict[str, Any]:
             if predicted is not None and expect is not None and points:
                 ends = [(points[0][0], expect(predicted)), (points[-1][0], expect(predicted))]
                 curves.append(Curve(f"{name}, predicted", f"{look} expected", ends))
-        return lines.picture(curves, label=label, x_title="optimizer step", y_title=y_title)
+        return lines.draw_lines(curves, label=label, x_title="optimizer step", y_title=y_title)
 
     pictures = {
         "Loss": draw(lambda log: list_points(log, "loss"), "loss over steps", y_title="nats"),
@@ -181,7 +181,7 @@ def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
         predicted_speed = predicted.tokens_per_second_per_gpu * predicted.world
         ends = [(points[0][0], predicted_speed), (points[-1][0], predicted_speed)]
         curves.append(Curve("predicted", "predicted", ends, show_count))
-    return lines.picture(curves, label="tokens per second over steps")
+    return lines.draw_lines(curves, label="tokens per second over steps")
 
 
 def memory(training: list[dict[str, Any]]) -> Any:
@@ -194,7 +194,7 @@ def memory(training: list[dict[str, Any]]) -> Any:
         [(step, resident / size) for step, resident in sizes],
         lambda resident: show_bytes(resident * size),
     )
-    return lines.picture([curve], label="memory over steps", y_title=unit)
+    return lines.draw_lines([curve], label="memory over steps", y_title=unit)
 
 
 def lanes(site: WebServer, name: str) -> dict[str, Any]:
@@ -209,5 +209,5 @@ def lanes(site: WebServer, name: str) -> dict[str, Any]:
     names = [f"{kind} {rank}" for kind, ranks in kinds.items() for rank, row in enumerate(ranks) if row]
     duration = show_seconds(max(row[-1].end for row in rows))
     stages = min(len(ranks) for ranks in kinds.values())
-    picture = pipeline.picture(rows, label=f"the step over time, {duration}", names=names, pp=stages)
+    picture = pipeline.draw_pipeline(rows, label=f"the step over time, {duration}", names=names, pp=stages)
     return {"picture": picture, "looks": pipeline.list_legend_entries(rows)}

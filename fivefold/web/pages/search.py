@@ -217,7 +217,7 @@ def draw_choices(asked: SearchQuestion, fits: Sequence[Fit]) -> Raw:
         )
         for index, fit in enumerate(fits)
     ]
-    return parallel.picture(axes, lines, label=f"choices of the {len(fits)} fastest layouts that fit")
+    return parallel.draw_parallel_axes(axes, lines, label=f"choices of the {len(fits)} fastest layouts that fit")
 
 
 def _point(
