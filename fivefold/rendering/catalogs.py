@@ -55,17 +55,17 @@ MODELS: tuple[Column[CatalogModel], ...] = (
 FAMILIES: tuple[Column[CatalogFamily], ...] = (
     Column("model_type", attrgetter("name"), is_text=True),
     Column("status", attrgetter("status"), is_text=True),
-    Column("needs, or text model", lambda family: family.needs or family.text, is_text=True, missing=""),
+    Column("what is missing, or text model", lambda family: family.needs or family.text, is_text=True, missing=""),
     Column("class", attrgetter("architecture"), is_text=True, is_wide=True),
 )
 MACHINES: tuple[Column[CatalogMachine], ...] = (
     Column("machine", attrgetter("name"), is_text=True),
     Column("memory", attrgetter("memory_bytes"), lambda size: f"{size / GIB:.1f} GiB"),
-    Column("bandwidth", attrgetter("memory_bandwidth"), show_rate),
+    Column("HBM", attrgetter("memory_bandwidth"), show_rate),
     Column("16-bit peak", _find_peak, lambda rate: f"{rate / 1e12:,.0f} TFLOP/s"),
     Column("node", attrgetter("ranks_per_node"), "{} GPUs".format),
-    Column("in node", lambda machine: machine.links[0].bandwidth, show_rate),
-    Column("network", lambda machine: machine.links[-1].bandwidth, show_rate),
+    Column("in node, per GPU", lambda machine: machine.links[0].bandwidth, show_rate),
+    Column("network, per GPU", lambda machine: machine.links[-1].bandwidth, show_rate),
     Column("links, near to far", _show_links, is_text=True, is_wide=True),
     Column("power", attrgetter("power_watts"), "{:,.0f} W".format, is_wide=True),
     Column("source", attrgetter("source"), is_text=True, is_wide=True),

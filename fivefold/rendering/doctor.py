@@ -30,9 +30,9 @@ def page(diagnosis: Diagnosis) -> RenderableType:
     bars = Parts(split_bytes({part: size for part, size in sizes.items() if size}), fullest_step.peak_bytes)
     parts: list[RenderableType] = [_headline(diagnosis)]
     parts += [heading("Memory at the peak", cause(fullest_step)), show_bars(bars)]
-    parts += [heading("What lies there", "the largest, like ones together"), _make_largest_grid(fullest_step)]
+    parts += [heading("Largest tensors", "equal ones grouped"), _make_largest_grid(fullest_step)]
     parts += [
-        heading("By module", "like ones together; kept from the forward to the backward"),
+        heading("By module", "equal ones grouped; kept from the forward to the backward"),
         _modules(diagnosis.parts),
     ]
     if diagnosis.advice is not None:

@@ -191,12 +191,12 @@ def _messages(lines: Sequence[MessageLine]) -> Grid:
         "group",
         "ranks",
         "collective",
-        "messages",
+        "calls",
         "bytes",
         "seconds",
         "waiting",
-        "algorithm",
-        "bus",
+        "algbw",
+        "busbw",
         *(("of the link",) if has_links else ()),
     )
     rows = tuple(_message_row(line, linked=has_links) for line in lines)

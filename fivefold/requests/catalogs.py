@@ -47,14 +47,14 @@ def list_families(word: str | None = None) -> list[CatalogFamily]:
     from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 
     entries = [
-        CatalogFamily(name=name, architecture=architecture, status="not read", needs=reason)
+        CatalogFamily(name=name, architecture=architecture, status="unsupported", needs=reason)
         for name, (architecture, reason) in LACKING_TYPES.items()
     ]
     for name, family in FAMILIES.items():
-        status: Literal["trained", "planned"] = "trained" if family.is_trained else "planned"
+        status: Literal["trained", "predicted"] = "trained" if family.is_trained else "predicted"
         entries.append(CatalogFamily(name=name, architecture=family.architecture, status=status))
     for name, wrapper in WRAPPERS.items():
-        status = "trained" if FAMILIES[wrapper.text].is_trained else "planned"
+        status = "trained" if FAMILIES[wrapper.text].is_trained else "predicted"
         entries.append(CatalogFamily(name=name, architecture=wrapper.architecture, status=status, text=wrapper.text))
     return _select(sorted(entries, key=lambda entry: entry.name), word, kind="family", flag="models --families")
 

@@ -26,12 +26,12 @@ class CatalogModel(Record):
 
 
 class CatalogFamily(Record):
-    """A family of Hugging Face models: whether it is trained, planned only, or what is missing to read it."""
+    """A family of Hugging Face models: whether it is trained, predicted only, or what is missing to support it."""
 
     name: str  # its ``model_type``
     architecture: str  # the class that transformers builds
-    status: Literal["trained", "planned", "not read"]
-    needs: str = ""  # what is missing, if it is not read
+    status: Literal["trained", "predicted", "unsupported"]
+    needs: str = ""  # what is missing, if it is unsupported
     text: str = ""  # the family of its text model, if it is a multimodal model, of which that is read
 
 

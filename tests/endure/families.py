@@ -82,7 +82,7 @@ def count_all() -> bool:
     """Print how many models of transformers are trained, planned or not read; whether all random configs agree."""
     status = {entry.name: entry.status for entry in list_families()}
     for what, names in (("causal", CAUSAL), ("image-text", IMAGE_TEXT)):
-        result = Counter(status.get(OTHER_NAMES.get(name, name), "not read") for name in names)
+        result = Counter(status.get(OTHER_NAMES.get(name, name), "unsupported") for name in names)
         print(f"{what}: " + ", ".join(f"{number} {word}" for word, number in sorted(result.items())))
     with silence_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -19,7 +19,7 @@ UNEVEN = 1.3  # the least of the imbalances measured without a balancer that mov
 STRAGGLES = 1.08  # between GPUs of one kind, on average
 
 META = "flows that collide in Ethernet: better spread, all-reduces gained up to 40 % (Meta, SIGCOMM 2024)"
-BOUNDS = "the range of what is known: docs/explanation/how-a-step-costs/constants.md"
+BOUNDS = "the published range: docs/explanation/how-a-step-costs/constants.md"
 ULTRA_EP = "most loaded rank over the mean: 1.30 to 4.01 in models of 106B to 671B (arXiv:2606.04101)"
 VARIED = "GPUs of one kind differ by 8 % on average, the worst by half (arXiv:2208.11035)"
 
