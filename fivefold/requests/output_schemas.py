@@ -48,7 +48,7 @@ OUTPUTS: Mapping[str, Output] = {
     ),
     "sweep": Output([f"{_RESULTS}.outputs:SweepSize"], [f"{_RESULTS}.sweep_row:SweepRow"], version=2),
     "dryrun": Output([f"{_RESULTS}.outputs:DryrunOutput"], version=2),
-    "models": Output(entries=[f"{_RESULTS}.catalog:CatalogModel", f"{_RESULTS}.catalog:CatalogFamily"]),
+    "models": Output(entries=[f"{_RESULTS}.catalog:CatalogModel", f"{_RESULTS}.catalog:CatalogFamily"], version=2),
     "machines": Output(entries=[f"{_RESULTS}.catalog:CatalogMachine"]),
     "stacks": Output(entries=[f"{_RESULTS}.catalog:CatalogStack"]),
     "read": Output([f"{_RESULTS}.reading:Reading"], version=13),

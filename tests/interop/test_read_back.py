@@ -159,7 +159,7 @@ def test_the_file_says_it_in_the_softwares_words(name: str) -> None:
 def test_a_learning_rate_that_would_be_another_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
     from fivefold.interop.huggingface import emit as writer
 
-    monkeypatch.setattr(writer, "schedule", lambda job: {"lr_scheduler_type": "cosine"})
+    monkeypatch.setattr(writer, "emit_schedule", lambda job: {"lr_scheduler_type": "cosine"})
     written = write(plan("deepspeed", RATES["wsd"]), to="deepspeed")
     assert any("the learning rate is written with" in remark for remark in written.remarks)
 

@@ -68,7 +68,7 @@ def test_a_chip_and_its_node() -> None:
             "machine 'l40s:8 nic=many': nic=many: is not a number and a unit; write for example 100Gbit, ",
         ),
         ("l40s:8 nic=100", "nic=100: is not a number and a unit"),
-        ("l40s:8 nic=0Gbit", "links.1.bandwidth: must be 1 or more, not 0.0"),
+        ("l40s:8 nic=0Gbit", "links[1].bandwidth: must be 1 or more, not 0.0"),
         ("l40s:8 nic=-1GB", "nic=-1GB: is not a number"),
         ("l40s:8 nic=nanGB", "nic=nanGB: is not a number"),
         ("l40s:8 node=0", "node=0: is not a number of GPUs; write node=8"),

@@ -23,7 +23,7 @@ FAR = Case("llama", "mbs2", CONSTANT, LONG | {"steps": 4})
 FALLING = Case("llama", "mbs4", WSD | {"warmup_steps": 1, "decay_steps": 4}, SHORT)
 EXPERTS = Case("mixtral", "mbs4", COSINE, SHORT)
 ADAMW = "torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon"
-INTO_GRADIENT = "shape.gradient_(probabilities, chunk).mul_(gradient_scale)"
+INTO_GRADIENT = "transform.gradient_(probabilities, chunk).mul_(gradient_scale)"
 Planted = list[tuple[Case, Mutation]]
 
 
