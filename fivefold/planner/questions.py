@@ -89,8 +89,8 @@ def longest_sequence(
     if more == 0:
         raise UserError(_describe_shortage(planner(fewer + 1), layout))
     most = fewer + more
-    beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
-    return _answer(question, f"{most * step:,} tokens{beyond}", most * step, planner(most), layout)
+    beyond_text = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
+    return _answer(question, f"{most * step:,} tokens{beyond_text}", most * step, planner(most), layout)
 
 
 def fine_tunes(
