@@ -281,12 +281,12 @@ def shorten_value(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 1]}…"
 
 
-def nest(fields: Mapping[str, Any], noun: str) -> dict[str, Any]:
-    """Return the fields of one record, ``noun.a.b`` as ``{"a": {"b": …}}``."""
+def nest(fields: Mapping[str, Any], record_name: str) -> dict[str, Any]:
+    """Return the fields of one record, ``record_name.a.b`` as ``{"a": {"b": …}}``."""
     tree: dict[str, Any] = {}
     for path, value in fields.items():
         first, *rest = path.split(".")
-        if first != noun:
+        if first != record_name:
             continue
         table = tree
         for name in rest[:-1]:
@@ -295,14 +295,14 @@ def nest(fields: Mapping[str, Any], noun: str) -> dict[str, Any]:
     return tree
 
 
-def write_values(table: Table, nouns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of keys of kind ``field``, read from ``nouns`` by name; the inverse of ``Values.fields``."""
+def write_values(table: Table, records: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of keys of kind ``field``, read from ``records`` by name; the inverse of ``Values.fields``."""
     values = {}
     for name, key in table.items():
         if key.kind != "field":
             continue
         first, *rest = key.means.split(".")
-        value = nouns[first]
+        value = records[first]
         for attribute in rest:
             value = getattr(value, attribute, None)
         if key.words is not None:

@@ -138,8 +138,8 @@ def _facts(cases: Sequence[ComparedCase]) -> list[list[str]]:
         job_facts = [f"{field.removeprefix('stack.')}={job.get(field, 'none')}" for field in fields]
         size = " ".join([f"{machine}:{case.machine.ranks}", *words])
         batch = f"seq {case.job.sequence}", f"gbs {case.job.global_batch}"
-        nouns = case.model.name, size, case.job.stack.name, case.job.precision.name
-        fact_lists.append([*nouns, *batch, *job_facts, *str(case.layout).split()])
+        case_names = case.model.name, size, case.job.stack.name, case.job.precision.name
+        fact_lists.append([*case_names, *batch, *job_facts, *str(case.layout).split()])
     return fact_lists
 
 

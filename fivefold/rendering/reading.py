@@ -15,7 +15,7 @@ from fivefold.units import show_count
 
 def page(reading: Reading) -> RenderableType:
     """Return the page of a reading."""
-    records = [(name, text) for name, text in _nouns(reading) if text]
+    records = [(name, text) for name, text in _list_records(reading) if text]
     parts: list[RenderableType] = [
         Text(f"{reading.origin}: {reading.software} {reading.version}", style="bold", overflow="fold"),
         *(Text(f"{name:<8}{text}", overflow="fold") for name, text in records),
@@ -37,7 +37,7 @@ def page(reading: Reading) -> RenderableType:
     return Group(*parts)
 
 
-def _nouns(reading: Reading) -> list[tuple[str, str]]:
+def _list_records(reading: Reading) -> list[tuple[str, str]]:
     model, job = reading.model, reading.job
     return [
         ("model", f"{model.name}, {show_count(model.parameters)} parameters" if model else ""),

@@ -123,19 +123,19 @@ def place(asked: dict[str, Any]) -> tuple[ServedFolder, Path]:
 
 def search(asked: dict[str, Any], report: Report) -> Any:
     """Search: the data of ``fivefold search --json``."""
-    question, nouns = read_question(asked, SearchQuestion)
-    return _run_search(asked, question, nouns, report).model_dump(mode="json")
+    question, resolved = read_question(asked, SearchQuestion)
+    return _run_search(asked, question, resolved, report).model_dump(mode="json")
 
 
 def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
     """Search with the ranking of ``--exact``, because next to a proposal only the best layout is certain."""
-    question, nouns = read_question(asked, SearchQuestion)
-    proposed = _run_search(asked, question, nouns, report)
+    question, resolved = read_question(asked, SearchQuestion)
+    proposed = _run_search(asked, question, resolved, report)
     if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
         return proposed.model_dump(mode="json")
     try:
         ranking = question.replace(exact=True, front=1)
-        every = answers.layouts(ranking, nouns, report=report, fitted=_listener(report), exact=False)
+        every = answers.layouts(ranking, resolved, report=report, fitted=_listener(report), exact=False)
     except StopSignal:
         return proposed.replace(stopped=True).model_dump(mode="json")
     if every.stopped:
