@@ -154,7 +154,7 @@ class GroupedAttention(_Attention):
         if self.norms_heads and not self.norms_rotated:
             q, k = self._normalize(q, k)
         if self.rotates:
-            tables = rows.rotary(own=self.has_sliding_rope)
+            tables = rows.rotary(sliding=self.has_sliding_rope)
             q = self.run("rope.q", self.kernels.rotate_first, q, *tables)
             k = self.run("rope.k", self.kernels.rotate_first, k, *tables)
         if self.norms_heads and self.norms_rotated:
@@ -197,7 +197,7 @@ class LatentAttention(_Attention):
 
     def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         mla, tokens = self.mla, rows.tokens
-        tables = rows.rotary(own=self.has_sliding_rope) if self.rotates else None
+        tables = rows.rotary(sliding=self.has_sliding_rope) if self.rotates else None
         q, kv, gate = self._project_down(x_RD, rows.keys)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
@@ -222,7 +222,7 @@ class LatentAttention(_Attention):
         mla, tokens = self.mla, rows.tokens
         q = _split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
         if self.rotates:
-            tables = rows.rotary(own=self.has_sliding_rope)
+            tables = rows.rotary(sliding=self.has_sliding_rope)
             q, key = self.kernels.rotate_last(q, *tables), self.kernels.rotate_last(key, *tables)
         if self.has_temperature:
             q = self.kernels.rotate_first(q, *rows.temperature())

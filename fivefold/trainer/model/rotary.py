@@ -33,9 +33,9 @@ class RowInputs(NamedTuple):
     documents: Tensor | None = None
     keys: Tensor | None = None
 
-    def rotary(self, *, local_only: bool) -> tuple[Tensor, Tensor]:
-        """Return cos and sin; ``local_only``: those of sliding layers with tables of their own."""
-        first = 2 if local_only else 0
+    def rotary(self, *, sliding: bool) -> tuple[Tensor, Tensor]:
+        """Return cos and sin; ``sliding``: those of sliding layers with tables of their own."""
+        first = 2 if sliding else 0
         return self.tables[first], self.tables[first + 1]
 
     def temperature(self) -> tuple[Tensor, Tensor]:
