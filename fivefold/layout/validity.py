@@ -96,11 +96,12 @@ def describe_uncounted(model: Model, job: Job) -> tuple[str, ...]:
 
 def _describe_frozen_experts(model: Model, adapter: Adapter) -> Iterator[str]:
     """Yield warnings where adapters of a mixture may be fewer, or its base larger, than a reader expects."""
-    if adapter.targets == (ALL_LINEAR,):
+    if not {ALL_LINEAR, "gate_proj", "up_proj", "down_proj"}.isdisjoint(adapter.targets):
+        targets = ",".join(adapter.targets)
         yield (
-            f"model {model.name!r}: all-linear is attention, MLPs and shared experts; routed experts and their router "
-            "are frozen. peft from 0.18 on adds both for most mixtures; target_modules of q_proj,k_proj,v_proj,o_proj "
-            "mean the same in both"
+            f"model {model.name!r}: adapter.targets={targets} leaves routed experts and their router frozen; adapters "
+            "are on attention, MLPs and shared experts alone. peft adds routed experts in most mixtures; targets of "
+            "attention mean the same in both"
         )
     if adapter.base in ("nf4", "int8"):
         yield (

@@ -14,7 +14,7 @@ from math import ceil, log2
 from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import count_image_tokens, describe_assumed_batch, is_legal, refuse
+from fivefold.layout.validity import count_image_tokens, describe_assumed_batch, describe_uncounted, is_legal, refuse
 from fivefold.layout.where import ANY
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -98,24 +98,30 @@ def fine_tunes(
 ) -> list[FineTune]:
     """Return what fits of full fine-tuning, LoRA and QLoRA, and how fast each is.
 
-    Adapters are the job's, or of rank 16. Without a ``layout``: all ranks share the weights (ZeRO-3), blocks are
-    recomputed. The remarks of the first answer name the methods that are not modelled for this model and job; raises
-    ``UserError`` if none is.
+    Adapters are the job's, or of rank 16. Without a ``layout``: all ranks share the weights (ZeRO-3), with full
+    recomputation, and a second time without any if that fits. The remarks of the first answer name the methods that
+    are not modelled for this model and job; raises ``UserError`` if none is.
     """
     ranks = machine.ranks
-    spread = layout or Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
+    recomputed = Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
     lora = (job.adapter or Adapter()).replace(base=None)
-    answers, errors = list[FineTune](), dict[str, UserError]()
+    answers, errors, remarks = list[FineTune](), dict[str, UserError](), list[str]()
     for adapter in (None, lora, lora.replace(base="nf4")):
-        tuned, smallest = job.replace(adapter=adapter), spread.replace(mbs=job.min_micro_batch)
-        try:
-            answers.append(_fine_tune(model, machine, tuned, smallest, risk=risk))
-        except UserError as error:
-            errors[name_method(tuned)] = error
+        tuned = job.replace(adapter=adapter)
+        for spread in (layout,) if layout else (recomputed, recomputed.replace(ac="none")):
+            smallest = spread.replace(mbs=job.min_micro_batch)
+            try:
+                answer = _fine_tune(model, machine, tuned, smallest, risk=risk)
+            except UserError as error:
+                errors[name_method(tuned)] = error
+                break
+            if answer.micro_batch or spread.ac != "none" or layout:
+                answers.append(answer)
+                remarks += describe_uncounted(model, tuned)
     if not answers:
         raise next(iter(errors.values()))
-    remarks = tuple(f"no answer for {method}: {error}" for method, error in errors.items())
-    return [answers[0].replace(remarks=remarks), *answers[1:]]
+    remarks += [f"no answer for {method}: {error}" for method, error in errors.items()]
+    return [answers[0].replace(remarks=tuple(dict.fromkeys(remarks))), *answers[1:]]
 
 
 def name_method(job: Job) -> str:

@@ -80,12 +80,14 @@ def test_a_sequence_is_not_shorter_than_its_images() -> None:
 def test_methods_that_are_not_modelled_are_named_next_to_those_that_are() -> None:
     model = build_model("gemma3-4b")
     job = Job(sequence=4096, global_batch=8, images=2, freeze_vision_tower=True, freeze_projector=True)
-    full, lora = questions.fine_tunes(model=model, machine=NODE, job=job)
-    assert (full.method, lora.method) == ("full", "lora:16")
+    full, _, lora, faster = questions.fine_tunes(model=model, machine=NODE, job=job)
+    assert (full.method, lora.method, faster.method) == ("full", "lora:16", "lora:16")
+    assert (lora.layout, faster.layout) == ("dp8 zero3 mbs1 ac=full", "dp8 zero3 mbs1")
+    assert faster.tokens_per_second > lora.tokens_per_second
     assert full.memory_bytes > 1.5 * lora.memory_bytes
     (remark,) = full.remarks
     assert remark.startswith("no answer for qlora:16: layout 'dp8 zero3 mbs1 ac=full': images=2 are not counted with")
-    only = questions.fine_tunes(model=build_model("lfm2-1.2b"), machine=NODE, job=JOB)
+    only = questions.fine_tunes(model=build_model("deepseek-v3-mtp"), machine=NODE, job=JOB)
     assert [way.method for way in only] == ["full"]
     assert [remark.split(":")[0] for remark in only[0].remarks] == ["no answer for lora", "no answer for qlora"]
     with pytest.raises(UserError, match="dp16"):
@@ -413,11 +415,13 @@ def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
     ways = questions.fine_tunes(
         model=build_model("llama3-8b"), machine=machine, job=Job(sequence=2048, global_batch=16)
     )
-    assert [way.method for way in ways] == ["full", "lora:16", "qlora:16"]
-    full, lora, qlora = ways
+    assert [way.method for way in ways] == ["full", "lora:16", "qlora:16", "qlora:16"]
+    full, lora, qlora, faster = ways
     assert (full.longest_sequence, full.micro_batch) == (0, 0)
     assert lora.longest_sequence < qlora.longest_sequence > 8192
     assert qlora.micro_batch >= 4
+    assert faster.layout == "dp1 zero0 mbs1"
+    assert faster.tokens_per_second > qlora.tokens_per_second
     for way in ways[1:]:
         chosen = Job(sequence=2048, global_batch=16, adapter=way.method)  # type: ignore[arg-type]
         planner = Planner(model=build_model("llama3-8b"), machine=machine, job=chosen)
@@ -428,9 +432,8 @@ def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
             assert planner.step(result.layout).memory.driver_bytes == way.driver_bytes
             assert chosen.tokens_per_step / result.step_time.seconds == way.tokens_per_second
         longer = chosen.replace(sequence=way.longest_sequence + 2)
-        assert not Planner(model=build_model("llama3-8b"), machine=machine, job=longer).fits(
-            Layout.parse("dp1 zero0 mbs1 ac=full")
-        )
+        single = Layout.parse(way.layout).replace(mbs=1)
+        assert not Planner(model=build_model("llama3-8b"), machine=machine, job=longer).fits(single)
 
 
 @pytest.mark.parametrize("noise", [-1.0, 0.0, float("nan")])

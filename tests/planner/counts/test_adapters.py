@@ -240,7 +240,8 @@ def test_experts_stay_wide_next_to_a_base_in_nf4() -> None:
     saved = sum(2 * numel - nf4_bytes(numel) - nf4_scales_bytes(numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == model.layers * saved
     remarks = describe_uncounted(model, job("qlora:8"))
-    assert [remark.split(": ")[1].split(" ")[0] for remark in remarks] == ["all-linear", "routed"]
+    assert [remark.split(": ")[1].split(" ")[0] for remark in remarks] == ["adapter.targets=all-linear", "routed"]
+    assert "routed experts" in describe_uncounted(model, job({"targets": ["q_proj", "down_proj"]}))[0]
     assert describe_uncounted(model, job({"targets": ATTENTION})) == ()
 
 
