@@ -26,8 +26,8 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.run_estimate import validate_tokens
 from fivefold.planner.search import find_fitting_layout, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
-from fivefold.planner.search.neighbours import climb
-from fivefold.planner.search.work import EXACT_UNITS, SearchWork
+from fivefold.planner.search.neighbours import climb, shrink
+from fivefold.planner.search.work import CLIMBING_UNITS, EXACT_UNITS, SearchWork
 from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.record import UserError
 from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnswer
@@ -35,7 +35,9 @@ from fivefold.step import FITS_RISK
 from fivefold.units import ceil_div, show_bytes, show_count, show_risk
 
 NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
-MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of one size of a model
+DOUBLED_MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of the first size of a model, or of a doubled one
+MODEL_UNITS = EXACT_UNITS // 2  # of work to find layouts of all sizes between
+SHRINKING_UNITS = EXACT_UNITS // 10  # of work to make the layout of another size fit, by single changes
 GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewest ranks
 MAX_SEQUENCE = 2**24  # tokens of the longest sequence that is tried
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
@@ -258,19 +260,24 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     """Return the largest model that fits the machine.
 
     Layers and heads of ``model`` are scaled in eighths, up to 32 times or to where the states alone exceed the memory.
-    A layout that fits one size is tried first at the next. A size is taken not to fit, and named, if no layout is found
-    to fit within a work limit, which is lower between sizes that are known. The layout is the first that was found to
+    A layout that fits one size is tried first at the next, and then made smaller by single changes. A size is taken not
+    to fit, and named, if no layout is found to fit within a work limit, which all sizes between known ones share. The
+    layout is the first that was found to
     fit, made faster by single changes: a search for the fastest at the edge of the memory takes many times as long.
     """
     fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
+    work_between = SearchWork(exact_units=MODEL_UNITS)
 
     def fits_at(eighths: int) -> bool:
         tried = scale_model(model, eighths / 8)
         planner = Planner(model=tried, machine=machine, job=job, risk=risk)
         layout = fits[max(fits)][1] if fits else None
-        if layout is None or not (is_legal(layout, model=tried, job=job, machine=machine) and planner.fits(layout)):
+        if layout is not None:
+            is_legal_here = is_legal(layout, model=tried, job=job, machine=machine)
+            layout = shrink(planner, layout, work=SearchWork(exact_units=SHRINKING_UNITS)) if is_legal_here else None
+        if layout is None:
             between_known = fits and eighths < 2 * max(fits)
-            work = SearchWork(exact_units=MODEL_UNITS if between_known else EXACT_UNITS)
+            work = work_between if between_known else SearchWork(exact_units=DOUBLED_MODEL_UNITS)
             layout = find_fitting_layout(
                 ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work
             )
@@ -291,7 +298,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
             "with more memory"
         )
     planner, layout = fits[most]
-    largest, estimate = planner.model, climb(planner, layout, work=SearchWork(exact_units=MODEL_UNITS))
+    largest, estimate = planner.model, climb(planner, layout, work=SearchWork(exact_units=CLIMBING_UNITS))
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
     remarks = ["the layout is the first one that fits, made faster by single changes; a search may find a faster one"]

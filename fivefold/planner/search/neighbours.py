@@ -79,6 +79,27 @@ def climb(planner: Planner, layout: Layout, *, work: SearchWork) -> Estimate:
     return best
 
 
+def shrink(planner: Planner, layout: Layout, *, work: SearchWork) -> Layout | None:
+    """Return the first layout that fits on the path of single changes from ``layout`` that need the least memory.
+
+    None if the path ends without one, or at the limit of ``work``.
+    """
+    best, least_bytes = layout, planner.peak_bytes(layout)
+    for _ in range(MAX_CHANGES):
+        if planner.fits(best):
+            return best
+        peaks = list[tuple[int, str, Layout]]()
+        for changed in neighbours(best, planner, uneven=False):
+            if work.can_afford(changed, planner.job):
+                work.add_estimate(changed, planner.job)
+                peaks.append((planner.peak_bytes(changed), str(changed), changed))
+        smallest_bytes, _, best = min(peaks, default=(least_bytes, "", best))
+        if smallest_bytes >= least_bytes:
+            return None
+        least_bytes = smallest_bytes
+    return None
+
+
 def neighbours(layout: Layout, planner: Planner, *, uneven: bool = True) -> Iterator[Layout]:
     """Yield every legal layout that differs from ``layout`` in one choice.
 

@@ -1,7 +1,7 @@
 """A good layout to begin with: the lower the threshold is, the less has to be made of the tables of the bounds.
 
 likely partial layouts by the bound of their work and a guess of their bubble → each with its best schedule and full
-shard groups → all schedules and groups of the best of those · at the work limit: layouts with the mesh of the best
+shard groups → all schedules and groups of the best of those · at the work limit: layouts near the best
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     for part in _split_plain(floors):
         solver.sweep(bounds, part)
     if incumbents.allowed_gap and incumbents.best:
-        _search_degrees_of_best(solver, bounds)
+        _refine_best(solver, bounds)
 
 
 def _split_plain(floors: list[BoundedSpace]) -> tuple[list[BoundedSpace], list[BoundedSpace]]:
@@ -144,13 +144,21 @@ def _climb(solver: BranchAndBound, bounds: Bounds) -> None:
                     incumbents.evaluate(bounds.planner, known)
 
 
-def _search_degrees_of_best(solver: BranchAndBound, bounds: Bounds) -> None:
-    """Search the layouts with the mesh of the best, of any ep and etp, after a search that ended at its work limit."""
-    work, layout = solver.incumbents.work, solver.incumbents.best[0].estimate.layout
-    assert work is not None
-    blocks = [block.take(select_degrees(block, layout, axes=DEFAULT_ORDER)) for block in bounds.space.blocks]
-    with _counting_no_losers(solver), work.extend(REFINING_UNITS):
-        solver.sweep(bounds, solver.floors(bounds, blocks))
+def _refine_best(solver: BranchAndBound, bounds: Bounds) -> None:
+    """Search near the best layout, after a search that ended at its work limit.
+
+    Single changes of it, then all layouts with the mesh of the best, of any ep and etp, and again if one is better.
+    """
+    incumbents, work = solver.incumbents, bounds.estimates.work
+    limit, refined = work.units + REFINING_UNITS, None
+    while incumbents.best[0] is not refined and work.units < limit:
+        refined = incumbents.best[0]
+        if solver.timed:
+            _climb(solver, bounds)
+        layout = incumbents.best[0].estimate.layout
+        blocks = [block.take(select_degrees(block, layout, axes=DEFAULT_ORDER)) for block in bounds.space.blocks]
+        with _counting_no_losers(solver), work.extend(max(0, limit - work.units)):
+            solver.sweep(bounds, solver.floors(bounds, blocks))
 
 
 @contextmanager

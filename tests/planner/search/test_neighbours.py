@@ -16,7 +16,8 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.layout_changes import list_changed_keywords
-from fivefold.planner.search.neighbours import neighbours, walk
+from fivefold.planner.search.neighbours import neighbours, shrink, walk
+from fivefold.planner.search.work import SearchWork
 from fivefold.record import UserError
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, make_tight_machine
 from tests.planner.search.test_space import list_layouts
@@ -132,3 +133,16 @@ def test_tightest_constraint_is_named_if_nothing_fits() -> None:
     )
     layout = Layout.parse(result.binding_constraint.rpartition("there is '")[2].rstrip("'"))
     assert Planner(model=SMALL, machine=machine, job=FEW).fits(layout)
+
+
+def test_a_layout_is_shrunk_by_single_changes_until_it_fits() -> None:
+    machine, job = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4)
+    planner, large = Planner(model=EXPERTS, machine=machine, job=job), Layout.parse("dp4 mbs1")
+    assert not planner.fits(large)
+    work = SearchWork()
+    small = shrink(planner, large, work=work)
+    assert small is not None
+    assert planner.fits(small)
+    assert work.units > 0
+    assert shrink(planner, large, work=SearchWork(exact_units=0)) is None
+    assert shrink(planner, small, work=SearchWork(exact_units=0)) == small

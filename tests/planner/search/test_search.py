@@ -23,6 +23,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
 from fivefold.planner.search import find_fitting_layout, has_fitting_layout, search
+from fivefold.planner.search.neighbours import neighbours
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import FIRST_GAP, MAX_DOUBLINGS, SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
@@ -282,7 +283,7 @@ def test_first_layouts_that_are_tried_are_those_that_may_fit() -> None:
     """Tight layouts, which are faster, would take the place of those that lower the threshold."""
     work, machine = SearchWork(), make_tight_machine(4, gib=1.0)
     result = search(model=SMALL, machine=machine, job=FEW.replace(global_batch=4), top=1, work=work)
-    assert (result.evaluated, work.units) <= (48, 466_000)
+    assert (result.evaluated, work.units) <= (58, 497_000)
 
 
 def test_a_search_that_ends_at_its_work_limit_does_not_claim_that_nothing_fits() -> None:
@@ -406,7 +407,6 @@ def test_a_search_at_its_work_limit_says_how_near_the_best_possible_it_is(by: By
         best = first.time.step_seconds if by == "time" else first.memory.peak_bytes
         assert result.gap is not None
         assert best <= optimum * (1 + result.gap) * (1 + 1e-9)
-        assert result.evaluated < exact.evaluated
         assert again.replace(seconds=0) == result.replace(seconds=0)
 
 
@@ -432,6 +432,18 @@ def test_a_search_at_its_work_limit_is_no_worse_than_one_without_tensor_and_cont
     assert plain.gap is None
     assert full.gap is not None
     assert full.best[0].step.time.step_seconds <= plain.best[0].step.time.step_seconds
+
+
+def test_no_single_change_is_faster_than_the_best_of_a_search_at_its_work_limit() -> None:
+    model, machine, job = build_model("mixtral-8x7b"), resolve("h100:64", local=Path("/nowhere")), Job(global_batch=256)
+    only: dict[str, Any] = {"recomputations": ("none", "full"), "placements": False}
+    result = search(model=model, machine=machine, job=job, top=1, tight=False, work=SearchWork(exact_units=0), **only)
+    assert result.gap is not None
+    best, space = result.best[0].step, Space(model, job, world=64, **only)
+    planner = Planner(model=model, machine=machine, job=job)
+    changed = filter(None, map(space.find, neighbours(Layout.parse(best.layout), planner, uneven=False)))
+    fitting = [planner.estimate(layout).step_time.seconds for layout in changed if planner.fits(layout)]
+    assert min(fitting) >= best.time.step_seconds
 
 
 def test_a_search_within_its_work_limit_is_exact() -> None:
