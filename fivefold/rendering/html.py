@@ -164,11 +164,12 @@ def search_parts(what: SearchResult) -> list[str]:
     parts += [paragraph(remark) for remark in what.remarks]
     parts += [paragraph(f"The best layout is {what.gap_line()}.")] if what.gap_line() else []
     parts += _render_proposal(what.proposal) if what.proposal else []
+    parts += [paragraph(gain)] if (gain := what.describe_gain()) else []
     parts += _render_robustness(what.robust) if what.robust else []
     if what.best:
         parts += [
             heading("The fastest layouts" if what.proposal else "The best layouts"),
-            grid(make_best_grid(what.best)),
+            grid(make_best_grid(what.best, own=what.own)),
         ]
     for miss in what.misses:
         needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)

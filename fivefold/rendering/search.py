@@ -8,6 +8,7 @@ from operator import attrgetter, itemgetter
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fivefold.job import Job
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.interval import expectation, show_speed_interval
 from fivefold.rendering.robust import regrets, render_robustness, scenarios
@@ -25,7 +26,6 @@ from fivefold.results.search_result import (
     Walk,
     Why,
 )
-from fivefold.stack.catalog import STACKS
 from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
 
 UNFIT = 3  # number of changes listed that do not fit but would help most
@@ -56,11 +56,13 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
             _heading("If the run differs from the prediction"),
         ]
         parts += [scenarios(result.robust), _heading("As predicted")]
+    if gain := result.describe_gain():
+        parts.append(Text.assemble("\n", gain, style="bold", overflow="fold"))
     if result.tight:
         parts.append(Text(result.tight.line(), style="yellow", overflow="fold"))
     if result.best:
         parts += [_heading("The fastest layouts")] if result.proposal else []
-        parts.append(make_best_grid(result.best, with_precision=is_mixed))
+        parts.append(make_best_grid(result.best, own=result.own, with_precision=is_mixed))
         expected_choice = result.proposal.choice if result.proposal else result.best[0]
         if expected := expectation(expected_choice.step):
             parts.append(
@@ -143,7 +145,9 @@ def _proposal(proposal: Proposal, *, with_precision: bool) -> RenderableType:
         Text(f"{figures}; {proposal.describe()}"),
     ]
     lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
-    for word, other in (("simpler", proposal.simpler), ("fastest", proposal.faster)):
+    unchanged = proposal.unchanged
+    own_precision = f"in {unchanged.precision}" if unchanged else ""
+    for word, other in (("simpler", proposal.simpler), ("fastest", proposal.faster), (own_precision, unchanged)):
         if other is not None:
             comparative = "longer" if other.slower >= 0 else "shorter"
             because = f" ({other.because})" if other.because else ""
@@ -154,15 +158,18 @@ def _proposal(proposal: Proposal, *, with_precision: bool) -> RenderableType:
     return Group(*lines, make_grid(CHOICES, proposal.why))
 
 
-def make_best_grid(best: Sequence[Ranked], *, with_precision: bool = False) -> Grid:
+def make_best_grid(best: Sequence[Ranked], *, own: Ranked | None = None, with_precision: bool = False) -> Grid:
     """Return the table of ranked layouts, with what they cost where the machine has a price.
 
-    The column of precisions is left out if there is one precision, unless ``with_precision``.
+    ``own``: the layout of a config, in the first row. The column of precisions is left out if there is one precision,
+    unless ``with_precision``.
     """
     without = {"dollars"} if best[0].dollars is None else set()
     if not with_precision and len({ranked.precision for ranked in best}) == 1:
         without.add("precision")
-    return make_grid([column for column in RANKED if column.heading not in without], enumerate(best, start=1))
+    rows: list[tuple[int | str, Ranked]] = [("yours", own)] if own else []
+    rows += enumerate(best, start=1)
+    return make_grid([column for column in RANKED if column.heading not in without], rows)
 
 
 def make_front_grid(result: SearchResult) -> Grid:
@@ -196,8 +203,8 @@ def _format_ranked(ranked: Ranked) -> str:
 
 
 def _append_reduce(layout: str, reduce: str, *, stack: str) -> str:
-    default_reduce = STACKS[stack].reduce if stack in STACKS else "micro_batch"
-    return layout if reduce == default_reduce else _format_layout(layout, reduce)
+    """Append how often gradients are reduced, which a search tries for our engine only; other software has one way."""
+    return _format_layout(layout, reduce) if stack == Job().stack.name else layout
 
 
 def _format_layout(layout: str, reduce: str) -> str:
@@ -214,7 +221,7 @@ def _format_signed(size: int) -> str:
     return ("+" if size > 0 else "−" if size < 0 else "") + show_bytes(abs(size))
 
 
-RANKED: tuple[Column[tuple[int, Ranked]], ...] = (
+RANKED: tuple[Column[tuple[int | str, Ranked]], ...] = (
     Column("#", itemgetter(0)),
     Column("layout", lambda row: _format_ranked(row[1]), is_text=True),
     Column("precision", lambda row: row[1].precision, is_text=True),

@@ -16,7 +16,7 @@ from fivefold.results.objectives import Aim
 from fivefold.results.ratio import SpeedRatio
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, Step, judge
-from fivefold.units import show_risk, show_seconds
+from fivefold.units import show_bytes, show_risk, show_seconds
 
 MAX_MEANT_GAP = 0.5  # above it, a gap is due to how loose the bounds are and says nothing of the layout
 
@@ -109,6 +109,7 @@ class Alternative(Record):
     """
 
     layout: str
+    precision: str
     reduce: Reduce = "micro_batch"  # how often ZeRO-2 and -3 reduce gradients
     memory_bytes: NonNegativeInt
     step_seconds: NonNegativeFloat
@@ -127,6 +128,7 @@ class Proposal(Record):
     """The simplest layout whose score is ``within`` a share of the best, which a prediction cannot tell from it.
 
     ``simpler``: the fastest of the simpler layouts; ``faster``: the fastest of all, unless it is the proposal;
+    ``unchanged``: the fastest of the evaluated layouts in the job's own precision, if the proposal is in another;
     ``remark``: the constraint of the question that rules out better layouts.
     """
 
@@ -136,6 +138,7 @@ class Proposal(Record):
     choice: Ranked
     simpler: Alternative | None
     faster: Alternative | None
+    unchanged: Alternative | None = None
     why: tuple[Why, ...]
     remark: str = ""
 
@@ -195,6 +198,7 @@ class SearchResult(Shown):
     proposal: Proposal | None = None  # for a search by time or cost that was asked for one
     robust: Robustness | None = None  # for a search by robust
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
+    own: Ranked | None = None  # the layout of the config that was read, whether it fits or not
     best: tuple[Ranked, ...]
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]
@@ -221,6 +225,25 @@ class SearchResult(Shown):
         if self.best:
             return ""
         return f"{subject} was found to fit within the work limit" if self.undecided else f"{subject} fits"
+
+    def describe_gain(self) -> str:
+        """Return what the proposal, or the best layout, gains over the config's own; empty without one of the two."""
+        best = self.proposal.choice if self.proposal else self.best[0] if self.best else None
+        if self.own is None or best is None:
+            return ""
+        before, after = self.own.step, best.step
+        risk = before.memory.risk
+        state = "" if risk is None or risk <= self.risk else f", {show_risk(risk)} risk of running out"
+        yours = (
+            f"yours: {before.layout}, step time {show_seconds(before.time.step_seconds)}, "
+            f"peak memory {show_bytes(before.memory.peak_bytes)}{state}"
+        )
+        if (before.layout, self.own.reduce, self.own.precision) == (after.layout, best.reduce, best.precision):
+            return f"{yours}: it is the proposal"
+        longer = after.time.step_seconds / before.time.step_seconds - 1
+        saved = before.memory.peak_bytes - after.memory.peak_bytes
+        time = f"{abs(longer):.1%} {'more' if longer > 0 else 'less'} time"
+        return f"{yours}; the proposal takes {time} and {show_bytes(abs(saved))} {'less' if saved >= 0 else 'more'} memory"
 
     def gap_line(self) -> str:
         """Return how near the best is to the best possible, in words; empty if no layout is better."""

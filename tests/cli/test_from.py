@@ -80,6 +80,22 @@ def test_an_answer_lists_ignored_keys(
     assert lines[1].endswith(": output_dir")
 
 
+def test_a_search_from_a_config_begins_with_its_own_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(CONFIG)
+    assert run(monkeypatch, "predict", "--from", path, "--gpus", "h100:2", "--json") == 0
+    step = json.loads(capsys.readouterr().out)
+    assert run(monkeypatch, "search", "--from", path, "--gpus", "h100:2", "--json") == 0
+    own = json.loads(capsys.readouterr().out)["own"]["step"]
+    assert (own["layout"], own["time"], own["memory"]) == (step["layout"], step["time"], step["memory"])
+    assert run(monkeypatch, "search", "--from", path, "--gpus", "h100:2") == 0
+    said = capsys.readouterr().out
+    assert f"yours: {step['layout']}, step time" in said
+    assert "\nyours  " in said
+
+
 def test_a_report_and_a_file_written_say_what_was_ignored(
     lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

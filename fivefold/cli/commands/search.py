@@ -19,6 +19,7 @@ from fivefold.requests.search import limit_memory, parse_where, resolve_toleranc
 
 if TYPE_CHECKING:
     from fivefold.job import Job
+    from fivefold.layout.spec import Layout
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -29,7 +30,7 @@ WRITABLE = 200  # layouts to rank, so that the stack's config can express at lea
 
 
 @accept_request(SearchOptions)
-def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> None:
+def search(request: SearchOptions, model: Model, machine: Machine, job: Job, layout: Layout | None = None) -> None:
     """Find the best of all valid layouts that fit, and explain the choice; or compare one run on several machines."""
     constraints, tolerance = parse_where(request.where), resolve_tolerance(request)
     if request.is_of_run:
@@ -50,6 +51,7 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> 
         job,
         also=request.also,
         measure=request.measure,
+        own=layout if layout and layout.world == machine.ranks else None,
         top=layout_count,
         by=request.by,
         levels=request.front,

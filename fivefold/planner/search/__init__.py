@@ -34,7 +34,7 @@ from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.planner.search.rejections import make_near_miss
 from fivefold.planner.search.robust import RegretEvaluator
-from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
+from fivefold.planner.search.simplest import Simplest, alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import even_out
 from fivefold.planner.search.warm_start import sweep_from_likely
@@ -62,6 +62,7 @@ def search(
     recipes: Sequence[Recipe] = (),
     reduces: Sequence[Reduce] = (),
     worlds: Sequence[int] = (),
+    own: Layout | None = None,
     levels: int = 1,
     within: float | None = None,
     report: Report | None = None,
@@ -80,7 +81,8 @@ def search(
 
     ``within``: propose the simplest layout whose time is within this share of the best (``simplest.py``). ``recipes``:
     precisions to try besides the job's; ``reduces``: other ways to reduce gradients. ``worlds``: numbers of ranks; by
-    default all of the machine, and by cost every divisor of it. ``space_arguments``: arguments of ``Space``.
+    default all of the machine, and by cost every divisor of it. ``own``: a layout to predict next to those that are
+    found. ``space_arguments``: arguments of ``Space``.
 
     ``improved``: called with each better layout and its score; ``fitted``: with every evaluated layout that fits.
     ``risk``: the probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight
@@ -92,6 +94,8 @@ def search(
     legal.
     """
     start, work = time.perf_counter(), None if exact else work or SearchWork()
+    own_planner = Planner(model=model, machine=machine, job=job, risk=risk) if own else None
+    ranked_own = _rank(own_planner, own, machine) if own and own_planner else None
     spaces = _list_spaces(
         model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **space_arguments
     )
@@ -120,7 +124,12 @@ def search(
     result = SearchResult(
         by=by,
         remarks=describe_assumed_batch(job, machine),
-        proposal=_propose(incumbents, within or 0.0, planners=planners.values(), where=where) if proposes else None,
+        own=ranked_own,
+        proposal=_propose(
+            incumbents, within or 0.0, planners=planners.values(), where=where, precision=job.precision.name
+        )
+        if proposes
+        else None,
         best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in incumbents.best),
         front=tuple(_pareto_front(incumbents.fitting)),
         risk=risk,
@@ -185,10 +194,12 @@ def _spaces(
             yield job, Space(model, job, world=world, reduces_often=True, **space_arguments)
 
 
-def _propose(incumbents: Incumbents, within: float, *, planners: Collection[Planner], where: Where) -> Proposal | None:
+def _propose(
+    incumbents: Incumbents, within: float, *, planners: Collection[Planner], where: Where, precision: str
+) -> Proposal | None:
     """Return the simplest layout within ``within`` of the best, on as many ranks and in the same precision.
 
-    Layouts that are estimated on the way join the best. Returns None if nothing fits.
+    ``precision``: the job's own, whose fastest layout is stated if the best is in another. Layouts that are estimated on the way join the best. Returns None if nothing fits.
     """
     if not incumbents.best:
         return None
@@ -198,13 +209,15 @@ def _propose(incumbents: Incumbents, within: float, *, planners: Collection[Plan
     )  # of a search that was interrupted
     same_precision = [planner for planner in usable if planner.job.precision == best.planner.job.precision]
     evaluated = (
-        Evaluated(entry.estimate.layout, entry.estimate.step_time, entry.peak_bytes, entry.planner)
+        entry.to_evaluated()
         for entry in incumbents.fitting
         if entry.planner in same_precision and entry.estimate.layout.world == best.estimate.layout.world
     )
     simplest = Simplest(same_precision, evaluated, max_seconds=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
     simpler, faster = (alternative(rival, chosen) for rival in simplest.find_rivals(chosen))
+    unchanged = [entry for entry in incumbents.fitting if entry.precision == precision != best.precision]
+    fastest_unchanged = min(unchanged, key=lambda entry: entry[:4]).to_evaluated() if unchanged else None
     listed = {(entry.text, entry.planner.job) for entry in incumbents.best}
     for candidate in sorted(
         simplest.evaluated.values(), key=lambda candidate: (candidate.seconds, candidate.peak_bytes)
@@ -217,6 +230,7 @@ def _propose(incumbents: Incumbents, within: float, *, planners: Collection[Plan
         within=within,
         simpler=simpler,
         faster=faster,
+        unchanged=alternative(fastest_unchanged, chosen),
         similar_layouts=sum(entry.seconds <= simplest.max_seconds for entry in simplest.evaluated.values()),
         choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
         why=tuple(explain_choices(chosen, where=where, planners=same_precision)),

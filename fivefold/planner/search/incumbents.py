@@ -5,6 +5,7 @@ score = seconds · seconds x ranks · bytes          by time, cost, memory
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
+from fivefold.planner.search.simplest import Evaluated
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import SearchWork
 from fivefold.results.objectives import By
@@ -34,6 +36,15 @@ class EvaluatedLayout(NamedTuple):
     text: str
     estimate: Estimate
     planner: Planner
+
+    @property
+    def precision(self) -> str:
+        """Return the name of the precision."""
+        return self.planner.job.precision.name
+
+    def to_evaluated(self) -> Evaluated:
+        """Return the layout as the choice of the simplest one takes it."""
+        return Evaluated(self.estimate.layout, self.estimate.step_time, self.peak_bytes, self.planner)
 
 
 class Incumbents:
@@ -81,6 +92,8 @@ class Incumbents:
         self.rejections = Rejections(self.largest_peak)
         self.seen: set[tuple[Layout, Job]] = set()
         self.evaluated = 0
+        self.evaluated_by_precision: Counter[str] = Counter()
+        self.has_one_precision = True  # whether all of the ``best`` are in the same
 
     @property
     def capacity(self) -> int:
@@ -98,8 +111,10 @@ class Incumbents:
         if self.is_over:
             return -np.inf
         full = len(self.best) == self.top
-        if self.best_only and self.best and (full or self.evaluated >= MIN_EVALUATED_LAYOUTS):
-            return self.best[0].score * (1 + self.slack)
+        if self.best_only and self.best:  # slower layouts in another precision do not fill the ``top``
+            evaluated = self.evaluated_by_precision[self.best[0].precision]
+            if (full and self.has_one_precision) or evaluated >= MIN_EVALUATED_LAYOUTS:
+                return self.best[0].score * (1 + self.slack)
         return self.best[-1].score if full else np.inf
 
     @property
@@ -117,6 +132,7 @@ class Incumbents:
         self.seen.add((layout, planner.job))
         ranks = self._count_memory(planner, layout)
         self.evaluated += 1
+        self.evaluated_by_precision[planner.job.precision.name] += 1
         peak, risk = self._peak_and_risk(planner, layout, ranks)
         fits = risk <= planner.risk
         if not fits:
@@ -141,6 +157,7 @@ class Incumbents:
             self.fastest[within] = np.minimum(self.fastest[within], seconds)
         if score <= self.threshold:
             self.best = sorted([*self.best, evaluated], key=lambda candidate: candidate[:4])[: self.top]
+            self.has_one_precision = len({candidate.precision for candidate in self.best}) == 1
             if self.improved and self.best[0] is evaluated:
                 self.improved(evaluated.text, score)
 

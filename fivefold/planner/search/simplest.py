@@ -142,6 +142,7 @@ def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | Non
         return None
     return Alternative(
         layout=str(other.layout),
+        precision=other.planner.job.precision.name,
         reduce=other.planner.job.stack.reduce,
         memory_bytes=other.peak_bytes,
         step_seconds=other.seconds,

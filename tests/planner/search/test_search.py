@@ -34,6 +34,7 @@ from fivefold.results.objectives import By
 from fivefold.results.search_result import SearchResult
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
+from fivefold.units import show_seconds
 from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
@@ -224,6 +225,52 @@ def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
     )
     assert narrow.time.step_seconds < wide.time.step_seconds
     assert narrow.job["precision"]["name"] == "fp8"  # type: ignore[index]
+
+
+def test_the_ranking_holds_the_fastest_layouts_of_all_precisions() -> None:
+    """The slower layouts of the job's own precision, searched first, do not stand for faster ones in fp8."""
+    model, job, only = build_model("llama3-8b"), JOB.replace(global_batch=8), Where.parse("pp=1 tp=1 order=default")
+    result = search(model=model, machine=NODE, job=job, top=4, within=0.02, where=only, recipes=[RECIPES["fp8"]])
+    seconds = {
+        name: sorted(
+            estimate.step_time.seconds
+            for estimate in search_by_brute_force(model, NODE, job.replace(precision=RECIPES[name]), where=only)
+        )
+        for name in ("bf16", "fp8")
+    }
+    fastest = sorted((*seconds["bf16"], *seconds["fp8"]))[:4]
+    assert [ranked.step.time.step_seconds for ranked in result.best] == pytest.approx(fastest)
+    assert [ranked.precision for ranked in result.best] == ["fp8"] * 4
+    proposal = result.proposal
+    assert proposal is not None
+    assert proposal.unchanged is not None
+    assert (proposal.choice.precision, proposal.unchanged.precision) == ("fp8", "bf16")
+    assert proposal.unchanged.step_seconds == pytest.approx(seconds["bf16"][0])
+    console = Console(width=200, file=StringIO())
+    console.print(page(result, precision="bf16"))
+    assert f"in bf16  {proposal.unchanged.layout}: step time" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_layout_of_a_config_is_ranked_beside_the_best() -> None:
+    own, only = Layout.parse("dp8 zero3 mbs1 ac=full"), Where.parse("pp=1 tp=1 cp=1 order=default")
+    model = build_model("llama3-8b")
+    result = search(model=model, machine=NODE, job=JOB, top=2, within=0.02, where=only, own=own)
+    expected = predict(model=model, machine=NODE, layout=own, job=JOB)
+    assert result.own is not None
+    assert result.proposal is not None
+    assert result.own.step == expected
+    best = result.proposal.choice.step
+    less = 1 - best.time.step_seconds / expected.time.step_seconds
+    assert f"yours: {own}, step time" in result.describe_gain()
+    assert f"the proposal takes {less:.1%} less time" in result.describe_gain()
+    console = Console(width=200, file=StringIO())
+    console.print(page(result))
+    rows = console.file.getvalue().partition("The fastest layouts")[2].splitlines()  # type: ignore[attr-defined]
+    assert rows[3].split()[:6] == ["yours", *str(own).split(), *show_seconds(expected.time.step_seconds).split()[:1]]
+    assert "yours" in html(result)
+    same = search(model=model, machine=NODE, job=JOB, top=2, within=0.02, where=only, own=Layout.parse(best.layout))
+    assert same.describe_gain().endswith(": it is the proposal")
+    assert search(model=model, machine=NODE, job=JOB, top=1, where=only).describe_gain() == ""
 
 
 def test_search_without_a_fit_names_what_would_fit() -> None:
