@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fivefold.cli.options import say, show
 from fivefold.record import UserError
 from fivefold.requests.configs import build_request, describe_notes, load_config
-from fivefold.requests.job import load_job
+from fivefold.requests.job import list_stated, load_job
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def read_words(words: dict[str, str | None], gpus: str | None, options: dict[str
         )
     if gpus:
         raise UserError(f"--gpus {gpus} is valid with --from FILE only; name the machine after the model")
-    return {"job": load_job(**options), **resolve_words(words)}
+    return {"job": load_job(**options), "stated": list_stated(**options), **resolve_words(words)}
 
 
 def resolve_words(words: dict[str, str | None]) -> dict[str, Any]:
@@ -64,6 +64,7 @@ def read_config(
         "machine": machine_of(gpus, config.layout.world),
         "job": load_job(**options, base=config.job.model_dump()),
         "notes": config.notes,
+        "stated": config.stated | list_stated(**options),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 
 def show_offers(
-    request: SearchOptions, model: Model, machines: Sequence[Machine], job: Job, *, where: Where, within: float
+    request: SearchOptions,
+    model: Model,
+    machines: Sequence[Machine],
+    job: Job,
+    *,
+    where: Where,
+    within: float,
+    stated: Collection[str] = (),
 ) -> None:
     """Print the table of one run on each machine."""
     from fivefold.rendering import run_estimate as page
@@ -46,7 +53,7 @@ def show_offers(
     if not request.as_json:
         from fivefold.rendering.question import describe_job
 
-        show(describe_job(job))
+        show(describe_job(job, stated=stated))
     show(results.model_dump_json(indent=2) if request.as_json else page.offers(results))
     if not request.as_json:
         say_what_is_missing(request, results)

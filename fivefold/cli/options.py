@@ -6,7 +6,7 @@ Data goes to stdout, everything else to stderr.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
@@ -33,7 +33,13 @@ def say(line: str) -> None:
 
 
 def show_question(
-    model: Model, machine: Machine, job: Job, *, remarks: Sequence[str] = (), open_fields: Sequence[str] = ()
+    model: Model,
+    machine: Machine,
+    job: Job,
+    *,
+    remarks: Sequence[str] = (),
+    open_fields: Sequence[str] = (),
+    stated: Collection[str] = (),
 ) -> None:
     """Print the question, and remarks on it, above an answer that does not contain it."""
     from rich.text import Text
@@ -41,7 +47,8 @@ def show_question(
     from fivefold.rendering import table
     from fivefold.rendering.question import describe_question
 
-    show(Text(describe_question(model, machine, job, open_fields=open_fields), style="dim", overflow="fold"))
+    line = describe_question(model, machine, job, open_fields=open_fields, stated=stated)
+    show(Text(line, style="dim", overflow="fold"))
     if remarks:
         show(table.remarks(remarks))
 

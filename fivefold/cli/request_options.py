@@ -18,11 +18,11 @@ from fivefold.cli.arguments import add_fields, read_config, read_words, resolve_
 from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
-from fivefold.cli.user_settings import apply_prices, apply_settings
+from fivefold.cli.user_settings import DEFAULT_STACK, apply_prices, apply_settings, assumes_stack
 from fivefold.record import UserError
 from fivefold.requests.commands import CalibrationOption, ConfigOptions, JobRequest
 from fivefold.requests.configs import list_fields
-from fivefold.requests.job import get_job_words, load_job
+from fivefold.requests.job import get_job_words, list_stated, load_job
 from fivefold.requests.schema import Request
 
 Asked = TypeVar("Asked", bound=Request)
@@ -32,7 +32,9 @@ def accept_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Calla
     """Give a command the arguments and options of ``schema``; it is called with the request and with records."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        record_names = tuple(name for name in (*RECORDS, "job") if name in inspect.signature(command).parameters)
+        record_names = tuple(
+            name for name in (*RECORDS, "job", "stated") if name in inspect.signature(command).parameters
+        )
 
         @functools.wraps(command)
         def call_with_request(**values: Any) -> None:
@@ -48,6 +50,10 @@ def accept_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Calla
                 command(request, **records)
             if not (prints_json or settings.is_empty):
                 show(settings.describe())
+            if not prints_json and assumes_stack(request, machines):
+                from rich.text import Text
+
+                show(Text(f"\n{DEFAULT_STACK}", style="dim", overflow="fold"))
 
         parameters = list(make_parameters(schema))
         typer_function: Any = call_with_request  # typer reads the signature and annotations of a function
@@ -70,7 +76,10 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
     words = {name: getattr(request, name) for name in RECORDS if name in type(request).model_fields}
     if not isinstance(request, ConfigOptions):
         records = resolve_words({name: words[name] for name in wanted if name in words})
-        return records | ({"job": load_job(**get_job_words(request))} if isinstance(request, JobRequest) else {})
+        if isinstance(request, JobRequest):
+            words = get_job_words(request)
+            records |= {"job": load_job(**words)} | ({"stated": list_stated(**words)} if "stated" in wanted else {})
+        return records
     if request.ignore and request.from_file is None:
         raise UserError(
             f"--ignore {' '.join(request.ignore)} is valid with --from FILE only: it names keys of a config"

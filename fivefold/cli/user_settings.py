@@ -112,6 +112,19 @@ def _are_run_files(words: tuple[str, ...]) -> bool:
     return all(Path(word).suffix in FILES for word in words)
 
 
+DEFAULT_STACK = (
+    "software fivefold, the default: figures are of Fivefold's own trainer. For other software (`fivefold stacks`) add "
+    "--stack torchtitan, or for all answers: fivefold config set stack torchtitan"
+)
+
+
+def assumes_stack(request: Request, machines: Iterable[Machine]) -> bool:
+    """Tell whether an answer is for the default software, which nothing names, on machines other than this computer."""
+    if request.command not in COMMANDS_WITH_SETTINGS or not isinstance(request, JobOptions) or _names_stack(request):
+        return False
+    return all(machine.backend == "nccl" for machine in machines)
+
+
 def _names_stack(request: JobOptions) -> bool:
     """Tell whether options, a job's file, a config or a run file name the software."""
     if request.stack is not None or any(word.partition("=")[0] == "stack" for word in request.set):

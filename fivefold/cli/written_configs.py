@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,19 +39,33 @@ def put(config: WrittenConfig, output: Path | None) -> None:
         say(f"wrote {path}" + (f", which its software reads as a {suffix} file" if path.suffix != suffix else ""))
 
 
-def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
-    """Raise ``UserError`` if the config of the job's stack cannot express the model or the job, with any layout."""
+def choose_format(model: Model, machine: Machine, job: Job, path: Path) -> str:
+    """Return the format of the job's stack whose config is such a file as ``path``.
+
+    Raises ``UserError`` if none is, or if it cannot express the model or the job with any layout.
+    """
     from fivefold.interop.format import ConfigPlan
-    from fivefold.interop.registry import find_stack_format
+    from fivefold.interop.registry import list_stack_formats
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
     sequences = 2 if job.objective == "dpo" else 1  # a pair is two sequences
     simple_layout = Layout(dp=2, zero=job.stack.runs.expressible_zero(1)[-1], mbs=sequences)
     small_job = job.replace(global_batch=2 * sequences, ramp=None)
-    run(
-        ConfigPlan(model, simple_layout, small_job, machine.ranks_per_node, f"{machine.name}:2"),
-        to=find_stack_format(job),
+    plan = ConfigPlan(model, simple_layout, small_job, machine.ranks_per_node, f"{machine.name}:2")
+    first, *others = list_stack_formats(job)
+    names = list(run(plan, to=first).files)
+    if not path.suffix or path.is_dir() or [Path(name).suffix for name in names] == [path.suffix]:
+        return first
+    for name in others:
+        with suppress(UserError):
+            if [Path(file).suffix for file in run(plan, to=name).files] == [path.suffix]:
+                return name
+    if len(names) > 1:
+        raise UserError(f"--write {path}: {first} takes {len(names)} files ({', '.join(names)}); name a folder")
+    suffix = Path(names[0]).suffix
+    raise UserError(
+        f"--write {path}: {first} reads a {suffix} file, not {path.suffix}; name {path.with_suffix(suffix)}"
     )
 
 
@@ -63,14 +78,19 @@ class ExpressibleLayout(NamedTuple):
     why: str
 
 
-def choose_written(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job) -> ExpressibleLayout:
-    """Return the first of ``layouts`` that the config of the job's software can express; raises ``UserError``."""
+def choose_written(
+    layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, form: str | None = None
+) -> ExpressibleLayout:
+    """Return the first of ``layouts`` that the config of the job's software can express; raises ``UserError``.
+
+    ``form``: the format, instead of the software's usual one.
+    """
     from fivefold.interop.format import ConfigPlan
     from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
-    format_name, why = find_stack_format(job), ""
+    format_name, why = form or find_stack_format(job), ""
     for text in dict.fromkeys(layouts):
         plan = ConfigPlan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
         try:
@@ -102,10 +122,12 @@ def show_config(layouts: Sequence[str], *, model: Model, machine: Machine, job: 
         show(f"# {name}\n{content.rstrip()}")
 
 
-def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, path: Path) -> None:
+def write_best(
+    layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, path: Path, form: str, stated: Collection[str]
+) -> None:
     """Write the first of ``layouts`` that the job's stack can express, and print why it is not the first of all."""
     try:
-        choice = choose_written(layouts, model=model, machine=machine, job=job)
+        choice = choose_written(layouts, model=model, machine=machine, job=job, form=form)
     except UserError as error:
         raise UserError(
             f"--write {path}: {error}; or restrict the search with --where, such as --where 'ac=none,full zero=3'"
@@ -113,5 +135,5 @@ def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: J
     why = f"; not the first of the ranking: {choice.why}" if choice.why else ""
     say(f"fivefold: {choice.layout} as {choice.format}{why}")
     put(choice.written, path)
-    if line := describe_defaults(job):
+    if line := describe_defaults(job, stated=stated):
         say(f"fivefold: {line}")

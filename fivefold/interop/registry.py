@@ -48,11 +48,16 @@ def list_job_formats(job: Job) -> list[ConfigFormat]:
     )
 
 
-def find_stack_format(job: Job) -> str:
-    """Return the name of the format of the configs of a job's stack."""
-    stack, first = job.stack.name, list_job_formats(job)[0]
-    name = first.name if stack in (first.stack, *first.fine_tuning_stacks) else None
-    if name is None:
+def list_stack_formats(job: Job) -> list[str]:
+    """Return the names of the formats of the configs of a job's stack, the usual one first."""
+    stack = job.stack.name
+    names = [form.name for form in list_job_formats(job) if stack in (form.stack, *form.fine_tuning_stacks)]
+    if not names:
         known = ", ".join(dict.fromkeys(form.stack for form in FORMATS if form.stack))
         raise UserError(f"no config is written for stack {stack}; there is one for {known}")
-    return name
+    return names
+
+
+def find_stack_format(job: Job) -> str:
+    """Return the name of the usual format of the configs of a job's stack."""
+    return list_stack_formats(job)[0]

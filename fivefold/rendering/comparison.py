@@ -10,6 +10,7 @@ from rich.text import Text
 from fivefold.job import Job
 from fivefold.rendering.charts import Chart, stacked_bars, stage_bars
 from fivefold.rendering.grid import Grid
+from fivefold.rendering.interval import show_change_range
 from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
 from fivefold.rendering.question import describe_job
 from fivefold.rendering.table import heading
@@ -98,7 +99,7 @@ def _describe_doubt(ratio: SpeedRatio | None, lead: float) -> str:
     if ratio is None:
         return "" if lead > EQUAL_DIFFERENCE else "; the difference is too small for a prediction"
     meaning = {"clear": "", "likely": ": likely", "not distinguishable": ": too small a difference for a prediction"}
-    return f" (90 % interval {ratio.low_90 - 1:+.0%} to {ratio.high_90 - 1:+.0%}{meaning[ratio.verdict]})"
+    return f" (90 % interval {show_change_range(ratio.low_90 - 1, ratio.high_90 - 1)}{meaning[ratio.verdict]})"
 
 
 def _describe_unfit(comparison: Comparison, steps: Sequence[tuple[str, Step]]) -> Iterator[str]:

@@ -35,6 +35,7 @@ from fivefold.rendering.elements import (
 )
 from fivefold.rendering.grid import Grid, make_grid
 from fivefold.rendering.interval import expectation
+from fivefold.rendering.layout_legend import explain_layouts
 from fivefold.rendering.palette import colour
 from fivefold.rendering.point_charts import render_front
 from fivefold.rendering.question import count_ranks, describe_step
@@ -171,6 +172,8 @@ def search_parts(what: SearchResult) -> list[str]:
             heading("The fastest layouts" if what.proposal else "The best layouts"),
             grid(make_best_grid(what.best, own=what.own)),
         ]
+        legend = explain_layouts(ranked.step.layout for ranked in what.best)
+        parts += [paragraph(legend, kind="soft")] if legend else []
     for miss in what.misses:
         needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         line = f"{miss.layout} needs {needed} of {available}: {show_cause(miss.cause)}"

@@ -10,6 +10,8 @@ from fivefold.results.ratio import SpeedRatio
 from fivefold.step import Interval, Step
 from fivefold.units import show_bytes, show_seconds
 
+MAX_DIGITS = 3  # after the point, of the ends of a narrow interval
+
 
 def expectation(step: Step) -> Text:
     """Return lines with the intervals of time and peak, and with what was never measured; "" if nothing is known."""
@@ -43,6 +45,8 @@ def _line(name: str, predicted: float, interval: Interval, show: Callable[[float
 
 def show_range(low: str, high: str) -> str:
     """Join the ends of an interval, with their unit once if it is the same: ``6.40–7.45 s``."""
+    if low == high:
+        return high
     (first, _, unit), (_, _, last_unit) = low.rpartition(" "), high.rpartition(" ")
     return f"{first}–{high}" if unit == last_unit and " " not in first else f"{low}–{high}"
 
@@ -57,4 +61,12 @@ def describe_basis(interval: Interval) -> str:
 
 def show_speed_interval(speed: SpeedRatio | None) -> str:
     """Write the relative change of speed that nine tenths of comparable published pairs lie within."""
-    return "–" if speed is None else f"{speed.low_90 - 1:+.0%} to {speed.high_90 - 1:+.0%}"
+    return "–" if speed is None else show_change_range(speed.low_90 - 1, speed.high_90 - 1)
+
+
+def show_change_range(low: float, high: float) -> str:
+    """Write two relative changes as a range, ``+2% to +7%``, with as many digits as its ends need to differ."""
+    for digits in range(MAX_DIGITS + 1):
+        if round(100 * low, digits) != round(100 * high, digits):
+            return f"{low:+.{digits}%} to {high:+.{digits}%}"
+    return f"{low:+.{MAX_DIGITS}%}"

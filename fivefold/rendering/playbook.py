@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -14,14 +16,18 @@ from fivefold.results.playbook import Playbook, Stage
 from fivefold.units import show_bytes, show_count, show_seconds
 
 
-def page(playbook: Playbook) -> RenderableType:
-    """Return the page: the steps, the resulting layout, the run, and the commands to type."""
+def page(playbook: Playbook, *, stated: Collection[str] = ()) -> RenderableType:
+    """Return the page: the steps, the resulting layout, the run, and the commands to type.
+
+    ``stated``: fields of the job that the user gave, as ``describe_job`` takes them.
+    """
+    job = describe_step(playbook.step, open_fields=("global_batch",), stated=stated)
     parts: list[RenderableType] = [
         Text(
             f"{playbook.model} on {playbook.ranks} {playbook.machine}, {show_count(playbook.tokens)} tokens",
             style="dim",
         ),
-        Text(describe_step(playbook.step, open_fields=("global_batch",)), style="dim", overflow="fold"),
+        Text(job, style="dim", overflow="fold"),
     ]
     for number, stage in enumerate(playbook.stages, start=1):
         parts += _stage(number, stage)

@@ -31,20 +31,26 @@ class ShownField(NamedTuple):
     default: bool = False
 
 
-def describe_question(model: Model, machine: Machine, job: Job, *, open_fields: Collection[str] = ()) -> str:
-    """Return model, machine and job in one line, without ``open_fields``, which the answer chooses."""
+def describe_question(
+    model: Model, machine: Machine, job: Job, *, open_fields: Collection[str] = (), stated: Collection[str] = ()
+) -> str:
+    """Return model, machine and job in one line, as ``describe_job`` does."""
     ranks = "" if "ranks" in open_fields else f", {count_ranks(machine.ranks)}"
-    return f"{model.name} on {machine.name}{ranks} · {describe_job(job, open_fields=open_fields)}"
+    return f"{model.name} on {machine.name}{ranks} · {describe_job(job, open_fields=open_fields, stated=stated)}"
 
 
-def describe_step(step: Step, *, open_fields: Collection[str] = ()) -> str:
+def describe_step(step: Step, *, open_fields: Collection[str] = (), stated: Collection[str] = ()) -> str:
     """Return the job of a step in one line."""
-    return describe_job(Job.read(dict(step.job), origin="job"), open_fields=open_fields)
+    return describe_job(Job.read(dict(step.job), origin="job"), open_fields=open_fields, stated=stated)
 
 
-def describe_job(*jobs: Job, open_fields: Collection[str] = ()) -> str:
-    """Return what several jobs share in one line: first what differs from the default, then the defaults."""
-    first, *other_jobs = [list(_settings(job)) for job in jobs]
+def describe_job(*jobs: Job, open_fields: Collection[str] = (), stated: Collection[str] = ()) -> str:
+    """Return what several jobs share in one line: first what was stated or is no default, then the defaults.
+
+    ``open_fields``: fields to leave out, as the answer chooses them; ``stated``: fields that the user gave, which are
+    not listed as defaults even if they are equal to them.
+    """
+    first, *other_jobs = [list(_settings(job, stated)) for job in jobs]
     shared = [
         setting
         for setting in first
@@ -60,7 +66,12 @@ def count_ranks(ranks: int) -> str:
     return f"{ranks:,} rank{'s' if ranks != 1 else ''}"
 
 
-def _settings(job: Job) -> Iterator[ShownField]:
+def _settings(job: Job, stated: Collection[str]) -> Iterator[ShownField]:
+    for setting in _iterate_settings(job):
+        yield setting._replace(default=setting.default and setting.field not in stated)
+
+
+def _iterate_settings(job: Job) -> Iterator[ShownField]:
     default_job, stack = Job(), job.stack
     optimizer = find_cost(job.optimizer.kind).title
     precision = RECIPES[default_job.precision.name].with_reduce_dtype(in_fp32=stack.reduce_in_fp32)

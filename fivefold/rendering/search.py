@@ -11,6 +11,7 @@ from rich.text import Text
 from fivefold.job import Job
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.interval import expectation, show_speed_interval
+from fivefold.rendering.layout_legend import explain_layouts
 from fivefold.rendering.robust import regrets, render_robustness, scenarios
 from fivefold.results.search_result import (
     Batch,
@@ -63,6 +64,8 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if result.best:
         parts += [_heading("The fastest layouts")] if result.proposal else []
         parts.append(make_best_grid(result.best, own=result.own, with_precision=is_mixed))
+        if legend := explain_layouts(ranked.step.layout for ranked in result.best):
+            parts.append(Text(legend, style="dim", overflow="fold"))
         expected_choice = result.proposal.choice if result.proposal else result.best[0]
         if expected := expectation(expected_choice.step):
             parts.append(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rich.bar import Bar
 from rich.console import Group, RenderableType
@@ -27,10 +27,13 @@ BAR_WIDTH = 30
 KINDS: dict[Kind, str] = {"predicted": "predicted", "dry run": "dry run", "measured": "measured"}
 
 
-def step(step: Step) -> RenderableType:
-    """Return the page of a step: headline, memory, time, traffic and work."""
+def step(step: Step, *, stated: Collection[str] = ()) -> RenderableType:
+    """Return the page of a step: headline, memory, time, traffic and work.
+
+    ``stated``: fields of the job that the user gave, as ``describe_job`` takes them.
+    """
     view, stages = view_step(step), step.memory.stages
-    page: list[RenderableType] = [show_headline(step)]
+    page: list[RenderableType] = [show_headline(step, stated=stated)]
     page += [show_section(view.memory)] if view.memory else []
     if len(stages) > 1:
         by_stage = StageTable(stages)
@@ -72,11 +75,11 @@ def remarks(lines: Iterable[str]) -> Text:
     return Text("".join(f"{line}\n" for line in lines), style="yellow", overflow="fold")
 
 
-def show_headline(step: Step) -> Text:
+def show_headline(step: Step, *, stated: Collection[str] = ()) -> Text:
     """Return the question, the remarks, and the step's time, speed, MFU, memory and verdict."""
     return Text.assemble(
         (f"{KINDS[step.kind]}  {step.model} on {step.machine}, {count_ranks(step.world)}\n", "dim"),
-        (f"{describe_step(step)}\n", "dim"),
+        (f"{describe_step(step, stated=stated)}\n", "dim"),
         (f"{step.layout}\n", "bold"),
         remarks(step.remarks),
         "\n",

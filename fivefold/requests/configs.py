@@ -33,6 +33,7 @@ class LoadedConfig(NamedTuple):
     job: Job
     notes: ConfigNotes
     data: DataReading | None = None
+    stated: frozenset[str] = frozenset()  # fields of the job that the config or its software sets
 
 
 def load_config(words: Sequence[str], asked: Overrides, *, ignore: Iterable[str] = ()) -> LoadedConfig:
@@ -49,7 +50,17 @@ def load_config(words: Sequence[str], asked: Overrides, *, ignore: Iterable[str]
     if reading.model is None or reading.layout is None or reading.job is None:
         raise UserError(f"{origin}: does not say {'; '.join(reading.missing)}")
     notes = check_keys(reading, ignore=ignore, origin=origin)
-    return LoadedConfig(reading.model, reading.layout, reading.job, notes, reading.data)
+    stated = _list_stated(reading)
+    return LoadedConfig(reading.model, reading.layout, reading.job, notes, reading.data, stated)
+
+
+def _list_stated(reading: Reading) -> frozenset[str]:
+    """Return the fields of the job that a config or its software's defaults set."""
+    from fivefold.job import Job
+
+    if reading.software != "fivefold":
+        return frozenset((*Job.model_fields, "optimizer.kind"))
+    return frozenset(key.means.removeprefix("job.") for key in reading.understood if key.means.startswith("job."))
 
 
 def _split(text: str) -> list[str]:

@@ -56,6 +56,15 @@ def collect_fields(
     return values
 
 
+def list_stated(
+    job: Path | None = None, settings: list[str] | None = None, base: dict[str, Any] | None = None, **options: Any
+) -> frozenset[str]:
+    """Return the fields that a file, options and ``--set`` give, with those of tables as ``optimizer.kind``."""
+    values = collect_fields(job, settings, base, **options)
+    parts = (f"{key}.{part}" for key, value in values.items() if isinstance(value, dict) for part in value)
+    return frozenset((*values, *parts))
+
+
 def get_job_words(request: JobRequest) -> dict[str, Any]:
     """Return the job fields of a request, as ``load_job`` takes them."""
     words = {name: getattr(request, name) for name in JobRequest.model_fields if name != "set"}

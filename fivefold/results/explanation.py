@@ -69,6 +69,7 @@ class Explanation(Record):
     files: tuple[str, ...]
     verdict: str
     findings: tuple[str, ...] = ()
+    change: str = ""  # the change to make for the most likely cause; "" if the files do not tell one
     memory: HeldMemory | None = None
     ranks: tuple[RankAt, ...] = ()
     losses: tuple[LossEvent, ...] = ()

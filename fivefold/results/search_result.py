@@ -243,7 +243,9 @@ class SearchResult(Shown):
         longer = after.time.step_seconds / before.time.step_seconds - 1
         saved = before.memory.peak_bytes - after.memory.peak_bytes
         time = f"{abs(longer):.1%} {'more' if longer > 0 else 'less'} time"
-        return f"{yours}; the proposal takes {time} and {show_bytes(abs(saved))} {'less' if saved >= 0 else 'more'} memory"
+        return (
+            f"{yours}; the proposal takes {time} and {show_bytes(abs(saved))} {'less' if saved >= 0 else 'more'} memory"
+        )
 
     def gap_line(self) -> str:
         """Return how near the best is to the best possible, in words; empty if no layout is better."""

@@ -35,7 +35,7 @@ from fivefold.requests.commands import (
 )
 from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, MachineName, ModelName, ShownLayouts
-from fivefold.requests.job import collect_fields, get_job_words, load_job
+from fivefold.requests.job import collect_fields, get_job_words, list_stated, load_job
 from fivefold.requests.offers import apply_prices
 from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
 from fivefold.sweeps.spec import Sweep
@@ -60,7 +60,7 @@ class ResolvedRequest(NamedTuple):
     """The records that a question names.
 
     ``remarks``: what is valid but perhaps not intended, one line each; ``settings``: the line that names the user's
-    settings which took effect, or empty.
+    settings which took effect, or empty; ``stated``: the fields of the job that it gives.
     """
 
     model: Model
@@ -68,6 +68,7 @@ class ResolvedRequest(NamedTuple):
     job: Job
     remarks: tuple[str, ...]
     settings: str = ""
+    stated: frozenset[str] = frozenset()
 
 
 class JobQuestion(MachineRequest, defer_build=False):
@@ -139,9 +140,10 @@ class JobQuestion(MachineRequest, defer_build=False):
             if machine.dollars_per_rank_hour is None and (price := settings.prices.get(name)):
                 machine = machine.replace(dollars_per_rank_hour=price)
                 applied = applied.replace(prices={name: price})
-            job = load_job(**get_job_words(self) | {"stack": stack, "settings": list(self.settings)})
+            words = get_job_words(self) | {"stack": stack, "settings": list(self.settings)}
+            job, stated = load_job(**words), list_stated(**words)
         remarks = tuple(str(warning.message) for warning in caught)
-        return ResolvedRequest(model, machine, job, remarks, "" if applied.is_empty else applied.describe())
+        return ResolvedRequest(model, machine, job, remarks, "" if applied.is_empty else applied.describe(), stated)
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -41,6 +41,27 @@ def test_other_tests_read_no_settings() -> None:
     assert load_settings().model_dump(exclude_defaults=True) == {}
 
 
+SAYS_DEFAULT = "software fivefold, the default: figures are of Fivefold's own trainer"
+
+
+def test_an_answer_for_the_default_software_says_so(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("predict", "nano", "h100:8", LAYOUT, *JOB)
+    assert run(monkeypatch, *words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count(SAYS_DEFAULT) == 1
+    assert said.endswith("add --stack torchtitan, or for all answers: fivefold config set stack torchtitan")
+    named = tmp_path / "job.toml"
+    named.write_text('stack = "fivefold"\n')
+    for more in (("--stack", "fivefold"), ("--set", "stack=fivefold"), ("--job", str(named)), ("--json",)):
+        assert run(monkeypatch, *words, *more) == 0
+        assert "the default" not in capsys.readouterr().out
+    settings(stack="torchtitan")
+    assert run(monkeypatch, *words) == 0
+    assert "the default" not in capsys.readouterr().out
+
+
 def test_set_get_list_unset(settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     settings(stack="torchtitan", machine="h100:8", prices__h100="2.5/h", output__width="120")
     wanted = {"stack": "torchtitan", "machine": "h100:8", "prices.h100": 2.5, "output.width": 120}

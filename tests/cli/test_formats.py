@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,37 @@ def test_a_config_goes_from_one_software_to_another(
     assert f"wrote {misnamed}, which its software reads as a .py file" in capsys.readouterr().err
     assert run(monkeypatch, "read", there, "--gpus", "h100:8") == 0
     assert "dp8 zero3 mbs2, 8 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stack", "name", "line"),
+    [
+        ("torchtitan", "x.toml", ""),
+        ("torchtitan", "x.yml", "torchtitan reads a .py file, not .yml; name x.py"),
+        ("megatron-core", "x.toml", "megatron reads a .sh file, not .toml; name x.sh"),
+        ("deepspeed", "x.toml", "deepspeed takes 5 files (run.sh, arguments.yaml, config.json, train.py, "
+         "deepspeed.json); name a folder"),
+    ],
+)  # fmt: skip
+def test_search_writes_such_a_file_as_it_is_named(
+    stack: str,
+    name: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("search", "llama3-8b", "h100:8", "--stack", stack, "--gbs", "32", "--top", "1")
+    narrowed = ("--where", "tp=1 pp=1 cp=1 ac=full mbs=1", "--write", name)
+    if line:
+        assert run(monkeypatch, *words, *narrowed) == 2
+        assert capsys.readouterr().err == f"fivefold: --write {name}: {line}\n"
+        assert list(tmp_path.iterdir()) == []
+        return
+    assert run(monkeypatch, *words, *narrowed) == 0
+    assert " as torchtitan-0.2" in capsys.readouterr().err
+    assert tomllib.loads((tmp_path / name).read_text())["training"]["global_batch_size"] == 32
 
 
 @pytest.mark.slow

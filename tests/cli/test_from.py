@@ -96,6 +96,22 @@ def test_a_search_from_a_config_begins_with_its_own_layout(
     assert "\nyours  " in said
 
 
+def test_what_a_config_states_is_no_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run_file = tmp_path / "config.yml", tmp_path / "run.toml"
+    config.write_text(CONFIG.replace("512", "4096"))
+    assert run(monkeypatch, "predict", "--from", config, "--gpus", "h100:2") == 0
+    said = capsys.readouterr().out
+    assert "\nseq 4096, global batch 4, bf16-grad16, AdamW, software fsdp2," in said
+    assert "defaults" not in said
+    run_file.write_text('model = "nano"\nmachine = "h100:2"\nlayout = "dp2"\n[job]\nsequence = 4096\n')
+    assert run(monkeypatch, "predict", "--from", run_file, "--gpus", "h100:2") == 0
+    assert "seq 4096; defaults: global batch 8, bf16, AdamW, software fivefold\n" in capsys.readouterr().out
+    assert run(monkeypatch, "predict", "--from", run_file, "--gpus", "h100:2", "--gbs", "8") == 0
+    assert "seq 4096, global batch 8; defaults: bf16, AdamW" in capsys.readouterr().out
+
+
 def test_a_report_and_a_file_written_say_what_was_ignored(
     lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

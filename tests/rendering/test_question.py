@@ -14,12 +14,27 @@ from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.record import UsageWarning
 from fivefold.rendering.question import describe_job, describe_step
-from fivefold.requests.job import load_job
+from fivefold.requests.job import list_stated, load_job
 from fivefold.stack.catalog import STACKS
 
 ALL = "defaults: seq 4096, global batch 8, bf16, AdamW, software fivefold"
 SAID = "seq 512, global batch 16; defaults: bf16, AdamW, software fivefold"
 OPTIONS = ["--seq", "512", "--gbs", "16"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({"seq": 4096}, "seq 4096; defaults: global batch 8, bf16, AdamW, software fivefold"),
+        ({"gbs": 8, "stack": "fivefold"}, "global batch 8, software fivefold; defaults: seq 4096, bf16, AdamW"),
+        ({"settings": ["optimizer.kind=adamw", "precision=bf16"]},
+         "bf16, AdamW; defaults: seq 4096, global batch 8, software fivefold"),
+        ({"settings": ["optimizer.epsilon=1e-8"]}, ALL),
+    ],
+)  # fmt: skip
+def test_a_stated_value_is_no_default(words: dict[str, object], line: str) -> None:
+    job, stated = load_job(**words), list_stated(**words)  # type: ignore[arg-type]
+    assert describe_job(job, stated=stated) == line
 
 
 @pytest.mark.parametrize(

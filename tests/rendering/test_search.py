@@ -10,6 +10,7 @@ from rich.console import Console
 from fivefold.record import UserError
 from fivefold.rendering import search
 from fivefold.rendering.answers import list_sections
+from fivefold.rendering.interval import show_change_range, show_range
 from fivefold.rendering.point_charts import draw_front_file
 from fivefold.rendering.sections import render_sections
 from fivefold.results.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult, Walk
@@ -39,6 +40,15 @@ def print_page(page: object, width: int = 140) -> str:
     console = Console(width=width, record=True, file=StringIO())
     console.print(page)
     return console.export_text()
+
+
+def test_the_ends_of_an_interval_differ() -> None:
+    assert show_change_range(0.021, 0.074) == "+2% to +7%"
+    assert show_change_range(0.0213, 0.0218) == "+2.1% to +2.2%"
+    assert show_change_range(-0.003, 0.002) == "-0.3% to +0.2%"
+    assert show_change_range(0.02, 0.02) == "+2.000%"
+    assert show_range("6.40 s", "7.45 s") == "6.40–7.45 s"
+    assert show_range("6.40 s", "6.40 s") == "6.40 s"
 
 
 def test_the_page_has_the_best_the_front_and_the_losers(search_result: SearchResult) -> None:

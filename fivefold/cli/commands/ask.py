@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 @accept_request(AskOptions)
-def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | None, job: Job) -> None:
+def ask(
+    request: AskOptions, model: Model, machine: Machine, layout: Layout | None, job: Job, stated: frozenset[str]
+) -> None:
     """Answer one question: what fits, which batch size, how long a run takes, or which single change gains most.
 
     QUESTION is micro-batch (the largest that fits), sequence (the longest that fits), gpus
@@ -62,7 +64,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     else:
         open_fields = () if question != "gpus" or counted else ("ranks",)
         remarks = replies[0].remarks if replies else ()
-        show_question(model, priced_machine, job, remarks=remarks, open_fields=open_fields)
+        show_question(model, priced_machine, job, remarks=remarks, open_fields=open_fields, stated=stated)
         show(render_sections(list_sections(question, replies)))
     if chart:
         save_chart((run_estimate if question == "run" else lengths).chart(replies[0]), chart)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @accept_request(PlanOptions)
-def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None:
+def plan(request: PlanOptions, model: Model, machine: Machine, job: Job, stated: frozenset[str]) -> None:
     """Plan a run step by step: choose a batch size, make the model fit, reach that batch size, make the step fast."""
     from fivefold.rendering import playbook as page
 
@@ -40,7 +40,7 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
         write=write,
         risk=request.risk,
     )
-    show(plan_result.model_dump_json(indent=2) if request.as_json else page.page(plan_result))
+    show(plan_result.model_dump_json(indent=2) if request.as_json else page.page(plan_result, stated=stated))
     if not request.as_json:
         for name, content in plan_result.configs.items():
             show(f"\n# {name}\n{content.rstrip()}")

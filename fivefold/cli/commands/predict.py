@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 
 @accept_request(PredictOptions)
-def predict(request: PredictOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
+def predict(
+    request: PredictOptions, model: Model, machine: Machine, layout: Layout, job: Job, stated: frozenset[str]
+) -> None:
     """Estimate memory, FLOPs, communication and time of one training step, without a GPU."""
     from fivefold.planner.predict import planner
     from fivefold.planner.predict import predict as run
     from fivefold.rendering import table
 
     step = run(model=model, machine=machine, layout=layout, job=job)
-    show(step.model_dump_json(indent=2) if request.as_json else table.step(step))
+    show(step.model_dump_json(indent=2) if request.as_json else table.step(step, stated=stated))
     if not request.as_json and step.memory.fits is False:
         from fivefold.planner.questions import find_fitting_change
         from fivefold.rendering.search import render_fitting_change

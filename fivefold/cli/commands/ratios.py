@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @accept_request(RatiosOptions)
-def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
+def ratios(
+    request: RatiosOptions, model: Model, machine: Machine, layout: Layout, job: Job, stated: frozenset[str]
+) -> None:
     """Find the largest degree of each axis at which its messages take no longer than the compute that overlaps them.
 
     It compares the FLOPs per byte sent of each axis (dp, tp, cp, ep) with those of the machine.
@@ -26,7 +28,7 @@ def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layou
 
     result = run(model, machine=machine, layout=layout, job=job)
     if not request.as_json:
-        show_question(model, machine, job)
+        show_question(model, machine, job, stated=stated)
     show(result.model_dump_json(indent=2) if request.as_json else page.page(result))
     if request.degrees and not request.as_json:
         show(page.degrees(result))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import typer
 from fivefold.cli.offers import show_offers
 from fivefold.cli.options import say, show, show_question
 from fivefold.cli.request_options import accept_request
-from fivefold.cli.written_configs import refuse_untold, show_config, write_best
+from fivefold.cli.written_configs import choose_format, show_config, write_best
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine
 from fivefold.requests.offers import apply_prices, refuse_of_one
@@ -30,7 +30,14 @@ WRITABLE = 200  # layouts to rank, so that the stack's config can express at lea
 
 
 @accept_request(SearchOptions)
-def search(request: SearchOptions, model: Model, machine: Machine, job: Job, layout: Layout | None = None) -> None:
+def search(
+    request: SearchOptions,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    stated: frozenset[str],
+    layout: Layout | None = None,
+) -> None:
     """Find the best of all valid layouts that fit, and explain the choice; or compare one run on several machines."""
     constraints, tolerance = parse_where(request.where), resolve_tolerance(request)
     if request.is_of_run:
@@ -38,13 +45,13 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job, lay
         machines = [
             limit_memory(one_machine, request.memory) for one_machine in (machine, *map(load_machine, request.machines))
         ]
-        show_offers(request, model, machines, job, where=constraints, within=tolerance or 0.0)
+        show_offers(request, model, machines, job, where=constraints, within=tolerance or 0.0, stated=stated)
         return
     machine = _apply_price_and_memory(machine, request.price, memory=request.memory, by=request.by)
     if request.keep is not None:
-        show_walk(request, model, machine, job, start=request.keep, where=constraints)
+        show_walk(request, model, machine, job, start=request.keep, where=constraints, stated=stated)
         return
-    layout_count = _to_write(request.top, model, machine, job) if request.write else request.top
+    form = choose_format(model, machine, job, request.write) if request.write else ""
     result = search_layouts(
         model,
         machine,
@@ -52,7 +59,7 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job, lay
         also=request.also,
         measure=request.measure,
         own=layout if layout and layout.world == machine.ranks else None,
-        top=layout_count,
+        top=max(request.top, WRITABLE) if form else request.top,
         by=request.by,
         levels=request.front,
         within=tolerance,
@@ -61,21 +68,25 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job, lay
         two_dimensional=request.two,
         risk=request.risk,
     )
-    show_found(result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json)
+    show_found(
+        result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json, stated=stated
+    )
     if job.stack.name != "fivefold" and not request.write and not request.as_json:
         show_config(ranking(result), model=model, machine=machine, job=take_precision(result, job))
     if request.write:
         written_job = take_precision(result, job)
-        write_best(ranking(result), model=model, machine=machine, job=written_job, path=request.write)
+        write_best(
+            ranking(result),
+            model=model,
+            machine=machine,
+            job=written_job,
+            path=request.write,
+            form=form,
+            stated=stated,
+        )
     if request.chart:
         draw_front(result, request.chart, of=f"{model.name} on {machine.ranks} {machine.name}")
     say_if_stopped(result)
-
-
-def _to_write(top: int, model: Model, machine: Machine, job: Job) -> int:
-    """Return how many layouts to rank; raises ``UserError`` if the stack's config cannot express model or job."""
-    refuse_untold(model, machine, job)
-    return max(top, WRITABLE)
 
 
 def _apply_price_and_memory(machine: Machine, price: Sequence[str], *, memory: str | None, by: str) -> Machine:
@@ -94,12 +105,14 @@ def say_if_stopped(result: SearchResult) -> None:
         raise typer.Exit(130)
 
 
-def show_found(result: SearchResult, model: Model, machine: Machine, job: Job, *, json: bool) -> None:
+def show_found(
+    result: SearchResult, model: Model, machine: Machine, job: Job, *, json: bool, stated: Collection[str]
+) -> None:
     """Print the page of a search, or its data."""
     from fivefold.rendering import search as page
 
     if not json:
-        show_question(model, machine, job, remarks=result.remarks)
+        show_question(model, machine, job, remarks=result.remarks, stated=stated)
     show(result.model_dump_json(indent=2) if json else page.page(result, precision=job.precision.name))
 
 
@@ -119,13 +132,22 @@ def take_precision(result: SearchResult, job: Job) -> Job:
     return job.replace(precision=Job.read(dict(ranked_steps[0].step.job), origin="job").precision)
 
 
-def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, *, start: str, where: Where) -> None:
+def show_walk(
+    request: SearchOptions,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    *,
+    start: str,
+    where: Where,
+    stated: Collection[str],
+) -> None:
     """Print the single changes of the layout ``start``."""
     from fivefold.rendering import search as page
 
     result = walk(model, machine, job, start=start, by=request.by, where=where, risk=request.risk)
     if not request.as_json:
-        show_question(model, machine, job)
+        show_question(model, machine, job, stated=stated)
     show(result.model_dump_json(indent=2) if request.as_json else page.walk(result, top=request.top))
 
 

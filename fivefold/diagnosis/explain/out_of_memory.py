@@ -75,6 +75,13 @@ class OutOfMemoryMessage(NamedTuple):
         return self.sizes.get(name)
 
 
+class Cause(NamedTuple):
+    """A reason why memory ran out, and the change that helps; "" if none follows from it."""
+
+    reason: str  # ends in punctuation if a change follows
+    change: str = ""
+
+
 def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
     """Explain what ran out of memory, by the first message of each rank; None if nothing did."""
     messages = _messages(text)
@@ -84,7 +91,8 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
     for message in messages:
         first_by_rank.setdefault(message.rank, message)
     chosen = next(iter(first_by_rank.values()))
-    findings = list(_findings(chosen))
+    causes = _list_causes(chosen)
+    findings = [f"{cause.reason}{cause.change}" for cause in causes]
     if len(first_by_rank) > 1:
         ranks = ", ".join(sorted(filter(None, first_by_rank), key=int))
         unnamed = " and a process whose lines name no rank" if "" in first_by_rank else ""
@@ -97,6 +105,7 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
         files=files,
         verdict=_verdict(chosen),
         findings=tuple(findings),
+        change=next((cause.change for cause in causes if cause.change), ""),
         memory=_sum_memory(chosen),
     )
 
@@ -231,62 +240,72 @@ def _verdict(message: OutOfMemoryMessage) -> str:
     )
 
 
-def _findings(message: OutOfMemoryMessage) -> list[str]:
+def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
     """Return the reasons why it did not fit, the most likely cause first."""
     requested, unused, free_bytes = message.get("wanted"), _count_unused(message) or 0, message.get("free")
     capacity, allocated = message.get("capacity"), message.get("allocated") or 0
     if message.device == "the CPU":
-        return ["the host's memory ran out, not a GPU's: fewer workers of the data loader, or offload less"]
+        return [Cause("the host's memory ran out, not a GPU's: ", "fewer workers of the data loader, or offload less")]
     if requested is None and any(ENGINES.search(frame.file) for frame in message.stack):
         return [
-            "an inference engine asks for memory of its own, next to what PyTorch keeps: lower its share "
-            "(gpu_memory_utilization, mem_fraction_static), and call torch.cuda.empty_cache() before it wakes up"
+            Cause(
+                "an inference engine asks for memory of its own, next to what PyTorch keeps: ",
+                "lower its share (gpu_memory_utilization, mem_fraction_static), and call torch.cuda.empty_cache() "
+                "before it wakes up",
+            )
         ]
     if requested is None:
         return [
-            "the driver had nothing left: other processes, or NCCL's buffers next to a full allocator; look at "
-            "nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction"
+            Cause(
+                "the driver had nothing left: other processes, or NCCL's buffers next to a full allocator; ",
+                "look at nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction",
+            )
         ]
-    findings = []
+    causes = []
     if capacity is not None and requested > capacity:
-        return [
-            f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps; {SMALLER}"
-        ]
+        reason = f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps; "
+        return [Cause(reason, SMALLER)]
     is_full = capacity is not None and unused + (free_bytes or 0) < SPARE * capacity
     if unused + (free_bytes or 0) >= requested > (free_bytes or 0) and not is_full:
-        findings.append(
-            f"fragmentation: {show_bytes(unused)} are reserved and in no tensor, in pieces too small for "
-            f"{show_bytes(requested)}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        )
+        pieces = f"{show_bytes(unused)} are reserved and in no tensor, in pieces too small for {show_bytes(requested)}"
+        causes.append(Cause(f"fragmentation: {pieces}; ", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"))
     if (other_processes := message.get("others") or 0) >= requested:
-        findings.append(f"other processes hold {show_bytes(other_processes)} of this device: end them, or take another")
+        reason = f"other processes hold {show_bytes(other_processes)} of this device: "
+        causes.append(Cause(reason, "end them, or take another"))
         own_bytes, largest = message.get("process") or 0, message.get("largest other") or 0
         if 0.75 * own_bytes < largest < 1.25 * own_bytes:
-            findings.append(
-                "one of them is about as large as this one: if it is of the same job, two processes use one device; "
-                "start one process per GPU, call torch.cuda.set_device(LOCAL_RANK), and load files with map_location"
+            causes.append(
+                Cause(
+                    "one of them is about as large as this one: if it is of the same job, two processes use one "
+                    "device; ",
+                    "start one process per GPU, call torch.cuda.set_device(LOCAL_RANK), and load files with "
+                    "map_location",
+                )
             )
     other_bytes = _sum_memory(message).parts.get("the rest of this process", 0)
     if other_bytes > 4 * GIB:
-        findings.append(
-            f"{show_bytes(other_bytes)} of this process are in no tensor of PyTorch's: NCCL's buffers, "
-            "graphs, or libraries with memory of their own"
+        causes.append(
+            Cause(
+                f"{show_bytes(other_bytes)} of this process are in no tensor of PyTorch's: NCCL's buffers, "
+                "graphs, or libraries with memory of their own"
+            )
         )
     if (allowed := message.get("allowed")) is not None:
-        findings.append(f"the process may take {show_bytes(allowed)} only: set_per_process_memory_fraction")
-    if free_bytes is not None and free_bytes >= requested and not findings:
-        findings.append(
-            f"the driver says {show_bytes(free_bytes)} are free, which is enough: a limit of the system "
-            "(WSL, MIG, a container), or another process that has left since"
+        causes.append(Cause(f"the process may take {show_bytes(allowed)} only: ", "set_per_process_memory_fraction"))
+    if free_bytes is not None and free_bytes >= requested and not causes:
+        causes.append(
+            Cause(
+                f"the driver says {show_bytes(free_bytes)} are free, which is enough: a limit of the system "
+                "(WSL, MIG, a container), or another process that has left since"
+            )
         )
-    if not findings and (capacity is None or "allocated" not in message.sizes):
-        return ["the message does not say what is in use; give the complete message, or a memory snapshot"]
-    is_fragmented_only = len(findings) == 1 and findings[0].startswith("fragmentation")
-    if not findings or (is_fragmented_only and capacity is not None and unused < FULL * capacity):
+    if not causes and (capacity is None or "allocated" not in message.sizes):
+        return [Cause("the message does not say what is in use; give the complete message, or a memory snapshot")]
+    is_fragmented_only = len(causes) == 1 and causes[0].reason.startswith("fragmentation")
+    if not causes or (is_fragmented_only and capacity is not None and unused < FULL * capacity):
         missing_bytes = requested - (free_bytes or 0)
-        tensors = (
+        reason = (
             f"tensors fill it: {show_bytes(missing_bytes)} more are needed, and {show_bytes(allocated)} are in use; "
-            "--against MODEL MACHINE LAYOUT says what should be there, and what would fit"
         )
-        findings.append(tensors)
-    return findings
+        causes.append(Cause(f"{reason}--against MODEL MACHINE LAYOUT says what should be there, and what would fit"))
+    return causes

@@ -29,6 +29,7 @@ NEXT_STEPS = (
     "flight recorders tell which rank never came: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
     "then fivefold explain /tmp/nccl_trace_rank_*"
 )
+PREPARE = "prepare it before the run, or raise the timeout (ddp_timeout, init_process_group(timeout=…))"
 MAX_NAMED = 8  # ranks that a sentence names
 
 
@@ -63,8 +64,16 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
             f"{waits[other].describe()}"
         )
     ranks = tuple(RankAt(rank=str(rank), state=waits[rank].describe()) for rank in sorted(waits))
-    findings = (*_list_findings(waits, first, is_other=other is not None), *_find_preparation(text), NEXT_STEPS)
-    return Explanation(kind="timeout", files=files, verdict=verdict, findings=findings, ranks=ranks)
+    preparation = _find_preparation(text)
+    prepares = (f"{preparation}; {PREPARE}",) if preparation else ()
+    return Explanation(
+        kind="timeout",
+        files=files,
+        verdict=verdict,
+        findings=(*_list_findings(waits, first, is_other=other is not None), *prepares, NEXT_STEPS),
+        change=PREPARE if preparation else "",
+        ranks=ranks,
+    )
 
 
 def _find_other(waits: Mapping[int, Wait], first: Wait) -> int | None:
@@ -77,15 +86,13 @@ def _find_other(waits: Mapping[int, Wait], first: Wait) -> int | None:
     return None
 
 
-def _find_preparation(text: str) -> Iterator[str]:
-    """Yield what a rank was doing before training when the first timeout came, by its progress bar."""
+def _find_preparation(text: str) -> str:
+    """Return what a rank was doing before training when the first timeout came, by its progress bar; "" if nothing."""
     timeout = LINE.search(text)
     bars = PREPARATION.findall(text, 0, timeout.start() + 1) if timeout else []
-    if bars:
-        yield (
-            f"the progress bar before it is {bars[-1].strip()!r}: the ranks wait for the one that prepares the data; "
-            "prepare it before the run, or raise the timeout (ddp_timeout, init_process_group(timeout=…))"
-        )
+    if not bars:
+        return ""
+    return f"the progress bar before it is {bars[-1].strip()!r}: the ranks wait for the one that prepares the data"
 
 
 def _list_findings(waits: Mapping[int, Wait], first: Wait, *, is_other: bool) -> Iterator[str]:

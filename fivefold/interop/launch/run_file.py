@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, WrittenConfig
-from fivefold.interop.keys import Values
+from fivefold.interop.keys import Values, flatten, shorten_value
 from fivefold.job import FORMAT_OBJECTIVES, RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import spell_machine
@@ -43,7 +43,10 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
             f"NAME:{layout.world}"
         )
     job = Job.read(dict(values.get("job", {})), origin=document.origin)
-    understood = tuple(ParsedKey(key=key, value=str(values[key]), means=key) for key in ("model", "layout"))
+    given = {key: values[key] for key in ("model", "layout")} | flatten(
+        {"job": values.get("job", {})}, origin=document.origin
+    )
+    understood = tuple(ParsedKey(key=key, value=shorten_value(value), means=key) for key, value in given.items())
     return Reading(
         software="fivefold",
         version="",

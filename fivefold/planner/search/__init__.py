@@ -199,7 +199,8 @@ def _propose(
 ) -> Proposal | None:
     """Return the simplest layout within ``within`` of the best, on as many ranks and in the same precision.
 
-    ``precision``: the job's own, whose fastest layout is stated if the best is in another. Layouts that are estimated on the way join the best. Returns None if nothing fits.
+    ``precision``: the job's own, whose fastest layout is stated if the best is in another. Layouts that are estimated
+    on the way join the best. Returns None if nothing fits.
     """
     if not incumbents.best:
         return None

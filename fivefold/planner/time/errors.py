@@ -149,13 +149,13 @@ def _list_outside_features(of: RunClass, ranks: int, cells: Sequence[ErrorCell])
     """Yield the features in which the run lies outside all measurements."""
     for field, feature in of._asdict().items():
         if all(getattr(cell.of, field) != feature for cell in cells):
-            yield f"{field} {feature}"
+            yield f"GPUs of the {feature} generation" if field == "generation" else f"{field} {feature}"
     max_ranks = max((cell.ranks for cell in cells if cell.of.generation == of.generation), default=0)
     if max_ranks and ranks > max_ranks:
-        yield f"{ranks:,} ranks of {of.generation}, where at most {max_ranks:,} were measured"
+        yield f"{ranks:,} GPUs of the {of.generation} generation, where at most {max_ranks:,} were measured"
     pairs = ((cell.of.precision, cell.of.kind) for cell in cells if cell.of.generation == of.generation)
     if max_ranks and (of.precision, of.kind) not in set(pairs):
-        yield f"{of.kind} in {of.precision} on {of.generation}"
+        yield f"{of.kind} in {of.precision} on GPUs of the {of.generation} generation"
 
 
 @lru_cache(maxsize=4)

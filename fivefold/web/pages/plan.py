@@ -132,7 +132,7 @@ def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfi
     machine = f"{resolved.machine.name}:{resolved.machine.ranks}"
     plan = ConfigPlan(resolved.model, asked.parsed_layout(), resolved.job, resolved.machine.ranks_per_node, machine)
     config = write(plan, to=asked.to or list_formats(resolved)[0].name)
-    defaults = describe_defaults(resolved.job)
+    defaults = describe_defaults(resolved.job, stated=resolved.stated)
     return config._replace(remarks=(*config.remarks, *((defaults,) if defaults else ())))
 
 
@@ -214,6 +214,6 @@ def sheet(resolved: ResolvedRequest) -> list[tuple[str, str]]:
     return [
         (model.name, f"{shape}, vocabulary {model.vocab:,}{experts}"),
         (resolved.machine.name, machine_line(resolved.machine)),
-        ("job", describe_job(resolved.job)),
+        ("job", describe_job(resolved.job, stated=resolved.stated)),
         *([("from", resolved.settings)] if resolved.settings else []),
     ]

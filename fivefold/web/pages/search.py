@@ -19,6 +19,7 @@ from fivefold.rendering.drawing import parallel, scatter
 from fivefold.rendering.drawing.plot import time_unit
 from fivefold.rendering.elements import Raw
 from fivefold.rendering.grid import Column, make_grid
+from fivefold.rendering.layout_legend import explain_layouts
 from fivefold.rendering.point_charts import draw_front
 from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
 from fivefold.rendering.run_estimate import assumption, make_offer_grid, span
@@ -134,6 +135,7 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
         choices=draw_choices(asked, fits),
         drawn=min(len(fits), DRAWN),
         fits=len(fits),
+        legend=explain_layouts(item.step.layout for item in result.best),
         worded=summarize(result.robust) if result.robust else "",
     )
 

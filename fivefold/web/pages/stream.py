@@ -65,7 +65,7 @@ class Stream:
     def describe(self, asked: JobQuestion) -> str:
         """Return the question as the first paragraph of an answer."""
         resolved = self.site.resolve(asked)
-        line = describe_question(resolved.model, resolved.machine, resolved.job)
+        line = describe_question(resolved.model, resolved.machine, resolved.job, stated=resolved.stated)
         return paragraph(" · ".join(filter(None, (line, resolved.settings))), kind="about")
 
     async def _events(

@@ -220,6 +220,26 @@ def test_a_public_report_is_explained(report: str, tmp_path: Path) -> None:
         assert sum(found.memory.parts.values()) < 2**40  # no nonsense of the driver
 
 
+CHANGES = {
+    "huggingface/trl#4237": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "Lightricks/LTX-2#57": "end them, or take another",
+    "verl-project/verl#302": "lower its share (gpu_memory_utilization, mem_fraction_static)",
+    "ragntune/code-llama-finetune#3": "take a smaller micro-batch",
+    "YJiangcm/LTE#3": "",  # tensors fill it: --against finds the change
+    "CarperAI/trlx#373": "",
+}
+
+
+@pytest.mark.parametrize("report", CHANGES)
+def test_the_change_to_make_is_a_field(report: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(SETTLED[report][0]) + "\n", encoding="utf-8")
+    (found,) = explain([path])
+    assert found.change.startswith(CHANGES[report])
+    assert bool(found.change) == bool(CHANGES[report])
+    assert any(found.change in finding for finding in found.findings)
+
+
 def test_ranks_in_one_collective_are_not_reported_missing(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("\n".join(wait(rank, 5, "ALLREDUCE", 8) for rank in range(4)))

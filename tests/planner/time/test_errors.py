@@ -90,9 +90,9 @@ def test_unmeasured_class_is_reported() -> None:
         return result.outside
 
     assert list_outside(HERE) == ()
-    assert list_outside(HERE._replace(generation="cdna")) == ("generation cdna",)
-    assert list_outside(HERE, 128) == ("128 ranks of hopper, where at most 64 were measured",)
-    assert list_outside(HERE._replace(kind="experts")) == ("experts in 16 bits on hopper",)
+    assert list_outside(HERE._replace(generation="cdna")) == ("GPUs of the cdna generation",)
+    assert list_outside(HERE, 128) == ("128 GPUs of the hopper generation, where at most 64 were measured",)
+    assert list_outside(HERE._replace(kind="experts")) == ("experts in 16 bits on GPUs of the hopper generation",)
     assert list_outside(HERE._replace(software="fivefold")) == ("software fivefold",)
 
 

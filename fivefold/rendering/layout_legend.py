@@ -1,0 +1,55 @@
+"""The line below a table of layouts that explains the keywords in it that frameworks do not have by these names.
+
+zero3/32: sharded in groups of 32 ranks · ac=norm+act: recomputes norms and activation functions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.record import join_names
+
+GROUPS = {
+    "norm": "norms",
+    "qkv": "QKV projections",
+    "rope": "rotary positions",
+    "core": "the attention core",
+    "out": "output projections of attention",
+    "up": "up and gate projections",
+    "act": "activation functions",
+    "mlp": "feed-forward layers",
+    "moe": "experts",
+    "shared": "shared experts",
+    "router": "routers",
+}  # recomputed operations
+
+
+def explain_layouts(layouts: Iterable[str]) -> str:
+    """Return what the less common keywords of ``layouts`` mean, in one line; empty if there is none."""
+    meanings = {word: text for layout in layouts for word, text in _explain(Layout.parse(layout))}
+    return " · ".join(f"{word}: {text}" for word, text in meanings.items())
+
+
+def _explain(layout: Layout) -> Iterator[tuple[str, str]]:
+    """Yield the less common keywords of one layout, each with its meaning; equal kinds have one keyword."""
+    if layout.zero and layout.shard_group:
+        yield f"zero{layout.zero}/{layout.shard_group}", f"sharded in groups of {layout.shard_group} ranks"
+    if layout.stages:
+        yield "stages=7-8x14-7", "layers of each pipeline stage; 8x14: 14 stages of 8"
+    operations = sorted(layout.recomputed_operations, key=RECOMPUTABLE.index) if _recomputes_groups(layout) else []
+    if operations:
+        names = join_names([GROUPS[name] for name in operations], "and")
+        yield f"ac={layout.recomputation}", f"recomputes {names}"
+    if layout.recompute_every > 1:
+        yield f"ac={layout.recomputation}", f"recomputes one layer in {layout.recompute_every}"
+    if "@" in layout.ac:
+        yield f"@{layout.recompute_ranks}", f"only on pipeline ranks below {layout.recompute_ranks}"
+    if layout.order != DEFAULT_ORDER:
+        yield f"order={'-'.join(layout.order)}", "mesh axes, the nearest ranks first"
+
+
+def _recomputes_groups(layout: Layout) -> bool:
+    """Tell whether the layout recomputes groups of operations by their names."""
+    return bool(layout.recomputed_operations <= GROUPS.keys()) and layout.recomputation != "selective"
