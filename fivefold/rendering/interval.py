@@ -65,8 +65,8 @@ def show_speed_interval(speed: SpeedRatio | None) -> str:
 
 
 def show_change_range(low: float, high: float) -> str:
-    """Write two relative changes as a range, ``+2% to +7%``, with as many digits as its ends need to differ."""
+    """Write two relative changes as a range, ``+2% to +7%``, with the digits that make its ends differ."""
     for digits in range(MAX_DIGITS + 1):
         if round(100 * low, digits) != round(100 * high, digits):
             return f"{low:+.{digits}%} to {high:+.{digits}%}"
-    return f"{low:+.{MAX_DIGITS}%}"
+    return f"{low:+.0%}"

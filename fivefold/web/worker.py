@@ -133,9 +133,13 @@ def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
     proposed = _run_search(asked, question, resolved, report)
     if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
         return proposed.model_dump(mode="json")
+
+    def report_ranking(done: int, total: int, _: str = "") -> None:
+        report(done, total, "the proposal is known; the others are ranked")
+
     try:
         ranking = question.replace(exact=True, front=1)
-        every = answers.layouts(ranking, resolved, report=report, fitted=_listener(report), exact=False)
+        every = answers.layouts(ranking, resolved, report=report_ranking, fitted=_listener(report), exact=False)
     except StopSignal:
         return proposed.replace(stopped=True).model_dump(mode="json")
     if every.stopped:

@@ -46,7 +46,7 @@ def test_the_ends_of_an_interval_differ() -> None:
     assert show_change_range(0.021, 0.074) == "+2% to +7%"
     assert show_change_range(0.0213, 0.0218) == "+2.1% to +2.2%"
     assert show_change_range(-0.003, 0.002) == "-0.3% to +0.2%"
-    assert show_change_range(0.02, 0.02) == "+2.000%"
+    assert show_change_range(0.02, 0.02) == "+2%"
     assert show_range("6.40 s", "7.45 s") == "6.40–7.45 s"
     assert show_range("6.40 s", "6.40 s") == "6.40 s"
 

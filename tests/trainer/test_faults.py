@@ -26,16 +26,19 @@ from typing import Any
 
 import pytest
 
-import fivefold.profiling.closed_loop  # noqa: F401  torch once, before any fork
+import fivefold.profiling.closed_loop  # torch once, before any fork
 from fivefold import cli
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.csv_file import write_table
+from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
+from fivefold.planner.predict import predict
 from fivefold.results import run_folder
 from fivefold.trainer.checkpoint.checkpoint_folder import find_latest, read
 from fivefold.trainer.loop import Loop
+from fivefold.trainer.run import Run
 from tests.forked_python import import_what_runs_load, true_interpreters
 from tests.selection import mark_share
 
@@ -238,6 +241,29 @@ def test_a_run_file_that_cannot_be(refused: Callable[..., str], changes: dict[st
     set_run(**changes)
     assert_line(refused("train", "run.toml"), pattern)
     assert not Path("run").exists()
+
+
+def test_a_folder_of_another_model_is_refused(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, model = Run.load(Path("run.toml")), resolve("tiny")
+    machine = MACHINE.replace(ranks=1)
+    step = predict(model=model, machine=machine, layout=Layout.parse("dp1 mbs1"), job=run.job)
+    Path("run").mkdir()
+    fivefold.profiling.closed_loop.write_steps(Path("run") / run_folder.PREDICTED, step)
+    assert_line(
+        refused("train", "run.toml"),
+        r"run: holds a run of tiny, and run.toml trains nano; give run.toml another folder, such as folder = "
+        r'"run-nano", or remove run',
+    )
+    assert [path.name for path in Path("run").iterdir()] == [run_folder.PREDICTED]
+    step = step.replace(model="nano")  # of the same model
+    fivefold.profiling.closed_loop.write_steps(Path("run") / run_folder.PREDICTED, step)
+    started: list[str] = []
+    monkeypatch.setattr("fivefold.trainer.process.launch", lambda words, **_: started.extend(words))
+    set_run(**TWO)
+    monkeypatch.setattr(sys, "argv", ["fivefold", "train", "run.toml", "--force"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert started[:2] == ["train", "run.toml"]
 
 
 def test_a_step_that_does_not_fit_is_not_started_unless_forced(

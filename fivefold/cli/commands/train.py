@@ -46,6 +46,7 @@ def train(request: TrainOptions) -> None:
     refuse(layout, model=model, job=settings.job, machine=chips)
     _check_supported(layout, settings, model=model)
     if launcher() is None:
+        _check_folder(settings, model=model, file=request.run)
         _check_inputs_exist(settings, model=model)
     if not slurm:  # a Slurm job starts on other chips than this computer's
         if launcher() is None and not force:
@@ -171,6 +172,23 @@ def _layout(run: Run, machine: Machine) -> str:
     layout = find_fastest(resolve(run.model), machine, run.job)
     say(f"layout {layout}: the fastest that fits {machine.name}")
     return str(layout)
+
+
+def _check_folder(run: Run, *, model: Model, file: Path) -> None:
+    """Reject a folder with the log of another model's run, which this one's would be appended to.
+
+    A checkpoint of another model is rejected when it is read, with the field that differs.
+    """
+    from fivefold.results.run_folder import read_prediction
+
+    if (run.folder / "checkpoints").exists():
+        return
+    before = read_prediction(run.folder)
+    if before is not None and before.model != model.name and before.work.parameters != model.parameters:
+        raise UserError(
+            f"{run.folder}: holds a run of {before.model}, and {file} trains {model.name}; give {file} another folder, "
+            f'such as folder = "{run.folder}-{model.name}", or remove {run.folder}'
+        )
 
 
 def _check_inputs_exist(run: Run, *, model: Model) -> None:

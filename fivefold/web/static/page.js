@@ -514,7 +514,9 @@ function begin() {
   stream.addEventListener("progress", (event) => {
     const [done, total, name] = JSON.parse(event.data);
     if (total && done) Object.assign(bar, { max: total, value: done });
-    doing = name || `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${worker.dataset.of}`;
+    else bar.removeAttribute("value");
+    const share = total && worker.dataset.of ? `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${worker.dataset.of}` : "";
+    doing = [name, share].filter(Boolean).join(": ");
     tick();
   });
   stream.addEventListener("sketch", (event) => {
