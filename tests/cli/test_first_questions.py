@@ -69,7 +69,8 @@ def test_answers_in_python_print_as_the_table_of_the_terminal(
     words = ("micro-batch", "nano", "h100:8", "dp8 zero3")
     monkeypatch.setenv("COLUMNS", "100")
     assert run(monkeypatch, "ask", *words, "--gbs", "64", "--stack", "fivefold") == 0
-    replies = ff.ask(*words, gbs=64)
+    with pytest.warns(ff.UsageWarning, match="the global batch of 64 is the limit"):
+        replies = ff.ask(*words, gbs=64)
     table = str(replies).splitlines()
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()][-len(table) :] == table
     assert repr(replies) == "<1 row of QuestionAnswer>"
