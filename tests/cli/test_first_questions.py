@@ -8,6 +8,7 @@ import pytest
 
 import fivefold as ff
 from fivefold.layout.spec import Layout
+from fivefold.record import UsageWarning
 from tests.cli.commands import run
 
 LARGE = ("llama3-8b", "h100:8", "dp8 zero1 mbs1", "--seq", "8k", "--gbs", "64")
@@ -69,7 +70,7 @@ def test_answers_in_python_print_as_the_table_of_the_terminal(
     words = ("micro-batch", "nano", "h100:8", "dp8 zero3")
     monkeypatch.setenv("COLUMNS", "100")
     assert run(monkeypatch, "ask", *words, "--gbs", "64", "--stack", "fivefold") == 0
-    with pytest.warns(ff.UsageWarning, match="the global batch of 64 is the limit"):
+    with pytest.warns(UsageWarning, match="the global batch of 64 is the limit"):
         replies = ff.ask(*words, gbs=64)
     table = str(replies).splitlines()
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()][-len(table) :] == table
