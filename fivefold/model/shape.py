@@ -324,9 +324,11 @@ class ModelShape(Record):
     # attention and a Mamba-2 of ``mamba2`` read the same norm in each layer, and their outputs are added (Falcon-H1)
     joins_mamba2: bool = False
     short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
-    # geometry of the layers that attend to compressed keys, or to the keys of a window alone (DeepSeek-V4)
+    # geometry of the layers that attend to the keys of a window alone (DeepSeek-V4)
     shared_key_attention: CompressedAttention | None = None
+    # geometry of the layers that attend to the keys of a window and to all compressed keys (DeepSeek-V4)
     heavily_compressed_attention: CompressedAttention | None = None
+    # geometry of the layers that attend to the keys of a window and to the compressed keys of an indexer (DeepSeek-V4)
     compressed_sparse_attention: CompressedAttention | None = None
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction

@@ -187,7 +187,7 @@ DRAWN = {
     7: "gradients are copied into a bucket at once",
     49: "activations are offloaded without a pipeline",
     56: "activations are offloaded and the graph of a deferred backward stays",
-    173: "gradients are copied into a bucket at once, with a pipeline",
+    188: "gradients are copied into a bucket at once, with a pipeline",
     50051: "uneven groups of micro-batches: the last stage has its gradients when fewer are live",
 }
 
