@@ -52,7 +52,7 @@ def signals() -> object:
         (("ask", "changes", "nano", "h100:8", ""), r"layout '' is empty; write for example .*"),
         (("predict", "a" * 300, "h100:8", "dp8"), r"unknown model 'a+…a+'; .fivefold models. lists all"),
         (("read", "a" * 300), r"a+…a+: too long for a file name; .*"),
-        (("show", "a" * 300), r"a+…a+/step.json: too long for a file name; .*"),
+        (("show", "a" * 300), r"a+…a+: too long for a file name; .*"),
         (("train", "a" * 300), r"a+…a+: too long for a file name; .*"),
         (("plan", "gpt3-175b", "h200:64", "--seq", "4096"), r"sequence 4096 is longer than the 2048 learned .*"),
         (("predict", "nano", "h10:8", "dp8"), r"unknown machine 'h10'; did you mean h100.*lists all"),

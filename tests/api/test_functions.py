@@ -112,6 +112,7 @@ def test_walk_equals_search_with_keep() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the global batch of 64 is the limit")
 @pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model", "sequence"}))  # many searches
 def test_ask(question: Any) -> None:
     layout = () if question in ("gpus", "model") else ("dp8 zero3",)
@@ -201,7 +202,7 @@ def test_the_file_of_a_running_run_is_not_overwritten(tmp_path: Path) -> None:
 
 
 ELSEWHERE = {  # options of search that are functions of their own in Python
-    "search": {"keep", "machines", "tokens", "price", "deadline", "ranks", "assume"},  # walk, across
+    "search": {"keep", "machines", "tokens", "price", "deadline", "gpu_counts", "assume"},  # walk, across
 }
 SKIPPED = {
     *JobOptions.model_fields,

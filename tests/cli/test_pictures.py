@@ -20,7 +20,8 @@ def run(*words: str) -> str:
 
 
 def test_the_over_time_option_draws_pipeline_and_memory() -> None:
-    plain, drawn = run(*PREDICT), run(*PREDICT, "--over-time")
+    words = (*PREDICT, "--stack", "fivefold")  # that is named: without a remark at the end
+    plain, drawn = run(*words), run(*words, "--over-time")
     assert drawn.startswith(plain)
     assert "rank 3 │" in drawn
     assert "drawn with 8 of 16 micro-batches" in drawn

@@ -308,7 +308,7 @@ def test_a_launch_line_names_a_config_and_changes_it(tmp_path: Path, monkeypatch
     result = read(line.split())
     assert result.job is not None
     assert (str(result.layout), result.job.sequence) == ("dp8 zero3 mbs2 ac=full", 1024)
-    with pytest.raises(UserError, match=r"models/qwen3/config_registry\.py is not here"):
+    with pytest.raises(UserError, match=r"models/qwen3/config_registry\.py was not found next to it"):
         read(line.replace("llama3", "qwen3").split())
 
 

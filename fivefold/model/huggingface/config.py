@@ -214,7 +214,7 @@ class Config(Record):
     compress_rates: dict[str, Tokens] | None = None  # tokens of a compressed key, by the kind of a layer
     compress_rate_csa: Tokens | None = None  # the same rates in old keys
     compress_rate_hca: Tokens | None = None
-    compress_ratios: tuple[int, ...] | None = None  # that of each layer, in old files
+    compress_ratios: tuple[Annotated[int, Field(ge=0, le=2**12)], ...] | None = None  # that of each layer, in old files
     compress_rope_theta: Positive = 10_000.0  # of layers with compressed keys
     rope_head_dim: HeadDim | None = None  # qk_rope_head_dim of a family that reads a share of head_dim first
     rotated_share: Scalar | None = None  # partial_rotary_factor of that family
