@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +14,15 @@ from fivefold.adapter import Adapter, int8_bytes, nf4_scales_bytes
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
+from fivefold.model.huggingface.families import FAMILIES
+from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, NAMED_W1, count_expert_adapters
 from fivefold.planner.counts.operations.adapters import _quantize_to_int8
 from fivefold.planner.counts.operations.op import matmul
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
-from fivefold.trainer.checkpoint.peft_adapter import BY_ROWS, _tensor_names, family_of
+from fivefold.trainer.checkpoint.peft_adapter import BY_ROWS, AdapterFolder, _tensor_names, family_of
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
@@ -367,6 +371,67 @@ def test_peft_computes_what_was_trained_and_is_read_back(
         model.save_pretrained(tmp_path / "theirs")
         ours = WeightSource.find(tmp_path / "theirs").decoder()(text_tokens())
         torch.testing.assert_close(ours, model(text_tokens()).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "adapter"),
+    [
+        ("mixtral", Adapter(rank=3)),
+        ("qwen3_moe", Adapter(rank=3, targets=ATTENTION)),
+        ("qwen2_moe", Adapter(rank=3)),
+        ("deepseek_v3", Adapter(rank=3, targets=COMPRESSED)),
+        ("deepseek_v3", Adapter(rank=3, targets=("q_b_proj", "up_proj"))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value.targets),
+)
+def test_peft_computes_adapters_of_mixtures_and_merges_them_the_same(
+    forked, tmp_path: Path, family: str, adapter: Adapter
+) -> None:
+    """Routing biases of a merged folder are the base's. Where peft would drop adapters, no others are written."""
+    base, layout = base_of_mixture(tmp_path / "base", family), Layout.parse("dp1 mbs2")
+    logits, _ = forked(1, train_and_save, tmp_path / "run", base, layout, adapter)[0]
+    write = partial(export, find(tmp_path / "run"), file_bytes=10**9, report=ignore_progress)
+    write(tmp_path / "merged", dtype="fp32", merge=True)
+    with torch.no_grad():
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+        torch.testing.assert_close(merged(text_tokens()).logits, logits, rtol=1e-5, atol=1e-5)
+        if "up_proj" in adapter.targets:
+            with pytest.raises(UserError, match=r"peft .* takes up_proj of deepseek_v3 as those of its routed experts"):
+                write(tmp_path / "lora")
+            return
+        write(tmp_path / "lora")
+        model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "lora", dtype=torch.float32)
+        torch.testing.assert_close(model(text_tokens()).logits, logits, rtol=1e-5, atol=1e-5)
+        theirs = dict(model.merge_and_unload().state_dict())
+        for name, tensor in merged.state_dict().items():
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*keys did not match any targeted module:RuntimeWarning")  # but parameters
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen2_moe"])
+def test_peft_adapts_the_experts_of_the_families_that_are_named(tmp_path: Path, family: str) -> None:
+    """With all-linear; twice the rank on gate and up. Its folder is refused by name, as routed experts are not read."""
+    base, adapter = base_of_mixture(tmp_path / "base", family), Adapter(rank=3)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = peft.get_peft_model(plain, peft.LoraConfig(r=3, target_modules="all-linear"))
+    of_experts = [
+        weight.numel() for name, weight in model.named_parameters() if ".experts." in name and weight.requires_grad
+    ]
+    is_named = family in NAMED_AS_MLPS | NAMED_W1
+    expected = count_expert_adapters(resolve(str(base / "config.json")), adapter) if is_named else 0
+    assert sum(of_experts) == expected
+    if is_named:
+        model.save_pretrained(tmp_path / "lora")
+        with pytest.raises(UserError, match=r"target_parameters=down_proj, gate\.weight, gate_up_proj: adapters of"):
+            AdapterFolder.open(tmp_path / "lora")
+
+
+def test_families_whose_experts_peft_adapts_are_those_of_peft() -> None:
+    conversion = pytest.importorskip("peft.utils.transformers_weight_conversion")
+    pattern_of, layers_of = conversion._MODEL_TO_CONVERSION_PATTERN, conversion._MOE_TARGET_MODULE_MAPPING
+    converted = {family: layers_of.get(pattern_of.get(family, ""), {}).keys() for family in FAMILIES}
+    assert {family for family, layers in converted.items() if "w1" in layers} == NAMED_W1
+    assert {family for family, layers in converted.items() if layers >= set(EXPERT_LAYERS)} == NAMED_AS_MLPS
 
 
 SHAPES = ((3, 2), (3, 64), (7, 100), (60, 100), (64, 64), (69, 1000), (130, 254), (512, 384))

@@ -7,6 +7,7 @@ state_space                  keys, geometry and tensor names of Mamba and Mamba-
 read · keys                  converts a config.json to a model; handling of keys that are not read
 vision                       reads vision towers and projectors of multimodal configs
 write                        converts a model to a config.json
+peft                         mixtures whose routed experts peft adapts as parameters
 tensors                      maps our weights to tensors of a checkpoint: names, experts, order of rotary rows
 causal_types                 what is missing for each causal language model of transformers that is not read
 model_types · remote_code    the model types that transformers knows; configs whose model type it does not know

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.tensors import TensorPart, constants, parts
+from fivefold.model.huggingface.tensors import TensorPart, bias_name, constants, parts
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import get_layer, weights
@@ -278,11 +278,17 @@ def _read_checkpoint(checkpoint: Path, targets: dict[str, Tensor]) -> None:
 
 
 def _fill_from_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
-    """Fill ``targets`` from a base with adapters, whose model has no experts: there are no router biases to fill."""
+    """Fill ``targets`` from a base with adapters. Routing biases are the base's: next to adapters they are frozen."""
     for name, target in targets.items():
-        assert isinstance(target, BoxTensor)
-        for box, part in zip(target.boxes, target.parts, strict=True):
-            part.copy_(merged.read(name.removeprefix("weights/"), offsets=box.offsets, sizes=box.sizes))
+        if isinstance(target, BoxTensor):
+            for box, part in zip(target.boxes, target.parts, strict=True):
+                part.copy_(merged.read(name.removeprefix("weights/"), offsets=box.offsets, sizes=box.sizes))
+            continue
+        ours = bias_name(merged.base.model, int(name.removeprefix("bias/")))
+        if ours in merged.base.parts:
+            target.copy_(merged.base.read(ours, offsets=(0,), sizes=tuple(target.shape)))
+        else:
+            target.zero_()
 
 
 def _weight_name(part: TensorPart) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job
+from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS
 from fivefold.model.huggingface.read import text_of
 from fivefold.model.huggingface.tensors import TensorPart, parts
 from fivefold.model.spec import Model
@@ -47,7 +48,6 @@ PLAIN_KEYS: dict[str, tuple[object, ...]] = {
     "alpha_pattern": ({}, None),
     "layers_to_transform": (None, []),
     "layer_replication": (None, []),
-    "target_parameters": (None, []),
     "trainable_token_indices": (None, []),
     "megatron_config": (None,),
     "alora_invocation_tokens": (None, []),
@@ -76,6 +76,12 @@ class AdapterFolder:
             raise UserError(
                 f"{path}: holds an adapter of peft_type {kind}, and only LORA is read; train a LoRA, or merge it into "
                 "its base with peft"
+            )
+        if parameters := config.get("target_parameters"):
+            raise UserError(
+                f"{path}: {CONFIG} has target_parameters={', '.join(sorted(parameters))}: adapters of routed experts "
+                "or routers are not read; merge them into the base with peft's merge_and_unload, or train targets of "
+                "attention alone"
             )
         for key, plain in PLAIN_KEYS.items():
             if key in config and config[key] not in plain:
@@ -133,7 +139,10 @@ class AdapterFolder:
 def write(
     folder: Path, factors: Mapping[str, Tensor], *, model: Model, family: str, adapter: Adapter, base: str | None
 ) -> int:
-    """Write the ``factors`` by our names into ``folder`` as peft does; return the number of tensors."""
+    """Write the ``factors`` by our names into ``folder`` as peft does; return the number of tensors.
+
+    Raises ``UserError`` for layers to which peft would not give the stored factors.
+    """
     tensors: dict[str, Tensor] = {}
     modules: list[str] = []
     for ours, (name, part) in _tensor_names(model, family, adapter):
@@ -144,6 +153,12 @@ def write(
             factor = rows
         tensors[name] = factor.contiguous()
         modules.append(part.name.removesuffix(".weight").rpartition(".")[2])
+    if family in NAMED_AS_MLPS and (as_experts := [name for name in EXPERT_LAYERS if name in modules]):
+        raise UserError(
+            f"model {model.name!r}: peft (0.21) takes {', '.join(as_experts)} of {family} as those of its routed "
+            "experts, and would drop the adapters of other layers of these names; export with --merge, or train "
+            "adapter.targets of attention alone"
+        )
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

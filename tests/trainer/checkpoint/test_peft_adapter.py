@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Ernie4_5Config, LlamaConfig, Phi3Config, PhiConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Ernie4_5Config, LlamaConfig, Phi3Config, PhiConfig
 
 from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
@@ -142,6 +143,33 @@ def test_a_base_in_nf4_is_merged_as_it_was_trained(forked: Fork, tmp_path: Path)
         )
 
 
+def test_routing_biases_of_a_merged_mixture_are_those_of_its_base(forked: Fork, tmp_path: Path) -> None:
+    """Adapters of its dense MLPs and shared experts are exported merged, as peft would drop them."""
+    torch.manual_seed(1)
+    heads = {"num_key_value_heads": 6, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_nope_head_dim": 6}
+    heads |= {"qk_rope_head_dim": 4, "v_head_dim": 8, "num_nextn_predict_layers": 0}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+    experts |= {"moe_intermediate_size": 24, "first_k_dense_replace": 1}
+    mixture = AutoModelForCausalLM.from_config(DeepseekV3Config(**SIZES | heads | experts))
+    for name, buffer in mixture.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0, 0.1)
+    mixture.save_pretrained(tmp_path / "base")
+    adapter = Adapter(rank=3, targets=("q_b_proj", "down_proj"))
+    logits, _ = forked(1, train_and_save, tmp_path / "run", tmp_path / "base", Layout.parse("dp1 mbs2"), adapter)[0]
+    write = partial(export, find(tmp_path / "run"), file_bytes=10**9, report=ignore_progress)
+    write(tmp_path / "out", dtype="fp32", merge=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    biases = {name: buffer for name, buffer in mixture.named_buffers() if name.endswith("e_score_correction_bias")}
+    assert len(biases) == 2
+    assert all(torch.equal(merged.get_buffer(name), buffer) for name, buffer in biases.items())
+    with torch.no_grad():
+        torch.testing.assert_close(merged(text_tokens()).logits, logits, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match=r"takes down_proj of deepseek_v3 as those of its routed experts.*--merge"):
+        write(tmp_path / "lora")
+    assert not (tmp_path / "lora").exists()
+
+
 def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
     model = HuggingFaceFolder.open(base_of(tmp_path / "base", "phi3")).model
     factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}
@@ -166,6 +194,7 @@ def folder_of(path: Path, base: Path) -> Path:
         ({"modules_to_save": ["embed_tokens"]}, "modules_to_save="),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern="),
+        ({"target_parameters": ["gate_up_proj"]}, "target_parameters=gate_up_proj: adapters of routed experts"),
         ({"r": 4}, r"is \[3, 48\] instead of \[4, 48\]"),
         ({"lora_alpha": 7}, "scale 4.04145 .* and .job. adapter has kind lora, rank 3, scale 2.88675"),
         ({"r": 0}, "rank: must be 1 or more, not 0"),

@@ -1,0 +1,36 @@
+"""Mixtures whose experts peft adapts as parameters, where a config names the linear layers that they once were.
+
+transformers 5 stacks the experts of a layer in two parameters, which transformers 4 kept as linear layers of each
+expert. For the families below peft replaces the names of those layers in ``target_modules`` by ``target_parameters``:
+``gate_up_proj`` with twice the rank, and ``down_proj``. Dense MLPs and shared experts have layers of the same names,
+which then get no adapters.
+
+Source: huggingface/peft@0.21.2:src/peft/utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``, by
+transformers 5.23: ``_MODEL_TO_CONVERSION_PATTERN``.
+"""
+
+from __future__ import annotations
+
+from fivefold.adapter import Adapter
+from fivefold.model.spec import Model
+
+EXPERT_LAYERS = ("gate_proj", "up_proj", "down_proj")
+# whose experts' layers had these names
+NAMED_AS_MLPS = frozenset((
+    "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
+    "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum",
+    "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "solar_open",
+))  # fmt: skip
+NAMED_W1 = frozenset(("minimax", "minimax_m2", "mixtral"))  # w1, w2 and w3
+
+
+def count_expert_adapters(model: Model, adapter: Adapter) -> int:
+    """Return the parameters of adapters that peft adds to all routed experts of ``model``, routers not included.
+
+    Gate and up share a factor A of twice the rank.
+    """
+    moe = model.moe
+    assert moe is not None
+    layers = sum(model.is_moe(layer) for layer in range(model.layers))
+    gate_up, down = 2 * adapter.rank * (model.width + 2 * moe.ffn), adapter.rank * (moe.ffn + model.width)
+    return layers * moe.experts * (gate_up + down)
