@@ -10,7 +10,7 @@ from fivefold.layout.where import Where
 from fivefold.machine.catalog import is_counted
 from fivefold.machine.datacenter import apply_assumptions
 from fivefold.machine.spec import Machine
-from fivefold.planner.predict import Planner, planner, predict
+from fivefold.planner.predict import planner, predict
 from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import Rows, count_simulated, spans
@@ -33,10 +33,9 @@ Found = SearchResult | Walk | Offers
 Reply = QuestionAnswer | Batch | Change | FineTune | Lengths | RunEstimate  # to ask
 
 
-class Planned(NamedTuple):
-    """A predicted step, and over time: the pipeline's spans, and the memory of one rank."""
+class StepOverTime(NamedTuple):
+    """A step over time: the pipeline's spans, and the memory of one rank."""
 
-    step: Step
     rows: Rows
     levels: tuple[Level, ...]
     rank: int
@@ -48,21 +47,26 @@ def step(resolved: ResolvedRequest, layout: Layout) -> Step:
     return predict(model=resolved.model, machine=resolved.machine, layout=layout, job=resolved.job)
 
 
-def predict_over_time(resolved: ResolvedRequest, layout: Layout, *, rank: int | None = None) -> Planned:
-    """Predict the step over time; ``rank``: the pipeline rank whose memory is drawn, by default the fullest."""
-    predicted, step_planner = step(resolved, layout), planner(resolved.model, resolved.machine, resolved.job)
-    stages = predicted.memory.stages
-    if rank is None or not 0 <= rank < len(stages):
-        rank = max(stages, key=lambda stage: stage.peak_bytes).stage
-    limit = max(2, MAX_DRAWN_MICRO_BATCHES // layout.v)
+def predict_over_time(resolved: ResolvedRequest, layout: Layout, *, rank: int) -> StepOverTime:
+    """Predict the step over time; ``rank``: the pipeline rank whose memory is drawn."""
+    step_planner, limit = planner(resolved.model, resolved.machine, resolved.job), _limit_drawn(layout)
     rows = spans(step_planner, layout, limit=limit)
     memory_levels = levels(step_planner, layout, rank=rank, limit=limit, rows=rows)
-    return Planned(predicted, rows, memory_levels, rank, _describe_limit(step_planner, layout, limit))
+    drawn = remark(_count_drawn(resolved, layout), layout.micro_batches(resolved.job))
+    return StepOverTime(rows, memory_levels, rank, drawn)
 
 
-def _describe_limit(using: Planner, layout: Layout, limit: int) -> str:
-    micro_batches = layout.micro_batches(using.job)
-    return remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+def count_drawn_actions(resolved: ResolvedRequest, layout: Layout) -> int:
+    """Return about how many actions of the schedule ``predict_over_time`` returns."""
+    return 2 * layout.pp * layout.v * _count_drawn(resolved, layout)
+
+
+def _count_drawn(resolved: ResolvedRequest, layout: Layout) -> int:
+    return count_simulated(layout, micro_batches=layout.micro_batches(resolved.job), limit=_limit_drawn(layout))
+
+
+def _limit_drawn(layout: Layout) -> int:
+    return max(2, MAX_DRAWN_MICRO_BATCHES // layout.v)
 
 
 def answer_question(

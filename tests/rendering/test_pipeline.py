@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -100,6 +101,27 @@ def test_a_file_is_read_by_programs_that_know_no_variables(large: Step) -> None:
     page = drawing.draw_file(ROWS, step=large).to_html()
     assert "light-dark" in page
     assert "<title>F0.0" in page  # what the mouse tells
+
+
+def test_lines_paint_what_a_rank_runs() -> None:
+    machine, layout = resolve("a100:16", local=Path("/nowhere")), Layout.parse("pp16 mbs1")
+    rows = spans(planner(build_model("gpt3-175b"), machine, Job(global_batch=48)), layout)
+    assert sum(map(len, rows)) > drawing.MAX_TOOLTIP_SPANS
+    painted = [[""] * 10_001 for _ in rows]  # tenths of a thousandth of the width
+    picture = drawing.draw_pipeline(rows, label="")
+    for y, moves, kind in re.findall(r'<path d="M0 ([\d.]+)([^"]+)" class="line s-(\w+)"', picture):
+        row, end = painted[int(float(y) * len(rows) / 1000)], 0
+        for gap, width in re.findall(r"m(\d+) 0h(\d+)", moves):
+            assert int(width) >= drawing.MIN_TENTHS
+            start, end = end + int(gap), end + int(gap) + int(width)
+            row[start:end] = [kind] * (end - start)
+    tenths = 10_000 / max(row[-1].end for row in rows)
+    for row, colours in zip(rows, painted, strict=True):
+        for before, after in pairwise(row):  # in the middle of each action and gap
+            start, end = (round(seconds * tenths) for seconds in (before.start, before.end - before.messages))
+            if before.kind in ("F", "BW"):
+                assert set(colours[start + 7 : end - 7]) <= {before.kind}
+            assert set(colours[round(before.end * tenths) + 7 : round(after.start * tenths) - 7]) <= {""}
 
 
 def test_lanes_lie_one_above_the_other(large: Step) -> None:

@@ -143,3 +143,35 @@ def test_config_of_a_plan_is_what_write_prints(client: TestClient) -> None:
     other = client.get("/plan/config", params=asked | {"to": "megatron"})
     assert "megatron-core does not support zero3" in other.text
     assert "did you mean" in client.get("/plan/config", params=asked | {"to": "megatro"}).text
+
+
+MANY_STAGES = "/plan?model=gpt3-175b&machine=a100:96&layout=pp48+tp2+mbs1&seq=2048&gbs=96"
+
+
+def test_figures_of_many_stages_come_before_their_pictures(client: TestClient) -> None:
+    first, both = client.get(MANY_STAGES).text, client.get(f"{MANY_STAGES}&over_time=1").text
+    pictures = client.get(MANY_STAGES.replace("/plan", "/plan/over-time")).text
+    assert "peak memory" in first
+    assert '<svg class="chart pipeline' not in first
+    for look in ("chart pipeline", "chart"):
+        picture = re.search(rf'<svg class="{look}".*?</svg>.*?</svg>', pictures, re.DOTALL)
+        assert picture is not None
+        assert picture[0] in both
+
+
+@NEEDS_CHROMIUM
+def test_pictures_follow_when_they_are_near_the_window(page: Any) -> None:
+    pictures = page.locator("#over-time svg.pipeline")
+    page.goto(MANY_STAGES)
+    assert pictures.count() == 0
+    page.locator("#over-time").scroll_into_view_if_needed()
+    playwright.expect(pictures).to_be_visible()
+    page.get_by_role("group", name="micro-batch").get_by_role("link", name="2", exact=True).click()
+    page.wait_for_url(re.compile("mbs2"))
+    page.locator("#over-time").scroll_into_view_if_needed()
+    playwright.expect(page.locator("#over-time h2").first).to_contain_text("48 micro-batches")
+    page.go_back()
+    page.locator("#over-time").scroll_into_view_if_needed()
+    playwright.expect(page.locator("#over-time h2").first).to_contain_text("96 micro-batches")
+    playwright.expect(page.locator("[aria-busy]")).to_have_count(0)
+    assert list_violations(page) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from fivefold.record import UserError
@@ -19,6 +20,8 @@ from fivefold.units import show_seconds
 WIDE = 1000  # assumed width of the marks on a screen in pixels: text is written where it fits
 HIGHEST = 520
 MAX_TOOLTIP_SPANS = 1000  # up to this number of spans each has a tip; above it, those of a kind and rank are one line
+MIN_TENTHS = 5.0  # half a pixel of ``WIDE``, the least width of a block or gap in a line, in tenths of a unit
+_Look = tuple[str, bool, float, float]  # kind, whether paler, top and bottom
 
 
 class _Place(NamedTuple):
@@ -34,7 +37,7 @@ def draw_pipeline(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int 
     """Draw the chart; ``names``: of the rows, by default the ranks; ``pp``: pipeline ranks, by default the rows."""
     end = max(row[-1].end for row in rows)
     per_second, unit = time_unit(end)
-    row_height = find_row_height(rows)
+    row_height = find_row_height(len(rows))
     label_interval = 1 if row_height >= 13 else 4
     row_names = names or [f"rank {rank}" for rank in range(len(rows))]
     has_tips = sum(map(len, rows)) <= MAX_TOOLTIP_SPANS
@@ -58,9 +61,9 @@ def draw_pipeline(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int 
     )
 
 
-def find_row_height(rows: Rows) -> int:
-    """Return the height of a row in pixels."""
-    return max(9, min(30, HIGHEST // len(rows)))
+def find_row_height(rows: int) -> int:
+    """Return the height of one of ``rows`` rows in pixels."""
+    return max(9, min(30, HIGHEST // rows))
 
 
 def draw_file(
@@ -79,7 +82,7 @@ def draw_file(
             " · ".join(filter(None, (drawn, "paler: a rank's later stages" if has_paler else ""))),
         ),
         chart=draw_pipeline(rows, label=title, names=names, pp=pp),
-        height=find_row_height(rows) * len(rows),
+        height=find_row_height(len(rows)) * len(rows),
         looks=list_legend_entries(rows),
         left=max(62, round(7 * max(map(len, names), default=0))),
     )
@@ -121,20 +124,74 @@ def _rectangles(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iter
 
 
 def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
-    """Yield lines as thick as a row, one for all blocks of a kind in a row, of which there are many."""
-    scale, row_height = SIDE / last, SIDE / len(rows)
+    """Yield lines as thick as a row, one for all blocks of a kind in a row, of which there are many.
+
+    Backward passes are painted first, so that one line runs on below the forwards between them.
+    """
+    row_height, tenths = SIDE / len(rows), 10 * SIDE / last
     for rank, row in enumerate(rows):
-        lines: dict[tuple[str, int, float, float], list[str]] = {}
+        lines: dict[_Look, _Line] = {}
         for span in row:
             for kind, start, end, _, chunk, top, bottom in blocks(span, pp=pp):
-                if end > start:
-                    line = f"{start * scale:.1f}|{(end - start) * scale:.2f}"
-                    lines.setdefault((kind, chunk > 0, top, bottom), []).append(line)
-        for (kind, paler, top, bottom), segments in lines.items():
-            y = f" {(rank + 0.5 + (top + bottom) / 2) * row_height:.1f}h"
-            class_name = f"line s-{kind}" + (" paler" if paler else "")
-            d = "".join(f"M{line}" for line in segments).replace("|", y)
-            yield element("path", d=d, class_=class_name, stroke_width=(bottom - top) * row_height)
+                key = (kind, chunk > 0, top, bottom)
+                line = lines.get(key)
+                if line is None:
+                    line = lines[key] = _Line(_find_layer(kind, top=top, bottom=bottom))
+                if (drawn := line.draw(start * tenths, end * tenths)) is None:
+                    continue
+                for other in lines.values():  # a line runs on below what is painted over it
+                    if other.layer < line.layer and drawn[0] - other.covered <= MIN_TENTHS:
+                        other.covered = drawn[1]
+        for (kind, paler, top, bottom), line in sorted(lines.items(), key=lambda item: item[1].layer):
+            if not line.segments:
+                continue
+            yield element(
+                "path",
+                d=line.write(y=round((rank + 0.5 + (top + bottom) / 2) * row_height, 1)),
+                class_=f"line s-{kind}" + (" paler" if paler else ""),
+                stroke_width=(bottom - top) * row_height,
+                transform="scale(.1 1)",
+            )
+
+
+def _find_layer(kind: str, *, top: float, bottom: float) -> int:
+    """Return when a kind is painted; of a pair in two halves of a row neither covers the other."""
+    if bottom - top < 0.5:
+        return 0
+    return {"BW": 1, "B": 1, "W": 2, "F": 3}.get(kind, 4)
+
+
+class _Line:
+    """The segments of one kind in one row, in tenths of a unit of the picture, in order of time.
+
+    A gap narrower than ``MIN_TENTHS`` is closed. Narrower blocks are drawn as one where they add up to that width.
+    """
+
+    def __init__(self, layer: int) -> None:
+        self.layer, self.segments, self.covered, self.owed = layer, list[list[float]](), -inf, 0.0
+
+    def draw(self, start: float, end: float) -> tuple[float, float] | None:
+        """Add a block, and return the part that is drawn."""
+        if end - start < MIN_TENTHS:
+            self.owed += max(0.0, end - start)
+            if self.owed < MIN_TENTHS:
+                return None
+            start, self.owed = end - self.owed, 0.0
+        if start - self.covered <= MIN_TENTHS:
+            self.segments[-1][1] = end
+        else:
+            self.segments.append([start, end])
+        self.covered = end
+        return start, end
+
+    def write(self, *, y: float) -> str:
+        """Return the line as the data of a path, in moves relative to the end of the segment before."""
+        moves, now = [], 0
+        for start, end in self.segments:
+            first, end_tenths = round(start), round(end)
+            moves.append(f"m{first - now} 0h{end_tenths - first}")
+            now = end_tenths
+        return f"M0 {y:g}" + "".join(moves)
 
 
 def _look(block: PipelineRectangle) -> str:

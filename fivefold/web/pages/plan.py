@@ -39,6 +39,8 @@ from fivefold.web.pages.render import fragment, page
 from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest
 from fivefold.web.site import WebServer
 
+MAX_ACTIONS_AT_ONCE = 256  # actions of the schedule up to which the first answer has the pictures over time
+
 
 class PlanQuestion(PredictQuestion):
     """A question about one layout, with the pipeline rank whose memory is drawn."""
@@ -47,6 +49,7 @@ class PlanQuestion(PredictQuestion):
     tokens: TokenCount = Field(TOKENS, description="Training tokens of the run whose cost is shown, such as 2T.")
     price: Price | None = Field(None, description="Dollars per GPU hour. Default: the price of the machine.")
     to: Line = Field("", description="Format of the config that is previewed.")
+    over_time: bool = Field(False, description="Draw a step of many stages over time at once, not after the figures.")
 
 
 class View(NamedTuple):
@@ -70,6 +73,12 @@ def router(site: WebServer) -> APIRouter:
         view = await site.work.run_soon(lambda: look(site, asked))
         shown = site.folder.strip_root(view.mistake)
         return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet)
+
+    @pages.get("/plan/over-time")
+    async def over_time(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+        """Return the pictures of a step over time, which take longer than its figures if it has many stages."""
+        values = await site.answer(asked, lambda resolved: draw_over_time(resolved, asked.parsed_layout(), asked))
+        return HTMLResponse(fragment("over_time.html", a=values))
 
     @pages.get("/plan/config")
     async def config(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
@@ -122,7 +131,7 @@ def look(site: WebServer, asked: PlanQuestion) -> View:
         resolved, controls(resolved, layout), sizes(resolved, layout), choices=list_job_choices(resolved, layout)
     )
     try:
-        return view._replace(answer=predict_with_pictures(resolved, layout, asked))
+        return view._replace(answer=predict_step(resolved, layout, asked))
     except UserError as mistake:
         return view._replace(mistake=str(mistake))
 
@@ -136,32 +145,58 @@ def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfi
     return config._replace(remarks=(*config.remarks, *((defaults,) if defaults else ())))
 
 
-def predict_with_pictures(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:
-    """Predict a step, and return what the templates show of it: figures, pictures and the entries of their legends."""
-    plan = answers.predict_over_time(request, layout, rank=asked.rank)
-    step, chip = plan.step, request.machine.chip.memory_bytes
+def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:
+    """Predict a step, and return what the templates show of it.
+
+    The pictures over time of a step of many actions are left to a second request, unless the question says otherwise.
+    """
+    step, chip = answers.step(request, layout), request.machine.chip.memory_bytes
+    draws_over_time = asked.over_time or answers.count_drawn_actions(request, layout) <= MAX_ACTIONS_AT_ONCE
     scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
         "step": step,
         "view": view_step(step),
-        "rank": plan.rank,
-        "drawn": plan.drawn,
-        "layout": layout,
+        "rank": find_drawn_rank(step, asked),
+        "over_time": draw_over_time(request, layout, asked, step=step) if draws_over_time else None,
+        "height": memory.HEIGHT + pipeline.find_row_height(layout.pp) * layout.pp,
         "chip": chip,
         "cost": describe_cost(step, request.machine, tokens=asked.tokens, price=asked.price),
         "formats": list_formats(request),
         "stages": [(stage, stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
-        "memory": memory.draw_memory(plan.levels, rank=plan.rank, capacity_bytes=chip),
-        "memory_finding": memory_finding(plan.levels, rank=plan.rank, capacity_bytes=chip),
-        "memory_legend": memory.list_legend_entries(plan.levels),
-        "pipeline": pipeline.draw_pipeline(plan.rows, label=finding(step.time, plan.rows)),
-        "pipeline_finding": finding(step.time, plan.rows),
-        "pipeline_legend": pipeline.list_legend_entries(plan.rows),
         "causes": (causes := list_time_parts(step.time)),
         "time_bar": draw_stacked(causes, total=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
         "bands": bands(step),
+    }
+
+
+def find_drawn_rank(step: Step, asked: PlanQuestion) -> int:
+    """Return the pipeline rank whose memory is drawn: that of the question, or the fullest."""
+    stages = step.memory.stages
+    if asked.rank is not None and 0 <= asked.rank < len(stages):
+        return asked.rank
+    return max(stages, key=lambda stage: stage.peak_bytes).stage
+
+
+def draw_over_time(
+    request: ResolvedRequest, layout: Layout, asked: PlanQuestion, *, step: Step | None = None
+) -> dict[str, Any]:
+    """Draw the memory of one rank and the pipeline over time; ``step``: the predicted step, if it is known already."""
+    step, chip = step or answers.step(request, layout), request.machine.chip.memory_bytes
+    rank = find_drawn_rank(step, asked)
+    rows, levels, _, drawn = answers.predict_over_time(request, layout, rank=rank)
+    title = finding(step.time, rows)
+    return {
+        "pp": layout.pp,
+        "rank": rank,
+        "drawn": drawn,
+        "memory": memory.draw_memory(levels, rank=rank, capacity_bytes=chip),
+        "memory_finding": memory_finding(levels, rank=rank, capacity_bytes=chip),
+        "memory_legend": memory.list_legend_entries(levels),
+        "pipeline": pipeline.draw_pipeline(rows, label=title),
+        "pipeline_finding": title,
+        "pipeline_legend": pipeline.list_legend_entries(rows),
     }
 
 

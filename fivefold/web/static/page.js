@@ -96,6 +96,7 @@ function swap(next, { quiet, isBack }) {
     sources.set(old, fresh.innerHTML);
     hideTip();
     const again = isBack ? () => {} : remembered(old);
+    keepPictures(old, fresh);
     old.replaceChildren(...fresh.childNodes);
     if (fresh.dataset.poll) old.dataset.poll = fresh.dataset.poll;
     else delete old.dataset.poll;
@@ -107,6 +108,14 @@ function swap(next, { quiet, isBack }) {
   if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 const sources = new WeakMap([...document.querySelectorAll("[data-live]")].map((each) => [each, each.innerHTML]));
+
+// Until the new pictures are loaded, the former ones stay, pale: nothing below them moves.
+function keepPictures(old, fresh) {
+  const [former, next] = [old, fresh].map((page) => page.querySelector("#over-time"));
+  if (!former || !next?.dataset.later) return;
+  next.replaceChildren(...former.childNodes);
+  next.setAttribute("aria-busy", "true");
+}
 
 function remembered(root) {
   const named = (all, name) => [...all].map((each) => [name(each), each]);
@@ -548,22 +557,38 @@ work();
 dress(document);
 recall();
 
-// Sections that take a while are requested when they are opened.
+// Sections that take a while are requested when they are opened, or if they are not folded when they are near the window.
 function later(root) {
-  for (const part of root.querySelectorAll("details [data-later]")) {
-    const open = () => {
-      if (!part.closest("details").open || part.dataset.asked) return;
-      part.dataset.asked = "yes";
-      part.textContent = "is computed …";
-      fetch(part.dataset.later).then((answer) => answer.text()).then((text) => {
-        const { body } = parser.parseFromString(text, "text/html"), mistake = body.querySelector("main .mistake");
-        part.replaceChildren(...(mistake ? [mistake] : body.childNodes));
-        dress(part);
-      }, () => { part.textContent = ""; delete part.dataset.asked; });
-    };
-    part.closest("details").addEventListener("toggle", open);
-    open();
+  for (const part of root.querySelectorAll("[data-later]")) {
+    const fold = part.closest("details");
+    if (fold) {
+      const open = () => {
+        if (!fold.open || part.dataset.asked) return;
+        part.textContent = "is computed …";
+        load(part);
+      };
+      fold.addEventListener("toggle", open);
+      open();
+    } else near.observe(part);
   }
+}
+const near = new IntersectionObserver((entries) => {
+  for (const { target: part, isIntersecting } of entries) {
+    if (!part.isConnected) near.unobserve(part);
+    else if (isIntersecting && !part.dataset.asked) setTimeout(() => { // the next change comes first
+      if (part.isConnected && !part.dataset.asked) load(part);
+    }, 100);
+  }
+}, { rootMargin: "300px" });
+function load(part) {
+  part.dataset.asked = "yes";
+  fetch(part.dataset.later).then((answer) => answer.text()).then((text) => {
+    const { body } = parser.parseFromString(text, "text/html"), mistake = body.querySelector("main .mistake");
+    part.replaceChildren(...(mistake ? [mistake] : body.childNodes));
+    part.removeAttribute("aria-busy");
+    near.unobserve(part);
+    dress(part);
+  }, () => { part.textContent = ""; delete part.dataset.asked; });
 }
 later(document);
 
