@@ -75,7 +75,7 @@ def router(site: WebServer) -> APIRouter:
         return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet)
 
     @pages.get("/plan/over-time")
-    async def over_time(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+    async def pictures(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return the pictures of a step over time, which take longer than its figures if it has many stages."""
         values = await site.answer(asked, lambda resolved: draw_over_time(resolved, asked.parsed_layout(), asked))
         return HTMLResponse(fragment("over_time.html", a=values))

@@ -195,8 +195,8 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
         _point(fit.layout, fit.seconds, fit.peak_bytes, "", plan_of_fit(asked, fit), look="dot other") for fit in fits
     ]
     drawn = {point.href for point in points}
-    points += {point.href: point for point in other_points if point.href not in drawn}.values()
-    return draw_front(points)
+    others = {point.href: point for point in other_points if point.href not in drawn}
+    return draw_front([*others.values(), *points])  # the front on top
 
 
 def draw_choices(asked: SearchQuestion, fits: Sequence[Fit]) -> Raw:
