@@ -272,6 +272,9 @@ class ModelShape(Record):
     # sines and cosines that is added to the embedding (arXiv:1706.03762 §3.5)
     position: Literal["rope", "learned", "sinusoidal", "alibi", "none"] = "rope"
     position_offset: int = Field(0, ge=0, le=2**10)  # first rows of the table of positions, which none has (OPT: 2)
+    # the D / 2 frequencies of sinusoidal positions fall by equal factors to 1 / 10,000 itself, as in tensor2tensor
+    # (XGLM); False: to the step before it (arXiv:1706.03762)
+    sinusoid_endpoint: bool = False
     rope_theta: Positive = 10_000.0  # base of the rotary frequencies
     rope_theta_sliding: Positive | None = None  # base of sliding-window layers, which then ignore rope_scaling
     rope_fraction: float = Field(1.0, gt=0, le=1)  # share of the head dim that is rotated
@@ -357,8 +360,7 @@ class ModelShape(Record):
             raise ValueError(f"rotary dim {self.rope_dim} is odd; head_dim x rope_fraction must be even")
         if self.window_pattern and self.window is None:
             raise ValueError("window_pattern is given without window: give both")
-        if self.position_offset and self.position != "learned":
-            raise ValueError(f"position_offset={self.position_offset} applies to learned positions only: leave it out")
+        self._check_positions()
         if not self.first_norm and self.block not in ("pre", "sandwich"):
             raise ValueError(f"block={self.block!r} norms no input of a first layer: leave first_norm=False out")
         if self.last_out_bias and (self.out_bias or self.mla is not None):
@@ -400,6 +402,17 @@ class ModelShape(Record):
             if lengths != {self.rope_dim // 2}:
                 raise ValueError(f"longrope needs {self.rope_dim // 2} short and long factors, not {sorted(lengths)}")
         return self
+
+    def _check_positions(self) -> None:
+        """Raise ``ValueError`` for a field that positions of this kind would ignore."""
+        if self.position_offset and self.position not in ("learned", "sinusoidal"):
+            raise ValueError(
+                f"position_offset={self.position_offset} applies to learned or sinusoidal positions only: leave it out"
+            )
+        if self.sinusoid_endpoint and self.position != "sinusoidal":
+            raise ValueError("sinusoid_endpoint applies to sinusoidal positions only: leave it out")
+        if self.position == "sinusoidal" and (self.width % 2 or self.width < 4):
+            raise ValueError(f"width={self.width} has no two pairs of sine and cosine: take an even width of 4 or more")
 
     def _check_differential(self) -> None:
         """Raise ``ValueError`` for heads without pairs, and for what is not supported with pairs of heads."""

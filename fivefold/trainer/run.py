@@ -129,7 +129,7 @@ class Run(Record):
         wanted = FORMAT_OBJECTIVES[self.data.format]
         packs = wanted == "sft" and self.data.packing != "none"
         counts_positions = (
-            model.position == "learned"
+            model.position in ("learned", "sinusoidal")
             or (model.window is not None and model.window_kind == "chunks")
             or any(map(model.has_temperature, range(model.layers)))
         )

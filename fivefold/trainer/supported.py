@@ -36,6 +36,7 @@ FREE_FIELDS = frozenset({
     "mixers", "feed_forwards", "short_conv", "gated_delta_net", "kimi_delta", "mamba", "mamba2", "rg_lru", "vision",
     "output_gate", "gate_per_head", "gate_activation",
     "norm", "norm_plus_one", "norm_bias", "block", "pre_norm_mixers", "residual_scale", "mlp", "embedding_scale",
+    "sinusoid_endpoint", "first_norm", "last_out_bias", "head_transform", "head_transform_bias",
     "logit_scale", "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
 })  # fmt: skip
 
@@ -89,6 +90,11 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(
             f"layout {str(layout)!r}: the trainer does not shard a tied head without weights of its own; take zero2; "
             "`predict` estimates it"
+        )
+    if model.embedding_norm == "weighted" and model.norm_weight and layout.zero == 3 and layout.shards > 1:
+        raise UserError(
+            f"layout {str(layout)!r}: the trainer does not shard the weights of a norm after the embedding, which its "
+            "backward reads; take zero2; `predict` estimates it"
         )
     check_trainable(job.precision)
     _check_moments(job)
@@ -206,13 +212,14 @@ def _check_model(model: Model) -> None:
         raise UserError(
             f"model {model.name!r}: the trainer does not support moe.output_bias yet; `predict` estimates it"
         )
+    if model.head_transform is not None and (model.mtp is not None or model.head_transform not in FUNCTIONS):
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support head_transform={model.head_transform!r} with mtp, or "
+            f"as another activation than {', '.join(FUNCTIONS)}; `predict` estimates it"
+        )
     if model.block == "norm_stream":
         raise UserError(
             f"model {model.name!r}: the trainer does not support block='norm_stream' yet; `predict` estimates it"
-        )
-    if model.position == "sinusoidal":
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support position='sinusoidal' yet; `predict` estimates it"
         )
     if model.temperature is not None and model.temperature.form != "logarithm":
         raise UserError(

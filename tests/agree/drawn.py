@@ -136,6 +136,10 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "normed values": lambda model: model.value_norm,
     "tied values": lambda model: any(shape.tied_values for shape in model.attention_shapes),
     "bias by distance": lambda model: model.position == "alibi",
+    "sinusoidal positions": lambda model: model.position == "sinusoidal",
+    "no first norm": lambda model: not model.first_norm,
+    "bias of the last layer": lambda model: model.last_out_bias,
+    "matrix before the head": lambda model: model.head_transform is not None,
     "embedding norm": lambda model: model.embedding_norm != "none",
 }
 AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
@@ -213,6 +217,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = model.replace(**_draw_position_fields(random.Random(f"{number} positions"), model))
         sums = _draw_sum_fields(random.Random(f"{number} sums"), model)
         model = model.replace(**sums | ({"output_gate": False, "gate_per_head": False} if frame.adapted else {}))
+        model = model.replace(**_draw_end_fields(random.Random(f"{number} ends"), model))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -485,6 +490,21 @@ def _draw_sum_fields(chance: random.Random, model: Model) -> dict[str, Any]:
         fields |= {"block": "post_sum"}
     if model.mla is not None and chance.random() < 0.5:
         fields |= {"output_gate": True, "gate_per_head": chance.random() < 0.5}
+    return fields
+
+
+def _draw_end_fields(chance: random.Random, model: Model) -> dict[str, Any]:
+    """Return sinusoidal positions, no first norm, a bias in the last layer alone, and a matrix before the head."""
+    fields: dict[str, Any] = {}
+    if model.position in ("learned", "none") and model.mla is None and chance.random() < 0.4:
+        fields |= {"position": "sinusoidal", "sinusoid_endpoint": chance.random() < 0.5}
+    if model.block in ("pre", "sandwich"):
+        fields |= {"first_norm": chance.random() < 0.8}
+    if not model.out_bias and model.mla is None:
+        fields |= {"last_out_bias": chance.random() < 0.3}
+    if model.mtp is None and chance.random() < 0.15:
+        activation = chance.choice(("gelu", "relu", "silu"))
+        fields |= {"head_transform": activation, "head_transform_bias": chance.random() < 0.5}
     return fields
 
 

@@ -39,6 +39,20 @@ def test_norms_that_contradict_each_other_are_refused(changed: dict[str, Any], s
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
+        ({"position_offset": 2}, "position_offset=2 applies to learned or sinusoidal positions only"),
+        ({"sinusoid_endpoint": True}, "sinusoid_endpoint applies to sinusoidal positions only"),
+        ({"position": "sinusoidal", "width": 35}, "width=35 has no two pairs of sine and cosine"),
+    ],
+    ids=str,
+)
+def test_positions_refuse_what_they_would_ignore(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SMALL.replace(**changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
         ({"tied_values": True}, "give value_norm, or leave it out"),
         ({"tied_values": True, "value_norm": True, "value_dim": 4}, "values of 4 dims cannot be keys of 8 dims"),
     ],

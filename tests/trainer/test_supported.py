@@ -90,6 +90,14 @@ def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: 
         check_supported(Layout.parse(layout), Job(attention=kind), model=build_model("nano").replace(**changed))
 
 
+def test_a_norm_after_the_embedding_is_trained_up_to_zero2() -> None:
+    model, job = build_model("nano").replace(embedding_norm="weighted"), Job(sequence=64, global_batch=4)
+    check_supported(Layout.parse("dp2 zero2 mbs1"), job, model=model)
+    check_supported(Layout.parse("dp2 zero3 mbs1"), job, model=model.replace(embedding_norm="unit"))
+    with pytest.raises(UserError, match=r"does not shard the weights of a norm after the embedding.*take zero2"):
+        check_supported(Layout.parse("dp2 zero3 mbs1"), job, model=model)
+
+
 def test_a_tied_head_without_weights_of_its_own_is_planned_and_trained_up_to_zero2() -> None:
     model = build_model("nano").replace(tied_embeddings=True, final_norm=False)
     job = Job(sequence=64, global_batch=4)

@@ -33,9 +33,7 @@ _NEEDED = {
         hrm_text HrmTextForCausalLM
     """,
     "convolutions over queries and keys, and a router of several layers": "zaya ZayaForCausalLM",
-    "sinusoidal positions that are added to the embedding": """
-        xlm XLMWithLMHeadModel
-    """,
+    "attention to later tokens, and embeddings of languages": "xlm XLMWithLMHeadModel",
     "image patches or images within the text": """
         git GitForCausalLM
     """,

@@ -131,7 +131,7 @@ class GroupedAttention(_Attention):
         if of_norms[0] is not None and of_norms[1] is not None:
             self.q_norm, self.k_norm = norm(model, *of_norms[0]), norm(model, *of_norms[1])
         self.v_norm = UnitNorm(epsilon=model.norm_epsilon) if model.value_norm else None
-        self.out = Linear(shape.output_dims, model.width, bias=model.out_bias)
+        self.out = Linear(shape.output_dims, model.width, bias=model.has_out_bias(layer))
 
     def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run

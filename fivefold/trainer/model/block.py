@@ -6,7 +6,8 @@ sandwich  y = x + n1'(A(n1(x)))      z = y + n2'(F(n2(y)))            Gemma 2
 post_sum  y = n1(x + A(x))           z = n2(y + F(y))                 GPT
 parallel  y = x + A(n1(x))           z = y + F(n2(x))                 GPT-NeoX     shared: F(n1(x)), Command-R
 
-A layer may lack either branch, with its norms: Mamba has no feed-forward, Nemotron-H one branch in each layer.
+A layer may lack either branch, with its norms: Mamba has no feed-forward, Nemotron-H one branch in each layer. The
+first layer of ModernBERT has no n1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Block(nn.Module):
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
         mixer, feeds = model.mixer_name(layer), model.has_feed_forward(layer)
         mixes, attends, routes = mixer != "none", model.has_attention(layer), model.is_moe(layer)
-        self.norm1 = norm(model, model.width) if mixes else None
+        self.norm1 = norm(model, model.width) if model.has_norm1(layer) else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
         self.mixer = MODULES[mixer](model) if mixes and not attends else None
         self.norm1_post = norm(model, model.width) if mixes and self.kind == "sandwich" else None
@@ -70,7 +71,7 @@ class Block(nn.Module):
         is_post, is_parallel = self.kind in ("post", "post_sum"), self.kind in ("parallel", "parallel_shared")
         y_RD, entry_RD = x_RD, None
         if self.token_mixer is not None:
-            h_RD: Tensor = x_RD if is_post else self.run("norm1", self.norm1, x_RD)
+            h_RD: Tensor = x_RD if is_post or self.norm1 is None else self.run("norm1", self.norm1, x_RD)
             a_RD: Tensor = self.token_mixer(h_RD, rows)
             entry_RD = h_RD if self.kind == "parallel_shared" else None  # input of the feed-forward too
             del h_RD

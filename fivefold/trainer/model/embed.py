@@ -1,11 +1,14 @@
-"""The embedding: rows of a table, times a factor (Gemma), plus learned positions (GPT-2), normed (BLOOM).
+"""The embedding: rows of a table, times a factor (Gemma), plus positions (GPT-2, XGLM), normed (BLOOM).
 
-x[r] = scale · tokens[id of r] + positions[offset + place of r in its sequence]
+    x[r] = scale · tokens[id of r] + positions[offset + place of r in its sequence]
+
+Positions are learned, or sines and then cosines of place · frequency for D / 2 frequencies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log
 from typing import Any
 
 import torch
@@ -36,6 +39,7 @@ class Embed(nn.Module):
         self.tokens = _table(model.vocab, model.width)
         self.offset, rows = model.position_offset, model.positions + model.position_offset
         self.positions = _table(rows, model.width) if model.position == "learned" else None
+        self.is_sinusoidal, self.has_endpoint = model.position == "sinusoidal", model.sinusoid_endpoint
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
         self.norm: nn.Module | None = None
@@ -53,18 +57,20 @@ class Embed(nn.Module):
         x_RD: Tensor = self.run("embed.tokens", self.lookup, tokens_BT.flatten(), self.tokens.weight)
         if self.scale != 1:
             x_RD = self.run("embed.scale", torch.mul, x_RD, self.scale)
+        batch, tokens = tokens_BT.shape
+
+        def places() -> Tensor:
+            positions = torch.arange(tokens, device=tokens_BT.device) if positions_T is None else positions_T
+            return self.own_rows((positions + self.offset if self.offset else positions).repeat(batch))
+
         if self.positions is not None:
-            batch, tokens = tokens_BT.shape
-
-            def places() -> Tensor:
-                positions = torch.arange(tokens, device=tokens_BT.device) if positions_T is None else positions_T
-                return self.own_rows((positions + self.offset if self.offset else positions).repeat(batch))
-
             x_RD = self.run("embed.positions", add_positions, x_RD, self.positions.weight, places)
+        if self.is_sinusoidal:
+            x_RD = self.run("embed.positions", add_sinusoids, x_RD, places, self.has_endpoint)
         if self.norm is not None:
             x_RD = self.run("embed.norm", self.norm, x_RD)
         if self.drop is not None and keys_B is not None:
-            x_RD = self.run("embed.dropout", self.drop, x_RD, keys_B, tokens_BT.shape[1])
+            x_RD = self.run("embed.dropout", self.drop, x_RD, keys_B, tokens)
         return x_RD
 
 
@@ -90,3 +96,16 @@ def add_positions(x_RD: Tensor, table: Tensor, places: Places) -> Tensor:
     """Return ``x`` plus the row of ``table`` at the place of each of its rows."""
     out: Tensor = _AddPositions.apply(x_RD, table, places)  # type: ignore[no-untyped-call]
     return out
+
+
+def add_sinusoids(x_RD: Tensor, places: Places, has_endpoint: bool) -> Tensor:
+    """Return ``x`` plus sines and then cosines of the place of each row times D / 2 frequencies, angles in fp32.
+
+    The frequencies fall by equal factors from 1 to 10,000^(−1 + 2 / D), or with ``has_endpoint`` to 1 / 10,000.
+    """
+    pairs, steps = x_RD.shape[1] // 2, x_RD.shape[1] // 2 - has_endpoint
+    frequencies = torch.arange(pairs, dtype=torch.float32, device=x_RD.device).mul_(-log(10_000) / steps).exp_()
+    angles = torch.outer(places().float(), frequencies)
+    rows_RD = torch.empty_like(x_RD, requires_grad=False)
+    rows_RD[:, :pairs], rows_RD[:, pairs:] = angles.sin(), angles.cos_()
+    return rows_RD.add_(x_RD)

@@ -30,6 +30,8 @@ from fivefold.trainer.model.rotary import RowInputs, list_tables
 class Head(nn.Module):
     """Last norm, output projection and loss; tensor parallelism sets ``loss``. ``chunked``: ``chunked_loss.py``.
 
+    Before the projection some models have a matrix, an activation and another norm (ModernBERT).
+
     ``skips_negative_targets``: rows with a negative target have no loss. ``ranks_pairs``: the loss is that of pairs
     of sequences (``preference_loss.py``). ``mtp``: modules of multi-token prediction, which read ``embed``.
     """
@@ -38,10 +40,15 @@ class Head(nn.Module):
         super().__init__()
         self.run: Run = call_directly
         self.norm = norm(model, model.width) if model.final_norm else None
+        self.transform: Linear | None = None
+        if (activation := model.head_transform) is not None:
+            self.activation = activation
+            self.transform = Linear(model.width, model.width, bias=model.head_transform_bias)
+            self.transform_norm = norm(model, model.width)
         bias, tied = model.head_bias, model.tied_embeddings
         self.out = Linear.tie(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
-        self.vocab, self.transform = model.vocab, LogitTransform.from_model(model)
+        self.vocab, self.logit_transform = model.vocab, LogitTransform.from_model(model)
         self.loss: Nats | None = None  # set by tensor parallelism, over a sharded vocabulary
         self.chunked = self.skips_negative_targets = self.ranks_pairs = False
         self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
@@ -69,9 +76,14 @@ class Head(nn.Module):
         """
         # handed over, so that a frozen output layer frees it
         normed = [x_RD if self.norm is None else self.run("head.norm", self.norm, x_RD)]
+        if self.transform is not None:
+            h_RD = self.run("head.transform", self.transform, normed.pop())
+            h_RD = self.run("head.act", self.kernels.activate, h_RD, self.activation)
+            normed = [self.run("head.transform_norm", self.transform_norm, h_RD)]
+            del h_RD
         if targets_BT is None:
             logits_RV: Tensor = self.run("head.out", self.out, normed.pop())
-            return self.transform.apply(logits_RV)
+            return self.logit_transform.apply(logits_RV)
         if self.ranks_pairs:
             return self._compute_dpo_loss(normed.pop(), targets_BT, scale, reference)
         if mtp_targets is None:
@@ -121,7 +133,7 @@ class Head(nn.Module):
         return self.loss or partial(
             self.kernels.nats,
             vocab=self.vocab,
-            transform=self.transform,
+            transform=self.logit_transform,
             skips_negative_targets=self.skips_negative_targets,
         )
 

@@ -37,10 +37,12 @@ MIXTURE = Model(
     moe=MoE(experts=4, topk=2, ffn=8, shared_experts=1),
 )
 
+JOB = Job(sequence=8, global_batch=2)
+
 
 @pytest.mark.parametrize("text", mark_share(2, ["tp2 pp2 order=dp-pp-tp-cp", "tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"]))
 def test_groups_of_experts_stay_within_a_stage(text: str) -> None:
-    assert find_unmet(Drawn(0, MIXTURE, Layout.parse(text), Job(sequence=8, global_batch=2))) == []
+    assert find_unmet(Drawn(0, MIXTURE, Layout.parse(text), JOB)) == []
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,21 @@ def test_planned_counts_of_random_jobs_equal_the_dry_run() -> None:
     few = [case for case in itertools.islice(draw_cases(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:2]
     for case in few:
         assert list_miscounts(case) == [], str(case)
+
+
+ENDS = MIXTURE.replace(name="ends", moe=None, first_norm=False, last_out_bias=True, head_transform="gelu")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Drawn(0, ENDS.replace(head_transform_bias=True, tied_embeddings=True), Layout.parse("pp2"), JOB),
+        Drawn(1, ENDS.replace(position="sinusoidal", position_offset=2, sinusoid_endpoint=True), Layout(), JOB),
+    ],
+    ids=lambda case: str(case.layout),
+)
+def test_layers_at_the_ends_of_a_model_are_counted_by_their_own_weights(case: Drawn) -> None:
+    assert list_miscounts(case) == []
 
 
 @pytest.mark.parametrize("block", mark_share(2, ["post", "pre"]))

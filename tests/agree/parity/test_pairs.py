@@ -47,6 +47,32 @@ CASES = (
     ),
     (
         SMALL.replace(
+            name="sinusoids from position 2",
+            position="sinusoidal",
+            position_offset=2,
+            sinusoid_endpoint=True,
+            embedding_scale=3.0,
+            last_out_bias=True,
+        ),
+        "tp2 pp2",
+    ),
+    (
+        SMALL.replace(
+            name="first layer, last layer and head of their own",
+            layers=4,
+            first_norm=False,
+            last_out_bias=True,
+            head_transform="gelu",
+            head_transform_bias=True,
+        ),
+        "pp2 v2 zbv mbs1 ac=full",
+    ),
+    (
+        SMALL.replace(name="matrix before the head", norm="layernorm", head_transform="gelu", head_transform_bias=True),
+        "dp2 tp2 zero3",
+    ),
+    (
+        SMALL.replace(
             name="latent, temperature",
             kv_heads=8,
             mla=LATENT,

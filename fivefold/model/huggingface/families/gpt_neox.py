@@ -114,7 +114,6 @@ GPT_NEOX_JAPANESE = Family(
         "attention.out.bias": "attention.dense_bias",
         "head.out": "embed_out",
     },
-    is_trained=False,
 )
 
 FAMILIES = (GPT_NEOX, GPT_NEOX_JAPANESE)

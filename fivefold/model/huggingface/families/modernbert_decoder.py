@@ -117,7 +117,6 @@ MODERNBERT_DECODER = Family(
         **dict.fromkeys(decoder.GATE_UP, FusedTensor("mlp.Wi", decoder.GATE_UP)),
         "mlp.down": "mlp.Wo",
     },
-    is_trained=False,
 )
 
 FAMILIES = (MODERNBERT_DECODER,)

@@ -16,6 +16,11 @@ from fivefold.model.spec import Model
 FIELDS: dict[str, Any] = BIASES | {"position": "sinusoidal"}
 
 
+def _build_xglm(config: Config) -> Model:
+    """Build XGLM, whose positions begin at 2."""
+    return build_scaled(config, **FIELDS, norm_epsilon=1e-5, position_offset=2, sinusoid_endpoint=True)
+
+
 def _build_ctrl(config: Config) -> Model:
     """Build CTRL: the embedding is multiplied by the root of its width, and the head has a bias."""
     return build_model(config, **FIELDS, embedding_scale=config.hidden_size**0.5, head_bias=True)
@@ -53,7 +58,7 @@ XGLM = Family(
         "add_cross_attention": Supported((False,), "cross-attention"),
         "pad_token_id": Supported((1, 0, None), "a table of positions with a row of zeros that texts reach"),
     },
-    to_model=lambda config: build_scaled(config, **FIELDS, norm_epsilon=1e-5),
+    to_model=_build_xglm,
     write=write_scaled,
     tensors=TENSORS
     | {
@@ -61,7 +66,6 @@ XGLM = Family(
         "embed.tokens": "model.embed_tokens",
         "head.norm": "model.layer_norm",
     },
-    is_trained=False,
 )
 CTRL = Family(
     model_type="ctrl",
@@ -97,7 +101,6 @@ CTRL = Family(
         "mlp.down": "ffn.2",
     },
     base_prefix="transformer.",
-    is_trained=False,
 )
 
 FAMILIES = (XGLM, CTRL)

@@ -67,9 +67,11 @@ def embedding(local: Local) -> list[Op]:
                 backward_scratch=8 * local.stream_rows,
             )
         )
-    if model.position == "sinusoidal":  # rows of a fixed table, gathered and added
+    if model.position == "sinusoidal":
         source = "x" if model.embedding_scale == 1 else "xs"
-        ops.append(elementwise("embed.positions", "add", (source,), "xp", size=local.stream_bytes))
+        add = elementwise("embed.positions", "add", (source,), "xp", size=local.stream_bytes)
+        angles = 4 * (local.stream_rows + 1) * (width // 2)  # fp32, of rows and frequencies
+        ops.append(add._replace(passes_gradient=True, forward_scratch=2 * angles))
     if model.embedding_norm != "none":
         source, kind = next(iter(ops[-1].writes)), local.norm
         if model.embedding_norm == "unit":
@@ -263,8 +265,8 @@ class Kind(NamedTuple):
     ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: attention without rotary positions in a
     model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
     the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys; ``own``:
-    its attention has the geometry of sliding layers; ``end``: the first or last layer, which has no norm or has a bias
-    that others do not.
+    its attention has the geometry of sliding layers; ``unnormed``: it does not norm the input of its token mixer;
+    ``biased``: attention's output has a bias, which in other layers it has not.
     """
 
     slides: bool
@@ -275,7 +277,8 @@ class Kind(NamedTuple):
     feeds: bool = True
     chooses: bool = False
     own: bool = False
-    end: bool = False
+    unnormed: bool = False
+    biased: bool = False
 
     @property
     def representative(self) -> Kind:
@@ -295,7 +298,8 @@ def get_kind(model: Model, layer: int) -> Kind:
         feeds=model.has_feed_forward(layer),
         chooses=model.has_indexer(layer),
         own=(model.sliding is not None or model.sliding_mla is not None) and model.has_window(layer),
-        end=(mixer != "none" and not model.has_norm1(layer)) or model.has_out_bias(layer) != model.out_bias,
+        unnormed=mixer != "none" and not model.has_norm1(layer),
+        biased=model.has_out_bias(layer) != model.out_bias,
     )
 
 
