@@ -51,6 +51,7 @@ REFUSED_ALL_THE_SAME = {
             *("dots3_note_text", "hy_v4"),
         )
     },
+    ("deepseek_v4", "n_shared_experts"): "transformers builds one, whatever the number",
     ("dots3_note_text", "sliding_window_size"): "another name of sliding_window, given twice",
     ("modernbert-decoder", "mlp_dropout"): "dropout, which only training sees",
     ("openai-gpt", "is_causal"): "its mask is a table",

@@ -71,6 +71,7 @@ CHANGED: list[tuple[str, dict[str, Any], str]] = [  # of a small config of the f
     ("gpt2", {"hidden_size": 96}, "hidden_size=96 and n_embd=48 are one key of gpt2"),
     ("gpt_neox", {"head_dim": 12}, "head_dim=12 is not hidden_size / num_attention_heads = 8"),
     ("deepseek_v3", {"head_dim": 12}, "head_dim=12 is not qk_rope_head_dim=4"),
+    ("deepseek_v4", {"n_shared_experts": 2}, "n_shared_experts=2: the family has one shared expert; give 1"),
     ("deepseek_v3", {"topk_group": 3}, "topk_groups=3 is more than groups=2"),
     ("deepseek_v3", {"num_experts_per_tok": 7}, "topk=7 is more than the 4 experts of topk_groups=1"),
     ("deepseek_v2", {"rope_interleave": False}, "rope_interleave=False needs rotary pairs that lie half a head apart"),

@@ -29,6 +29,8 @@ def _build(config: Config) -> Model:
     """Build DeepSeek-V4, in whose first layers a table of token ids names the experts."""
     if config.scoring_func not in SCORES:
         raise config.mistake(f"scoring_func={config.scoring_func!r} is not supported; supported: {', '.join(SCORES)}")
+    if config.n_shared_experts != 1:
+        raise config.mistake(f"n_shared_experts={config.n_shared_experts}: the family has one shared expert; give 1")
     if config.head_dim is None:
         raise config.mistake("head_dim=None, with which transformers' code fails; give the dims of a head")
     moe = {
