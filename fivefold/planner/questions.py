@@ -519,6 +519,10 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
 
 def _describe_shortage(planner: Planner, layout: Layout) -> str:
     risk, mend = planner.out_of_memory_risk(layout), "raise zero, tp or pp"
+    recomputed = layout.replace(ac="full")
+    is_full_legal = is_legal(recomputed, model=planner.model, job=planner.job, machine=planner.machine)
+    if recomputed != layout and is_full_legal and planner.fits(recomputed):
+        mend += f", or take ac=full, which needs {show_bytes(planner.peak_bytes(recomputed))}"
     if "optimizer" not in layout.list_offloaded(planner.job) and planner.fits(
         other := with_optimizer_offloaded(layout)
     ):

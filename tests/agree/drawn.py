@@ -403,9 +403,16 @@ def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int, cp: int)
         "kimi_delta": KimiDelta(
             heads=4 * shards, dim=5, taps=taps, rank=3 if has_bias else None, lower_bound=-5.0 if groups == 2 else None
         ),
-        "rg_lru": RGLRU(inner=12 * tp, blocks=tp * groups, taps=taps),
+        "rg_lru": RGLRU(inner=12 * shards, blocks=shards * groups, taps=taps),
         "mamba": Mamba(
-            inner=20 * tp, state=6, rank=3, taps=taps, conv_bias=has_bias, bias=has_bias, norms=norms, norm_epsilon=1e-2
+            inner=20 * shards,
+            state=6,
+            rank=3,
+            taps=taps,
+            conv_bias=has_bias,
+            bias=has_bias,
+            norms=norms,
+            norm_epsilon=1e-2,
         ),
         "mamba2": Mamba2(
             heads=4 * shards,

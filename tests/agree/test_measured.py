@@ -93,6 +93,8 @@ HYBRIDS = [
     (MAMBA, "tp2 mbs2"),
     (DELTA, "cp2 mbs2 cp=ulysses"),
     (MAMBA2, "cp2 mbs2 cp=ulysses"),
+    (LRU, "cp2 mbs2 cp=ulysses"),
+    (MAMBA, "cp2 mbs2 cp=ulysses"),
     (KIMI, "cp2 mbs2 cp=ulysses"),
 ]
 SPARSE = GROUPED.replace(name="sparse", moe=MoE(experts=4, topk=2, ffn=50, dense_layers=1))

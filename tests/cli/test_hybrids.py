@@ -50,13 +50,7 @@ GEOMETRIES = {
     "mamba": "{ inner = 64, rank = 2 }",
     "rg_lru": "{ inner = 32, blocks = 2 }",
 }
-UNDER_CP = ("short_conv", "mamba2", "gated_delta_net", "kimi_delta")  # kinds that context parallelism shards
-CASES = [
-    (kind, layout)
-    for kind in GEOMETRIES
-    for layout in ("dp2 zero3", "tp2", "pp2", "cp2 cp=ulysses")
-    if "cp" not in layout or kind in UNDER_CP
-]
+CASES = [(kind, layout) for kind in GEOMETRIES for layout in ("dp2 zero3", "tp2", "pp2", "cp2 cp=ulysses")]
 SHORT = [("short_conv", "dp2 zero3"), ("mamba2", "tp2")]  # the others take minutes: `pytest --long`
 
 

@@ -25,7 +25,7 @@ KEYS = {
     "mixers": ("gated_delta_net",),
     "gated_delta_net": GatedDeltaNet(key_heads=2, value_heads=8, key_dim=8, value_dim=8),
 }
-CHANNELS = {"mixers": ("mamba", "attention"), "mamba": Mamba(inner=64, rank=2)}
+CHANNELS = {"mixers": ("mamba", "attention"), "mamba": Mamba(inner=66, rank=2)}
 TIME_MIXING = {"mixers": ("rwkv",), "rwkv": RWKV(inner=32)}
 CONV = SMALL.replace(mixers=("short_conv", "attention"), short_conv=ShortConv(taps=4))
 
@@ -85,7 +85,8 @@ def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
         ("tp4", GROUPS, "the 2 groups of mamba2 are not divisible by tp=4; try tp2"),
         ("tp4", KEYS, "the 2 key heads of gated_delta_net are not divisible by tp=4; try tp2"),
         ("tp2", TIME_MIXING, "tp=2 would shard the channels of rwkv, which is not supported; take tp1"),
-        ("cp2 cp=ulysses", CHANNELS, "cp=2 would shard the tokens of mamba, which is not supported; take cp1"),
+        ("cp2 cp=ulysses", TIME_MIXING, "cp=2 would shard the tokens of rwkv, which is not supported; take cp1"),
+        ("tp2 cp2 cp=ulysses", CHANNELS, "33 channels of mamba on each rank of tp .* by cp=2; try cp1"),
         ("cp2", GROUPS, "cp=2 as a ring would cut the chain of states of mamba2; take cp=ulysses"),
         ("tp2 cp2 cp=ulysses", KEYS, "1 key heads of gated_delta_net on each rank of tp .* by cp=2; try cp1"),
         (

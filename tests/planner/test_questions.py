@@ -30,6 +30,7 @@ from fivefold.planner.search.work import SearchWork
 from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
 from fivefold.step import TIGHT_RISK
+from fivefold.units import show_bytes
 from tests.selection import mark_share
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
@@ -157,6 +158,17 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
         with pytest.raises(UserError) as caught:
             ask()
         assert why in str(caught.value), name
+
+
+def test_a_layout_that_fits_with_full_recomputation_is_told_so() -> None:
+    job, layout = Job(sequence=32768, global_batch=8), Layout.parse("dp8 zero3")
+    full = layout.replace(ac="full")
+    asked: dict[str, Any] = {"model": LLAMA, "machine": NODE, "job": job}
+    peak = show_bytes(predict(layout=full, **asked).memory.peak_bytes)
+    with pytest.raises(UserError, match=f"raise zero, tp or pp, or take ac=full, which needs {peak}$"):
+        questions.largest_micro_batch(layout=layout, **asked)
+    with pytest.raises(UserError, match=r"raise zero, tp or pp$"):
+        questions.largest_micro_batch(layout=Layout.parse("dp8"), **asked)
 
 
 def test_a_micro_batch_that_is_not_legal_is_not_the_smallest() -> None:

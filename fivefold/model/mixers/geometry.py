@@ -17,8 +17,9 @@ class ShardedUnits(NamedTuple):
 class MixerGeometry(Record):
     """The geometry of a token mixer. A kind that tensor parallelism shards overrides both methods.
 
-    ``context_parallel``: how context parallelism shards it. ``heads``: the same units, by Ulysses. ``halo``: the
-    tokens; a rank gets the last few of the rank before it. ``none``: it is not supported.
+    ``context_parallel``: how context parallelism shards it. ``heads``: the same units, heads, groups, blocks or
+    channels, by Ulysses. ``halo``: the tokens; a rank gets the last few of the rank before it. ``none``: it is not
+    supported.
     """
 
     context_parallel: ClassVar[Literal["none", "heads", "halo"]] = "none"

@@ -22,6 +22,8 @@ CHUNK = 16  # tokens that are computed at once; the state is handed on between c
 class Mamba(MixerGeometry):
     """The geometry of a Mamba layer: a state [inner, state]."""
 
+    context_parallel = "heads"
+
     inner: Width  # channels, of which each has a state
     state: HeadDim = 16  # numbers of the state of a channel
     rank: Latent  # rank of the projection to the steps of the channels

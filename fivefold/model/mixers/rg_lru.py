@@ -25,6 +25,8 @@ CHUNK = 64  # tokens that are computed at once; the state is handed on between c
 class RGLRU(MixerGeometry):
     """The geometry of an RG-LRU layer: a state [inner], and gates of ``blocks`` square matrices each."""
 
+    context_parallel = "heads"
+
     inner: Width  # channels, of which each has a state
     blocks: Heads  # square matrices on the diagonal of each gate
     taps: Taps = 4  # tokens that the convolution of x reads

@@ -107,6 +107,11 @@ def all_reduce(x: Tensor, axis: AxisGroup, *, op: dist.ReduceOp.RedOpType = dist
     return Pending(x, work, interleaver=axis.interleaver, event=event)
 
 
+def sum_rows(axis: AxisGroup, rows: Tensor) -> Tensor:
+    """Sum ``rows`` over the ranks, in place, and wait for it."""
+    return all_reduce(rows, axis).wait()
+
+
 def all_to_all(
     x: Tensor, axis: AxisGroup, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
 ) -> Pending:

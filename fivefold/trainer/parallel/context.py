@@ -30,7 +30,7 @@ from fivefold.trainer.model.flash_attention import (
 )
 from fivefold.trainer.model.mixers.heads import HeadShare
 from fivefold.trainer.model.operation import exclude_from_graphs
-from fivefold.trainer.parallel.collectives import all_to_all, exchange
+from fivefold.trainer.parallel.collectives import all_to_all, exchange, sum_rows
 from fivefold.trainer.parallel.mesh import AxisGroup
 from fivefold.trainer.parallel.ring_blocks import Hops, ring_hops, zigzag
 
@@ -62,6 +62,8 @@ def attach(model: nn.Module, axis: AxisGroup, *, kind: Kind) -> None:
     for mixer in (module for module in model.modules() if isinstance(getattr(module, "shape", None), MixerGeometry)):
         mixer.hooks = MixerUlysses(axis)  # type: ignore[assignment]
         mixer.shape = cast(MixerGeometry, mixer.shape).shard(axis.size)  # type: ignore[assignment]
+    for mixer in (module for module in model.modules() if hasattr(module, "sums_over_ranks")):
+        cast(list[Any], mixer.sums_over_ranks).append(partial(sum_rows, axis))
 
 
 class Ulysses:
@@ -93,7 +95,7 @@ class Ulysses:
 
 
 class MixerUlysses:
-    """Ulysses of a token mixer of heads: each rank mixes the tokens of full sequences with 1/cp of the heads.
+    """Ulysses of a token mixer: each rank mixes the tokens of full sequences with 1/cp of the heads or channels.
 
     The chain of states of a head runs through all tokens, so that heads are exchanged, as in Megatron-Core's
     ``ssm/mamba_context_parallel.py``.

@@ -28,7 +28,7 @@ from fivefold.trainer.model.kernels.norms import RankSums
 from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.trainer.model.logits import PLAIN, LogitTransform
 from fivefold.trainer.model.operation import exclude_from_graphs
-from fivefold.trainer.parallel.collectives import all_gather, all_reduce, reduce_scatter
+from fivefold.trainer.parallel.collectives import all_gather, all_reduce, reduce_scatter, sum_rows
 from fivefold.trainer.parallel.mesh import AxisGroup
 
 
@@ -189,11 +189,6 @@ class NormSums(RankSums):
         return summed if self.holders == 1 else summed.div_(self.holders)
 
 
-def _sum_over_ranks(axis: AxisGroup, rows: Tensor) -> Tensor:
-    """All-reduce ``rows`` in place."""
-    return all_reduce(rows, axis).wait()
-
-
 def _local_rows(axis: AxisGroup, rows: Tensor) -> Tensor:
     """Return this rank's chunk of ``rows``, equally many per rank (sp)."""
     return rows.chunk(axis.size)[axis.rank]
@@ -257,8 +252,8 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
                 submodule.hooks = style(axis, sp=sp)
         if isinstance(shape := getattr(submodule, "shape", None), MixerGeometry):
             submodule.shape = shape.shard(axis.size)
-        if hasattr(submodule, "sum_over_ranks"):
-            submodule.sum_over_ranks = partial(_sum_over_ranks, axis)
+        if hasattr(submodule, "sums_over_ranks"):
+            submodule.sums_over_ranks.append(partial(sum_rows, axis))
         if hasattr(submodule, "core"):
             submodule.core.heads = submodule.core.heads._replace(part=axis.rank)
         if model.qk_norm == "full" and name.endswith(HEAD_NORMS):

@@ -17,7 +17,7 @@ class HeadShare(NamedTuple):
     def take(self, tensor: Tensor, parts: Sequence[int] = (), *, dim: int = 0) -> list[Tensor]:
         """Return views of this rank's share of each of ``parts`` along ``dim``; of the full tensor without parts."""
         pieces = tensor.split(list(parts), dim) if parts else (tensor,)
-        return [piece.chunk(self.ranks, dim)[self.rank] for piece in pieces]
+        return [piece if self.ranks == 1 else piece.chunk(self.ranks, dim)[self.rank] for piece in pieces]
 
     def place(self, shares: Sequence[Tensor]) -> Tensor:
         """Return the tensor of which ``take`` along the first dim gives ``shares``, with zeros elsewhere."""

@@ -12,7 +12,8 @@ pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
+from fivefold.trainer.model.mixers.heads import ALL_HEADS, HeadShare, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import RowInputs
 
@@ -47,8 +49,9 @@ class MambaMixer(nn.Module):
         shape = model.mamba
         assert shape is not None
         self.run: Run = call_directly
+        self.hooks: MixerHooks | None = None
         self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
-        self.sum_over_ranks: SumOverRanks | None = None  # under tp
+        self.sums_over_ranks: list[SumOverRanks] = []  # under tp and cp
         self.project = Linear(model.width, 2 * shape.inner, bias=shape.bias)
         self.conv = Conv(shape.inner, taps=shape.taps, bias=shape.conv_bias)
         self.select = Matrix(sum(shape.selected_widths), shape.inner, bias=False)
@@ -62,11 +65,21 @@ class MambaMixer(nn.Module):
     def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         xz = self.run("mixer.project", self.project, h_RD)
+        tokens, share = rows.tokens, ALL_HEADS
+        if self.hooks is not None:
+            tokens, share = tokens * self.hooks.share.ranks, self.hooks.share
+            parts = [share.ranks * self.shape.inner] * 2
+            (xz,) = self.run("mixer.enter", partial(self.hooks.enter, parts=parts), rows.tokens, xz)
+        filters = [None if tensor is None else share.take(tensor)[0] for tensor in (self.conv.weight, self.conv.bias)]
+        (select,) = share.take(self.select.weight, dim=1)
+        vectors = self.step.weight, self.step.bias, self.a_log, self.d
+        factors = [*filters, select, *(share.take(cast(Tensor, vector))[0] for vector in vectors)]
         norms = [None if norm is None else norm.weight for norm in (self.dt_norm, self.b_norm, self.c_norm)]
-        factors = self.step.weight, self.step.bias, self.a_log, self.d, *norms
-        settings = self.shape, rows.tokens, self.epsilon, self.sum_over_ranks
-        y = self.run("mixer.core", core, xz, self.conv.weight, self.conv.bias, self.select.weight, *factors, *settings)
+        settings = self.shape, tokens, self.epsilon, self.sums_over_ranks, share
+        y = self.run("mixer.core", core, xz, *factors, *norms, *settings)
         del xz
+        if self.hooks is not None:
+            y = self.run("mixer.leave", self.hooks.leave, rows.tokens, y)
         out_RD: Tensor = self.run("mixer.out", self.out, y)
         return out_RD
 
@@ -87,15 +100,17 @@ def core(
     shape: Mamba,
     tokens: int,
     epsilon: float,
-    sum_over_ranks: SumOverRanks | None = None,
+    sums_over_ranks: Sequence[SumOverRanks] = (),
+    share: HeadShare = ALL_HEADS,
 ) -> Tensor:
     """Return the gated outputs [R, I] of ``xz`` [R, 2I]; ``weight`` and ``bias`` are those of the convolution.
 
-    ``sum_over_ranks``: sums what is selected from the channels of all ranks, and its gradient.
+    ``sums_over_ranks``: sum what is selected from the channels of all ranks, and its gradient. ``share``: of the
+    channels that all ranks of cp have.
     """
     norms = dt_norm, b_norm, c_norm
     factors = select, step, step_bias, a_log, d, *norms
-    settings = shape, tokens, epsilon, sum_over_ranks
+    settings = shape, tokens, epsilon, sums_over_ranks, share
     out: Tensor = _MambaCore.apply(xz, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]
     return out
 
@@ -103,24 +118,25 @@ def core(
 class _MambaCore(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, xz: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-        select, step, step_bias, a_log, d, *norms, shape, tokens, epsilon, sum_over_ranks = rest
+        select, step, step_bias, a_log, d, *norms, shape, tokens, epsilon, sums_over_ranks, share = rest
         x, z = xz.chunk(2, dim=1)
         x = convolve_silu_rows(x, weight, bias, tokens=tokens)
         selected = x @ select.t()
-        selected = selected if sum_over_ranks is None else sum_over_ranks(selected)
+        for sum_over_ranks in sums_over_ranks:
+            selected = sum_over_ranks(selected)
         dt, b, c = _norm_parts(selected, norms, shape, epsilon)
         inputs, factors = (x, dt @ step.t(), b, c), (step_bias, a_log, d)
         del dt, x
         o = scan_forward(selective_chunk, inputs, factors, columns=shape.inner, tokens=tokens, size=CHUNK)
         del inputs, b, c
         ctx.save_for_backward(xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o)
-        ctx.settings = shape, tokens, epsilon, sum_over_ranks
+        ctx.settings = shape, tokens, epsilon, sums_over_ranks, share
         return F.silu(z.to(get_sum_dtype(z.dtype))).mul_(o).to(o.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o = ctx.saved_tensors
-        shape, tokens, epsilon, sum_over_ranks = ctx.settings
+        shape, tokens, epsilon, sums_over_ranks, share = ctx.settings
         x, z = xz.chunk(2, dim=1)
         xz_grad = torch.empty_like(xz)
         x_grad, z_grad = xz_grad.chunk(2, dim=1)
@@ -140,8 +156,12 @@ class _MambaCore(torch.autograd.Function):
         convolved_grad, step_grad, b_grad, c_grad = grads
         step_weight_grad = step_grad.t() @ dt
         selected_grads: tuple[Tensor, ...] = (step_grad @ step, b_grad, c_grad)
-        if sum_over_ranks is not None:
-            selected_grads = sum_over_ranks(torch.cat(selected_grads, dim=1)).split(shape.selected_widths, dim=1)
+        if sums_over_ranks:
+            summed = torch.cat(selected_grads, dim=1)
+            for sum_over_ranks in sums_over_ranks:
+                summed = sum_over_ranks(summed)
+            selected_grads = summed.split(shape.selected_widths, dim=1)
+            del summed
         part_grads = torch.autograd.grad(parts, leaves, selected_grads)
         del selected_grads
         selected_grad, norm_grads = part_grads[0], iter(part_grads[1:])
@@ -150,8 +170,10 @@ class _MambaCore(torch.autograd.Function):
         del convolved, step_grad, grads
         conv_grads = convolve_silu_backward(convolved_grad, x, weight, bias, tokens=tokens)
         x_grad.copy_(conv_grads[0])
-        normed = (None if norm is None else next(norm_grads) for norm in norms)
-        return xz_grad, *conv_grads[1:], select_grad, step_weight_grad, *factor_grads, *normed, None, None, None, None
+        # all ranks of cp have the full gradient of the norms, and these are summed over them
+        normed = (None if norm is None else next(norm_grads).div_(share.ranks) for norm in norms)
+        no_settings = None, None, None, None, None
+        return xz_grad, *conv_grads[1:], select_grad, step_weight_grad, *factor_grads, *normed, *no_settings
 
 
 def _norm_parts(selected: Tensor, norms: Sequence[Tensor | None], shape: Mamba, epsilon: float) -> list[Tensor]:

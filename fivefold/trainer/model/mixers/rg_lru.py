@@ -30,6 +30,7 @@ from fivefold.trainer.model.mixers.convolution import (
     filter_gradient,
     get_sum_dtype,
 )
+from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import RowInputs
 
@@ -54,6 +55,8 @@ class RGLRUMixer(nn.Module):
         shape = model.rg_lru
         assert shape is not None
         self.run: Run = call_directly
+        self.hooks: MixerHooks | None = None
+        self.shape = shape
         self.activation = FUNCTIONS[model.activation]
         self.x, self.y = (Linear(model.width, shape.inner, bias=True) for _ in range(2))
         self.conv = Conv(shape.inner, taps=shape.taps, bias=True)
@@ -65,9 +68,16 @@ class RGLRUMixer(nn.Module):
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         x, y = self.run("mixer.project", fused_linears, h_RD, self.x, self.y)
         gates = self.input_gate.weight, self.input_gate.bias, self.rate_gate.weight, self.rate_gate.bias
-        factors = self.conv.weight, self.conv.bias, *gates, self.rate
-        o = self.run("mixer.core", core, x, y, *factors, rows.tokens, self.activation)
+        tokens, share = rows.tokens, ALL_HEADS
+        if self.hooks is not None:
+            tokens, share = tokens * self.hooks.share.ranks, self.hooks.share
+            x, y = self.run("mixer.enter", self.hooks.enter, rows.tokens, x, y)
+        assert self.conv.bias is not None
+        factors = [share.take(tensor)[0] for tensor in (self.conv.weight, self.conv.bias, *gates, self.rate)]
+        o = self.run("mixer.core", core, x, y, *factors, tokens, self.activation)
         del x, y
+        if self.hooks is not None:
+            o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
         out_RD: Tensor = self.run("mixer.out", self.out, o)
         return out_RD
 

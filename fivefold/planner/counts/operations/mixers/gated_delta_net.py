@@ -51,19 +51,21 @@ def operations(local: Local, source: str) -> list[Op]:
     ]
 
 
-def list_swapped(local: Local, scan: Sequence[Op], *, sizes: Mapping[str, int], out_features: int) -> list[Op]:
-    """List the operations of ``scan``, which reads columns of ``sizes`` by tensor and writes ``o``.
+def list_swapped(
+    local: Local, scan: Sequence[Op], *, sizes: Mapping[str, int], out_features: int, out: str = "o"
+) -> list[Op]:
+    """List the operations of ``scan``, which reads columns of ``sizes`` by tensor and writes ``out``.
 
     Under cp a rank computes some heads for all tokens: what it reads and writes is swapped (Ulysses).
     """
     if local.part.cp == 1:
         return list(scan)
     bytes_per_column = local.rows * local.width
-    names = {name: f"{name}.all" for name in (*sizes, "o")}
+    names = {name: f"{name}.all" for name in (*sizes, out)}
     return [
         *(swap_heads("mixer", name, names[name], size=size * bytes_per_column) for name, size in sizes.items()),
         *(rename_tensors(op, names) for op in scan),
-        swap_heads("mixer", names["o"], "o", size=out_features * bytes_per_column),
+        swap_heads("mixer", names[out], out, size=out_features * bytes_per_column),
     ]
 
 

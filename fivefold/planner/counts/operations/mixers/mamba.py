@@ -6,7 +6,8 @@
 I channels with S numbers of state each, r: rank of the steps. The core computes the convolution, the steps and the
 states again. ``MambaInnerFn`` of mamba-ssm keeps the same, and 8 S I bytes more per 2,048 tokens (states). Its FLOPs
 are those of two matmuls of each row, 2 I (r + 2S) and 2 r I, of which the backward computes the second again. The scan
-is elementwise: as with norms and activations, its about 9 operations of each of I S numbers are not counted.
+is elementwise: as with norms and activations, its about 9 operations of each of I S numbers are not counted. Under cp
+a rank has some channels for all tokens, and dt, B and C, which all channels make, are summed over cp.
 ``trainer/model/mixers/mamba.py`` runs them.
 """
 
@@ -15,7 +16,8 @@ from __future__ import annotations
 from fivefold.model.mixers.mamba import CHUNK, Mamba
 from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, OpMessage
+from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
+from fivefold.planner.counts.operations.op import Op, OpMessage, exchange
 from fivefold.units import ceil_div
 
 
@@ -31,16 +33,18 @@ def operations(local: Local, source: str) -> list[Op]:
     return [
         *entry.ops,
         entry.column("mixer.project", "xz", out_features=2 * net.inner, bias=net.bias),
-        _core(local, net),
+        *list_swapped(local, _list_core(local, net), sizes={"xz": 2 * net.inner}, out_features=net.inner, out="og"),
         *row(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=net.bias),
     ]
 
 
-def _core(local: Local, net: Mamba) -> Op:
-    """Return convolution, selection, scan and gate."""
-    rows, width, tokens, selected = local.rows, local.width, local.job.sequence, sum(net.selected_widths)
+def _list_core(local: Local, net: Mamba) -> list[Op]:
+    """List convolution, selection, scan and gate, and under cp before them the sum of what all channels select."""
+    rows, width, tokens, cp = local.rows, local.width, local.job.sequence, local.part.cp
     size, chunks = rows * net.inner * width, ceil_div(tokens, CHUNK)
-    state = 4 * local.part.sequences * net.inner * net.state  # bytes
+    selected = sum(net.selected_widths)
+    selected_bytes = rows * cp * selected * width  # of all tokens of a sequence
+    state = 4 * local.part.sequences * net.inner * net.state // cp  # bytes
     forward, backward = scan_flops(net)
     gradients = (
         net.inner * net.taps,
@@ -52,24 +56,24 @@ def _core(local: Local, net: Mamba) -> Op:
         net.inner,
         *(net.selected_widths if net.norms == "weighted" else ()),
     )
-    moved = 9 * size + rows * selected * width + 2 * chunks * state
+    moved = 9 * size + selected_bytes + 2 * chunks * state
     # fp32 states and channels of all tokens of a chunk: the scan holds several
     states = min(tokens, CHUNK) * state
     channels = states // net.state
     steps = (min(tokens, CHUNK) - 1).bit_length()
-    return Op(
+    core = Op(
         "mixer.core",
         "scan",
         ("xz",),
-        {"og": size, "o": size, "selected": rows * selected * width},
+        {"og": size, "o": size, "selected": selected_bytes},
         keeps=("xz", "o", "selected"),
-        message=OpMessage("tp", "all_reduce", "all_reduce", rows * selected * width) if local.part.tp > 1 else None,
+        message=OpMessage("tp", "all_reduce", "all_reduce", selected_bytes) if local.part.tp > 1 else None,
         parameters=sum(gradients),
         wgrad_numels=gradients,
         flops=rows * forward,
         causal_flops=rows * forward,
         backward_flops=rows * backward,
-        shape=(rows, selected, net.inner),
+        shape=(rows * cp, selected, net.inner // cp),
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
         forward_scratch=size + 4 * states + channels,
@@ -80,6 +84,13 @@ def _core(local: Local, net: Mamba) -> Op:
         + chunks * state,
         scratch_tensor=max(size, states),
     )
+    if cp == 1:
+        return [core]
+    sum_message = OpMessage("cp", "all_reduce", "all_reduce", selected_bytes)
+    return [  # the core makes the gradient of the sum, and frees it
+        exchange("mixer.core.sum", "xz", "selected", size=selected_bytes, message=sum_message),
+        core._replace(reads=("xz", "selected"), writes={"og": size, "o": size}, differentiates=("xz",)),
+    ]
 
 
 def scan_flops(net: Mamba) -> tuple[int, int]:

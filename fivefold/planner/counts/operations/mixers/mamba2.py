@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, elementwise, rename_tensors, swap_heads
+from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
+from fivefold.planner.counts.operations.op import Op, elementwise, rename_tensors
 
 
 def operations(local: Local, source: str) -> list[Op]:
@@ -35,17 +36,10 @@ def operations(local: Local, source: str) -> list[Op]:
         size = local.rows * net.projected_width * local.width
         ops.append(elementwise("mixer.project.scale", "activation", ("projected",), "scaled", size=size))
     projected = next(iter(ops[-1].writes))
-    swaps = [list[Op](), list[Op]()]
-    if local.part.cp > 1:  # a rank computes some heads for all tokens
-        size = local.rows * local.width
-        swaps[0].append(swap_heads("mixer", projected, "projected.all", size=net.projected_width * size))
-        swaps[1].append(swap_heads("mixer", "og.all", "og", size=net.inner_width * size))
-        projected = "projected.all"
+    core = rename_tensors(_core(local, net), {"projected": projected})
     return [
         *ops,
-        *swaps[0],
-        rename_tensors(_core(local, net), {"projected": projected, **({"og": "og.all"} if swaps[1] else {})}),
-        *swaps[1],
+        *list_swapped(local, [core], sizes={projected: net.projected_width}, out_features=net.inner_width, out="og"),
         *row(local, "mixer.out", "og", "a", in_features=net.inner_width, out_features=model.width, bias=net.bias),
     ]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from fivefold.model.mixers.rg_lru import CHUNK, RGLRU
 from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
 from fivefold.planner.counts.operations.op import Op
 from fivefold.units import ceil_div
 
@@ -28,19 +29,21 @@ def operations(local: Local, source: str) -> list[Op]:
     return [
         *entry.ops,
         *columns,
-        _core(local, net),
+        *list_swapped(
+            local, [_core(local, net)], sizes=dict.fromkeys(("xl", "yl"), net.inner), out_features=net.inner, out="og"
+        ),
         *row(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=True),
     ]
 
 
 def _core(local: Local, net: RGLRU) -> Op:
     """Return convolution, gates, scan and the gate on the output."""
-    rows, width, tokens, inner = local.rows, local.width, local.job.sequence, net.inner
+    rows, width, tokens, inner, cp = local.rows, local.width, local.job.sequence, net.inner, local.part.cp
     size, chunks = rows * inner * width, ceil_div(tokens, CHUNK)
     gradients = (inner * net.taps, inner, *(inner * net.block_width, inner) * 2, inner)
     flops = rows * gate_flops(net)
     # fp32 numbers of the channels of a chunk; the scan holds several, and doubles its reach in each round
-    state = 4 * local.part.sequences * inner  # bytes
+    state = 4 * local.part.sequences * inner // cp  # bytes
     states = min(tokens, CHUNK) * state
     rounds = (min(tokens, CHUNK) - 1).bit_length()
     return Op(
@@ -54,8 +57,8 @@ def _core(local: Local, net: RGLRU) -> Op:
         flops=flops,
         causal_flops=flops,
         backward_flops=3 * flops,
-        shape=(rows, net.block_width, net.block_width),
-        batch=2 * net.blocks,
+        shape=(rows * cp, net.block_width, net.block_width),
+        batch=2 * net.blocks // cp,
         # convolution: x in and out; gates: x in, two logits out; scan: these in, the states out; gate: these, y, output
         moved_bytes=12 * size + 2 * chunks * state,
         moved_backward_bytes=30 * size + 4 * chunks * state,
