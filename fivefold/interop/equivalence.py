@@ -5,6 +5,7 @@ from __future__ import annotations
 from fivefold.adapter import Adapter
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
+from fivefold.model.weights import list_targets
 from fivefold.update import LearningRate
 
 
@@ -30,9 +31,11 @@ def resolve_rate(rate: LearningRate, *, steps: int) -> LearningRate:
     return rate.replace(decay_steps=None)
 
 
-def resolve_adapter(adapter: Adapter | None) -> Adapter | None:
-    """Return the adapter with its alpha, which is twice the rank if it is not given."""
-    return adapter and adapter.replace(alpha=adapter.scale_numerator)
+def resolve_adapter(adapter: Adapter | None, model: Model) -> Adapter | None:
+    """Return the adapter with the names of its layers in ``model``, and with its alpha: by default twice the rank."""
+    if adapter is None:
+        return None
+    return adapter.replace(alpha=adapter.scale_numerator, targets=list_targets(model, adapter) or adapter.targets)
 
 
 def divide_rates(min_rate: float, peak: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import TARGETS, Adapter
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
@@ -27,6 +27,7 @@ __all__ = [
     "embedding_weights",
     "get_layer",
     "head_weights",
+    "list_targets",
     "norm_shape",
     "weights",
     "with_adapters",
@@ -153,6 +154,12 @@ def adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
         for weight in with_adapters(block_weights(model, layer), adapter):
             if weight.is_adapter:
                 yield weight._replace(name=f"blocks.{layer}.{weight.name}")
+
+
+def list_targets(model: ModelShape, adapter: Adapter) -> tuple[str, ...]:
+    """Return the names of the linear layers that the adapter has in ``model``, each once."""
+    linears = {weight.name.rpartition(".")[0].split(".", 2)[2] for weight in adapter_weights(model, adapter)}
+    return tuple(target for target, targeted in TARGETS.items() if not linears.isdisjoint(targeted))
 
 
 def count_adapters(model: ModelShape, adapter: Adapter) -> int:

@@ -18,7 +18,7 @@ from fivefold.results.reading import DataReading
 from tests.interop.draws import Range, check_round_trip, plans
 
 AMONG = Range(
-    models=("llama3-8b", "qwen3-8b", "tiny"),
+    models=("llama3-8b", "qwen3-8b", "qwen3-30b-a3b", "tiny"),
     recipes=("bf16-grad16", "bf16-autocast", "fp32"),
     acs=("none", "full"),
     axes=("dp", "cp"),

@@ -15,6 +15,7 @@ from transformers import get_scheduler
 
 from fivefold.adapter import Adapter
 from fivefold.interop.format import ConfigPlan, Overrides
+from fivefold.interop.huggingface.adapters import write_adapter
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -454,6 +455,56 @@ use_rslora: true
     assert result.not_understood == result.approximated == ()
     assert result.job is not None
     assert result.job.adapter == Adapter(rank=16, alpha=32, dropout=0.05, rank_stabilized=True, base="nf4")
+
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "doubted", "approximated"),
+    [
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION}, {}, ()),
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_linear": True}, {}, ("lora_target_linear",)),
+        # 48 layers of 128 experts, each 2 * 32 * (2048 + 2 * 768) and 32 * (768 + 2048)
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION + MLP}, {"lora_target_modules": "1.96 G"}, ()),
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": "all-linear"}, {"lora_target_modules": "1.96 G"}, ()),
+        ("mistralai/Mixtral-8x7B-v0.1", {"lora_target_modules": "all-linear"}, {"lora_target_modules": "mixtral"}, ()),
+        ("mistralai/Mixtral-8x7B-v0.1", {"lora_target_linear": True}, {}, ("lora_target_linear",)),
+        # shared experts have layers of an MLP
+        ("deepseek-ai/DeepSeek-V2-Lite", {"lora_target_linear": True}, {"lora_target_linear": "deepseek_v2"}, ()),
+        ("openai/gpt-oss-20b", {"lora_target_modules": "all-linear"}, {}, ("lora_target_modules",)),
+    ],
+    ids=str,
+)
+def test_targets_by_which_peft_adapts_experts_are_named(
+    model: str, targets: dict[str, object], doubted: dict[str, str], approximated: tuple[str, ...], tmp_path: Path
+) -> None:
+    values = yaml.safe_load(QLORA) | {"base_model": model, "optimizer": "adamw_torch"}
+    del values["lora_target_linear"]
+    result = read_files({"qlora.yml": yaml.safe_dump(values | targets)}, tmp_path)
+    assert {said.key for said in result.not_understood} == doubted.keys()
+    assert all(doubted[said.key] in said.means for said in result.not_understood)
+    assert tuple(said.key for said in result.approximated) == approximated
+
+
+@pytest.mark.parametrize("software", ["axolotl", "llamafactory", "trl"])
+def test_adapters_of_a_mixture_are_written_by_the_names_of_their_layers(software: str) -> None:
+    """So that peft leaves its routed experts frozen, and read again without a remark; else an error."""
+    written = write_adapter(Adapter(rank=8), software, build_model("qwen3-30b-a3b"))
+    targets = written["lora_target" if software == "llamafactory" else "lora_target_modules"]
+    assert targets == (",".join(ATTENTION) if software == "llamafactory" else ATTENTION)
+    assert "lora_target_linear" not in written
+    with pytest.raises(UserError, match="by gate_proj, up_proj, down_proj peft adapts the routed experts of deepseek"):
+        write_adapter(Adapter(rank=8), software, build_model("deepseek-v2-lite"))
+
+
+def test_all_linear_layers_of_llamafactory_are_those_of_attention_in_a_mixture(tmp_path: Path) -> None:
+    text = FACTORY.replace("finetuning_type: full", "finetuning_type: lora").replace("deepspeed: ", "# deepspeed: ")
+    mixture = text.replace("meta-llama/Meta-Llama-3-8B-Instruct", "Qwen/Qwen3-30B-A3B")
+    result = read_files({"train.yaml": mixture + "lora_target: all\n"}, tmp_path)
+    assert result.not_understood == ()
+    assert "lora_target" in [said.key for said in result.approximated]
 
 
 TRAINED = Range(

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 from fivefold.adapter import ALL_LINEAR, TARGETS, Adapter
 from fivefold.interop.keys import Table, Values, part, to_list
+from fivefold.model.catalog import CATALOG
+from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, NAMED_W1, count_expert_adapters
+from fivefold.model.huggingface.read import text_of
+from fivefold.model.huggingface.write import to_config
+from fivefold.model.spec import Model
+from fivefold.model.weights import list_targets
 from fivefold.record import UserError
+from fivefold.units import show_count
 
 ADAPTER = "job.adapter"
 BASE = "job.adapter.base"
@@ -157,8 +164,67 @@ def read_adapter(values: Values) -> dict[str, Any]:
     }
 
 
-def write_adapter(adapter: Adapter | None, software: str) -> dict[str, Any]:
-    """Return the keys of a trainer for an adapter; the inverse of ``read_adapter``."""
+def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) -> None:
+    """Mark targets by which peft adapts more of a mixture than is counted: routed experts and routers are frozen here.
+
+    peft turns ``all-linear``, and the names of an MLP's layers, into adapters of stacked experts in most families.
+    Axolotl's ``lora_target_linear`` and LLaMA-Factory's ``all`` give it the names of the linear layers that they find,
+    which are those of an MLP if the model has dense MLPs or shared experts.
+    """
+    if model.moe is None or not fields:
+        return
+    names, adapter = ADAPTER_KEYS_OF.get(values.software, TRL), Adapter.read(fields["job.adapter"], origin="")
+    adapts_all = adapter.targets == (ALL_LINEAR,)
+    if not adapts_all and set(adapter.targets).isdisjoint(EXPERT_LAYERS):
+        return
+    lists_linears = names is AXOLOTL and values.given.get("lora_target_linear") is True
+    key = "lora_target_linear" if lists_linears else names.targets if values.is_set(names.targets) else names.switch
+    has_mlps, family = not set(list_targets(model, adapter)).isdisjoint(EXPERT_LAYERS), _find_family(model)
+    if adapts_all and not (lists_linears or names is LLAMAFACTORY):
+        reaches_experts = family in NAMED_AS_MLPS | NAMED_W1
+    else:
+        reaches_experts = family in NAMED_AS_MLPS and (has_mlps or not adapts_all)
+    if reaches_experts:
+        count = show_count(count_expert_adapters(model, adapter))
+        values.mark_not_modelled(
+            key,
+            f"peft adapts the routed experts of {family} too, {count} parameters that are not counted; give target "
+            "modules of attention alone",
+        )
+    elif adapts_all:
+        values.approximate(
+            key,
+            "linear layers of attention, MLPs and shared experts; routers, gates of shared experts, and experts that "
+            "transformers 4 keeps as linear layers count as frozen",
+        )
+
+
+def _list_frozen_expert_targets(adapter: Adapter, model: Model) -> tuple[str, ...]:
+    """Return the names of the adapter's layers in a mixture, by which peft leaves routed experts frozen."""
+    targets, family = list_targets(model, adapter), _find_family(model)
+    if family in NAMED_AS_MLPS and (as_experts := [target for target in targets if target in EXPERT_LAYERS]):
+        raise UserError(
+            f"adapter.targets={','.join(adapter.targets)}: by {', '.join(as_experts)} peft adapts the routed experts "
+            f"of {family}, which are frozen here; take adapter.targets of attention, such as q_proj,v_proj"
+        )
+    return targets
+
+
+def _find_family(model: Model) -> str | None:
+    """Return the Hugging Face family of a catalog model, else the first with its computation; None if none has."""
+    try:
+        if model.name in CATALOG:
+            return text_of(CATALOG[model.name].config, name=model.name).family.model_type
+        return str(to_config(model)["model_type"])
+    except UserError:
+        return None
+
+
+def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[str, Any]:
+    """Return the keys of a trainer for an adapter; the inverse of ``read_adapter``.
+
+    Raises ``UserError`` for targets by which peft would adapt the routed experts of ``model``.
+    """
     names = ADAPTER_KEYS_OF.get(software, TRL)
     if adapter is None:
         return {names.switch: "full"} if names is LLAMAFACTORY else {}
@@ -172,8 +238,9 @@ def write_adapter(adapter: Adapter | None, software: str) -> dict[str, Any]:
         names.alpha[0]: int(alpha),
         names.dropout[0]: adapter.dropout,
     }
-    if adapter.targets != (ALL_LINEAR,):
-        values[names.targets] = ",".join(adapter.targets) if names is LLAMAFACTORY else list(adapter.targets)
+    targets = adapter.targets if model.moe is None else _list_frozen_expert_targets(adapter, model)
+    if targets != (ALL_LINEAR,):
+        values[names.targets] = ",".join(targets) if names is LLAMAFACTORY else list(targets)
     elif names is AXOLOTL:
         values["lora_target_linear"] = True
     else:

@@ -286,7 +286,7 @@ def _emit_fine_tuning_keys(plan: ConfigPlan, software: str) -> tuple[ConfigPlan,
         plan = plan._replace(layout=layout.replace(mbs=layout.mbs // 2), job=job)
     values = emit_arguments(plan, deepspeed=plan.job.stack.name == "deepspeed")
     values |= {"model_name_or_path": find_repository(plan.model)}
-    values |= write_adapter(plan.job.adapter, software) | write_data(plan.data, plan.job, software)
+    values |= write_adapter(plan.job.adapter, software, plan.model) | write_data(plan.data, plan.job, software)
     is_separate = values.get("padding_free") or (values.get("packing") and values.get("packing_strategy") == "bfd")
     if is_separate and plan.job.stack.attention == "flash2":
         values["attn_implementation"] = "flash_attention_2"  # which takes the ends of documents
