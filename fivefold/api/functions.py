@@ -90,7 +90,7 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     >>> step.memory.fits
     True
     >>> round(step.time.step_seconds, 1)
-    6.6
+    6.7
     """
     from fivefold.planner.predict import predict as run
 
@@ -369,7 +369,7 @@ def ask(
 
 @document_parameters(CompareOptions)
 def compare(
-    *what: str,
+    *what: str | Sequence[str],
     stacks: str | Sequence[str] = (),
     precisions: str | Sequence[str] = (),
     risk: float = FITS_RISK,
@@ -381,7 +381,7 @@ def compare(
     Parameters
     ----------
     *what
-        A model, machines and layouts in this order, or run files.
+        A model, machines and layouts in this order, or run files; machines and layouts may be lists.
 
     Returns
     -------
@@ -398,7 +398,7 @@ def compare(
     from fivefold.requests.cases import cases, price_cases
 
     selected_cases = cases(
-        what,
+        [word for words in what for word in ([words] if isinstance(words, str) else words)],
         build_job(job),
         stacks=_names(stacks, option="stacks="),
         precisions=_names(precisions, option="precisions="),

@@ -2,6 +2,7 @@
 
 parameters · request_options   a command's arguments and options, derived from its request schema
 options · arguments · completion · errors   shared by all commands; records from words or a file; exit codes
+strict_command   refuses an option that is given twice
 user_settings   fills what is left open from the user's settings, and names those that took effect
 first_calibration   measures a computer that is not calibrated yet
 commands/   a module for each command, which has its name (``import_``), with a function of that name
@@ -24,6 +25,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fivefold.cli.errors import launcher, print_warning, settle
+from fivefold.cli.strict_command import StrictCommand
 from fivefold.requests.commands import COMMANDS
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
 from fivefold.version import __version__
@@ -41,7 +43,8 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         module = f"{name}_" if iskeyword(name) else name
         command = getattr(import_module(f"fivefold.cli.commands.{module}"), module)
         panel = COMMANDS[name].panel
-        commands.command(name, context_settings=SETTINGS.get(name), rich_help_panel=panel)(command)
+        shape = None if name in SETTINGS else StrictCommand
+        commands.command(name, cls=shape, context_settings=SETTINGS.get(name), rich_help_panel=panel)(command)
     return commands
 
 

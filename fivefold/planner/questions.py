@@ -151,6 +151,7 @@ def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk
         micro_batch=largest.mbs if largest else 0,
         memory_bytes=estimate.peak_bytes,
         driver_bytes=totals.driver_bytes if totals else None,
+        risk=planner.out_of_memory_risk(chosen),
         tokens_per_second=job.tokens_per_step / estimate.step_time.seconds,
     )
 
@@ -210,7 +211,8 @@ def fewest_gpus(
     if undecided:
         remarks.append(f"whether {_join_numbers(undecided)} GPUs would fit was not decided within the work limit")
     planner = Planner(model=model, machine=resized, job=job, counts=planner.counts, risk=risk)
-    answer = _answer("fewest GPUs", f"{ranks} of {machine.name}", ranks, planner, layout)
+    bound = "at most " if undecided else ""
+    answer = _answer("fewest GPUs", f"{bound}{ranks} of {machine.name}", ranks, planner, layout)
     return answer.replace(remarks=tuple(filter(None, remarks)))
 
 

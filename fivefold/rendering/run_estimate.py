@@ -25,7 +25,7 @@ def list_sections(run: RunEstimate) -> list[AnswerSection]:
     peak_and_risk = f"{peak} of {show_bytes(run.capacity_bytes)}, {show_risk(run.risk or 0)} risk of running out"
     fits = "" if run.verdict == "fits" else f"; but it {verdict}: {peak_and_risk}"
     duration = Text(
-        f"{span(run.seconds)} ({span(run.low_seconds)} to {span(run.high_seconds)}), "
+        f"{span(run.seconds)} (50 % interval {span(run.low_seconds)} to {span(run.high_seconds)}), "
         f"{run.steps:,} steps of {show_seconds(run.step_seconds)}{fits}",
         style="bold",
         overflow="fold",
@@ -42,7 +42,8 @@ def list_sections(run: RunEstimate) -> list[AnswerSection]:
 
 def summarize_run(run: RunEstimate) -> RenderableType:
     """Return what a run takes in a few lines."""
-    duration = f"{span(run.seconds)} ({span(run.low_seconds)} to {span(run.high_seconds)}), {run.steps:,} steps"
+    interval = f"50 % interval {span(run.low_seconds)} to {span(run.high_seconds)}"
+    duration = f"{span(run.seconds)} ({interval}), {run.steps:,} steps"
     checkpoints = (
         f"{_describe_failures(run)}; a checkpoint every {span(run.interval_seconds)}, goodput {run.goodput:.1%}"
     )
@@ -64,7 +65,7 @@ def offers(offer_list: Offers) -> RenderableType:
     ]
     best = offer_list.offers[0].run if offer_list.offers else None
     if best is not None:
-        duration = f"{span(best.seconds)} ({span(best.low_seconds)} to {span(best.high_seconds)})"
+        duration = f"{span(best.seconds)} (50 % interval {span(best.low_seconds)} to {span(best.high_seconds)})"
         parts.append(Text(f"{best.ranks} {best.machine}: {duration}\n", style="bold"))
         parts.append(make_offer_grid(offer_list))
     for offer in (offer for offer in offer_list.offers if offer.run is None):

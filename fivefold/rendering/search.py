@@ -27,6 +27,7 @@ from fivefold.results.search_result import (
     Walk,
     Why,
 )
+from fivefold.step import judge
 from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
 
 UNFIT = 3  # number of changes listed that do not fit but would help most
@@ -255,9 +256,19 @@ CHANGES: tuple[Column[Change], ...] = (
     Column("peak memory", attrgetter("memory_bytes"), show_bytes, is_wide=True),
     Column("layout", attrgetter("layout"), is_text=True, is_wide=True),
 )
+
+
+def _show_longest(way: FineTune) -> str:
+    """Return the longest sequence that fits, or that none does, with the risk where it is close."""
+    if way.longest_sequence:
+        return f"{way.longest_sequence:,}"
+    is_tight = way.risk is not None and judge(way.risk) == "tight"
+    return f"tight: {show_risk(way.risk)} risk" if is_tight and way.risk is not None else "does not fit"
+
+
 FINE_TUNES: tuple[Column[FineTune], ...] = (
     Column("method", attrgetter("method"), is_text=True),
-    Column("longest sequence", lambda way: f"{way.longest_sequence:,}" if way.longest_sequence else "does not fit"),
+    Column("longest sequence", _show_longest),
     Column("micro-batch", lambda way: way.micro_batch or "–"),
     Column("tokens/s", lambda way: show_count(way.tokens_per_second)),
     Column("layout", attrgetter("layout"), is_text=True),

@@ -98,6 +98,7 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
     from fivefold.results.reading import ConfigNotes
 
     main_keys = {key for form in FORMATS for key in form.main_keys}
+    stated = {key.means for key in reading.understood}  # fields that another key of the config sets
     accepted = split_keys(ignore)
     open_keys = [key for key in reading.not_understood if not _is_named(key, accepted)]
     if open_keys:
@@ -109,7 +110,9 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
         ignored=reading.not_understood,
         approximated=reading.approximated,
         harmless=reading.harmless,
-        defaulted=tuple(key for key in reading.defaulted if key.key in main_keys),
+        defaulted=tuple(
+            key for key in reading.defaulted if key.key in main_keys and key.means.partition(":")[0] not in stated
+        ),
     )
 
 

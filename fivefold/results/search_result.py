@@ -313,6 +313,7 @@ class FineTune(Record):
     driver_bytes: NonNegativeInt | None = None  # the same as nvidia-smi shows it, with the CUDA context; None on CPUs
     tokens_per_second: NonNegativeFloat  # of all ranks
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
+    risk: float | None = None  # probability of running out of memory, with that micro-batch
 
 
 class Walk(Shown):

@@ -102,6 +102,7 @@ def test_compare() -> None:
         "compare", *words, "--precisions", "bf16,fp8", "--seq", "2048", "--gbs", "16"
     )
     assert result.to_frame("arrow").num_rows == 4
+    assert ff.compare("nano", ["h100:8"], ["dp8", "dp4 tp2"]) == ff.compare("nano", "h100:8", "dp8", "dp4 tp2")
     assert "trains most tokens per second" in result._repr_html_()
 
 

@@ -62,8 +62,10 @@ def test_what_a_config_leaves_out_is_given_beside_it(
     assert "the model: name it by --model NAME, or before --from" in said
     assert "add max_length=4096 after the file (in quotes with --from)" in said
     assert run(monkeypatch, "predict", "tiny", "--from", f"{file} max_length=512", "--gpus", "h100:8", "--json") == 0
-    step = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    step = json.loads(said.out)
     assert (step["model"], step["layout"], step["stack"]) == ("tiny", "dp8 zero3 mbs1", "deepspeed")
+    assert "defaults" not in said.err  # the file states its batches by other keys than the trainer's
     words = f"{file} max_length=512 model_name_or_path=meta-llama/Llama-3.2-1B"
     assert run(monkeypatch, "predict", "--from", words, "--gpus", "h100:8", "--json") == 0
     assert json.loads(capsys.readouterr().out)["model"] == "llama3.2-1b"
@@ -74,6 +76,8 @@ def test_what_a_config_leaves_out_is_given_beside_it(
     [
         (("predict", "--from", "FILE"), "needs a machine: add --gpus h100:64"),
         (("predict", "tiny", "h100:8", "--from", "FILE", "--gpus", "h100:8"), "leave out 'h100:8'"),
+        (("predict", "tiny", "h100:8", "dp8", "--seq", "1k", "--seq=2k"), "--seq is given 2 times: give it once"),
+        (("compare", "tiny", "h100:8", "dp8", "--precision", "bf16", "--precision", "fp8"), "or --precisions with all"),
         (("predict", "--from", "a.json 'b", "--gpus", "h100:8"), "No closing quotation; close the quotes"),
         (("predict", "tiny", "h100:8", "dp8", "--gpus", "h100:8"), "is valid with --from FILE only"),
         (("predict", "--from", "FILE", "--gpus", "h100"), "does not say on how many GPUs it runs"),

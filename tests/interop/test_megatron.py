@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.interop.format import ConfigPlan, Overrides
-from fivefold.interop.megatron.emit import arguments
+from fivefold.interop.megatron.emit import emit_arguments
 from fivefold.interop.megatron.to_job import parse_stages
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -374,7 +374,7 @@ def test_numbers_are_of_the_types_that_megatron_parses() -> None:
     written = []
     for plan in plans("megatron-core", count=60, seed=5):
         with suppress(UserError):  # not all that the stack runs can be written
-            written.append(arguments(plan))
+            written.append(emit_arguments(plan))
     assert len(written) > 20
     for values in written:
         floats = {name for name, value in values.items() if isinstance(value, float)}

@@ -30,7 +30,7 @@ def render(run: RunEstimate) -> RenderableType:
 
 def test_the_page_of_a_run_adds_up() -> None:
     text = to_text(render(RUN), width=120)
-    assert "11.0 days (10.5 days to 15.0 days), 1,000 steps of 14 min 24 s\n" in text
+    assert "11.0 days (50 % interval 10.5 days to 15.0 days), 1,000 steps of 14 min 24 s\n" in text
     parts = ("training", "evaluation  ", "checkpoints", "restarts", "repeated")
     lines = [line for line in text.splitlines() if line.startswith(parts) and ("days" in line or " h " in line)]
     shares = [float(line.split("%")[0].split()[-1]) for line in lines]

@@ -52,6 +52,8 @@ HOST = re.compile(r"oom[_-]kill event|Kill(?:ed)? process", re.IGNORECASE)  # by
 DEVICE = re.compile(r"\b(GPU|XPU|MIG|NPU) ?(\d{1,4})")
 SLACK = 64 * MIB  # least memory of a context next to the pools of its process
 SMALLER = "take a smaller micro-batch, shorter sequences, or kernels that do not hold all scores or logits at once"
+LOSS = re.compile(r"cross_?entropy|logits|ForCausalLMLoss|loss_utils|nll_loss|log_softmax", re.IGNORECASE)
+LOSS_FRAMES = 4  # innermost frames, of which one may be of the loss
 PHASES = {
     "update": "the optimizer's step",
     "backward": "the backward",
@@ -308,4 +310,11 @@ def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
             f"tensors fill it: {show_bytes(missing_bytes)} more are needed, and {show_bytes(allocated)} are in use; "
         )
         causes.append(Cause(f"{reason}--against MODEL MACHINE LAYOUT says what should be there, and what would fit"))
+    if any(LOSS.search(f"{frame.file} {frame.function}") for frame in message.stack[:LOSS_FRAMES]):
+        reason = (
+            "it is in the loss: logits take micro-batch · sequence · vocabulary · 4 bytes in fp32, for the forward, "
+            "the softmax and the gradient each; "
+        )
+        advice = "a loss that is fused or computed in chunks (Liger, cut cross-entropy), or a smaller micro-batch"
+        causes.insert(0, Cause(reason, advice))
     return causes

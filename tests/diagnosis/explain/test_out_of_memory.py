@@ -78,6 +78,25 @@ def test_published_reports_are_explained(source: str) -> None:
     assert sum(memory.parts.values()) == pytest.approx(capacity, rel=0.01), "who holds what adds up to the device"
 
 
+def test_logits_of_the_loss_are_named() -> None:
+    text = """Traceback (most recent call last):
+  File "/app/train.py", line 212, in train_step
+    loss = model(input_ids, labels=labels).loss
+  File "/site-packages/transformers/loss/loss_utils.py", line 47, in ForCausalLMLoss
+    logits = logits.float()
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has a total capacity of 79.19 GiB of \
+which 5.21 GiB is free. Including non-PyTorch memory, this process has 73.97 GiB memory in use. Of the allocated \
+memory 70.15 GiB is allocated by PyTorch, and 2.02 GiB is reserved by PyTorch but unallocated.
+"""
+    result = explain(text, files=("log.txt",))
+    assert result is not None
+    assert result.findings[0].startswith("it is in the loss: logits take")
+    assert result.change.startswith("a loss that is fused or computed in chunks")
+    in_model = explain(text.replace("loss_utils.py", "linear.py").replace("ForCausalLMLoss", "forward"), files=("x",))
+    assert in_model is not None
+    assert "logits" not in in_model.findings[0]
+
+
 def test_a_container_sees_its_own_process_by_another_number() -> None:
     """FoundationVision/GenerateU#10: 14.06 + 0.32 GiB of 14.52 are its own; of a true neighbour they would not be."""
     text = (
