@@ -121,8 +121,16 @@ def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
     return tuple(patterns)
 
 
+# Names that leave out what the catalog's have.
+SHORT_NAMES = {
+    "Nemotron 3 Nano": "nemotron3-nano-30b-a3b",
+    "Nemotron V3 Nano 30B": "nemotron3-nano-30b-a3b",
+}
+
+
 def find_model(text: str) -> Model:
     """Return the catalog's model in ``Llama 3.1 70b 24.09``, ``LLAMA3_70B``, ``Qwen3_30B_a3B``."""
+    text = SHORT_NAMES.get(text.replace("_", " "), text)
     match = next((name for name, pattern in _model_patterns() if pattern.fullmatch(text)), None)
     if match is None:
         raise UserError(f"model {text!r} is not in our catalog")

@@ -3,7 +3,7 @@
     share = rows scored / (rows scored + rows with all facts that we cannot express)
 
 facts   the source does not print what a prediction needs, contradicts itself, or measured nothing
-other   work that is out of scope: adapters, state-space layers, encoders, TPUs and their compilers
+other   work that is out of scope: adapters, encoders, TPUs and their compilers
 words   all facts are there, but a layout, stack or catalog has no keyword for one of them
 """
 
@@ -34,7 +34,6 @@ OTHER = (
     ADAPTERS,
     dgxc_benchmarking.XLA,
     finetune_memory.ENCODER,
-    megatron_bridge_perf.HYBRID,
     misc_throughput.TPU,
 )
 WORDS = (
@@ -42,6 +41,7 @@ WORDS = (
     finetune_memory.EARLY_UPDATE,
     finetune_memory.FLAT_GRADIENTS,
     kempnerforge.WHOLE_EXPERTS,
+    megatron_bridge_perf.ATTENTION_ALONE,
     kempnerforge.SAME_TOKENS,
     megatron_bridge_perf.EMPTY_STAGE,
     megatron_bridge_perf.OFFLOADED,

@@ -38,7 +38,7 @@ from fivefold.stack.spec import Stack
 
 XLA = "XLA schedules and recomputes by its own rules (MaxText's save_qkv_proj, PaxML's policy is not stated)"
 UNKNOWN_MODEL = {
-    "Nemotron-H": "state-space layers are no part of our models",
+    "Nemotron-H": "Nemotron-H 56B is not in our catalog",
     "LLAMA4": "dense and mixture layers alternate, with chunked attention: no part of our models",
     "Deepseek": "a multi-token prediction module, and what is recomputed is not stated",
 }

@@ -37,7 +37,7 @@ from benchmarks.published.convert import (
     read,
 )
 from benchmarks.published.readers.megatron_bridge_perf import (
-    HYBRID,
+    NEMOTRON,
     UNKNOWN_RECOMPUTE,
     precision_of,
     read_recipe_recomputation,
@@ -54,6 +54,7 @@ from fivefold.units import GIB
 SOURCE = "megatron_bridge_memory"
 NOT_TUNED = "a functional run of a model card, whose recomputation and precision are not stated"
 NO_SETUP = "the study prints neither GPUs nor batch"
+NO_GRAPHS = "which parts of a layer its CUDA graphs hold is not printed"
 
 # moonshotai/Moonlight-16B-A3B config.json, where it differs from DeepSeek-V2-Lite.
 MOONLIGHT = {"name": "moonlight-16b-a3b", "ffn": 11_264, "vocab": 163_840, "positions": 8192}
@@ -69,6 +70,8 @@ MODULES = RECOMPUTED | {
     "selective: core_attn + expandable_segments": "selective",
     "selective: mlp": "mlp",
     "selective: moe_act": "act",
+    "selective: moe": "moe+shared",
+    "selective: moe, layernorm": "moe+shared+norm",
     "selective: mla_up_proj, mlp": "up+rope+mlp",
 }
 
@@ -77,8 +80,6 @@ def _rule(row: Row) -> str:
     name, table = row["model"], row["table"]
     if table.startswith("model card"):
         return _card_rule(name, row)
-    if "Nemotron" in name:
-        return HYBRID
     if "LoRA" in name:
         return ADAPTERS
     if name == "not named":
@@ -114,7 +115,10 @@ def _case(row: Row) -> Case:
         overlap = (*build_stack("megatron-core").overlap, *(("ep",) if pairs else ()))
         stack = stack.replace(cuda_graphs="none", dispatcher="all_to_all", pairs=pairs, overlap=overlap)
     recipe = use_16bit_gradients(precision_of(row["precision"], chip=on))
-    return _make_case(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
+    made = _make_case(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
+    if model.name != NEMOTRON:
+        return made
+    return made._replace(step_seconds=None, left_out=(("time", NO_GRAPHS),), held_out=True)  # as megatron_bridge_perf
 
 
 def _moonlight(row: Row) -> Case:

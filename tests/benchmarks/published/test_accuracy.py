@@ -43,8 +43,10 @@ BOUNDS = {
     ("dgxc_benchmarking", "time"): 4.5,
     ("megatron2021", "time"): 10.5,
     ("megatron_bridge_perf", "time"): 10.0,
+    ("megatron_bridge_perf", "time, held out"): 22.5,
     ("megatron_bridge_memory", "time"): 11.5,
     ("megatron_bridge_memory", "peak"): 6.5,
+    ("megatron_bridge_memory", "peak, held out"): 4.0,
     ("ultrascale_playbook", "time"): 15.5,  # one row of 15 at -62 %
     ("ultrascale_playbook", "peak"): 8.0,
     ("kempnerforge", "time"): 12.0,
@@ -181,7 +183,7 @@ def test_the_page_says_what_share_of_the_rows_with_all_facts_is_scored(report: R
     table = "".join(exclusions.markdown(result)).rstrip("\n")
     assert_or_freeze(PAGE, table, begin="| source | scored |", end="\n\n")
     scored, words = (sum(item[at] for item in result) for at in (1, -1))
-    assert scored / (scored + words) >= 0.95
+    assert scored / (scored + words) >= 0.93  # 22 rows are of Nemotron 3 Super and later, which the catalog lacks
     told = {item.rule for item in report.excluded}
     assert {*exclusions.OTHER, *exclusions.WORDS} <= told  # none that no row breaks
     rows = {(score.source, score.row.partition(" ")[0]) for score in (*report.scores, *report.excluded)}

@@ -28,8 +28,8 @@ def cases(source: str) -> dict[str, Case]:
     [
         (nemo_perf, 12, 18),
         (dgxc_benchmarking, 124, 51),
-        (megatron_bridge_perf, 142, 70),
-        (megatron_bridge_memory, 15, 69),
+        (megatron_bridge_perf, 149, 63),
+        (megatron_bridge_memory, 17, 67),
         (deepseek_v3, 1, 4),
     ],
 )
@@ -98,11 +98,15 @@ def test_facts_of_the_hydra_files() -> None:
 
 @pytest.mark.slow
 def test_bridge_counts_visible_pairs() -> None:
-    """Where token rates are not rounded: not the .01 releases and 26.08. GPT-OSS counts windows only since 26.06."""
+    """Where token rates are not rounded: not the .01 releases and 26.08. GPT-OSS counts windows only since 26.06.
+
+    Of Nemotron 3 Nano it counts 7 % more FLOPs than ours.
+    """
     exact = {
         row["row_id"]: float(row["implied_flops_per_token"])
         for row in rows("megatron_bridge_perf")
-        if ".01" not in row["release"] and "26.08" not in row["release"] and "OSS" not in row["model"]
+        if not any(part in row["release"] for part in (".01", "26.08"))
+        and not any(part in row["model"] for part in ("OSS", "Nemotron"))
     }
     result = {row: case for row, case in cases("megatron_bridge_perf").items() if row in exact}
     assert len(result) > 60
