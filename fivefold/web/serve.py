@@ -7,12 +7,14 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import uvicorn
 
 from fivefold.record import UserError
-from fivefold.web.app import create
+from fivefold.web.app import FIRST, create
 
 HOST = "127.0.0.1"
 
@@ -25,6 +27,7 @@ def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[
     port = listener.getsockname()[1]
     address = f"http://{HOST}:{port}/"
     say(f"{address} shows {folder.resolve()}; end it with Ctrl-C")
+    threading.Thread(target=_request_first_page, args=[port], daemon=True).start()
     if browser:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     config = uvicorn.Config(
@@ -38,6 +41,15 @@ def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[
     )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _request_first_page(port: int) -> None:
+    """Request the first page once: the browser then finds the catalogs and templates loaded."""
+    with suppress(OSError, HTTPException):
+        connection = HTTPConnection(HOST, port, timeout=30)
+        connection.request("GET", FIRST)
+        connection.getresponse().read()
+        connection.close()
 
 
 def _listen(port: int) -> socket.socket:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from fivefold.rendering.drawing.plot import SIDE, plot, ticks
+from fivefold.rendering.drawing.plot import SIDE, plot, show_tick, ticks
 from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
 
@@ -51,7 +51,7 @@ def draw_lines(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_
         label=label,
         height=HEIGHT,
         x=[((item - first) / (last - first), f"{item:g}") for item in ticks(last, first=first, about=6)],
-        y=[(1 - (item - low) / (high - low), f"{item:.6g}") for item in ticks(high, first=low)],
+        y=[(1 - (item - low) / (high - low), show_tick(item)) for item in ticks(high, first=low)],
         x_title=x_title,
         y_title=y_title,
         over=join_elements(dots),

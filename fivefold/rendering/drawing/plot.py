@@ -10,6 +10,7 @@ from math import ceil, floor, log10
 
 from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
+from fivefold.units import show_count
 
 SIDE = 1000.0
 MARGINS = {7: "", 12: "named", 29: "long"}  # maximum letters of a row's name → class of the margin
@@ -23,6 +24,14 @@ def ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[float]:
     power = 10.0 ** floor(log10(span / about))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * about >= span * 0.999)
     return [factor * step for factor in range(ceil(first / step - 1e-9), floor(last / step + 1e-9) + 1)]
+
+
+def show_tick(value: float) -> str:
+    """Format the number of a tick: ``1500000`` → ``"1.5 M"``."""
+    if abs(value) < 1e5:
+        return f"{value:.6g}"
+    number, _, unit = show_count(value).partition(" ")
+    return f"{float(number):g} {unit}"
 
 
 def room(names: Iterable[str]) -> str:
