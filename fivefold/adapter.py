@@ -25,7 +25,8 @@ Rank = Annotated[int, Field(ge=1, le=2**16)]
 
 ALL_LINEAR = "all-linear"
 # Linear layers of a block by the names of Hugging Face's Llama and DeepSeek, as peft's ``target_modules`` lists them:
-# those of attention, MLPs and shared experts. Routed experts and their router are none of them.
+# those of attention, with an output gate as Laguna names it, MLPs and shared experts. Routed experts and their router
+# are none of them.
 TARGETS: dict[str, tuple[str, ...]] = {
     "q_proj": ("attention.q",),
     "q_a_proj": ("attention.q_down",),
@@ -34,6 +35,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "kv_b_proj": ("attention.kv_up",),
     "k_proj": ("attention.k",),
     "v_proj": ("attention.v",),
+    "g_proj": ("attention.gate",),
     "o_proj": ("attention.out",),
     "gate_proj": ("mlp.gate", "moe.shared.gate"),
     "up_proj": ("mlp.up", "moe.shared.up"),

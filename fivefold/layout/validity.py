@@ -599,7 +599,11 @@ def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
             "a model that only attends",
         ),
         (bool(model.feed_forwards), f"layers of {model.name} without a feed-forward", "a model whose layers have both"),
-        (model.output_gate, f"the output gate of attention of {model.name}", "a model without one"),
+        (
+            model.mla is not None and model.mla.gates_queries,
+            f"queries and gates of {model.name} that read a joined latent",
+            "a model without them",
+        ),
         (model.hyper_connections is not None, f"hyper-connections of {model.name}", "a model with one residual stream"),
         (recipe.is_low_precision, f"precision {recipe.name}", "bf16"),
         (not find_cost(job.optimizer.kind).elementwise, f"optimizer {job.optimizer.kind}", "adamw"),

@@ -208,15 +208,13 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _model(chance, frame)
         layout = _layout(chance, frame, model)
         job = _job(chance, layout)
-        if frame.adapted:  # adapters are not modelled with the others, nor with gates of attention
-            gates = _draw_gate_fields(random.Random(f"{number} gates"), model)
-            model = model.replace(**gates | {"output_gate": False})
+        if frame.adapted:  # adapters are not modelled with the others
+            model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
         else:
             model = _with_other_mixers_and_heads(chance, number, model, layout=layout)
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
         model = model.replace(**_draw_position_fields(random.Random(f"{number} positions"), model))
-        sums = _draw_sum_fields(random.Random(f"{number} sums"), model)
-        model = model.replace(**sums | ({"output_gate": False, "gate_per_head": False} if frame.adapted else {}))
+        model = model.replace(**_draw_sum_fields(random.Random(f"{number} sums"), model))
         model = model.replace(**_draw_end_fields(random.Random(f"{number} ends"), model))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
@@ -250,7 +248,8 @@ def _is_supported_with(adapter: Adapter, case: Drawn) -> bool:
 
 def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     """Return the case with an adapter; drawn apart, so that the case is the same without it."""
-    targets = chance.choice((("all-linear",), tuple(chance.sample(tuple(TARGETS), chance.randint(1, 4)))))
+    linears = tuple(target for target in TARGETS if target != "g_proj" or case.model.output_gate)
+    targets = chance.choice((("all-linear",), tuple(chance.sample(linears, chance.randint(1, 4)))))
     adapter = Adapter(rank=chance.randint(1, 5), targets=targets, rank_stabilized=chance.random() < 0.3)
     adapter = adapter.replace(dropout=chance.choice((0.0, 0.0, 0.25)))
     if not adapter.dropout and chance.random() < 0.5:

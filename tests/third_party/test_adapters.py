@@ -259,6 +259,17 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "deepseek_v2": LATENT | {"q_lora_rank": None, "aux_loss_alpha": 0.0},
     "deepseek_v3": LATENT | {"q_lora_rank": 14},
+    "laguna": {
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+        "head_dim": 12,
+        "gating": "per-head",
+        "num_attention_heads_per_layer": [4, 4, 4],
+        "layer_types": ["full_attention"] * 3,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    },
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 COMPRESSED = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
@@ -284,6 +295,8 @@ def base_of_mixture(path: Path, family: str) -> Path:
         ("qwen2_moe", Adapter(rank=4, targets=(*ATTENTION, "gate_proj", "up_proj", "down_proj"))),
         ("qwen2_moe", Adapter(rank=4, targets=("down_proj",))),
         ("gpt_oss", Adapter(kind="dora", rank=4, targets=ATTENTION)),
+        ("laguna", Adapter(rank=4, targets=(*ATTENTION, "g_proj"))),  # an output gate of attention
+        ("laguna", Adapter(rank=4, targets=("q_proj", "v_proj"))),
         ("deepseek_v2", Adapter(rank=4, targets=("q_proj", "kv_a_proj_with_mqa", "kv_b_proj"))),
         ("deepseek_v3", Adapter(rank=4, targets=COMPRESSED)),
         ("deepseek_v3", Adapter(rank=4, targets=COMPRESSED, dropout=0.3)),

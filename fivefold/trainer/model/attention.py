@@ -242,7 +242,7 @@ class LatentAttention(_Attention):
             (kv,) = project(self.run, "attention.down", x_RD, self.kv_down, keys_B=keys_B)
         else:
             if self.gate is not None:
-                gate = self.run("attention.gate", self.gate, x_RD)
+                (gate,) = project(self.run, "attention.gate", x_RD, self.gate, keys_B=keys_B)
             latent, kv = project(self.run, "attention.down", x_RD, self.q_down, self.kv_down, keys_B=keys_B)
             latent = self.run("attention.q_norm", self.q_norm, latent)
             (q,) = project(self.run, "attention.q_up", latent, self.q_up, keys_B=keys_B)

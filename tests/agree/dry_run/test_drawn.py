@@ -167,6 +167,31 @@ def test_adapters_of_mixtures_are_counted(number: int, mixture: str, text: str, 
     assert list_miscounts(Drawn(number, MIXTURES[mixture], Layout.parse(text), job)) == []
 
 
+GATED = DENSE.replace(output_gate=True, qkv_bias=True)
+GATES = {
+    "gates": GATED,
+    "gates of heads": GATED.replace(gate_per_head=True, gate_activation="softplus"),
+    "latent gates": DENSE.replace(mla=COMPRESSED, output_gate=True),
+}
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("gates", "text", "adapter"),
+    mark_share(
+        2,
+        [
+            ("gates", "tp2 mbs1", Adapter(rank=3, targets=("q_proj",))),
+            ("gates of heads", "tp2 mbs1", Adapter(kind="dora", rank=3, targets=("g_proj",))),
+            ("latent gates", "tp2 mbs1", Adapter(rank=3)),
+            ("latent gates", "dp1 mbs2", Adapter(rank=3, targets=("o_proj",))),
+        ],
+    ),
+)
+def test_adapters_next_to_output_gates_are_counted(number: int, gates: str, text: str, adapter: Adapter) -> None:
+    assert list_miscounts(Drawn(number, GATES[gates], Layout.parse(text), FP32.replace(adapter=adapter))) == []
+
+
 def test_adafactor_has_means_of_norm_biases_of_each_head() -> None:
     model = DENSE.replace(norm="layernorm", qk_norm="heads")
     job = FP32.replace(optimizer=Optimizer(kind="adafactor"))
@@ -202,8 +227,6 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "experts": ("dpo", "nosp", "sub-norms", "xielu"),
     "full qk norm": ("sliding geometry", "unit qk norm"),
     "gated delta net": ("adapters", "documents", "ring"),
-    "gate by softplus": ("adapters",),
-    "gate of heads": ("adapters",),
     "gated shared expert": ("dpo", "nosp", "sub-norms", "xielu"),
     "half layers": ("adapters",),
     "mamba": ("adapters", "documents", "ring"),
@@ -254,7 +277,6 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "learned positions": ("bias by distance", "no positions"),
     "mtp": ("adapters", "dpo", "sft"),
     "not all rotate": ("bias by distance", "learned positions", "no positions", "odd heads", "offset positions"),
-    "output gate": ("adapters",),
     "parallel block": ("half layers", "norms by mixer", "post norm"),
     "pattern of experts": ("dpo", "nosp", "sub-norms", "xielu"),
     "xielu": ("ep", "etp"),
