@@ -599,6 +599,7 @@ def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
             "a model that only attends",
         ),
         (bool(model.feed_forwards), f"layers of {model.name} without a feed-forward", "a model whose layers have both"),
+        (model.head_transform is not None, f"the matrix before the head of {model.name}", "a model without it"),
         (
             model.mla is not None and model.mla.gates_queries,
             f"queries and gates of {model.name} that read a joined latent",

@@ -230,6 +230,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "gated shared expert": ("dpo", "nosp", "sub-norms", "xielu"),
     "half layers": ("adapters",),
     "mamba": ("adapters", "documents", "ring"),
+    "matrix before the head": ("adapters",),
     "mamba2": ("adapters", "documents", "ring"),
     "rg lru": ("adapters", "documents", "ring", "xielu"),
     "kimi delta": ("adapters", "documents", "ring"),
