@@ -42,7 +42,7 @@ def test_the_page_of_a_run_adds_up() -> None:
     tight = RUN.replace(capacity_bytes=2**30, risk=0.3)
     assert "but it is tight: 1.00 GiB of 1.00 GiB, 30 % risk of running out" in to_text(render(tight), width=200)
     small = RUN.replace(capacity_bytes=2**29, risk=1.0, kwh=None, dollars=None)
-    assert "does not fit: 1.00 GiB of 512.00 MiB" in to_text(render(small), width=120)
+    assert "does not fit: 1.00 GiB of 512.00 MiB" in to_text(render(small), width=140)
     assert "MWh" not in to_text(render(small), width=120)
 
 
