@@ -23,6 +23,7 @@ from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 EQUAL_DIFFERENCE = 0.02  # relative difference below which two predictions are considered equal
 BESIDE = 4  # maximum number of variants shown as columns
 FREE_MEMORY = "free memory"
+WITHOUT_CHANGE = (FREE_MEMORY, "risk of out of memory")  # a relative change of what may be near zero says nothing
 MAIN = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE_MEMORY, "cost of 1 T tokens")
 TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
@@ -184,7 +185,7 @@ def list_equal(comparison: Comparison) -> list[str]:
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
-    shows_relative = relative and row.name != FREE_MEMORY
+    shows_relative = relative and row.name not in WITHOUT_CHANGE
     for value, relative_value, best in zip(row.values, row.relative_values, row.is_best, strict=True):
         change = (
             f" ({relative_value:+.1%})" if shows_relative and relative_value and abs(relative_value) > EQUAL else ""
