@@ -14,7 +14,14 @@ from math import ceil, log2
 from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import count_image_tokens, describe_assumed_batch, describe_uncounted, is_legal, refuse
+from fivefold.layout.validity import (
+    count_image_tokens,
+    describe_assumed_batch,
+    describe_uncounted,
+    is_legal,
+    refuse,
+    validate_job,
+)
 from fivefold.layout.where import ANY
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -169,6 +176,7 @@ def fewest_gpus(
     Tried are powers of two and all ranks, then multiples of a node below the first of them that fits. A number is
     taken not to fit, and named, if no layout is found to fit within a work limit. ``report`` is called with progress.
     """
+    validate_job(model, job)
     most, least = machine.ranks, _min_ranks(model, machine, job)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     fitting, undecided = dict[int, Layout](), list[int]()
@@ -267,6 +275,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     layout is the first that was found to
     fit, made faster by single changes: a search for the fastest at the edge of the memory takes many times as long.
     """
+    validate_job(model, job)
     fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
     work_between = SearchWork(exact_units=MODEL_UNITS)
 

@@ -56,6 +56,12 @@ def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
     assert not fits(layout.replace(mbs=2 * size))
 
 
+def test_a_job_that_does_not_fit_the_model_is_refused_before_layouts_are_tried() -> None:
+    for question in (questions.fewest_gpus, questions.largest_model):
+        with pytest.raises(UserError, match="images=4: small has no vision tower that is read; leave images out"):
+            question(model=SMALL, machine=NODE, job=Job(global_batch=8, images=4))
+
+
 def test_a_micro_batch_that_the_global_batch_limits_says_so() -> None:
     layout, job = Layout.parse("dp8 zero3 mbs1"), Job(sequence=4096)
     limited = questions.largest_micro_batch(model=LLAMA, machine=NODE, job=job, layout=layout)
