@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from fivefold.record import UserError
 
@@ -17,10 +17,10 @@ class StrictCommand(TyperCommand):
         words = args[: args.index("--")] if "--" in args else args
         names = {name for option in self.params for name in option.opts}
         for option in self.params:
-            if option.param_type_name != "option" or getattr(option, "multiple", False) or option.nargs != 1:
+            if not isinstance(option, TyperOption) or option.multiple or option.is_flag or option.nargs != 1:
                 continue
             repeats = [word for word in words if word.partition("=")[0] in option.opts]
-            if len(repeats) > 1 and not getattr(option, "is_flag", False):
+            if len(repeats) > 1:
                 name = repeats[0].partition("=")[0]
                 several = f", or {name}s with all values" if f"{name}s" in names else ""
                 raise UserError(f"{name} is given {len(repeats)} times: give it once{several}")

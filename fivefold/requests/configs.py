@@ -6,9 +6,9 @@ Keys without effect, and keys read as the nearest setting that is modelled, are 
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.record import UserError
@@ -43,7 +43,7 @@ def load_config(words: Sequence[str], asked: Overrides, *, ignore: Iterable[str]
     """
     from fivefold.interop.read import read
 
-    if len(words) == 1 and len(words[0].split()) > 1 and not Path(words[0]).exists():
+    if len(words) == 1 and len(words[0].split()) > 1 and not os.path.exists(words[0]):  # False, too, if it is too long
         words = _split(words[0])
     reading = read(words, asked)
     origin = str(words[0])

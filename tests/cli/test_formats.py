@@ -66,6 +66,12 @@ def test_what_a_config_leaves_out_is_given_beside_it(
     step = json.loads(said.out)
     assert (step["model"], step["layout"], step["stack"]) == ("tiny", "dp8 zero3 mbs1", "deepspeed")
     assert "defaults" not in said.err  # the file states its batches by other keys than the trainer's
+    line = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 "
+    line += "--seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 8 --bf16 "
+    line += "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --vocab-size 32000"
+    assert len(line) > 255  # more than a file's name may have
+    assert run(monkeypatch, "predict", "--from", line, "--gpus", "h100:8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["layout"] == "dp8 zero0 mbs1"
     words = f"{file} max_length=512 model_name_or_path=meta-llama/Llama-3.2-1B"
     assert run(monkeypatch, "predict", "--from", words, "--gpus", "h100:8", "--json") == 0
     assert json.loads(capsys.readouterr().out)["model"] == "llama3.2-1b"
