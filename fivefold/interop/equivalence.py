@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from fivefold.adapter import Adapter
-from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_targets
 from fivefold.update import LearningRate
 
 
 def fit_free_fields(model: Model, read_model: Model) -> Model:
-    """Copy from ``found`` into ``model`` what costs nothing: the scaling of positions and the balancing of experts."""
+    """Copy from ``read_model`` what costs nothing: the scaling of positions and the balancing of experts."""
     model = model.replace(rope_scaling=read_model.rope_scaling)
     if model.moe is None or read_model.moe is None:
         return model
     moe = model.moe.replace(balance=read_model.moe.balance, aux_coefficient=read_model.moe.aux_coefficient)
-    if _shared_width(moe) == _shared_width(
-        read_model.moe
-    ):  # several shared experts cost as much as one of their total width
+    if moe.shared_width == read_model.moe.shared_width:  # several experts cost as much as one of their width
         moe = moe.replace(shared_experts=read_model.moe.shared_experts, shared_ffn=read_model.moe.shared_ffn)
     return model.replace(moe=moe)
 
@@ -41,7 +38,3 @@ def resolve_adapter(adapter: Adapter | None, model: Model) -> Adapter | None:
 def divide_rates(min_rate: float, peak: float) -> float:
     """Return the floor of a schedule as a share of its peak, rounded so that no error of the division remains."""
     return min(1.0, float(f"{min_rate / peak:.12g}"))
-
-
-def _shared_width(moe: MoE) -> int:
-    return moe.shared_experts * (moe.shared_ffn or moe.ffn)

@@ -336,13 +336,14 @@ def _batch(layout: Layout, job: Job) -> Iterator[str]:
 
 def _tensor(layout: Layout, model: Model, machine: Machine | None) -> Iterator[str]:
     experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
+    shared_width = model.moe.shared_width if model.moe else 0
     ranks = layout.dp * layout.cp * layout.tp // layout.etp
     largest = min(model.heads, machine.ranks) if machine else model.heads
     tp = _suggest_degrees("tp", layout.tp, lambda n: is_divisible_by_tp(model, n), most=largest)
     for axis, name, size, fix in (
         ("tp", "heads", model.heads, tp),
         ("tp", "ffn", model.ffn, tp),
-        ("tp", "ffn of shared experts", _shared_ffn(model), tp),
+        ("tp", "ffn of shared experts", shared_width, tp),
         (
             "ep",
             "experts",
@@ -382,7 +383,8 @@ def _divides_attention(model: Model, tp: int) -> bool:
     shapes = model.attention_shapes
     heads_fit = not any(shape.heads % tp or max(shape.kv_heads, tp) % min(shape.kv_heads, tp) for shape in shapes)
     replicates = tp > min(shape.kv_heads for shape in shapes)  # of unlike layers each has its own groups of replicas
-    return heads_fit and not ((len(shapes) > 1 and replicates) or model.ffn % tp or _shared_ffn(model) % tp)
+    shared_width = model.moe.shared_width if model.moe else 0
+    return heads_fit and not ((len(shapes) > 1 and replicates) or model.ffn % tp or shared_width % tp)
 
 
 def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | None:
@@ -419,11 +421,6 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
             + (f"tp{model.kv_heads}x{layout.tp // model.kv_heads}" if layout.tp % model.kv_heads == 0 else str(flat))
         )
     return None
-
-
-def _shared_ffn(model: Model) -> int:
-    moe = model.moe
-    return moe.shared_experts * (moe.shared_ffn or moe.ffn) if moe else 0
 
 
 def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

@@ -135,6 +135,11 @@ class MoE(Record):
         return self
 
     @property
+    def shared_width(self) -> int:
+        """Return the width of all shared experts of a layer together, 0 if it has none."""
+        return self.shared_experts * (self.shared_ffn or self.ffn)
+
+    @property
     def choices(self) -> int:
         """Return the number of experts that the router chooses from."""
         return self.experts + self.identity_experts

@@ -297,7 +297,7 @@ def _experts(model: ModelShape) -> Iterator[Weight]:
     if moe.shared_experts:
         if moe.shared_gate:
             yield Weight("moe.shared_gate.weight", (1, width), "router")
-        yield from _mlp(model, "moe.shared", moe.shared_experts * (moe.shared_ffn or moe.ffn))
+        yield from _mlp(model, "moe.shared", moe.shared_width)
 
 
 @lru_cache(maxsize=256)

@@ -250,7 +250,7 @@ def _to_integer(theta: float) -> int:
 
 
 def _emit_experts(moe: MoE, layers: int) -> dict[str, Any]:
-    dense, shared = moe.dense_layers, moe.shared_experts * (moe.shared_ffn or moe.ffn)
+    dense, shared = moe.dense_layers, moe.shared_width
     is_aux_free = moe.balance == "free"
     return {
         "num_experts": moe.experts,

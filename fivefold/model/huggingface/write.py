@@ -216,7 +216,7 @@ def _list_expert_fields(model: Model, moe: MoE) -> dict[str, Any]:
         "num_experts_per_tok": moe.topk,
         "moe_intermediate_size": moe.ffn,
         "n_shared_experts": moe.shared_experts,
-        "shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn),
+        "shared_expert_intermediate_size": moe.shared_width,
         "first_k_dense_replace": moe.dense_layers,
         "mlp_only_layers": [layer for layer, routes in enumerate(routed) if not routes],
         "mlp_layer_types": ["sparse" if routes else "dense" for routes in routed],

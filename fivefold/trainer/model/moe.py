@@ -119,7 +119,7 @@ class Moe(nn.Module):
         self.scale: float | None = None  # factor of the auxiliary loss, set by the trainer: 1 / tokens of a step
         self.router = Router(model)
         self.experts = Experts(model)
-        ffn = model.moe.shared_experts * (model.moe.shared_ffn or model.moe.ffn)
+        ffn = model.moe.shared_width
         self.shared = Mlp(model, ffn=ffn, name="moe.shared") if ffn else None
         self.shared_gate = SharedGate(model.width) if model.moe.shared_gate else None
         self.register_buffer("bias", torch.zeros(model.moe.experts, dtype=torch.float32))

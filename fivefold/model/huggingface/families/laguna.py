@@ -68,7 +68,7 @@ def _write_laguna(model: Model) -> dict[str, Any]:
         **decoder.write_rope_tables(model),
         "num_attention_heads_per_layer": [model.attention(layer).heads for layer in range(model.layers)],
         "gating": "per-head" if model.gate_per_head else "per-element",
-        **({"shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn)} if moe else {}),
+        **({"shared_expert_intermediate_size": moe.shared_width} if moe else {}),
     }
 
 

@@ -77,7 +77,7 @@ def _write_layers(model: Model) -> dict[str, Any]:
             "time_step_min": net.min_step,
         }
     )
-    shared = {"moe_shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn)} if moe else {}
+    shared = {"moe_shared_expert_intermediate_size": moe.shared_width} if moe else {}
     return {"layers_block_type": kinds, "num_hidden_layers": model.layers, **states, **shared}
 
 

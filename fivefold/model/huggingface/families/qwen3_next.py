@@ -77,7 +77,7 @@ def _write_layers(model: Model) -> dict[str, Any]:
     return {
         "layer_types": [NAMES.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
         "partial_rotary_factor": model.rope_fraction,
-        **({"shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn)} if moe else {}),
+        **({"shared_expert_intermediate_size": moe.shared_width} if moe else {}),
         **write_delta_net(model),
     }
 

@@ -52,9 +52,8 @@ def experts(local: Local, source: str) -> list[Op]:
         moved_backward_bytes=(moe.computed_per_token + 1) * size,
     )
     ops = [*_router(local, source), gather]
-    ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
     ungated = "shared.whole" if moe.shared_gate else "shared"
-    shared = _mlp(local, source, ungated, name="moe.shared", ffn=ffn) if moe.shared_experts else []
+    shared = _mlp(local, source, ungated, name="moe.shared", ffn=moe.shared_width) if moe.shared_experts else []
     shared += [_shared_gate(local, source, ungated)] if moe.shared_gate else []
     if local.part.ep > 1 or local.part.etp > 1:
         dispatch_ops, expert_ops = (
