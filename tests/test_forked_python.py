@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import platform
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.forked_python import DEFAULT_TORCH_SEED, find_module, true_interpreters
+from tests.forked_python import DEFAULT_TORCH_SEED, HUGE_PAGE, _join_pages, find_module, true_interpreters
 from tests.selection import mark_share
 
 PREDICT = [sys.executable, "-m", "fivefold", "predict", "nano", "h100:8", "dp8"]
@@ -108,3 +111,16 @@ def test_a_signal_ends_it(probe: Path) -> None:
         child.stdout.readline()
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=60) == -signal.SIGTERM
+
+
+@pytest.mark.skipif(tuple(map(int, platform.release().split(".")[:2])) < (6, 1), reason="Linux 6.1 joins pages")
+def test_pages_are_joined_before_a_fork() -> None:
+    def read_huge() -> int:
+        return int(re.findall(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())[0])
+
+    with mmap.mmap(-1, 8 * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as written:
+        for page in range(0, len(written), mmap.PAGESIZE):
+            written[page] = 1
+        _join_pages()
+        joined = read_huge()
+    assert joined - read_huge() >= 7 * HUGE_PAGE // 1024

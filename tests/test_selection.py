@@ -9,6 +9,7 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture.providers import _get_local_constants
 
 from tests.selection import FAST_CASES, ProcessGuard, count_examples, find_marks, mark, mark_share
 
@@ -110,3 +111,7 @@ def test_few_of_many_examples_are_tried_and_all_by_make_endure(request: pytest.F
     assert [count_examples(100, fast=fast, long=not fast) for fast in (True, False)] == [5, 100]
     items = [pytest.Function.from_parent(request.node.parent, name="x", callobj=draws)]
     assert mark(items, fast=False, long=True) == mark(items, fast=False, long=False) == []
+
+
+def test_only_long_tests_draw_constants_of_our_modules(pytestconfig: pytest.Config) -> None:
+    assert (len(_get_local_constants()) > 0) == pytestconfig.getoption("--long")
