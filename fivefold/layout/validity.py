@@ -124,7 +124,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _vision(layout, model=model, job=job)
     yield from _mixers(layout, model, sequence=job.sequence)
     yield from _indexer(layout, model)
-    yield from _explain_unsharded_attention(layout, model)
+    yield from _explain_unsharded(layout, model)
     yield from _context(layout, model=model, job=job)
     yield from _rows(layout, model=model, job=job)
     yield from _order(layout, model)
@@ -173,6 +173,8 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
             yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
         if job.stack.attention == "unfused":
             yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
+    if model.per_layer_inputs is not None and job.precision.autocasts:
+        yield f"per-layer inputs are not counted under autocast ({job.precision.name}); take {job.precision.compute}"
     if model.hyper_connections is not None and job.precision.autocasts:
         yield f"hyper-connections are not counted under autocast ({job.precision.name}); take {job.precision.compute}"
     yield from _list_vision_mismatches(model, job)
@@ -344,6 +346,7 @@ def _tensor(layout: Layout, model: Model, machine: Machine | None) -> Iterator[s
         ("tp", "heads", model.heads, tp),
         ("tp", "ffn", model.ffn, tp),
         ("tp", "ffn of shared experts", shared_width, tp),
+        ("tp", "ffn of layers that share keys", model.shared_kv_ffn or model.ffn, tp),
         (
             "ep",
             "experts",
@@ -384,7 +387,8 @@ def _divides_attention(model: Model, tp: int) -> bool:
     heads_fit = not any(shape.heads % tp or max(shape.kv_heads, tp) % min(shape.kv_heads, tp) for shape in shapes)
     replicates = tp > min(shape.kv_heads for shape in shapes)  # of unlike layers each has its own groups of replicas
     shared_width = model.moe.shared_width if model.moe else 0
-    return heads_fit and not ((len(shapes) > 1 and replicates) or model.ffn % tp or shared_width % tp)
+    ffns = (model.ffn, model.shared_kv_ffn or model.ffn, shared_width)
+    return heads_fit and not ((len(shapes) > 1 and replicates) or any(ffn % tp for ffn in ffns))
 
 
 def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | None:
@@ -471,15 +475,25 @@ def _list_unsharded_mixers(model: Model, tp: int) -> list[tuple[str, ShardedUnit
     return [(kind, unit) for kind, unit in units.items() if tp > 1 and (unit is None or unit.number % tp)]
 
 
-def _explain_unsharded_attention(layout: Layout, model: Model) -> Iterator[str]:
-    """Yield the reasons why attention that is counted on one rank alone cannot be sharded."""
-    for is_present, feature in (
-        (model.attention_experts, "experts of attention"),
-        (model.differential, "differential attention"),
-        (model.dynamic_mask is not None, "masks from values"),
-    ):
-        if is_present and layout.tp * layout.cp > 1:
-            yield f"tp={layout.tp} and cp={layout.cp} are not counted with {feature} of {model.name}; take tp1 and cp1"
+def list_unsharded(model: Model) -> list[tuple[str, tuple[Axis, ...]]]:
+    """List what a model has that is counted on one rank of some axes alone, with these axes."""
+    features: tuple[tuple[bool, str, tuple[Axis, ...]], ...] = (
+        (model.attention_experts, "experts of attention", ("tp", "cp")),
+        (model.differential, "differential attention", ("tp", "cp")),
+        (model.dynamic_mask is not None, "masks from values", ("tp", "cp")),
+        (model.per_layer_inputs is not None, "inputs of each layer", ("tp", "pp")),  # each layer reads its part
+        (model.shared_kv_layers > 0, "keys that layers share", ("pp",)),
+    )
+    return [(feature, axes) for is_present, feature, axes in features if is_present]
+
+
+def _explain_unsharded(layout: Layout, model: Model) -> Iterator[str]:
+    """Yield the reasons why what is counted on one rank alone cannot be sharded."""
+    for feature, axes in list_unsharded(model):
+        if any(getattr(layout, axis) > 1 for axis in axes):
+            degrees = " and ".join(f"{axis}={getattr(layout, axis)}" for axis in axes)
+            verb, fix = "are" if len(axes) > 1 else "is", " and ".join(f"{axis}1" for axis in axes)
+            yield f"{degrees} {verb} not counted with {feature} of {model.name}; take {fix}"
 
 
 def _indexer(layout: Layout, model: Model) -> Iterator[str]:
@@ -603,6 +617,8 @@ def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
             "a model without them",
         ),
         (model.hyper_connections is not None, f"hyper-connections of {model.name}", "a model with one residual stream"),
+        (model.per_layer_inputs is not None, f"per-layer inputs of {model.name}", "a model without them"),
+        (model.shared_kv_layers > 0, f"keys that layers of {model.name} share", "a model without them"),
         (recipe.is_low_precision, f"precision {recipe.name}", "bf16"),
         (not find_cost(job.optimizer.kind).elementwise, f"optimizer {job.optimizer.kind}", "adamw"),
         (stack.merged_projections, f"merged projections of the stack {stack.name}", "merged_projections=false"),

@@ -38,6 +38,7 @@ from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
+from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.rope import RopeScaling
 from fivefold.model.vision import VisionTower
 from fivefold.record import Record
@@ -332,6 +333,11 @@ class ModelShape(Record):
     # attention and a Mamba-2 of ``mamba2`` read the same norm in each layer, and their outputs are added (Falcon-H1)
     joins_mamba2: bool = False
     short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
+    # last layers without keys and values: they attend to those of the last layer of their kind (sliding or not) before
+    # these (Gemma 3n, Gemma 4)
+    shared_kv_layers: int = Field(0, ge=0, le=2**12)
+    shared_kv_ffn: Ffn | None = None  # width of the MLP of those layers; None: ``ffn``
+    per_layer_inputs: PerLayerInputs | None = None  # numbers of a token for each layer (Gemma 3n, Gemma 4)
     # geometry of the layers that attend to the keys of a window alone (DeepSeek-V4)
     shared_key_attention: CompressedAttention | None = None
     # geometry of the layers that attend to the keys of a window and to all compressed keys (DeepSeek-V4)
@@ -393,6 +399,8 @@ class ModelShape(Record):
         self._check_norms()
         self._check_mixers()
         self._check_lru()
+        self._check_shared_kv()
+        self._check_per_layer_inputs()
         if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich", "post_sum"):
             raise ValueError(f"block={self.block!r} norms what experts add: leave moe.post_norm out")
         if self.moe is not None and ACTIVATIONS[self.activation].parameters:
@@ -625,6 +633,40 @@ class ModelShape(Record):
         if self.rg_lru is not None and (activation.clamps or activation.parameters):
             raise ValueError(f"rg_lru is not supported with activation={self.activation!r}: take another")
 
+    def _check_shared_kv(self) -> None:
+        """Raise ``ValueError`` for layers without keys that have none to attend to, or not as they are counted."""
+        shared = self.shared_kv_layers
+        if self.shared_kv_ffn is not None and not shared:
+            raise ValueError("shared_kv_ffn is of shared_kv_layers: give their number, or leave it out")
+        if not shared:
+            return
+        own = {self.has_window(layer) for layer in range(self.layers - shared)}
+        if missing := {self.has_window(layer) for layer in range(max(0, self.layers - shared), self.layers)} - own:
+            kind = "a sliding" if missing == {True} else "a full"
+            raise ValueError(f"shared_kv_layers={shared} leaves no layer with keys for {kind} one: lower it")
+        self._check_defaults(
+            "shared_kv_layers",
+            *("mla", "mixers", "joins_mamba2", "differential", "attention_experts", "dynamic_mask", "qkv_clip", "mtp"),
+            *("qk_norm_after_rope", "multipliers", "attention_sinks"),
+        )
+        if self.qk_norm == "full" or (self.shared_kv_ffn is not None and self.moe is not None):
+            raise ValueError("shared_kv_layers is not supported with qk_norm='full', or with moe and shared_kv_ffn")
+
+    def _check_per_layer_inputs(self) -> None:
+        """Raise ``ValueError`` for what is not counted with inputs of each layer."""
+        if self.per_layer_inputs is None:
+            return
+        if self.block not in ("pre", "sandwich"):
+            raise ValueError(f"per_layer_inputs is not supported with block={self.block!r}: take 'pre' or 'sandwich'")
+        fields = ("hyper_connections", "feed_forwards", "mtp", "residual_by_depth", "dropout", "vision")
+        self._check_defaults("per_layer_inputs", *fields)
+
+    def _check_defaults(self, feature: str, *fields: str) -> None:
+        """Raise ``ValueError`` for the first of ``fields`` that is given, which ``feature`` is not counted with."""
+        for field in fields:
+            if getattr(self, field):
+                raise ValueError(f"{field} is not supported with {feature}: leave one out")
+
     def _approximate_parameters(self) -> int:
         """Return the approximate number of parameters, without norms and biases; fast also for absurd sizes."""
         mla, moe, sliding = self.mla, self.moe, self.sliding
@@ -632,7 +674,10 @@ class ModelShape(Record):
         if sliding is not None and mla is None:
             head_dims = max(head_dims, 4 * (sliding.heads or self.heads) * (sliding.head_dim or self.head_dim))
         ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
-        return (self.layers + self.mtp_depth) * self.width * (head_dims + 2 * ffn) + self.vocab * self.width
+        inputs = self.per_layer_inputs
+        table = inputs.vocab * self.layers * inputs.width if inputs else 0
+        ffn = max(ffn, self.shared_kv_ffn or 0)
+        return (self.layers + self.mtp_depth) * self.width * (head_dims + 2 * ffn) + self.vocab * self.width + table
 
     @property
     def rope_dim(self) -> int:
@@ -783,6 +828,21 @@ class ModelShape(Record):
         """Tell whether ``layer`` has an MLP, alone or next to experts."""
         joins = self.moe is not None and self.moe.joins_mlp
         return self.has_feed_forward(layer) and (joins or not self.is_moe(layer))
+
+    def shares_kv(self, layer: int) -> bool:
+        """Tell whether ``layer`` attends to keys and values of an earlier layer."""
+        return self.layers - self.shared_kv_layers <= layer < self.layers
+
+    def lends_kv(self, layer: int) -> bool:
+        """Tell whether later layers attend to the keys and values of ``layer``, the last of its kind that has any."""
+        first = self.layers - self.shared_kv_layers
+        kinds = [self.has_window(later) for later in range(layer, self.layers)]
+        own, shared = kinds[: max(0, first - layer)], kinds[max(0, first - layer) :]
+        return layer < first and kinds[0] not in own[1:] and kinds[0] in shared
+
+    def get_ffn(self, layer: int) -> int:
+        """Return the width of the MLP of ``layer``."""
+        return self.shared_kv_ffn or self.ffn if self.shares_kv(layer) else self.ffn
 
     def has_indexer(self, layer: int) -> bool:
         """Tell whether ``layer`` has an indexer, which chooses the keys that its queries attend to."""

@@ -51,6 +51,8 @@ def embedding_weights(model: ModelShape) -> Iterator[Weight]:
         yield Weight("embed.positions.weight", (model.positions + model.position_offset, model.width), "embedding")
     if model.embedding_norm == "weighted":
         yield from _norm(model, "embed.norm", model.width)
+    if model.per_layer_inputs is not None:
+        yield from model.per_layer_inputs.embedding_weights(model.layers, model.width)
 
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:
@@ -123,11 +125,13 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     if model.is_moe(layer):
         yield from _experts(model)
     if model.has_mlp(layer):
-        yield from _mlp(model, "mlp", model.ffn)
+        yield from _mlp(model, "mlp", model.get_ffn(layer))
     if model.norms_feed_forward(layer):
         yield from _norm(model, "norm2_post", model.width)
     if model.residual_weights:
         yield Weight("stream2", (model.width,), "router", initial="ones")
+    if model.per_layer_inputs is not None:
+        yield from model.per_layer_inputs.block_weights(model.width)
 
 
 def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]:
@@ -206,12 +210,14 @@ def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
         if model.out_bias:
             yield Weight("attention.out.bias", (model.width,), "bias")
         return
-    dims = {"q": shape.query_dims, "k": shape.kv_heads * shape.head_dim}
-    if not shape.tied_values:
+    dims, shares_kv = {"q": shape.query_dims}, model.shares_kv(layer)
+    if not shares_kv:
+        dims["k"] = shape.kv_heads * shape.head_dim
+    if not shares_kv and not shape.tied_values:
         dims["v"] = shape.kv_heads * shape.value_dim
     for name, size in dims.items():
         yield from _linear(f"attention.{name}", size, model.width, "column", bias=model.qkv_bias)
-    for name, heads in (("q", shape.heads), ("k", shape.kv_heads)):
+    for name, heads in (("q", shape.heads),) if shares_kv else (("q", shape.heads), ("k", shape.kv_heads)):
         if (of_norm := norm_shape(model, heads, shape.head_dim)) is not None:
             yield from _norm(model, f"attention.{name}_norm", *of_norm)
     if model.output_gate:

@@ -56,6 +56,9 @@ class Config(Record):
     # of layers that slide are the keys that begin with swa_
     per_layer_config: dict[str | int, dict[str, Any]] | Literal["global", "sliding"] | None = None
     per_layer_width: Annotated[int, Field(ge=0, le=2**22)] = 0  # of embeddings that each layer has; 0: none
+    per_layer_vocab: Vocab = 262_144  # rows of the table of these embeddings
+    num_kv_shared_layers: Annotated[int, Field(ge=0, le=2**12)] = 0  # last layers that attend to earlier layers' keys
+    use_double_wide_mlp: bool = False  # the MLP of those layers is twice as wide
     gating: bool | str = True
     use_attention_gate: bool = False
     heads_of_layers: tuple[Heads, ...] | None = None

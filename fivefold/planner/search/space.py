@@ -29,6 +29,7 @@ from fivefold.layout.validity import (
     explain_unsupported_2d,
     explain_unsupported_schedule,
     is_divisible_by_tp,
+    list_unsharded,
     neighbours,
 )
 from fivefold.layout.where import ANY, CP_KINDS, Where
@@ -103,8 +104,7 @@ class Space:
         mixers = [getattr(model, kind) for kind in model.non_attention_mixers]
         self.mixer_units = [units for mixer in mixers if (units := mixer.get_sharded_units(model.width))]
         unsharded = set[str]() if all(mixer.context_parallel != "none" for mixer in mixers) else {"cp"}
-        is_whole = model.attention_experts or model.dynamic_mask is not None or model.differential
-        unsharded |= {"tp", "cp"} if is_whole else set()
+        unsharded |= {axis for _, axes in list_unsharded(model) for axis in axes}
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
         unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
         unsharded |= {"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set()

@@ -82,7 +82,6 @@ def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
         "glm4_moe": {"head_dim": 128},
         "dots1": {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2},
         "ministral": {"head_dim": 128},
-        "gemma4_text": {"hidden_size_per_layer_input": 0},  # embeddings of each layer are not supported
         "glm4v_moe_text": {"head_dim": 128},
         "qwen3_omni_moe_text": {"head_dim": 128},
         "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 30, "num_experts_per_tok": 6},

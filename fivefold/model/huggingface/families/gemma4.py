@@ -1,4 +1,4 @@
-"""Gemma 4 without embeddings per layer: other heads in full layers, whose values may be keys, and normed values."""
+"""Gemma 4: other heads in full layers, whose values may be keys, normed values, shared keys, inputs of each layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.families.gemma import GEMMA3_TEXT
+from fivefold.model.huggingface.families.gemma import GEMMA3_TEXT, TENSORS
 from fivefold.model.huggingface.family import Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -18,17 +18,13 @@ from fivefold.model.huggingface.mapping import (
     read_windows,
 )
 from fivefold.model.huggingface.rope import KINDS, read_rope_tables
+from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.spec import Model
 
 
 def _build_gemma4(config: Config) -> Model:
     """Build Gemma 4, whose last layer is full and whose scores have no factor."""
-    if config.per_layer_width:
-        raise config.mistake(
-            f"hidden_size_per_layer_input={config.per_layer_width} needs embeddings of each layer, which are not "
-            "supported; give 0"
-        )
-    layers = config.num_hidden_layers
+    layers, shared = config.num_hidden_layers, config.num_kv_shared_layers
     if config.layer_types is None:
         kinds = {True: "sliding_attention", False: "full_attention"}
         config = config.replace(layer_types=tuple(map(kinds.get, list_sliding_layers(layers, period=6))))
@@ -61,7 +57,16 @@ def _build_gemma4(config: Config) -> Model:
         attention_scale=1.0,
         logit_softcap=config.final_logit_softcapping,
         embedding_scale=config.hidden_size**0.5,
+        shared_kv_layers=shared,
+        shared_kv_ffn=2 * (config.intermediate_size or 0) if shared and config.use_double_wide_mlp else None,
+        per_layer_inputs=read_per_layer_inputs(config),
     )
+
+
+def read_per_layer_inputs(config: Config) -> PerLayerInputs | None:
+    """Return the inputs of each layer; None: the model has none."""
+    width = config.per_layer_width
+    return PerLayerInputs(width=width, vocab=config.per_layer_vocab) if width else None
 
 
 def _read_full_layers(config: Config, slides: list[bool]) -> tuple[int, int]:
@@ -92,14 +97,17 @@ def _write_gemma4(model: Model) -> dict[str, Any]:
         "global_head_dim": full.head_dim,
         "num_global_key_value_heads": full.kv_heads,
         "attention_k_eq_v": model.tied_values,
+        "num_kv_shared_layers": model.shared_kv_layers,
+        "use_double_wide_mlp": model.shared_kv_ffn == 2 * model.ffn,
     }
 
 
 def _write_gemma4_text(model: Model) -> dict[str, Any]:
-    return _write_gemma4(model) | {"hidden_size_per_layer_input": 0}
+    inputs = model.per_layer_inputs
+    table = {"vocab_size_per_layer_input": inputs.vocab} if inputs else {}
+    return _write_gemma4(model) | {"hidden_size_per_layer_input": inputs.width if inputs else 0} | table
 
 
-SHARED_KEYS = Supported((0,), "layers that attend to the keys of an earlier layer")
 GEMMA4_UNIFIED_TEXT = replace(
     GEMMA3_TEXT,
     model_type="gemma4_unified_text",
@@ -109,7 +117,7 @@ GEMMA4_UNIFIED_TEXT = replace(
         *("query_pre_attn_scalar", "attn_logit_softcapping", "rope_local_base_freq", "sliding_window_pattern"),
         *("rope_theta", "rope_scaling", "original_max_position_embeddings"),
     )
-    | map_same_names("global_head_dim per_layer_config")
+    | map_same_names("global_head_dim per_layer_config num_kv_shared_layers use_double_wide_mlp")
     | {"num_global_key_value_heads": "global_key_value_heads", "attention_k_eq_v": "ties_values"},
     defaults={
         **{key: GEMMA3_TEXT.defaults[key] for key in decoder.DEFAULTS},
@@ -127,10 +135,7 @@ GEMMA4_UNIFIED_TEXT = replace(
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
-    supported={
-        "use_bidirectional_attention": Supported((None, "vision"), "attention that is not causal"),
-        "num_kv_shared_layers": SHARED_KEYS,
-    },
+    supported={"use_bidirectional_attention": Supported((None, "vision"), "attention that is not causal")},
     to_model=_build_gemma4,
     write=_write_gemma4,
     constants={"layer_scalar": (1.0,)},
@@ -139,7 +144,17 @@ GEMMA4_TEXT = replace(
     GEMMA4_UNIFIED_TEXT,
     model_type="gemma4_text",
     architecture="Gemma4ForCausalLM",
-    keys=drop_keys(GEMMA4_UNIFIED_TEXT.keys) | {"hidden_size_per_layer_input": "per_layer_width"},
+    keys=drop_keys(GEMMA4_UNIFIED_TEXT.keys)
+    | {"hidden_size_per_layer_input": "per_layer_width", "vocab_size_per_layer_input": "per_layer_vocab"},
+    tensors=TENSORS
+    | {
+        "embed.per_layer": "model.embed_tokens_per_layer",
+        "embed.per_layer_project": "model.per_layer_model_projection",
+        "embed.per_layer_norm": "model.per_layer_projection_norm",
+        "per_layer.gate": "per_layer_input_gate",
+        "per_layer.project": "per_layer_projection",
+        "per_layer.norm": "post_per_layer_input_norm",
+    },
     defaults={
         **GEMMA4_UNIFIED_TEXT.defaults,
         "max_position_embeddings": 131_072,

@@ -92,8 +92,9 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
     gate_columns = shape.heads if model.gate_per_head else out_columns
     ops, sizes = [*ops, *qkv_input.ops], columns | ({"gate": gate_columns} if model.output_gate else {})
-    if shape.tied_values:
-        del sizes["v"]
+    own_kv = not model.shares_kv(layer)
+    for name in () if own_kv and not shape.tied_values else "v" if own_kv else "kv":
+        del sizes[name]
     if local.job.stack.merged_projections:
         ops.append(qkv_input.column("attention.qkv", "qkv", out_features=sum(sizes.values()), bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
@@ -109,7 +110,11 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             for name, out in sizes.items()
         ]
     ops += qkv_input.sums
-    q, k, v = "q", "k", "k" if shape.tied_values else "v"
+    q, k, v = "q", "k", "k" if shape.tied_values and own_kv else "v"
+    if not own_kv:  # views of tensors that the earlier layer keeps
+        gradients = {name: rows * columns[name] * width for name in "kv"}
+        ops.append(Op("attention.shared", "message", (source,), {"k": 0, "v": 0}, gradients=gradients,
+                      differentiates=()))  # fmt: skip
     norms_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.has_rope(layer))
     if norms_heads and model.qk_norm == "full":
         ops += [_norm_heads(local, name, name, columns=columns[name], dim=columns[name]) for name in "qk"]
@@ -125,23 +130,24 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     if factors.key != 1:
         ops.append(elementwise("attention.scale.k", "activation", (k,), "ks", size=rows * columns["k"] * width))
         k = "ks"
-    if model.value_scale != 1:
+    if model.value_scale != 1 and own_kv:
         ops.append(elementwise("attention.scale.v", "activation", (v,), "vs", size=rows * columns["v"] * width))
         v = "vs"
-    if model.value_norm:
+    if model.value_norm and own_kv:
         ops.append(_norm_heads(local, "v", v, columns=columns["v"], dim=shape.value_dim))
         v = "vn"
     if norms_heads and model.qk_norm != "full" and not model.qk_norm_after_rope:
         ops += [
-            _norm_heads(local, name, x, columns=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
+            _norm_heads(local, name, x, columns=columns[name], dim=shape.head_dim)
+            for name, x in (("q", q), ("k", k))[: 1 + own_kv]
         ]
-        q, k = "qn", "kn"
+        q, k = "qn", "kn" if own_kv else k
     if model.has_rope(layer):
         ops += [
-            rope("rope.q", q, "qr", numel=rows * q_columns, width=width),
-            rope("rope.k", k, "kr", numel=rows * columns["k"], width=width),
+            rope(f"rope.{name}", x, f"{name}r", numel=rows * columns[name], width=width)
+            for name, x in (("q", q), ("k", k))[: 1 + own_kv]
         ]
-        q, k = "qr", "kr"
+        q, k = "qr", "kr" if own_kv else k
     if norms_heads and model.qk_norm_after_rope:
         ops += [
             _norm_heads(local, name, x, columns=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
@@ -156,6 +162,8 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ops += _attend_twice(local, q=q, k=k, v=v, layer=layer)
     else:
         ops += _list_core(local, q=q, k=k, v=v, layer=layer)
+    if model.lends_kv(layer):
+        ops[-1] = ops[-1]._replace(always_kept=(k, v))
     out = "o"
     if model.output_gate:
         ops += _gate_output(local, heads=shape.heads, columns=out_columns, gate_columns=gate_columns)

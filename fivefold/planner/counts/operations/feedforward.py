@@ -29,9 +29,9 @@ from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, ex
 from fivefold.units import ceil_div
 
 
-def mlp(local: Local, source: str) -> list[Op]:
+def mlp(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations of an MLP from its input, tensor ``source`` [R, D], to its output, tensor ``d`` [R, D]."""
-    return _mlp(local, source, "d", name="mlp", ffn=local.model.ffn)
+    return _mlp(local, source, "d", name="mlp", ffn=local.model.get_ffn(layer))
 
 
 def experts(local: Local, source: str) -> list[Op]:

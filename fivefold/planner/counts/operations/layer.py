@@ -8,7 +8,7 @@ Letters: B sequences of T tokens in the micro-batch, D width, N and K heads of H
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
 from fivefold.model.activations import ACTIVATIONS
@@ -34,6 +34,7 @@ from fivefold.planner.counts.operations.op import (
     norm,
     rename_tensors,
 )
+from fivefold.planner.counts.operations.per_layer_inputs import add_input, make_inputs
 from fivefold.planner.counts.operations.recompute import UnitOperations, recompute
 
 
@@ -84,6 +85,8 @@ def embedding(local: Local) -> list[Op]:
         ops.append(dropout("embed.dropout", source, "xd", size=local.stream_bytes, mask=mask))
     if model.hyper_connections is not None:
         ops.append(expand(local, next(iter(ops[-1].writes)), "xh"))
+    if model.per_layer_inputs is not None:
+        ops = make_inputs(local, ops, model.per_layer_inputs)
     return apply_autocast(local, ops)
 
 
@@ -143,7 +146,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
                 ops, source = [*ops, *_gate_norm(local, "norm2")], "norm2.gated"
     branch = "d"
     if model.has_mlp(layer):
-        ops += mlp(local, source)
+        ops += mlp(local, source, layer=layer)
     if model.is_moe(layer):
         routed = experts(local, source)
         if model.has_mlp(layer):  # tensors of experts have the prefix "e."
@@ -162,8 +165,11 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if hyper:
         return _apply_software(local, [*ops, mix(local, "hyper2", branch, stream, "z")], layer=layer)
     onto = source if block_kind == "norm_stream" else stream
-    factors = model.get_residual_factors(layer)[1]
-    return _apply_software(local, [*ops, *_residual(local, "mlp", branch, onto, "z", factors)], layer=layer)
+    factors, inputs = model.get_residual_factors(layer)[1], model.per_layer_inputs
+    ops += _residual(local, "mlp", branch, onto, "z" if inputs is None else "z.mlp", factors)
+    if inputs is not None:
+        ops += add_input(local, inputs, "z.mlp", "z")
+    return _apply_software(local, ops, layer=layer)
 
 
 def _join_mamba2(local: Local, ops: Sequence[Op], source: str) -> list[Op]:
@@ -266,7 +272,8 @@ class Kind(NamedTuple):
     model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
     the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys; ``own``:
     its attention has the geometry of sliding layers; ``unnormed``: it does not norm the input of its token mixer;
-    ``biased``: attention's output has a bias, which in other layers it has not.
+    ``biased``: attention's output has a bias, which in other layers it has not; ``kv``: its keys and values are those
+    of an earlier layer, or later layers attend to its own.
     """
 
     slides: bool
@@ -279,6 +286,7 @@ class Kind(NamedTuple):
     own: bool = False
     unnormed: bool = False
     biased: bool = False
+    kv: Literal["own", "lent", "shared"] = "own"
 
     @property
     def representative(self) -> Kind:
@@ -300,6 +308,7 @@ def get_kind(model: Model, layer: int) -> Kind:
         own=(model.sliding is not None or model.sliding_mla is not None) and model.has_window(layer),
         unnormed=mixer != "none" and not model.has_norm1(layer),
         biased=model.has_out_bias(layer) != model.out_bias,
+        kv="shared" if model.shares_kv(layer) else "lent" if model.lends_kv(layer) else "own",
     )
 
 
