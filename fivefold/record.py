@@ -243,14 +243,19 @@ def _list_records(annotation: Any) -> list[type[BaseModel]]:
 
 def difference(actual: Record, expected: Record, *, skip: tuple[str, ...] = ()) -> str | None:
     """Return the first field in which two records of one type differ, with both values; None if they are equal."""
+    return next(list_differences(actual, expected, skip=skip), None)
+
+
+def list_differences(actual: Record, expected: Record, *, skip: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the fields in which two records of one type differ, those of nested records too, with both values."""
     for name in type(actual).model_fields:
         actual_value, expected_value = getattr(actual, name), getattr(expected, name)
         if name in skip or actual_value == expected_value:
             continue
-        if isinstance(actual_value, Record) and isinstance(expected_value, Record):
-            return f"{name}.{difference(actual_value, expected_value)}"
-        return f"{name}={actual_value!r} instead of {expected_value!r}"
-    return None
+        if isinstance(actual_value, Record) and type(actual_value) is type(expected_value):
+            yield from (f"{name}.{text}" for text in list_differences(actual_value, expected_value))
+        else:
+            yield f"{name}={actual_value!r} instead of {expected_value!r}"
 
 
 def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from fivefold.results.reading import ConfigNotes
 
 
-def read_words(words: dict[str, str | None], gpus: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Resolve the records that the arguments name."""
-    if missing := [name for name, word in words.items() if word is None]:
+def read_words(
+    words: dict[str, str | None], gpus: str | None, options: dict[str, Any], *, required: Sequence[str]
+) -> dict[str, Any]:
+    """Resolve the records that the arguments name, of which those ``required`` must be given."""
+    if missing := [name for name in required if words[name] is None]:
         example = ", such as 'dp8 zero3 mbs1', or let `search` find one" if missing[0] == "layout" else ""
         raise UserError(
             f"Missing argument {missing[0]!r}; add it{example}, or read everything from a config with "

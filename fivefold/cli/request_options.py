@@ -88,5 +88,6 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
     if request.from_file is not None:
         records = read_config(request.from_file, request.gpus, words, options, request.ignore)
     else:
-        records = read_words(words, request.gpus, options)
+        required = [name for name in words if type(request).model_fields[name].is_required()]
+        records = read_words(words, request.gpus, options, required=required)
     return {name: records[name] for name in (*wanted, "notes") if name in records}

@@ -92,6 +92,7 @@ class ConfigFormat(NamedTuple):
     main_keys: frozenset[str] = frozenset()  # keys that a config should set itself: sequence length and batch size
     order: int = 0  # formats are tried in this order; one whose keys occur in others' configs has a higher number
     choose_stack: Callable[[ConfigPlan], str] | None = None  # of a trainer with several stacks: that of a plan
+    sample_data: str = ""  # what a config trains on that is written without the user's data
     fine_tuning_stacks: tuple[str, ...] = ()  # whose jobs with adapters or pairs the format expresses
 
     def read(self, document: Document, overrides: Overrides) -> Reading:

@@ -6,6 +6,7 @@ The written config is read back. If that gives another model, layout or job, an 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from fivefold.interop.equivalence import fit_free_fields, resolve_adapter, resolve_rate
@@ -18,13 +19,14 @@ from fivefold.layout.stages import stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
-from fivefold.record import UserError, difference
+from fivefold.record import UserError, difference, list_differences
 from fivefold.results.reading import DataReading, Reading
 from fivefold.stack.catalog import build_stack as stack_named
 
 # Fields of a job that cost nothing, or that the software sets itself; differences in them are only remarks.
 DATA_DEFAULTS = {"format": "text", "loss_on": "replies", "packing": "best-fit", "excess": "truncate"}  # of [data]
-IGNORED_JOB_FIELDS = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imbalance")
+ASSUMED_JOB_FIELDS = ("emulate", "imbalance")
+IGNORED_JOB_FIELDS = ("stack", "learning_rate", "seed", "steps", "documents", *ASSUMED_JOB_FIELDS)
 
 
 def write(plan: ConfigPlan, *, to: str) -> WrittenConfig:
@@ -92,20 +94,37 @@ def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str
     jobs = [job.replace(adapter=resolve_adapter(job.adapter, plan.model)) for job in (read_back.job, plan.job)]
     if why := difference(jobs[0], jobs[1], skip=skipped):
         raise UserError(f"{option}: the config cannot express the job: read back, it has {why}; use another format")
-    remarks = []
+    remarks = list(describe_model(plan.model, read_back.model))
     if plan.model.rope_scaling != read_back.model.rope_scaling:
         remarks.append("rotary positions are scaled otherwise than the model's")
     if plan.model.moe and read_back.model.moe and plan.model.moe.balance != read_back.model.moe.balance:
         remarks.append(f"experts are balanced by {read_back.model.moe.balance!r}, not by {plan.model.moe.balance!r}")
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (read_back.job, plan.job)]
-    if why := difference(rates[0], rates[1]):
-        remarks.append(f"the learning rate is written with {why}")
-    if why := difference(jobs[0], jobs[1], skip=("stack", "learning_rate", "documents", "emulate", "imbalance")):
-        remarks.append(f"the job is written with {why}")
+    if differences := list(list_differences(rates[0], rates[1])):
+        remarks.append(f"the learning rate is written with {', '.join(differences)}")
+    if differences := list(list_differences(jobs[0], jobs[1], skip=("stack", "learning_rate", *ASSUMED_JOB_FIELDS))):
+        remarks.append(f"the job is written with {', '.join(differences)}")
+    remarks += [
+        f"{name}={getattr(plan.job, name)} is an assumption of predictions, for which the config has no key"
+        for name in ASSUMED_JOB_FIELDS
+        if getattr(plan.job, name) != getattr(read_back.job, name)
+    ]
     remarks += describe_data(plan.data, read_back.data)
-    if why := difference(read_back.job.stack, plan.job.stack, skip=("runs",)):
-        remarks.append(f"{form.name} {form.version} runs with {why}")
+    if plan.data is None and form.sample_data:
+        remarks.append(f"no data set is given, so it trains on {form.sample_data}: put yours there")
+    if differences := list(list_differences(read_back.job.stack, plan.job.stack, skip=("runs",))):
+        remarks.append(f"{form.name} {form.version} runs with {', '.join(differences)}")
     return tuple(remarks)
+
+
+def describe_model(model: Model, read_model: Model) -> Iterator[str]:
+    """Yield a remark for each setting of training that is part of the model and that the config does not express."""
+    if model.vision is not None and read_model.vision is None:
+        yield "the vision tower is not expressed: the config is of the text model alone"
+    if model.dropout_rates != read_model.dropout_rates:
+        yield f"dropout is written as {read_model.dropout_rates}, not {model.dropout_rates}"
+    if model.moe and read_model.moe and model.moe.capacity != read_model.moe.capacity:
+        yield f"the capacity factor of experts is written as {read_model.moe.capacity}, not {model.moe.capacity}"
 
 
 def describe_data(wanted: DataReading | None, written_data: DataReading | None) -> list[str]:

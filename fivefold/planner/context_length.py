@@ -15,6 +15,8 @@ from fivefold.layout.validity import is_legal
 from fivefold.layout.where import CP_KINDS, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.questions import MAX_SEQUENCE, longest_sequence
 from fivefold.planner.search import find_fitting_layout
@@ -66,11 +68,14 @@ def lengths(
     best_curve = max(curves, key=lambda curve: curve.longest, default=None)
     known = [layout, *([Layout.parse(best_curve.layout)] if best_curve else [])]
     longest = find_longest_sequence(model=model, machine=machine, job=job, known=known, risk=risk)
-    changes = _changes(model, machine, job, layout, answer, longest=longest, search=search, target=target)
+    offloaded = find_offloaded_sequence(longest, model=model, machine=machine, job=job, risk=risk)
+    reached = [longest, *([offloaded] if offloaded else [])]
+    changes = _changes(model, machine, job, layout, answer, reached=reached, search=search, target=target)
     return Lengths(
         model=model.name,
         machine=machine.name,
         longest=longest,
+        offloaded=offloaded,
         answer=answer,
         curves=tuple(curves),
         target=target,
@@ -114,6 +119,25 @@ def find_longest_sequence(
         remark = f"whether {high:,} tokens fit with another layout was not decided within the work limit"
         return best.replace(remarks=(remark,))
     return best
+
+
+def find_offloaded_sequence(
+    longest: QuestionAnswer, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK
+) -> QuestionAnswer | None:
+    """Return the longest sequence of ``longest``'s layout with its optimizer states and activations in host memory.
+
+    None if that is no longer, or not legal.
+    """
+    layout = Layout.parse(longest.layout or "").replace(offload=("optimizer", "activations"))
+    try:
+        answer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
+    except UserError:
+        return None
+    if answer.value <= longest.value:
+        return None
+    counts = Counts(model, job.replace(sequence=int(answer.value)))
+    host = show_bytes(host_bytes(counts, layout, machine))
+    return answer.replace(question="offloaded", line=f"{answer.value:,.0f} tokens; {host} on each host")
 
 
 def _find_undivided_batch(model: Model, machine: Machine, job: Job) -> list[Layout]:
@@ -173,11 +197,14 @@ def _changes(
     layout: Layout,
     answer: QuestionAnswer,
     *,
-    longest: QuestionAnswer,
+    reached: Sequence[QuestionAnswer],
     search: Callable[[Job], SearchResult],
     target: int,
 ) -> Iterator[str]:
-    """Return the changes that make sequences of ``target`` tokens fit, from a search over all layouts."""
+    """Return the changes that make sequences of ``target`` tokens fit, from a search over all layouts.
+
+    ``reached``: longest sequences of other layouts, the first without offloading.
+    """
     if model.position == "learned" and target > model.positions:
         yield f"the model: it has {model.positions} learned positions"
         return
@@ -192,8 +219,8 @@ def _changes(
     except UserError as mistake:
         yield f"more: {mistake}"
         return
-    if result.proposal is None and longest.value >= target:
-        yield f"the layout: {longest.layout}"
+    if result.proposal is None and (longer := [other for other in reached if other.value >= target]):
+        yield f"the layout: {longer[0].layout}"
         return
     if result.proposal is None:
         yield from (_describe_miss(miss) for miss in result.misses[:1])

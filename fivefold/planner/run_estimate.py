@@ -110,6 +110,7 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
         tokens=tokens,
         steps=steps,
         step_seconds=step.time.step_seconds,
+        step_interval=step.time.interval,
         peak_bytes=step.memory.peak_bytes,
         capacity_bytes=machine.chip.memory_bytes,
         risk=step.memory.risk,

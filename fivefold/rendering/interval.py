@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.text import Text
 
@@ -33,7 +33,12 @@ def _lines(step: Step) -> Iterator[str]:
         if fact not in both
     ]
     if both or one:
-        yield f"\nnot covered by any published run: {'; '.join((*both, *one))}"
+        yield f"\n{describe_outside((*both, *one))}"
+
+
+def describe_outside(facts: Iterable[str]) -> str:
+    """Return the line that lists in what a run is outside the range of all published runs."""
+    return f"not covered by any published run: {'; '.join(facts)}"
 
 
 def _line(name: str, predicted: float, interval: Interval, show: Callable[[float], str]) -> str:

@@ -21,10 +21,11 @@ def list_sections(lengths: Lengths) -> list[AnswerSection]:
     """Return the longest sequences, a row for each cp and recomputation, and the changes needed for more."""
     rows = tuple(_row(lengths, curve) for curve in lengths.curves)
     sizes = [_tokens(point) for point in _sizes(lengths)]
+    answers = (lengths.longest, lengths.offloaded, lengths.answer)
     return [
         AnswerSection(
             (
-                make_grid(ANSWERS, [lengths.longest, lengths.answer]),
+                make_grid(ANSWERS, [answer for answer in answers if answer is not None]),
                 *(Text(remark, overflow="fold") for remark in lengths.longest.remarks),
             )
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 from rich.console import Group, RenderableType
@@ -11,9 +11,11 @@ from rich.text import Text
 from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.grid import Column, Grid, make_grid, show_share
+from fivefold.rendering.interval import describe_basis, describe_outside
 from fivefold.rendering.palette import BLUE, ORANGE
 from fivefold.rendering.sections import AnswerSection
 from fivefold.results.run_estimate import Offer, Offers, RunEstimate
+from fivefold.step import Interval
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 DAY = 86400.0
@@ -32,12 +34,22 @@ def list_sections(run: RunEstimate) -> list[AnswerSection]:
     )
     subject = Text(f"{run.model} on {run.ranks} {run.machine}, {show_count(run.tokens)} tokens", style="dim")
     layout = Text(run.layout, style="bold cyan", overflow="fold")
+    basis = Text("\n".join(_describe_interval(run.step_interval)), style="dim", overflow="fold")
     return [
-        AnswerSection((subject, layout, duration, _figures(run))),
+        AnswerSection((subject, layout, duration, *([basis] if basis else []), _figures(run))),
         AnswerSection((_times(run),), "Where the time goes", f"goodput {run.goodput:.1%}"),
         AnswerSection((_intervals(run),), "Goodput by checkpoint interval, without evaluation", _interval_words(run)),
         AnswerSection((_list_assumptions(run),), "Assumptions", "change one with --assume NAME=VALUE"),
     ]
+
+
+def _describe_interval(interval: Interval | None) -> Iterator[str]:
+    """Yield what the interval of the step time is based on, and in what no published run is like this one."""
+    if interval is None:
+        return
+    yield f"interval of the step time: {describe_basis(interval)}"
+    if interval.outside:
+        yield describe_outside(interval.outside)
 
 
 def summarize_run(run: RunEstimate) -> RenderableType:

@@ -352,7 +352,7 @@ class AskRequest(MachineRequest):
     risk: Risk = FITS_RISK
 
 
-class AskOptions(AskRequest, JobOptions, JsonOption):
+class AskOptions(AskRequest, ConfigOptions, JsonOption):
     """Arguments and options of ``fivefold ask``."""
 
     command = "ask"

@@ -13,7 +13,7 @@ from fivefold.display import Shown, flatten
 from fivefold.machine.datacenter import Site
 from fivefold.record import Record
 from fivefold.results.objectives import Goal
-from fivefold.step import Verdict, judge
+from fivefold.step import Interval, Verdict, judge
 
 
 class Goodput(Record):
@@ -36,6 +36,7 @@ class RunEstimate(Record):
     tokens: NonNegativeFloat
     steps: PositiveInt
     step_seconds: NonNegativeFloat
+    step_interval: Interval | None = None  # range to expect for ``step_seconds``
     peak_bytes: NonNegativeInt
     capacity_bytes: NonNegativeInt
     risk: float | None = None  # probability that a step runs out of memory

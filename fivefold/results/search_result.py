@@ -362,11 +362,15 @@ class LengthCurve(Record):
 
 
 class Lengths(Record):
-    """The result of ``ask sequence``: the longest of any layout and of one, its curves, and how to reach ``target``."""
+    """The result of ``ask sequence``: the longest of any layout and of one, its curves, and how to reach ``target``.
+
+    ``offloaded``: with optimizer states and activations in host memory.
+    """
 
     model: str
     machine: str
     longest: QuestionAnswer
+    offloaded: QuestionAnswer | None = None  # None if it is no longer than ``longest``
     answer: QuestionAnswer
     curves: tuple[LengthCurve, ...]
     target: PositiveInt

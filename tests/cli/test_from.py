@@ -27,7 +27,7 @@ fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}
 """
 LORA = CONFIG + "layer_offloading: true\ns2_attention: true\ngptq: true\nrelora: true\nunsloth_lora_mlp: true\n"
 KEYS = ("layer_offloading", "s2_attention", "gptq", "relora", "unsloth_lora_mlp")
-COMMANDS = ("predict", "search", "compare", "report", "dryrun", "plan")
+COMMANDS = ("predict", "search", "compare", "report", "dryrun", "plan", "ask")
 
 
 @pytest.fixture
@@ -51,7 +51,8 @@ def test_every_command_that_takes_a_config_is_tested() -> None:
 def test_a_key_that_is_not_modelled_is_an_error_of_one_line(
     command: str, lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [lora, "--to", "megatron"] if command == "write" else ["--from", lora]
+    question = ["micro-batch"] if command == "ask" else []
+    words = [lora, "--to", "megatron"] if command == "write" else [*question, "--from", lora]
     assert run(monkeypatch, command, *words, "--gpus", "h100:2") == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -94,6 +95,24 @@ def test_a_search_from_a_config_begins_with_its_own_layout(
     said = capsys.readouterr().out
     assert f"yours: {step['layout']}, step time" in said
     assert "\nyours  " in said
+
+
+def test_a_question_is_asked_of_the_layout_and_job_of_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(CONFIG)
+    assert run(monkeypatch, "ask", "run", "--from", path, "--gpus", "h100:2", "--tokens", "1e9", "--json") == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert run(monkeypatch, "predict", "--from", path, "--gpus", "h100:2", "--json") == 0
+    step = json.loads(capsys.readouterr().out)
+    assert (answer["layout"], answer["step_seconds"]) == (step["layout"], step["time"]["step_seconds"])
+    assert answer["step_interval"] == step["time"]["interval"]
+    assert answer["config"] == step["config"]
+    assert run(monkeypatch, "ask", "run", "llama3.2-1b", "h100:2", "--from", path, "--gpus", "h100:2") == 2
+    assert "leave out 'h100:2'" in capsys.readouterr().err
+    assert run(monkeypatch, "ask", "run", "llama3-8b") == 2
+    assert "Missing argument 'machine'; add it, or read everything from a config" in capsys.readouterr().err
 
 
 def test_what_a_config_states_is_no_default(

@@ -273,6 +273,7 @@ def list_translated_names(key: str) -> set[str]:
         _argument(key),
         f"accelerate.fsdp_config.fsdp_{last}",
         f"accelerate.fsdp_config.{last}",
+        f"deepspeed.zero_optimization.stage3_{last}",
     }
     for dialect in DIALECTS:
         names |= {dialect.names[name] for name in (key,) if name in dialect.names}

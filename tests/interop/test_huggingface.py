@@ -16,6 +16,7 @@ from transformers import get_scheduler
 from fivefold.adapter import Adapter
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.huggingface.adapters import write_adapter
+from fivefold.interop.huggingface.axolotl_deepspeed import find_shipped
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -257,6 +258,40 @@ def test_auto_in_the_section_of_zero_is_the_default_of_deepspeed(tmp_path: Path)
         results.append(read(words, Overrides(ranks=4, model=build_model("llama3-8b"))))
     assert results[0].layout is not None
     assert (results[0].layout, results[0].job) == (results[1].layout, results[1].job)
+
+
+@pytest.mark.parametrize("name", ["zero3_bf16_cpuoffload_all.json"])
+def test_a_shipped_config_is_the_one_of_the_repository(name: str) -> None:
+    published = Path(__file__).parent / "published" / "axolotl" / "deepspeed_configs" / name
+    assert find_shipped(f"deepspeed_configs/{name}") == json.loads(published.read_text())
+
+
+def test_a_recipe_may_name_the_deepspeed_configs_that_axolotl_ships(tmp_path: Path) -> None:
+    recipe = "base_model: llama3-8b\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\ndeepspeed: {}\n"
+    about = {
+        "zero1.json": ("dp8 zero1 mbs1", ()),
+        "zero2_torch_compile.json": ("dp8 zero2 mbs1", ("optimizer",)),
+        "zero3.json": ("dp8 zero3 mbs1", ()),
+    }
+    for name, (layout, offload) in about.items():
+        result = read_files({"c.yaml": recipe.format(f"deepspeed_configs/{name}")}, tmp_path, ranks=8)
+        assert result.job is not None
+        assert (str(result.layout), result.job.offload) == (layout, offload)
+        (note,) = [key for key in result.approximated if key.key == "deepspeed"]
+        assert (note.value, note.means) == (
+            f"deepspeed_configs/{name}",
+            "not next to the config: read as axolotl 0.19.0 ships it",
+        )
+    assert result.job.stack.max_live_parameters == result.job.stack.max_reuse_distance == 0
+    (tmp_path / "deepspeed_configs").mkdir()
+    (tmp_path / "deepspeed_configs" / "zero3.json").write_text('{"zero_optimization": {"stage": 2}}')
+    own = read_files({"c.yaml": recipe.format("deepspeed_configs/zero3.json")}, tmp_path, ranks=8)
+    assert own.layout is not None
+    assert own.layout.zero == 2  # the user's own file of that name
+    assert "deepspeed" not in [key.key for key in own.approximated]
+    for name in ("deepspeed_configs/zero9.json", "zero1.json"):
+        with pytest.raises(UserError, match=r"which does not exist; put it next to this file"):
+            read_files({"c.yaml": recipe.format(name)}, tmp_path, ranks=8)
 
 
 @pytest.mark.parametrize("key", ["prescale_gradients"])

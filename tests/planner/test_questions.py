@@ -373,6 +373,9 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
     assert result.longest.layout is not None
     longest_planner = Planner(model=SMALL, machine=machine, job=job.replace(sequence=int(result.longest.value)))
     assert longest_planner.fits(Layout.parse(result.longest.layout))
+    assert result.offloaded is not None
+    assert result.offloaded.layout == f"{result.longest.layout} offload=optimizer+activations"
+    assert result.offloaded.value > result.longest.value
     longest = {(item.cp, item.ac): item.longest for item in result.curves}
     assert longest[1, "none"] == result.answer.value
     assert longest[4, "full"] > longest[4, "none"] > longest[1, "none"]

@@ -2,6 +2,7 @@
 
 keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
 dialects                       names that Axolotl and LLaMA-Factory use
+axolotl_deepspeed              the DeepSpeed configs that Axolotl ships
 effects · harmless             keys that change the step and are not counted; keys without effect
 adapters                       PEFT adapters and quantized bases, of TRL, Axolotl and LLaMA-Factory
 data                           their data sets, chat templates, packing and losses, as ``[data]`` of a run file
@@ -37,6 +38,7 @@ FORMATS = (
         KEYS,
         MAIN_KEYS,
         order=3,
+        sample_data="random tokens",
     ),
     ConfigFormat(
         "deepspeed",
@@ -49,6 +51,7 @@ FORMATS = (
         keys={"deepspeed": TABLE},
         main_keys=MAIN_KEYS,
         order=3,
+        sample_data="random tokens",
     ),
     *(
         ConfigFormat(
@@ -63,6 +66,7 @@ FORMATS = (
             main_keys=MAIN_KEYS,
             order=3,
             choose_stack=choose_stack,
+            sample_data="data.jsonl",
             fine_tuning_stacks=("ddp", "fsdp2", "deepspeed"),
         )
         for name, version, emit in (

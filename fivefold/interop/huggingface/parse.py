@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 from fivefold.interop.files import document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
-from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
-from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER, TABLE, VERSIONS
+from fivefold.interop.huggingface.axolotl_deepspeed import find_shipped
+from fivefold.interop.huggingface.dialects import AXOLOTL, DIALECTS, SEQUENCE, Dialect
+from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER, STAGE_3, TABLE, VERSIONS
 from fivefold.interop.keys import Values, flatten
 from fivefold.interop.shell.launch import keys
 from fivefold.record import UserError
+from fivefold.results.reading import ParsedKey
 
 ARGUMENT_SIGNS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "bf16"})
 
@@ -29,11 +31,15 @@ LAUNCHER_KEYS = {
 
 
 class CollectedKeys(NamedTuple):
-    """Keys with the prefixes of their table, the dialect of the trainer, and the ranks that a file gives."""
+    """Keys with the prefixes of their table, the dialect of the trainer, and the ranks that a file gives.
+
+    ``assumed``: files that are missing here and were read as the trainer ships them.
+    """
 
     given: dict[str, Any]
     dialect: Dialect | None = None
     ranks: int | None = None
+    assumed: tuple[ParsedKey, ...] = ()
 
 
 def is_huggingface(document: Document) -> bool:
@@ -72,22 +78,32 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     unset = tuple(key for key, value in given.items() if key in DERIVED_FROM_WIDTH and value == "auto")
     given = {key: value for key, value in given.items() if key not in unset}
     values = Values(table, given, origin=document.origin, software=name, version=version)
-    document = document._replace(ranks=document.ranks or collected.ranks)
+    document = document._replace(
+        ranks=document.ranks or collected.ranks, assumed=(*document.assumed, *collected.assumed)
+    )
     return ParsedConfig(document, values, model=overrides.model, unset=unset)
 
 
 def collect_keys(document: Document) -> CollectedKeys:
     """Return the keys of a document and of the files that it names."""
     collected = _parse_file(document) if document.kind != "words" else _parse_words(document)
-    given = collected.given
+    given, assumed = collected.given, list[ParsedKey]()
     for key in ("deepspeed", "accelerate.deepspeed_config.deepspeed_config_file"):
         file = given.get(key)
         if isinstance(file, str) and file.endswith(".json"):
-            given |= _deepspeed(_load(file, document).values, document.origin)
+            shipped = find_shipped(file) if collected.dialect is AXOLOTL else None
+            if shipped is None or find_config_file(file, document):
+                given |= _deepspeed(_load(file, document).values, document.origin)
+            else:
+                given |= _deepspeed(shipped, document.origin)
+                means = f"not next to the config: read as axolotl {AXOLOTL.version} ships it"
+                assumed.append(ParsedKey(key=key, value=file, means=means))
     ranks = given.get("accelerate.num_processes")
     given |= {_argument(key): value for key, value in document.given.items()}
     given = {key: value for key, value in given.items() if value is not None}
-    return collected._replace(given=given, ranks=collected.ranks or (ranks if isinstance(ranks, int) else None))
+    return collected._replace(
+        given=given, ranks=collected.ranks or (ranks if isinstance(ranks, int) else None), assumed=tuple(assumed)
+    )
 
 
 def _parse_words(document: Document) -> CollectedKeys:
@@ -171,7 +187,8 @@ def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Return DeepSpeed's keys without those that ``auto`` leaves to the trainer; some follow from the model's width.
 
     Of keys that no trainer fills, DeepSpeed takes its default for ``auto`` in the section of ZeRO (its
-    ``DeepSpeedConfigModel`` drops the value), and does not start with it elsewhere, which is a ``UserError``.
+    ``DeepSpeedConfigModel`` drops the value), and does not start with it elsewhere, which is a ``UserError``. A
+    size of stage 3 has two names there (``populate_by_name``); it is returned under ``stage3_…``, that of the table.
     """
     nested = flatten({"deepspeed": dict(values)}, origin=origin)
     given = {
@@ -180,6 +197,9 @@ def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
         if value != "auto"
         or not (key in FILLED_BY_TRAINER or (key.startswith(ZERO_SECTION) and key not in DERIVED_FROM_WIDTH))
     }
+    for alias, name in STAGE_3.items():
+        if (key := f"{ZERO_SECTION}{name}") in given:
+            given[f"{ZERO_SECTION}{alias}"] = given.pop(key)
     for key, value in given.items():
         meaning = TABLE.get(key)
         if value == "auto" and key not in DERIVED_FROM_WIDTH and meaning is not None and meaning.default != "auto":

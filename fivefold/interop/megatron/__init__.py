@@ -24,5 +24,6 @@ FORMATS = (
         keys={"megatron": TABLE},
         main_keys=frozenset({"seq_length", "micro_batch_size"}),
         order=2,
+        sample_data="random tokens (--mock-data, NullTokenizer)",
     ),
 )

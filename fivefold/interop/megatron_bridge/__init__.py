@@ -22,5 +22,6 @@ FORMATS = (
         emit,
         keys={"bridge": BRIDGE_AND_CORE_KEYS},
         order=1,
+        sample_data="random tokens (MockGPTDatasetConfig, NullTokenizer)",
     ),
 )

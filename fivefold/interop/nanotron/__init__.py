@@ -11,4 +11,16 @@ from fivefold.interop.nanotron.keys import TABLE, VERSION
 from fivefold.interop.nanotron.parse import is_nanotron, parse
 from fivefold.interop.nanotron.to_job import to_job
 
-FORMATS = (ConfigFormat("nanotron", VERSION, "nanotron", is_nanotron, parse, to_job, emit, keys={"nanotron": TABLE}),)
+FORMATS = (
+    ConfigFormat(
+        "nanotron",
+        VERSION,
+        "nanotron",
+        is_nanotron,
+        parse,
+        to_job,
+        emit,
+        keys={"nanotron": TABLE},
+        sample_data="stas/openwebtext-10k",
+    ),
+)

@@ -23,5 +23,6 @@ FORMATS = (
         emit,
         keys={"torchtitan": TABLE},
         main_keys=frozenset({"training.seq_len", "training.local_batch_size", "training.global_batch_size"}),
+        sample_data="c4",
     ),
 )

@@ -70,7 +70,6 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         )
     flavor = find_flavor(model)
     sizes = None if flavor else _emit_sizes(model)
-    remarks = () if job.documents == "separate" else ("torchtitan 0.3 keeps the documents of a sequence separate",)
     nodes, per_node = plan.hosts
     launch_line = (
         f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train "
@@ -84,7 +83,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         sizes=sizes,
         about=(f"torchtitan {VERSION}: {model.name}, {layout}.", f"Start: {launch_line}"),
     )
-    return WrittenConfig({"torchtitan_config.py": text}, remarks)
+    return WrittenConfig({"torchtitan_config.py": text})
 
 
 def _emit_converters(plan: ConfigPlan) -> str | None:

@@ -13,6 +13,14 @@ from fivefold.interop.torchtitan_toml.to_job import to_job
 
 FORMATS = (
     ConfigFormat(
-        "torchtitan-0.2", VERSION, "torchtitan", is_torchtitan_toml, parse, to_job, emit, keys={"torchtitan-0.2": TOML}
+        "torchtitan-0.2",
+        VERSION,
+        "torchtitan",
+        is_torchtitan_toml,
+        parse,
+        to_job,
+        emit,
+        keys={"torchtitan-0.2": TOML},
+        sample_data="c4",
     ),
 )
