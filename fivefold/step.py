@@ -108,8 +108,13 @@ class Work(Record):
     vision_parameters: NonNegativeInt | None = None  # of the vision tower and its projector; None: not counted
     vision_flops: NonNegativeInt | None = None  # of the images, part of the model FLOPs
     model_flops_causal: NonNegativeInt
-    model_flops_full: NonNegativeInt
+    model_flops_non_causal: NonNegativeInt
     hardware_flops: NonNegativeInt
+
+    def compute_mfu(self, available_flops: float) -> Mfu:
+        """Return the MFU of a step in which all chips together could have computed ``available_flops``."""
+        causal, non_causal = self.model_flops_causal, self.model_flops_non_causal
+        return Mfu(causal=causal / available_flops, non_causal=non_causal / available_flops)
 
 
 class Traffic(Record):
@@ -117,7 +122,7 @@ class Traffic(Record):
 
     axis: str
     collective: str
-    messages: NonNegativeInt
+    calls: NonNegativeInt
     bytes: NonNegativeInt
 
 
@@ -159,17 +164,16 @@ class Time(Record):
     @property
     def split(self) -> dict[str, float]:
         """Return the parts that add up to ``step_seconds``: compute, exposed messages by axis, bubble, update, host."""
-        messages = {f"{axis} messages": seconds for axis, seconds in self.exposed_seconds.items()}
+        messages = {f"{axis} communication": seconds for axis, seconds in self.exposed_seconds.items()}
         rest = {"bubble": self.bubble_seconds, "update": self.optimizer_seconds, "data": self.data_seconds}
         return {"compute": self.compute_seconds, **messages, **rest, "host": self.host_seconds}
 
 
 class Mfu(Record):
-    """Model FLOPs utilization of the chip's dense peak, by each of the three FLOP counts."""
+    """Model FLOPs utilization of the chip's dense peak: attention counted with and without the causal mask."""
 
     causal: NonNegativeFloat
-    full: NonNegativeFloat
-    hardware: NonNegativeFloat
+    non_causal: NonNegativeFloat
 
 
 class Step(Shown):
@@ -191,6 +195,7 @@ class Step(Shown):
     time: Time
     tokens_per_second_per_gpu: NonNegativeFloat
     mfu: Mfu
+    hfu: NonNegativeFloat  # hardware FLOPs utilization, with recomputation; attention without the causal mask
     operations: tuple[Operation, ...] = ()  # only in a predicted step
     findings: tuple[str, ...] = ()  # only in a measured step: problems of the run, one line each
     remarks: tuple[str, ...] = ()  # warnings about settings that are valid but perhaps not intended, one line each
@@ -218,7 +223,7 @@ def build_step(
     remarks: tuple[str, ...] = (),
 ) -> Step:
     """Return the step of a job, with its speed and MFU computed from its time."""
-    peak_flops = machine.chip.peak(job.precision.compute)
+    available = time.step_seconds * layout.world * machine.chip.peak(job.precision.compute)
     return Step(
         kind=kind,
         model=model.name,
@@ -232,7 +237,8 @@ def build_step(
         traffic=traffic,
         time=time,
         tokens_per_second_per_gpu=job.tokens_per_step / time.step_seconds / layout.world,
-        mfu=utilisation(work, seconds=time.step_seconds, world=layout.world, peak_flops=peak_flops),
+        mfu=work.compute_mfu(available),
+        hfu=work.hardware_flops / available,
         operations=operations,
         findings=findings,
         remarks=remarks,
@@ -248,13 +254,3 @@ def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:
     if collective in ("all_gather", "reduce_scatter", "all_to_all"):
         return (ranks - 1) * payload // ranks
     return payload  # p2p, broadcast, reduce: pipelined
-
-
-def utilisation(work: Work, *, seconds: float, world: int, peak_flops: float) -> Mfu:
-    """Return the three MFUs of a step of ``seconds`` on ``world`` chips of ``peak_flops`` each."""
-    available = seconds * world * peak_flops
-    return Mfu(
-        causal=work.model_flops_causal / available,
-        full=work.model_flops_full / available,
-        hardware=work.hardware_flops / available,
-    )

@@ -56,13 +56,22 @@ def show_cause(cause: str) -> str:
 
 
 def show_count(count: float) -> str:
-    """Format a count of parameters, FLOPs or tokens: ``8_030_261_248`` → ``"8.03 G"``."""
+    """Format a count of parameters or tokens, billions as B: ``8_030_261_248`` → ``"8.03 B"``."""
+    return _show_thousands(count, (" k", " M", " B", " T"))
+
+
+def show_flops(flops: float) -> str:
+    """Format FLOPs with an SI prefix, to be followed by their unit: ``8_030_261_248`` → ``"8.03 G"``."""
+    return _show_thousands(flops, (" k", " M", " G", " T", " P", " E"))
+
+
+def _show_thousands(count: float, units: tuple[str, ...]) -> str:
     size = float(count)
-    for unit in ("", " k", " M", " G", " T", " P"):
-        if abs(round(size, 2)) < 1000:
+    for unit in ("", *units):
+        if abs(round(size, 2)) < 1000 or unit == units[-1]:
             return f"{size:.0f}" if unit == "" and size == int(size) else f"{size:.2f}{unit}"
         size /= 1000
-    return f"{size:.2f} E"
+    raise AssertionError("unreachable")
 
 
 def show_seconds(seconds: float) -> str:

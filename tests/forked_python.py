@@ -36,7 +36,7 @@ PYTHON = sys.executable  # a test may replace it
 DEFAULT_TORCH_SEED = 67280421310721  # of a fresh interpreter
 KEPT: list[object] = []  # so that nothing of it is finalized
 HUGE_PAGE, MADV_COLLAPSE = 2 << 20, 25
-FORKS_BETWEEN = 50  # of two calls that join pages, which forks take apart where they are written
+FORKS_BETWEEN = 50  # of two calls that join pages, which forks split up where they are written
 
 
 def fork_interpreters() -> None:

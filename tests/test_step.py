@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Traffic, Work, sent_bytes, utilisation
+from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Traffic, Work, sent_bytes
 
 # The contract that users' scripts read; more keys may be added, none may go.
 CONTRACT: dict[str, Any] = {
@@ -18,15 +18,17 @@ CONTRACT: dict[str, Any] = {
         }],
     },
     "work": {
-        "parameters": 0, "active_parameters": 0, "model_flops_causal": 0, "model_flops_full": 0, "hardware_flops": 0,
+        "parameters": 0, "active_parameters": 0, "model_flops_causal": 0, "model_flops_non_causal": 0,
+        "hardware_flops": 0,
     },
-    "traffic": [{"axis": 0, "collective": 0, "messages": 0, "bytes": 0}],
+    "traffic": [{"axis": 0, "collective": 0, "calls": 0, "bytes": 0}],
     "time": {
         "step_seconds": 0, "compute_seconds": 0, "bubble_seconds": 0, "exposed_seconds": 0,
         "optimizer_seconds": 0, "error": 0, "longest_part": 0,
     },
     "tokens_per_second_per_gpu": 0,
-    "mfu": {"causal": 0, "full": 0, "hardware": 0},
+    "mfu": {"causal": 0, "non_causal": 0},
+    "hfu": 0,
 }  # fmt: skip
 
 STEP = Step(
@@ -51,12 +53,13 @@ STEP = Step(
         ),
     ),
     work=Work(
-        parameters=5, active_parameters=5, model_flops_causal=1000, model_flops_full=1500, hardware_flops=2000
+        parameters=5, active_parameters=5, model_flops_causal=1000, model_flops_non_causal=1500, hardware_flops=2000
     ),
-    traffic=(Traffic(axis="dp", collective="all_reduce", messages=1, bytes=20),),
+    traffic=(Traffic(axis="dp", collective="all_reduce", calls=1, bytes=20),),
     time=Time(step_seconds=2.0, compute_seconds=1.5, exposed_seconds={"dp": 0.4}, optimizer_seconds=0.1),
     tokens_per_second_per_gpu=128.0,
-    mfu=Mfu(causal=0.1, full=0.15, hardware=0.2),
+    mfu=Mfu(causal=0.1, non_causal=0.15),
+    hfu=0.2,
 )  # fmt: skip
 
 
@@ -79,8 +82,8 @@ def test_json_keeps_the_contract() -> None:
 
 def test_the_contract_test_can_fail() -> None:
     result = json.loads(STEP.model_dump_json())
-    del result["traffic"][0]["messages"], result["mfu"]["full"]
-    assert list_missing(CONTRACT, result) == ["step.traffic[].messages", "step.mfu.full"]
+    del result["traffic"][0]["calls"], result["mfu"]["non_causal"]
+    assert list_missing(CONTRACT, result) == ["step.traffic[].calls", "step.mfu.non_causal"]
 
 
 def test_a_step_survives_json() -> None:
@@ -112,6 +115,6 @@ def test_all_reduce_is_scatter_and_gather() -> None:
     assert sent_bytes("all_reduce", payload=4096, ranks=16) == sum(parts)
 
 
-def test_utilisation_is_of_all_chips() -> None:
-    mfu = utilisation(STEP.work, seconds=2.0, world=2, peak_flops=1000.0)
-    assert (mfu.causal, mfu.full, mfu.hardware) == (0.25, 0.375, 0.5)
+def test_mfu_is_of_all_chips() -> None:
+    mfu = STEP.work.compute_mfu(2.0 * 2 * 1000.0)
+    assert (mfu.causal, mfu.non_causal) == (0.25, 0.375)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.units import ceil_div, show_bytes, show_count, show_seconds
+from fivefold.units import ceil_div, show_bytes, show_count, show_flops, show_seconds
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,20 @@ def test_bytes_are_binary(count: int, text: str) -> None:
         (999, "999"),
         (1000, "1.00 k"),
         (999_999, "1.00 M"),
-        (8_030_261_248, "8.03 G"),
-        (4.2e17, "420.00 P"),
-        (4.2e18, "4.20 E"),
+        (8_030_261_248, "8.03 B"),
+        (1.5e13, "15.00 T"),
+        (1.5e15, "1500.00 T"),
     ],
 )
 def test_counts_are_decimal(count: float, text: str) -> None:
     assert show_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"), [(999, "999"), (8_030_261_248, "8.03 G"), (4.2e17, "420.00 P"), (4.2e18, "4.20 E")]
+)
+def test_flops_have_si_prefixes(flops: float, text: str) -> None:
+    assert show_flops(flops) == text
 
 
 @pytest.mark.parametrize(

@@ -174,5 +174,5 @@ def seconds_of_tokens(job: Job, *, rate: float, ranks: int) -> float:
 def seconds_of_flops(model: Model, job: Job, *, rate: float, ranks: int, count: Literal["full", "causal"]) -> float:
     """Return seconds of a step at ``rate`` FLOP/s per rank, counted as the source does; 0 where no rate is printed."""
     done = work(model, layout=Layout(), job=job)
-    flops = done.model_flops_full if count == "full" else done.model_flops_causal
+    flops = done.model_flops_non_causal if count == "full" else done.model_flops_causal
     return flops / (rate * ranks) if rate else 0.0

@@ -181,9 +181,7 @@ def traffic(tape: Tape) -> tuple[Traffic, ...]:
             messages[key] += 1
             bytes_sent[key] += sent_bytes(message.collective, payload=message.payload, ranks=len(message.members))
     return tuple(
-        Traffic(
-            axis=axis, collective=collective, messages=messages[axis, collective], bytes=bytes_sent[axis, collective]
-        )
+        Traffic(axis=axis, collective=collective, calls=messages[axis, collective], bytes=bytes_sent[axis, collective])
         for axis, collective in sorted(messages)
     )
 

@@ -198,8 +198,8 @@ def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
         better="neither",
         values=tuple(float(count_image_tokens(case.model, case.job)) for case, _ in predicted),
     )
-    yield row("FLOPs of images", "count", "neither", lambda step: step.work.vision_flops)
-    yield row("hardware FLOPs", "count", "less", lambda step: step.work.hardware_flops)
+    yield row("FLOPs of images", "FLOPs", "neither", lambda step: step.work.vision_flops)
+    yield row("hardware FLOPs", "FLOPs", "less", lambda step: step.work.hardware_flops)
     for axis in dict.fromkeys(item.axis for step in steps for item in step.traffic):
         yield row(f"sent over axis {axis}", "bytes", "less", lambda step, axis=axis: _sum_sent_bytes(step, axis))  # type: ignore[misc]
 

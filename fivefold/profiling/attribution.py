@@ -219,7 +219,9 @@ def split(times: Sequence[RankBreakdown], *, step_seconds: float) -> Time:
     by_category = {name: chosen.seconds_of(name) * scale for name in ("compute", "optimizer", "data", "host")}
     bubble, exposed_by_axis = chosen.bubble * scale, {axis: seconds * scale for axis, seconds in exposed.items()}
     sizes = (
-        {f"{axis} messages": seconds for axis, seconds in exposed_by_axis.items()} | by_category | {"bubble": bubble}
+        {f"{axis} communication": seconds for axis, seconds in exposed_by_axis.items()}
+        | by_category
+        | {"bubble": bubble}
     )
     return Time(
         step_seconds=step_seconds,

@@ -31,7 +31,7 @@ from fivefold.profiling.closed_loop import average_traffic, stage_memory, write_
 from fivefold.profiling.step_advice import advise_on_step
 from fivefold.record import UserError
 from fivefold.results.advice import StepAdvice
-from fivefold.step import Memory, Step, Time, Work, utilisation
+from fivefold.step import Memory, Step, Time, Work
 from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock
 from fivefold.trainer.measure.loop_meter import LoopMeter
 from fivefold.trainer.measure.measured_step import MeasuredStep
@@ -242,7 +242,7 @@ class Watched:
             parameters=parameters,
             active_parameters=parameters,
             model_flops_causal=flops,
-            model_flops_full=flops,
+            model_flops_non_causal=flops,
             hardware_flops=flops,
         )
         if self.predicted is not None:
@@ -256,6 +256,7 @@ class Watched:
             reserved_bytes=max(measurement[1] for measurement in everyone),
         )
         world = len(everyone)
+        available = (seconds or 1.0) * world * (peak or inf)
         return Step(
             kind="measured",
             world=world,
@@ -270,7 +271,8 @@ class Watched:
                 data_seconds=wait,
             ),
             tokens_per_second_per_gpu=self.tokens / seconds / world if seconds else 0.0,
-            mfu=utilisation(work, seconds=seconds or 1.0, world=world, peak_flops=peak or inf),
+            mfu=work.compute_mfu(available),
+            hfu=work.hardware_flops / available,
         )
 
 

@@ -8,15 +8,7 @@ from operator import attrgetter
 from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.results.catalog import CatalogFamily, CatalogMachine, CatalogModel, CatalogStack
 from fivefold.stack.spec import SupportedLayouts
-from fivefold.units import GIB, show_rate
-
-
-def _show_parameters(count: int) -> str:
-    """Return a number of parameters in millions, billions or trillions."""
-    for unit, size in (("M", 1e6), ("B", 1e9)):
-        if count < 999.5 * size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 1e12:.3g} T"
+from fivefold.units import GIB, show_count, show_rate
 
 
 def _show_heads(model: CatalogModel) -> str:
@@ -42,8 +34,8 @@ def _join(values: Sequence[object], every: Sequence[object] = ()) -> str:
 
 MODELS: tuple[Column[CatalogModel], ...] = (
     Column("model", attrgetter("name"), is_text=True),
-    Column("parameters", attrgetter("parameters"), _show_parameters),
-    Column("active", attrgetter("active_parameters"), _show_parameters),
+    Column("parameters", attrgetter("parameters"), show_count),
+    Column("active", attrgetter("active_parameters"), show_count),
     Column("layers", attrgetter("layers")),
     Column("heads (KV)", _show_heads),
     Column("experts", _show_experts, missing=""),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.results.step_comparison import QuantityComparison
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_count, show_flops, show_seconds
 
 
 def table(rows: Sequence[QuantityComparison], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
@@ -30,7 +30,7 @@ def format_value(row: QuantityComparison, value: float) -> str:
         return show_bytes(value)
     if row.unit == "seconds":
         return show_seconds(value)
-    return show_count(value)
+    return show_flops(value) if row.unit == "FLOPs" else show_count(value)
 
 
 def difference(row: QuantityComparison) -> Text:

@@ -18,7 +18,7 @@ from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
 from fivefold.results.difference import break_down
 from fivefold.results.ratio import SpeedRatio
 from fivefold.step import Step
-from fivefold.units import show_bytes, show_count, show_risk, show_seconds
+from fivefold.units import show_bytes, show_count, show_flops, show_risk, show_seconds
 
 EQUAL_DIFFERENCE = 0.02  # relative difference below which two predictions are considered equal
 BESIDE = 4  # maximum number of variants shown as columns
@@ -210,7 +210,7 @@ def _bytes(size: float) -> str:
     return f"−{show_bytes(-size)}" if size < 0 else show_bytes(size)
 
 
-FORMATS: dict[str, Callable[[float], str]] = {"seconds": show_seconds, "bytes": _bytes}
+FORMATS: dict[str, Callable[[float], str]] = {"seconds": show_seconds, "bytes": _bytes, "FLOPs": show_flops}
 
 
 def draw_times(comparison: Comparison) -> Chart:

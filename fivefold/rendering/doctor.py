@@ -17,7 +17,7 @@ from fivefold.rendering.grid import Grid
 from fivefold.rendering.step_view import Parts, split_bytes
 from fivefold.rendering.table import heading, show_bars
 from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, ModuleCost, generalize_path
-from fivefold.units import show_bytes, show_count
+from fivefold.units import show_bytes, show_count, show_flops
 
 MAX_ROWS = 16  # maximum rows of the module table, which limit its depth
 LISTS = ("ModuleList", "ModuleDict")  # containers without work of their own
@@ -57,13 +57,13 @@ def _costs(diagnosis: Diagnosis) -> Grid:
             show_bytes(cost.peak_bytes),
             show_bytes(cost.states_bytes),
             show_bytes(cost.kept_bytes),
-            show_count(cost.flops),
-            str(sum(message.messages for message in cost.traffic)),
+            show_flops(cost.flops),
+            str(sum(message.calls for message in cost.traffic)),
             show_bytes(sum(message.bytes for message in cost.traffic)),
         )
         for cost in diagnosis.costs
     )
-    return Grid(("", "peak", "states", "kept", "FLOPs", "messages", "sent"), rows, words=("",))
+    return Grid(("", "peak", "states", "kept", "FLOPs", "calls", "sent"), rows, words=("",))
 
 
 def cause(at: Fullest) -> str:
@@ -113,7 +113,7 @@ def ranges(modules: Iterable[str]) -> Iterator[str]:
 def _headline(diagnosis: Diagnosis) -> Text:
     flops = diagnosis.forward_flops + diagnosis.backward_flops + diagnosis.recomputed_flops
     trained = f", {show_count(diagnosis.trainable)} trained" if diagnosis.trainable != diagnosis.parameters else ""
-    recomputed = f", {show_count(diagnosis.recomputed_flops)} recomputed" if diagnosis.recomputed_flops else ""
+    recomputed = f", {show_flops(diagnosis.recomputed_flops)} recomputed" if diagnosis.recomputed_flops else ""
     return Text.assemble(
         (
             f"{diagnosis.model} with {diagnosis.optimizer}, {show_count(diagnosis.parameters)} parameters{trained}\n\n",
@@ -122,8 +122,8 @@ def _headline(diagnosis: Diagnosis) -> Text:
         (f"{show_bytes(diagnosis.peak_bytes)} at the peak", "bold cyan"),
         f"  ·  {show_bytes(diagnosis.first.peak_bytes)} in the first step, "
         f"{show_bytes(diagnosis.steady.peak_bytes)} later\n",
-        f"{show_count(flops)}FLOPs a step: {show_count(diagnosis.forward_flops)} forward, "
-        f"{show_count(diagnosis.backward_flops)} backward{recomputed}",
+        f"{show_flops(flops)}FLOPs a step: {show_flops(diagnosis.forward_flops)} forward, "
+        f"{show_flops(diagnosis.backward_flops)} backward{recomputed}",
         overflow="fold",
     )
 
@@ -153,7 +153,9 @@ def _modules(parts: Sequence[ModuleCost]) -> Grid:
         (
             f"{name} × {len(parts_of_name)}" if len(parts_of_name) > 1 else name,
             " ".join(dict.fromkeys(part.kind for part in parts_of_name)),
-            *(show_count(sum(values)) for values in zip(*map(_counts, parts_of_name), strict=True)),
+            show_count(sum(part.parameters for part in parts_of_name)),
+            show_flops(sum(part.forward_flops for part in parts_of_name)),
+            show_flops(sum(part.backward_flops + part.recomputed_flops for part in parts_of_name)),
             show_bytes(sum(part.kept_bytes for part in parts_of_name)),
         )
         for name, parts_of_name in groups.items()
@@ -161,7 +163,3 @@ def _modules(parts: Sequence[ModuleCost]) -> Grid:
     )
     headings = ("module", "kind", "parameters", "forward FLOPs", "backward FLOPs", "kept")
     return Grid(headings, rows, words=("module", "kind"))
-
-
-def _counts(part: ModuleCost) -> tuple[int, int, int]:
-    return part.parameters, part.forward_flops, part.backward_flops + part.recomputed_flops

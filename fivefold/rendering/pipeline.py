@@ -83,7 +83,7 @@ def finding(time: Time, rows: Rows = ()) -> str:
     If ``rows``, which are drawn, are of a shorter step with fewer micro-batches, the title also gives its time and the
     share of it that is idle.
     """
-    rest = {f"{axis} messages take": seconds for axis, seconds in time.exposed_seconds.items()}
+    rest = {f"{axis} communication takes": seconds for axis, seconds in time.exposed_seconds.items()}
     rest |= {"the bubble takes": time.bubble_seconds, "the update takes": time.optimizer_seconds}
     rest |= {"the host takes": time.host_seconds, "the data takes": time.data_seconds}
     largest = max(rest, key=lambda name: rest[name])

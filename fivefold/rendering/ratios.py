@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fivefold.rendering.grid import Grid
 from fivefold.results.balance import Axis, Ratios, Sizing
-from fivefold.units import show_count
+from fivefold.units import show_flops
 
 
 def page(ratios: Ratios) -> RenderableType:
@@ -53,7 +53,7 @@ def _headline(ratios: Ratios) -> Text:
     balances = ", ".join(f"{link} {balance:,.0f}" for link, balance in ratios.balances.items())
     return Text.assemble(
         (f"{ratios.layout}, one axis varied at a time\n\n", "bold"),
-        f"{show_count(ratios.peak_flops)}FLOP/s at peak. FLOPs that overlap the time of one byte sent: {balances}\n",
+        f"{show_flops(ratios.peak_flops)}FLOP/s at peak. FLOPs that overlap the time of one byte sent: {balances}\n",
         overflow="fold",
     )
 

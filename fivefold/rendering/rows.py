@@ -18,7 +18,7 @@ from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.results.run_estimate import RunEstimate
 from fivefold.results.search_result import Batch, Change, FineTune, Lengths, QuestionAnswer
 from fivefold.results.sweep_row import SweepRow as SweepRow
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_count, show_flops, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.display import Rows
@@ -91,5 +91,7 @@ def _cell(name: str, value: Any) -> str:
             return show_bytes(value)
         if name.endswith("_seconds"):
             return show_seconds(value)
-        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if abs(value) < 1e4 else show_count(value)
+        if isinstance(value, int):
+            return f"{value:,}"
+        return f"{value:.4g}" if abs(value) < 1e4 else show_flops(value) if "flops" in name else show_count(value)
     return ", ".join(f"{key}={element}" for key, element in value.items()) if isinstance(value, Mapping) else str(value)

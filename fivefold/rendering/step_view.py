@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.rendering.verdict import judgement
 from fivefold.step import Memory, Operation, StageMemory, Step, Time, Traffic, Verdict, Work
-from fivefold.units import show_bytes, show_cause, show_count, show_seconds
+from fivefold.units import show_bytes, show_cause, show_count, show_flops, show_seconds
 
 MEMORY_PARTS = (
     "parameters",
@@ -26,13 +26,13 @@ VERDICT_TONES: dict[Verdict, str] = {"fits": "good", "tight": "warn", "does not 
 TRAFFIC: tuple[Column[Traffic], ...] = (
     Column("axis", attrgetter("axis"), is_text=True),
     Column("collective", attrgetter("collective"), is_text=True),
-    Column("calls", attrgetter("messages"), "{:,}".format),
+    Column("calls", attrgetter("calls"), "{:,}".format),
     Column("sent", attrgetter("bytes"), show_bytes),
 )
 OPERATIONS: tuple[Column[Operation], ...] = (
     Column("operation", attrgetter("name"), is_text=True),
     Column("times", attrgetter("times")),
-    Column("FLOPs", attrgetter("flops"), show_count),
+    Column("FLOPs", attrgetter("flops"), show_flops),
     Column("saved", attrgetter("kept_bytes"), show_bytes),
     Column("forward", attrgetter("forward_seconds"), show_seconds),
     Column("backward", attrgetter("backward_seconds"), show_seconds),
@@ -91,7 +91,7 @@ def view_step(step: Step) -> StepView:
     """Return the view of a step."""
     stages = step.memory.stages
     bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
-    traffic = step.traffic if any(item.messages or item.bytes for item in step.traffic) else ()
+    traffic = step.traffic if any(item.calls or item.bytes for item in step.traffic) else ()
     return StepView(
         list_key_figures(step),
         _view_memory(max(stages, key=lambda stage: stage.peak_bytes), has_several_stages=len(stages) > 1)
@@ -115,7 +115,9 @@ def list_key_figures(step: Step) -> tuple[Figure, ...]:
     return (
         Figure("step time", show_seconds(step.time.step_seconds), bound),
         Figure("peak memory", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),
-        Figure("MFU, causal", f"{step.mfu.causal:.1%}", f"HFU {step.mfu.hardware:.1%}"),
+        Figure(
+            "MFU, causal", f"{step.mfu.causal:.1%}", f"non-causal: MFU {step.mfu.non_causal:.1%}, HFU {step.hfu:.1%}"
+        ),
         Figure("tokens/s per GPU", show_count(step.tokens_per_second_per_gpu)),
     )
 
@@ -172,9 +174,9 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
         ("parameters", show_count(work.parameters) + active),
         *adapters,
         *_list_vision(work),
-        ("model FLOPs, causal", show_count(work.model_flops_causal)),
-        ("model FLOPs, non-causal", show_count(work.model_flops_full)),
-        ("hardware FLOPs", show_count(work.hardware_flops)),
+        ("model FLOPs, causal", show_flops(work.model_flops_causal)),
+        ("model FLOPs, non-causal", show_flops(work.model_flops_non_causal)),
+        ("hardware FLOPs, non-causal", show_flops(work.hardware_flops)),
     ]
     if step.tokens_per_second_per_gpu:
         lines.append(("GPU hours per 1 T tokens", show_count(1e12 / step.tokens_per_second_per_gpu / 3600)))

@@ -20,8 +20,8 @@ from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.stages import StageTable
 from fivefold.rendering.step_view import Parts, Section, view_step
 from fivefold.rendering.verdict import STYLES, judgement
-from fivefold.step import Kind, Memory, Mfu, Step
-from fivefold.units import show_bytes, show_count, show_rate, show_seconds
+from fivefold.step import Kind, Memory, Step
+from fivefold.units import show_bytes, show_count, show_flops, show_rate, show_seconds
 
 BAR_WIDTH = 30
 KINDS: dict[Kind, str] = {"predicted": "predicted", "dry run": "dry run", "measured": "measured"}
@@ -60,7 +60,7 @@ def show_section(section: Section) -> RenderableType:
 
 def machine(machine: Machine) -> str:
     """Describe a machine in one line: peaks, memory and bandwidth of a rank, and the outermost link."""
-    peaks = ", ".join(f"{dtype} {show_count(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
+    peaks = ", ".join(f"{dtype} {show_flops(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
     link = machine.links[-1]
     spread = machine.calibration.spread if machine.calibration else None
     noise = "" if spread is None else f"; nine in ten measured points agree within {spread:.0%}"
@@ -84,17 +84,17 @@ def show_headline(step: Step, *, stated: Collection[str] = ()) -> Text:
         remarks(step.remarks),
         "\n",
         (f"step time {show_seconds(step.time.step_seconds)}", "bold cyan"),
-        f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_mfu(step.mfu)}\n",
+        f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_mfu(step)}\n",
         _verdict(step.memory),
         expectation(step),
         overflow="fold",
     )
 
 
-def _mfu(mfu: Mfu) -> str:
-    if not mfu.hardware:  # the chip was not named
+def _mfu(step: Step) -> str:
+    if not step.hfu:  # the chip was not named
         return "MFU not known"
-    return f"MFU {mfu.causal:.1%} causal, {mfu.full:.1%} non-causal; HFU {mfu.hardware:.1%}"
+    return f"MFU {step.mfu.causal:.1%} causal; non-causal: MFU {step.mfu.non_causal:.1%}, HFU {step.hfu:.1%}"
 
 
 def _verdict(memory: Memory) -> Text:

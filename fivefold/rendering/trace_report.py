@@ -216,7 +216,7 @@ def _message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
         line.axis or line.group,
         str(line.ranks or "–"),
         line.collective,
-        f"{line.messages:,.4g}",
+        f"{line.calls:,.4g}",
         size,
         show_seconds(line.seconds),
         waiting,

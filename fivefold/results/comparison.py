@@ -15,7 +15,7 @@ from fivefold.results.ratio import SpeedRatio
 from fivefold.step import FITS_RISK, Step
 
 EQUAL = 5e-4  # relative difference up to which two values print the same
-Unit = Literal["seconds", "bytes", "share", "per second", "count", "dollars", "words"]
+Unit = Literal["seconds", "bytes", "share", "per second", "count", "FLOPs", "dollars", "words"]
 
 
 class Variant(Record):

@@ -1,6 +1,6 @@
 """Explains why one step takes longer than another: the difference in seconds of each part of its time.
 
-parts   {"compute": 4.83, "bubble": 0.24, "tp messages": 0.56, "update": 0.01}
+parts   {"compute": 4.83, "bubble": 0.24, "tp communication": 0.56, "update": 0.01}
 """
 
 from __future__ import annotations

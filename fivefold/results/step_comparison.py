@@ -2,8 +2,8 @@
 
     error = predicted / measured - 1
 
-Counts (parameters, bytes of state, FLOPs, messages) must be equal. Estimates (peak memory, seconds, tokens/s) have a
-relative error.
+Counts (parameters, bytes of state, FLOPs, collective calls) must be equal. Estimates (peak memory, seconds, tokens/s)
+have a relative error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.record import Record, UserError, read_file
 from fivefold.step import StageMemory, Step
 
-Unit = Literal["parameters", "bytes", "FLOPs", "messages", "seconds", "tokens/s"]
+Unit = Literal["parameters", "bytes", "FLOPs", "calls", "seconds", "tokens/s"]
 
 
 class QuantityComparison(Record):
@@ -139,7 +139,7 @@ def _traffic_rows(predicted: Step, measured: Step) -> Iterator[QuantityCompariso
     left, right = (_sum_traffic(step) for step in (predicted, measured))
     for axis, collective in {**left, **right}:
         messages, sizes = zip(*(side.get((axis, collective), (0, 0)) for side in (left, right)), strict=True)
-        yield _row(f"{axis} {collective}, messages", "messages", *messages, exact=True)
+        yield _row(f"{axis} {collective}, calls", "calls", *messages, exact=True)
         # over etp, rows are padded to the busiest rank of a layer, which depends on routing
         yield _row(f"{axis} {collective}, sent", "bytes", *sizes, exact=axis != "etp")
 
@@ -148,5 +148,5 @@ def _sum_traffic(step: Step) -> dict[tuple[str, str], tuple[int, int]]:
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for item in step.traffic:
         messages, size = sums.get((item.axis, item.collective), (0, 0))
-        sums[item.axis, item.collective] = (messages + item.messages, size + item.bytes)
+        sums[item.axis, item.collective] = (messages + item.calls, size + item.bytes)
     return sums

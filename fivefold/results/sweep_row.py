@@ -42,8 +42,8 @@ class SweepRow(Record):
     step_seconds: float | None = None
     tokens_per_second_per_gpu: float | None = None
     mfu_causal: float | None = None
-    mfu_full: float | None = None
-    mfu_hardware: float | None = None
+    mfu_non_causal: float | None = None
+    hfu: float | None = None
     compute_seconds: float | None = None
     bubble_seconds: float | None = None
     exposed_seconds: float | None = None
@@ -107,8 +107,8 @@ def columns_from_step(step: Step) -> dict[str, Any]:
         "step_seconds": time.step_seconds,
         "tokens_per_second_per_gpu": step.tokens_per_second_per_gpu,
         "mfu_causal": mfu.causal,
-        "mfu_full": mfu.full,
-        "mfu_hardware": mfu.hardware,
+        "mfu_non_causal": mfu.non_causal,
+        "hfu": step.hfu,
         "compute_seconds": time.compute_seconds,
         "bubble_seconds": time.bubble_seconds,
         "exposed_seconds": sum(time.exposed_seconds.values()),

@@ -81,8 +81,8 @@ class MessageLine(Record):
     axis: str = ""  # axis of the layout, where one is given
     ranks: PositiveInt | None = None  # size of the group; None if the trace does not state it
     collective: str
-    messages: NonNegativeFloat
-    bytes: NonNegativeFloat | None = None  # of all messages together
+    calls: NonNegativeFloat
+    bytes: NonNegativeFloat | None = None  # of all calls together
     seconds: NonNegativeFloat
     waiting_seconds: NonNegativeFloat | None = None  # part of them, before the last rank had arrived
     algorithm_bandwidth: NonNegativeFloat | None = None  # bytes/s

@@ -47,7 +47,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         flat = layout.replace(tp_inner=1)
         raise UserError(
             f"layout {str(layout)!r}: the trainer shards tensors over one axis, as a second one saves 10 to 13 % of "
-            f"tp's messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
+            f"tp's communication and 3 % of a step; `predict` counts both; try {str(flat)!r}"
         )
     if job.images:
         raise UserError(

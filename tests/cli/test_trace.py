@@ -107,7 +107,7 @@ def test_the_report_compares_with_the_prediction(folder: Path) -> None:
     data = json.loads(run(folder, *against, "--json"))
     rows = {row["quantity"]: row for row in data["against"]}
     assert rows["step time"]["predicted"] == data["predicted"]["time"]["step_seconds"]
-    assert rows["dp, world all_gather, messages"]["measured"] > 0
+    assert rows["dp, world all_gather, calls"]["measured"] > 0
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ class Row(NamedTuple):
     case: str
     tokens_per_second: float
     mfu_causal: float
-    mfu_full: float
+    mfu_non_causal: float
     seconds: float
     predicted_seconds: float
     peak_bytes: int
@@ -140,7 +140,7 @@ def compare(case: Case, *, chip: str, machine: str = "", small: bool = False) ->
         str(case),
         case.job.tokens_per_step / seconds,
         step.mfu.causal * faster,
-        step.mfu.full * faster,
+        step.mfu.non_causal * faster,
         seconds,
         step.time.step_seconds,
         peak,
@@ -157,7 +157,7 @@ def markdown(rows: Sequence[Row]) -> str:
     )
     lines = [head, "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     lines += [
-        f"| {row.case} | {row.tokens_per_second:,.0f} | {row.mfu_causal:.1%} | {row.mfu_full:.1%} "
+        f"| {row.case} | {row.tokens_per_second:,.0f} | {row.mfu_causal:.1%} | {row.mfu_non_causal:.1%} "
         f"| {row.seconds:.3f} | {_cells(row.predicted_seconds, row.seconds, '.3f')} "
         f"| {_cells(row.calibrated_seconds, row.seconds, '.3f')} "
         f"| {row.peak_bytes / GIB:.2f} | {_cells(row.predicted_peak_bytes / GIB, row.peak_bytes / GIB, '.2f')} |"

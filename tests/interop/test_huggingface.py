@@ -502,8 +502,8 @@ MLP = ["gate_proj", "up_proj", "down_proj"]
         ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION}, {}, ()),
         ("Qwen/Qwen3-30B-A3B", {"lora_target_linear": True}, {}, ("lora_target_linear",)),
         # 48 layers of 128 experts, each 2 * 32 * (2048 + 2 * 768) and 32 * (768 + 2048)
-        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION + MLP}, {"lora_target_modules": "1.96 G"}, ()),
-        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": "all-linear"}, {"lora_target_modules": "1.96 G"}, ()),
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION + MLP}, {"lora_target_modules": "1.96 B"}, ()),
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": "all-linear"}, {"lora_target_modules": "1.96 B"}, ()),
         ("mistralai/Mixtral-8x7B-v0.1", {"lora_target_modules": "all-linear"}, {"lora_target_modules": "mixtral"}, ()),
         ("mistralai/Mixtral-8x7B-v0.1", {"lora_target_linear": True}, {}, ("lora_target_linear",)),
         # shared experts have layers of an MLP

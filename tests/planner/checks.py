@@ -49,9 +49,9 @@ def check_step(case: Case) -> None:
     if machine.calibration is None:  # else what was measured need not be below the peak
         assert step.mfu.causal <= 1, "faster than the chip"
     assert 0 < work.active_parameters <= work.parameters == model.parameters + (work.vision_parameters or 0)
-    assert 0 < work.model_flops_causal <= work.model_flops_full
+    assert 0 < work.model_flops_causal <= work.model_flops_non_causal
     assert math.isclose(step.tokens_per_second_per_gpu * step.world * time.step_seconds, job.tokens_per_step)
-    assert all(item.messages > 0 for item in step.traffic)
+    assert all(item.calls > 0 for item in step.traffic)
     assert all(operation.times > 0 for operation in step.operations)
 
 

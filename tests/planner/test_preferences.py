@@ -29,9 +29,9 @@ def test_the_reference_is_a_copy_of_the_weights_and_a_forward(text: str, shards:
     dpo, sft = (predict(model=MODEL, machine=MACHINE, layout=layout, job=job) for job in (DPO, SFT))
     (ours,), (plain,) = dpo.memory.stages, sft.memory.stages
     assert ours.parameters_bytes - plain.parameters_bytes == 2 * MODEL.parameters // shards
-    assert (3 * dpo.work.hardware_flops, 3 * dpo.work.model_flops_full) == (
+    assert (3 * dpo.work.hardware_flops, 3 * dpo.work.model_flops_non_causal) == (
         4 * sft.work.hardware_flops,
-        4 * sft.work.model_flops_full,
+        4 * sft.work.model_flops_non_causal,
     )
     assert dpo.time is not None
     assert sft.time is not None

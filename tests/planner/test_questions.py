@@ -202,7 +202,7 @@ def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
 def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
     job = JOB.replace(global_batch=16)
     answer = questions.fewest_gpus(model=LLAMA, machine=NODE, job=job)
-    assert answer.value == 4  # 8 G parameters x 18 bytes = 135 GiB, which two GPUs hold at a higher risk
+    assert answer.value == 4  # 8 B parameters x 18 bytes = 135 GiB, which two GPUs hold at a higher risk
     assert questions.fewest_gpus(model=LLAMA, machine=NODE, job=job, risk=TIGHT_RISK).value == 2
     assert answer.memory_bytes is not None
     assert answer.memory_bytes <= NODE.chip.memory_bytes

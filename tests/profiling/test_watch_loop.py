@@ -66,7 +66,7 @@ def test_states_flops_and_peak_of_a_loop() -> None:
     assert stage.activations_bytes == examined.kept_bytes + 4 * ROWS * WIDTH  # with its input
     assert 0 < step.time.optimizer_seconds < step.time.step_seconds
     assert step.tokens_per_second_per_gpu == pytest.approx(ROWS / step.time.step_seconds)
-    assert step.mfu.hardware == 0  # no machine was named, so no peak is known
+    assert step.hfu == 0  # no machine was named, so no peak is known
     assert step.traffic == ()
 
 
@@ -200,11 +200,11 @@ def test_ddp_on_two_ranks(tmp_path: Path) -> None:
         },
     )
     step, other = both[""], both["unused"]
-    assert other["traffic"][0]["messages"] == 2
+    assert other["traffic"][0]["calls"] == 2
     assert other["memory"]["peak_bytes"] == pytest.approx(step["memory"]["peak_bytes"], rel=0.02)
     kept = 4 * ROWS * (WIDTH + BLOCKS * 5 * WIDTH)
     (stage,) = step["memory"]["stages"]
-    assert step["traffic"] == [{"axis": "dp", "collective": "all_reduce", "messages": 1, "bytes": 4 * WEIGHTS}]
+    assert step["traffic"] == [{"axis": "dp", "collective": "all_reduce", "calls": 1, "bytes": 4 * WEIGHTS}]
     states = 4 * WEIGHTS * 4 + stage["optimizer_bytes"] - 8 * WEIGHTS  # weights, moments; gradients are yet to come
     assert stage["activations_bytes"] == 4 * WEIGHTS + kept + 8  # the buckets are no tensors of ours
     assert step["memory"]["peak_bytes"] == pytest.approx(states + 4 * WEIGHTS + kept, rel=0.06)
@@ -222,7 +222,7 @@ def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
     step = run_two_ranks(tmp_path, lambda: watch_ranks(shard))
     (stage,) = step["memory"]["stages"]
     assert (stage["parameters_bytes"], stage["gradients_bytes"]) == (2 * WEIGHTS, 2 * WEIGHTS)
-    assert {(item["collective"], item["messages"], item["bytes"]) for item in step["traffic"]} == {
+    assert {(item["collective"], item["calls"], item["bytes"]) for item in step["traffic"]} == {
         ("all_gather", 2 * BLOCKS, 4 * WEIGHTS),
         ("reduce_scatter", BLOCKS, 2 * WEIGHTS),
     }

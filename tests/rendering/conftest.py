@@ -41,12 +41,12 @@ SMALL = Step(
         parameters=6_029_312,
         active_parameters=6_029_312,
         model_flops_causal=71_000_000_000,
-        model_flops_full=74_000_000_000,
+        model_flops_non_causal=74_000_000_000,
         hardware_flops=74_000_000_000,
     ),
     traffic=(
-        Traffic(axis="dp", collective="reduce_scatter", messages=8, bytes=12_058_624),
-        Traffic(axis="dp", collective="all_gather", messages=8, bytes=12_058_624),
+        Traffic(axis="dp", collective="reduce_scatter", calls=8, bytes=12_058_624),
+        Traffic(axis="dp", collective="all_gather", calls=8, bytes=12_058_624),
     ),
     time=Time(
         step_seconds=0.82,
@@ -57,7 +57,8 @@ SMALL = Step(
         longest_part="matmul",
     ),
     tokens_per_second_per_gpu=1248.8,
-    mfu=Mfu(causal=0.384, full=0.401, hardware=0.401),
+    mfu=Mfu(causal=0.384, non_causal=0.401),
+    hfu=0.401,
 )
 
 MEASURED_STAGE = SMALL_STAGE.replace(temporary_bytes=13_777_216, peak_bytes=SMALL_STAGE.peak_bytes - 3_000_000)
@@ -93,15 +94,15 @@ LARGE = Step(
         parameters=235_093_634_560,
         active_parameters=22_190_000_000,
         model_flops_causal=610_000_000_000_000_000,
-        model_flops_full=690_000_000_000_000_000,
+        model_flops_non_causal=690_000_000_000_000_000,
         hardware_flops=720_000_000_000_000_000,
     ),
     traffic=(
-        Traffic(axis="tp", collective="all_gather", messages=12_288, bytes=180 * GIB),
-        Traffic(axis="tp", collective="reduce_scatter", messages=12_288, bytes=180 * GIB),
-        Traffic(axis="ep", collective="all_to_all", messages=6_144, bytes=95 * GIB),
-        Traffic(axis="pp", collective="p2p", messages=256, bytes=2 * GIB),
-        Traffic(axis="dp", collective="reduce_scatter", messages=96, bytes=6 * GIB),
+        Traffic(axis="tp", collective="all_gather", calls=12_288, bytes=180 * GIB),
+        Traffic(axis="tp", collective="reduce_scatter", calls=12_288, bytes=180 * GIB),
+        Traffic(axis="ep", collective="all_to_all", calls=6_144, bytes=95 * GIB),
+        Traffic(axis="pp", collective="p2p", calls=256, bytes=2 * GIB),
+        Traffic(axis="dp", collective="reduce_scatter", calls=96, bytes=6 * GIB),
     ),
     time=Time(
         step_seconds=3.4,
@@ -112,7 +113,8 @@ LARGE = Step(
         longest_part="tp all_gather over NVLink",
     ),
     tokens_per_second_per_gpu=2409.4,
-    mfu=Mfu(causal=0.354, full=0.401, hardware=0.418),
+    mfu=Mfu(causal=0.354, non_causal=0.401),
+    hfu=0.418,
 )
 
 

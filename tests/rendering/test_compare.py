@@ -27,9 +27,9 @@ def test_compared_quantities(small: Step, measured: Step) -> None:
         "activations",
         "peak memory",
         "hardware FLOPs",
-        "dp reduce_scatter, messages",
+        "dp reduce_scatter, calls",
         "dp reduce_scatter, sent",
-        "dp all_gather, messages",
+        "dp all_gather, calls",
         "dp all_gather, sent",
         "step time",
         "tokens/s per GPU",
@@ -71,21 +71,21 @@ def test_a_count_that_differs_is_wrong_by_how_much(small: Step, measured: Step) 
 
 
 def test_traffic_that_one_step_lacks(small: Step, measured: Step) -> None:
-    extra = Traffic(axis="tp", collective="all_gather", messages=3, bytes=100)
+    extra = Traffic(axis="tp", collective="all_gather", calls=3, bytes=100)
     rows = map_by_name(
         compare(small.replace(traffic=(*small.traffic, extra)), measured.replace(traffic=small.traffic[1:]))
     )
     row = rows["tp all_gather, sent"]
     assert (row.predicted, row.measured, row.error, row.is_wrong) == (100, 0, None, True)
-    assert rows["dp reduce_scatter, messages"].is_wrong
-    assert not rows["dp all_gather, messages"].is_wrong
+    assert rows["dp reduce_scatter, calls"].is_wrong
+    assert not rows["dp all_gather, calls"].is_wrong
     reverse = map_by_name(compare(small.replace(traffic=()), small))
     assert reverse["dp all_gather, sent"].error == -1.0
 
 
 def test_traffic_split_in_entries_is_summed(small: Step) -> None:
     first, second = small.traffic
-    halves = (first.replace(bytes=first.bytes // 2, messages=4),) * 2
+    halves = (first.replace(bytes=first.bytes // 2, calls=4),) * 2
     assert not any(row.is_wrong for row in compare(small.replace(traffic=(*halves, second)), small))
 
 

@@ -88,7 +88,7 @@ def test_the_file_has_a_rectangle_per_block(large: Step) -> None:
         "k-F paler",
         "k-BW",
     ]
-    assert file.title == "On the slowest rank compute fills 62% of the 3.40 s, tp messages take 17.6%"
+    assert file.title == "On the slowest rank compute fills 62% of the 3.40 s, tp communication takes 17.6%"
     assert file.lines[1] == "2 micro-batches · paler: a rank's later stages"
     assert {name for _, name in file.looks} >= {"forward", "backward", "exposed communication"}
 

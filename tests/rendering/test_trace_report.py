@@ -19,10 +19,10 @@ REPORT = TraceReport(
     breakdown=(FIRST, SECOND), categories=(KernelLine(category="GEMM", calls=3, seconds=0.05, longest_seconds=0.03),),
     kernels=(KernelLine(category="GEMM", name="void nvjet[bold]", calls=3, seconds=0.05, longest_seconds=0.03),),
     messages=(
-        MessageLine(group="3", axis="dp", ranks=8, collective="all_reduce", messages=2, bytes=2**30, seconds=0.05,
+        MessageLine(group="3", axis="dp", ranks=8, collective="all_reduce", calls=2, bytes=2**30, seconds=0.05,
                     waiting_seconds=0.01, algorithm_bandwidth=25e9, bus_bandwidth=43e9, link="400G",
                     link_bandwidth=50e9),
-        MessageLine(group="unknown", collective="barrier", messages=1, seconds=0.001),
+        MessageLine(group="unknown", collective="barrier", calls=1, seconds=0.001),
     ),
     path_seconds=0.2, path=(PathPart(rank=0, activity="compute", seconds=0.15),),
     path_names=(

@@ -70,7 +70,7 @@ def test_rows_are_what_predict_says() -> None:
             step.tokens_per_second_per_gpu,
         )
         assert (row.peak_bytes, row.status) == (step.memory.peak_bytes, "fits" if step.memory.fits else "memory")
-        assert (row.mfu_causal, row.mfu_full, row.mfu_hardware) == (step.mfu.causal, step.mfu.full, step.mfu.hardware)
+        assert (row.mfu_causal, row.mfu_non_causal, row.hfu) == (step.mfu.causal, step.mfu.non_causal, step.hfu)
         assert row.layout == step.layout
         parts = (row.compute_seconds, row.bubble_seconds, row.exposed_seconds, row.optimizer_seconds)
         assert sum(part for part in parts if part) == pytest.approx(row.step_seconds, rel=1e-9)

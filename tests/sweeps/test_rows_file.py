@@ -27,7 +27,7 @@ LEAST = {
 ROWS = [
     SweepRow(
         **LEAST, layout="dp8 zero3 mbs1", status="fits", dp=8, step_seconds=0.1 + 0.2, peak_bytes=2**62 + 1,
-        mfu_full=1e-300,
+        mfu_non_causal=1e-300,
     ),
     SweepRow(**LEAST, layout='dp8, "zero"\nα', status="invalid", why="a, b\n'c' \"d\"; é 2²"),
 ]  # fmt: skip

@@ -288,7 +288,7 @@ class Beside(NamedTuple):
         """Messages and bytes by axis and collective, predicted (without the trainer's own 12 bytes) and measured."""
         first, second = (
             {
-                f"{item.axis} {item.collective}": (item.messages, item.bytes)
+                f"{item.axis} {item.collective}": (item.calls, item.bytes)
                 for item in step.traffic
                 if item.axis != "world"
             }

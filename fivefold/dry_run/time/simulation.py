@@ -62,7 +62,7 @@ class SimulatedTapes:
     def time(self) -> Time:
         """Return the step's time; its breakdown is that of the rank with the smallest bubble."""
         busiest = min(self.ranks, key=lambda rank: rank.bubble)
-        seconds_by_part = {f"{axis} messages": seconds for axis, seconds in busiest.exposed.items()}
+        seconds_by_part = {f"{axis} communication": seconds for axis, seconds in busiest.exposed.items()}
         seconds_by_part |= {"pipeline bubble": busiest.bubble, "optimizer": busiest.update, "compute": busiest.compute}
         return Time(
             step_seconds=self.step_seconds,

@@ -37,7 +37,7 @@ def work(model: Model, *, layout: Layout, job: Job) -> Work:
         vision_parameters=tower or None,
         vision_flops=_count_vision_flops(model, job.replace(global_batch=1)) * job.global_batch if tower else None,
         model_flops_causal=causal * job.global_batch,
-        model_flops_full=full * job.global_batch,
+        model_flops_non_causal=full * job.global_batch,
         hardware_flops=_hardware_flops(model, layout, job),
     )
 

@@ -295,7 +295,7 @@ def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
         bytes_each = sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
         totals[key] = count + message.times, sent + message.times * bytes_each
     return tuple(
-        Traffic(axis=axis, collective=collective, messages=count, bytes=sent)
+        Traffic(axis=axis, collective=collective, calls=count, bytes=sent)
         for (axis, collective), (count, sent) in sorted(totals.items())
     )
 

@@ -36,7 +36,7 @@ class StepTime(NamedTuple):
     @property
     def split(self) -> dict[str, float]:
         """Return the parts that add up to the step."""
-        messages = {f"{axis} messages": seconds for axis, seconds in self.exposed.items()}
+        messages = {f"{axis} communication": seconds for axis, seconds in self.exposed.items()}
         return {"compute": self.compute, **messages, "bubble": self.bubble, "update": self.optimizer}
 
 
@@ -173,6 +173,6 @@ def _step_time(
     bubble = max(0.0, total - busy) if total is not None else 0.0
     slowest = max(stages, key=lambda stage: stage.longest[0]).longest[1]
     # The largest part bounds the step; compute is named by its longest operation.
-    parts = {f"{axis} messages": seconds for axis, seconds in exposed.items()}
+    parts = {f"{axis} communication": seconds for axis, seconds in exposed.items()}
     parts |= {"pipeline bubble": bubble, "optimizer": update, slowest: compute}
     return StepTime(busy + bubble, compute, bubble, exposed, update, max(parts, key=lambda name: parts[name]))

@@ -124,7 +124,7 @@ def _line(key: _LineKey, total: _LineSums, number: int) -> MessageLine:
         axis=key.axis,
         ranks=key.ranks,
         collective=key.collective,
-        messages=total.messages / number,
+        calls=total.messages / number,
         bytes=None if total.bytes is None else total.bytes / number,
         seconds=total.seconds / number,
         waiting_seconds=None if total.waiting is None else total.waiting / number,

@@ -78,17 +78,17 @@ def _messages(traffic: Sequence[Traffic], lines: Sequence[MessageLine]) -> list[
     sums: dict[tuple[str, str], list[float]] = {}
     for item in traffic:
         totals = sums.setdefault((labels.get(item.axis, item.axis), item.collective), [0.0] * 4)
-        totals[0] += item.messages
+        totals[0] += item.calls
         totals[2] += item.bytes
     for line in lines:
         if line.axis and line.collective != "recv":
             collective = "p2p" if line.collective == "send" else line.collective
             totals = sums.setdefault((line.axis, collective), [0.0] * 4)
-            totals[1] += line.messages
+            totals[1] += line.calls
             totals[3] += sent_bytes(collective, payload=round(line.bytes or 0), ranks=line.ranks or 1)
     rows = []
     for (axis, collective), (planned, counted, size, sent) in sums.items():
-        rows.append(_row(f"{axis} {collective}, messages", "messages", planned, counted))
+        rows.append(_row(f"{axis} {collective}, calls", "calls", planned, counted))
         if size or sent:
             rows.append(_row(f"{axis} {collective}, sent", "bytes", size, sent))
     return rows

@@ -8,7 +8,7 @@ from math import ceil, sqrt
 from fivefold.machine.spec import Machine
 from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.palette import BLUE, LIGHT_INK, ORANGE, PALE_INK, RULE, SERIES, heading
-from fivefold.units import show_bytes, show_count
+from fivefold.units import show_bytes, show_flops, show_rate
 
 MAX_DRAWN_NODES = 4  # maximum number of nodes drawn
 
@@ -85,14 +85,12 @@ def tiers(machine: Machine) -> list[str]:
     """Return a line for each tier, nearest first."""
     chip = machine.chip
     lines = [
-        f"each {chip.name}: {show_bytes(chip.memory_bytes)} at {show_count(chip.memory_bandwidth)}B/s, "
-        f"{show_count(max(chip.peak_flops.values()))}FLOP/s at most"
+        f"each {chip.name}: {show_bytes(chip.memory_bytes)} at {show_rate(chip.memory_bandwidth)}, "
+        f"{show_flops(max(chip.peak_flops.values()))}FLOP/s at most"
     ]
     for link in machine.links:
         reduced = ", sums in the switch" if link.reduction_bandwidth else ""
-        lines.append(
-            f"{link.name}: up to {link.span:,} ranks, {show_count(link.bandwidth)}B/s each way a rank{reduced}"
-        )
+        lines.append(f"{link.name}: up to {link.span:,} ranks, {show_rate(link.bandwidth)} each way a rank{reduced}")
     return lines
 
 

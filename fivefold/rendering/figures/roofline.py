@@ -14,7 +14,7 @@ from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _altair, _colour, _finish
 from fivefold.rendering.palette import BLUE, LIMIT, ORANGE, TEXT
 from fivefold.step import Operation, Step
-from fivefold.units import Dtype, show_count, show_seconds
+from fivefold.units import Dtype, show_flops, show_rate, show_seconds
 
 # Distance in natural logarithms below which names of two dots overlap; names extend to the right.
 LABEL_DISTANCES = {"intensity": 0.9, "rate": 0.15}
@@ -59,8 +59,8 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     names = one_line.mark_text(align="left", dx=9, dy=4, fontSize=11).encode(text="label:N")
     names += two_lines.mark_text(align="left", dx=9, dy=-23, fontSize=11, lineBreak="\n").encode(text="label:N")
     notes = [
-        {"intensity": ridge * 1.1, "rate": peak * 1.18, "text": f"{chip.name}: {show_count(peak)}FLOP/s {dtype}"},
-        {"intensity": ridge / 2.5, "rate": ridge / 3 * bandwidth, "text": f"{show_count(bandwidth)}B/s of memory"},
+        {"intensity": ridge * 1.1, "rate": peak * 1.18, "text": f"{chip.name}: {show_flops(peak)}FLOP/s {dtype}"},
+        {"intensity": ridge / 2.5, "rate": ridge / 3 * bandwidth, "text": f"{show_rate(bandwidth)} of memory"},
     ]
     note_chart = alt.Chart(alt.Data(values=notes)).mark_text(align="left", fontSize=11, color=LIMIT)
     note_chart = note_chart.encode(x=x, y=y, text="text:N")
@@ -81,7 +81,7 @@ def _value(op: Operation, *, ridge: float) -> dict[str, Any]:
     flops = op.causal_flops  # the FLOPs that a kernel for causal attention computes
     intensity, rate = flops / op.moved_bytes, flops / op.forward_seconds
     seconds = op.times * op.forward_seconds
-    text = f"{show_count(rate)}FLOP/s, {intensity:.0f} FLOPs per byte, {show_seconds(seconds)} a micro-batch"
+    text = f"{show_flops(rate)}FLOP/s, {intensity:.0f} FLOPs per byte, {show_seconds(seconds)} a micro-batch"
     return {
         "name": op.name,
         "intensity": intensity,

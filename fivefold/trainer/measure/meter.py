@@ -117,7 +117,7 @@ class Meter(TorchDispatchMode):
     def traffic(self) -> tuple[Traffic, ...]:
         """Return messages and bytes that this rank sent, by axis and collective."""
         return tuple(
-            Traffic(axis=axis, collective=collective, messages=count, bytes=self._sent[axis, collective])
+            Traffic(axis=axis, collective=collective, calls=count, bytes=self._sent[axis, collective])
             for (axis, collective), count in sorted(self._messages.items())
         )
 

@@ -62,7 +62,7 @@ def play(model: Model, layout: Layout, job: Job) -> Told:
     meter = Meter(named_tensors, axis=built.ranks.axis)
     with Sending(), meter:
         engine.step(tokens)
-    said = {(line.axis, line.collective): (line.messages, line.bytes) for line in meter.traffic}
+    said = {(line.axis, line.collective): (line.calls, line.bytes) for line in meter.traffic}
     return Told(RankTapes(recorder.rank, first, steady, built.parameters), said, meter.flops, meter.peak_bytes)
 
 

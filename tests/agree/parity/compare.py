@@ -152,7 +152,7 @@ def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> d
 
 def sum_traffic(told: list[Told]) -> Said:
     """What all ranks said, added up."""
-    return add_up((line.axis, line.collective, line.messages, line.bytes) for item in told for line in item.traffic)
+    return add_up((line.axis, line.collective, line.calls, line.bytes) for item in told for line in item.traffic)
 
 
 def count_expected(model: Model, layout: Layout, job: Job) -> Said:

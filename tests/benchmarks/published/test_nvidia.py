@@ -48,7 +48,7 @@ def test_deepseek_v3s_hours_are_the_seconds_that_it_printed_later() -> None:
 
 def flops(case: Case, *, causal: bool = False) -> int:
     done = work(case.model, layout=Layout(), job=case.job)
-    return done.model_flops_causal if causal else done.model_flops_full
+    return done.model_flops_causal if causal else done.model_flops_non_causal
 
 
 def test_nemo_counts_full_attention() -> None:

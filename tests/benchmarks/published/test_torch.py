@@ -27,7 +27,7 @@ def cases(source: str) -> dict[str, Case]:
 def mfu(case: Case, *, peak_flops: float, embedding: bool = False) -> float:
     """Percent of ``peak_flops`` with attention as the full square; ``embedding``: its look-up taken for a matmul."""
     assert case.step_seconds is not None
-    done = work(case.model, layout=Layout(), job=case.job).model_flops_full
+    done = work(case.model, layout=Layout(), job=case.job).model_flops_non_causal
     done += 6 * case.model.vocab * case.model.width * case.job.tokens_per_step * embedding
     return 100 * done / case.step_seconds / case.machine.ranks / peak_flops
 

@@ -77,7 +77,7 @@ def test_tensor_parallelism_by_a_plan() -> None:
     assert cost.flops * 4 == examine_model().forward_flops + examine_model().backward_flops
     payload = 4 * ROWS * WIDTH
     # the first block's input needs no gradient
-    assert [(item.collective, item.messages) for item in cost.traffic] == [("all_reduce", 2 * BLOCKS - 1)]
+    assert [(item.collective, item.calls) for item in cost.traffic] == [("all_reduce", 2 * BLOCKS - 1)]
     assert cost.traffic[0].bytes == (2 * BLOCKS - 1) * 2 * 3 * payload // 4
     same = examine_model(tp=4, plan=lambda _: PLAN | {"*.0": ColwiseParallel()}).costs[-1]
     assert same == cost

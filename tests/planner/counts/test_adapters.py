@@ -67,7 +67,7 @@ def test_magnitudes_are_trained_and_sums_kept() -> None:
     plain, scaled = (work(SMALL, layout=Layout.parse("dp1"), job=job(adapter)) for adapter in ("lora:8", "dora:8"))
     products = SMALL.layers * sum(2 * 8 * inputs[name] * outputs[name] for name in inputs)  # B A, once a micro-batch
     assert scaled.hardware_flops - plain.hardware_flops == 8 * products
-    assert scaled.model_flops_full == plain.model_flops_full
+    assert scaled.model_flops_non_causal == plain.model_flops_non_causal
 
 
 def test_nf4_is_stored_as_by_bitsandbytes() -> None:
@@ -114,8 +114,8 @@ def test_flops_leave_out_the_gradients_of_frozen_weights() -> None:
     head = 2 * 2 * tokens * 256 * 1024
     first = sum(2 * tokens * 256 * (outputs_of[name] + rank) for name in "qkv")  # dx of q, k, v and their A
     step = work(SMALL, layout=Layout.parse("dp1"), job=job())
-    assert step.model_flops_full == 8 * (blocks + head - first)
-    assert step.hardware_flops == step.model_flops_full
+    assert step.model_flops_non_causal == 8 * (blocks + head - first)
+    assert step.hardware_flops == step.model_flops_non_causal
     recomputed = work(SMALL, layout=Layout.parse("dp1 ac=full"), job=job(early_stop=False))
     forward = layers * (2 * tokens * matrices + 2 * tokens * factors + attention)
     assert recomputed.hardware_flops == 8 * (blocks + head - first + forward)

@@ -106,7 +106,7 @@ def test_other_axes_give_ranks_if_dp_has_none() -> None:
     """GPT-3 on 64 A100, dp1: half the tp goes to dp, twice the tp is taken from pp."""
     lines = list_reasons(GPT3, "dp1 tp4 pp16 v6 zero0 mbs1 ac=selective")
     assert re.search(
-        r"tp2( zero1)? exceeds the memory by .*; tp8 pp8 takes [0-9.]+% longer \(tp messages", lines["tp4"]
+        r"tp2( zero1)? exceeds the memory by .*; tp8 pp8 takes [0-9.]+% longer \(tp communication", lines["tp4"]
     )
     assert "pp8" in lines["pp16"]
 
@@ -134,10 +134,13 @@ def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:
 
 
 def test_the_parts_that_differ_are_named_by_size() -> None:
-    before, after = {"compute": 4.0, "bubble": 1.0, "tp messages": 0.5}, {"compute": 4.1, "bubble": 0.4, "update": 0.01}
+    before, after = (
+        {"compute": 4.0, "bubble": 1.0, "tp communication": 0.5},
+        {"compute": 4.1, "bubble": 0.4, "update": 0.01},
+    )
     assert differences(before, after) == [
         ("bubble", -0.6),
-        ("tp messages", -0.5),
+        ("tp communication", -0.5),
         ("compute", pytest.approx(0.1)),
         ("update", 0.01),
     ]
@@ -145,4 +148,4 @@ def test_the_parts_that_differ_are_named_by_size() -> None:
     assert name_largest_part(after, before) == "bubble +600.0 ms"
     assert name_largest_part(before, before) == break_down(before, before) == ""
     assert name_largest_part({"compute": 1.0, "bubble": 0.1}, {"compute": 1.5, "bubble": 0.0}) == "compute +500.0 ms"
-    assert break_down(before, after) == "bubble −600.0 ms, tp messages −500.0 ms, compute +100.0 ms"
+    assert break_down(before, after) == "bubble −600.0 ms, tp communication −500.0 ms, compute +100.0 ms"

@@ -31,13 +31,13 @@ def test_the_profiler_records_the_messages_that_were_predicted(text: str, tmp_pa
     traced = read(engine_traces(tmp_path, text), axes=find_axes(layout))
     assert len(traced.report.steps) == STEPS
     rows = compare_with_prediction(predict_step(layout), traced.report, messages=traced.lowest)
-    counts = [row for row in rows if row.unit in ("messages", "bytes") and "barrier" not in row.quantity]
+    counts = [row for row in rows if row.unit in ("calls", "bytes") and "barrier" not in row.quantity]
     assert len(counts) >= 4
     for row in counts:
         assert row.predicted == row.measured > 0, row
     assert traced.report.remarks == ()
     matched = {item.rank: item.matched for item in traced.report.arrivals}
-    assert matched == dict.fromkeys((0, 1), round(STEPS * sum(line.messages for line in traced.lowest)))
+    assert matched == dict.fromkeys((0, 1), round(STEPS * sum(line.calls for line in traced.lowest)))
 
 
 def test_one_process(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_sizes_and_rates(tmp_path: Path) -> None:
         paths.append(write(tmp_path, 2 * rank, [event], world=8))
     report = read(paths, machine=H100).report
     (line,) = report.messages
-    assert (line.group, line.ranks, line.collective, line.messages) == ("mesh_dp", 4, "all_reduce", 1)
+    assert (line.group, line.ranks, line.collective, line.calls) == ("mesh_dp", 4, "all_reduce", 1)
     assert line.bytes == 2**30
     assert line.seconds == pytest.approx((3 * 25e-3 + 20e-3) / 4)
     assert line.waiting_seconds == pytest.approx(3 * 5e-3 / 4)
@@ -246,7 +246,7 @@ def test_sends_and_receives_are_matched_by_pair_and_order(tmp_path: Path) -> Non
     report = read([first, second]).report
     waits = {(item.rank): item.waiting_seconds for item in report.breakdown}
     assert waits == {0: pytest.approx(10e-6), 1: pytest.approx(10e-6)}
-    assert {line.collective: line.messages for line in report.messages} == {"send": 1, "recv": 1}
+    assert {line.collective: line.calls for line in report.messages} == {"send": 1, "recv": 1}
 
 
 def summary(report: TraceReport) -> dict[str, Any]:

@@ -188,5 +188,5 @@ def test_a_user_error_is_one_line(words: tuple[str, ...], line: str) -> None:
 
 def test_a_machine_says_its_tiers() -> None:
     lines = machine.tiers(resolve("h100:32", local=Path("none")))
-    assert lines[1] == "NVLink 4: up to 8 ranks, 450.00 GB/s each way a rank, sums in the switch"
+    assert lines[1] == "NVLink 4: up to 8 ranks, 450 GB/s each way a rank, sums in the switch"
     assert machine.series(resolve("h100:24", local=Path("none"))) == [2, 4, 8, 16, 24]

@@ -89,10 +89,10 @@ def draw_texts(name: str, rows: Sequence[SweepRow], folder: Path) -> list[str]:
 def test_heat_map_of_the_best_in_each_cell(tmp_path: Path) -> None:
     texts = draw_texts("mfu", GRID, tmp_path)
     assert "The best layouts reach 40% to 50% MFU, most on 8 ranks" in texts
-    assert {"small (1.00 G)", "large (70.00 G)", "8", "16", "ranks"} <= set(texts)
+    assert {"small (1.00 B)", "large (70.00 B)", "8", "16", "ranks"} <= set(texts)
     assert {"50.0%", "40.0%", "45.0%", "none fits", "dp8", "dp16", "zero0 mbs1", "30.00 GiB"} <= set(texts)
     assert "90.0%" not in texts  # which does not fit
-    assert texts.index("large (70.00 G)") < texts.index("small (1.00 G)")  # the smallest at the bottom, as one reads
+    assert texts.index("large (70.00 B)") < texts.index("small (1.00 B)")  # the smallest at the bottom, as one reads
     assert "null" not in texts
 
 
@@ -129,7 +129,7 @@ def test_scaling(tmp_path: Path) -> None:
 def test_memory_and_mfu_by_sequence(tmp_path: Path) -> None:
     texts = draw_texts("memory", LONG, tmp_path)
     assert {"8,192", "16,384", "32,768", "ac=none", "ac=full", "activations", "optimizer"} <= set(texts)
-    assert "small (1.00 G), dp8 zero1 mbs1" in texts
+    assert "small (1.00 B), dp8 zero1 mbs1" in texts
     texts = draw_texts("sequence", LONG, tmp_path)
     assert "small at 32,768 tokens: ac=full is best, 40% MFU" in texts
     assert {"ac=none", "ac=full", "tokens per sequence", "MFU"} <= set(texts)

@@ -100,7 +100,7 @@ def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: 
         assert ways["backward"] == backwards(names["forward"])
         assert ways["recomputed"] == names["recomputed"]
         assert ways["weight"] == names["weight"]
-        metered = {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
+        metered = {(item.axis, item.collective): (item.calls, item.bytes) for item in traffic}
         sent = sum_sent(step)
         if model.moe:  # how many rows go to which rank differs from step to step
             rows = sent.pop(("ep", "all_to_all"), (0, 0)), metered.pop(("ep", "all_to_all"), (0, 0))
@@ -128,7 +128,7 @@ def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -
         for span in step.spans[1:]:
             around = step.spans[span.within]
             assert around.start <= span.start <= span.end <= around.end
-        assert sum_sent(step) == {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
+        assert sum_sent(step) == {(item.axis, item.collective): (item.calls, item.bytes) for item in traffic}
         names = count_planned(DENSE, layout, run.job, trace.stage)
         assert operations(step, "forward") == names["forward"]
         assert operations(step, "backward") == backwards(names["forward"])
@@ -147,7 +147,7 @@ def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_pa
         names = count_planned(model, layout, run.job, trace.stage)
         assert operations(step, "forward") == names["forward"]
         assert operations(step, "weight") == names["weight"]
-        assert sum_sent(step) == {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
+        assert sum_sent(step) == {(item.axis, item.collective): (item.calls, item.bytes) for item in traffic}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles

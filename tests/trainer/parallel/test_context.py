@@ -107,8 +107,7 @@ def run_on_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], l
     with Meter([], axis=lambda _: "cp") as backward:
         out.backward(gradient)
     sent = [
-        [(result.collective, result.messages, result.bytes) for result in meter.traffic]
-        for meter in (forward, backward)
+        [(result.collective, result.calls, result.bytes) for result in meter.traffic] for meter in (forward, backward)
     ]
     if case.sinks:
         dist.all_reduce(sinks.grad)

@@ -254,7 +254,7 @@ def test_messages_sum_to_the_planners(forked, layout: str) -> None:
         expected["etp", "reduce_scatter"] += [copies * parsed.etp * 4]
     for (axis, collective), payloads in expected.items():
         results = [t for a in answers for t in a["traffic"] if (t.axis, t.collective) == (axis, collective)]
-        assert [t.messages for t in results] == [len(payloads)] * parsed.world
+        assert [t.calls for t in results] == [len(payloads)] * parsed.world
         size = getattr(parsed, axis)
         sent = sum(sent_bytes(collective, payload=item, ranks=size) for item in payloads)
         assert sum(t.bytes for t in results) == sent * parsed.world

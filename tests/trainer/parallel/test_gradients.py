@@ -58,7 +58,7 @@ def train_one(engine: Engine) -> tuple[list[float], int, int]:
             done = engine.step(tokens(engine, step))
         engine.zero_grad()
         said += [done.loss, done.norm]
-    scatters = sum(line.messages for line in meter.traffic if (line.axis, line.collective) == ("dp", "reduce_scatter"))
+    scatters = sum(line.calls for line in meter.traffic if (line.axis, line.collective) == ("dp", "reduce_scatter"))
     return said, max(whole), scatters
 
 

@@ -255,12 +255,12 @@ def record_messages(case: Case, pairs: bool) -> tuple[int, list[tuple[str, str]]
 
     class Order(Meter):
         def _count_message(self, func: Any, args: Any) -> None:
-            before = {(line.axis, line.collective): line.messages for line in self.traffic}
+            before = {(line.axis, line.collective): line.calls for line in self.traffic}
             super()._count_message(func, args)
             said.extend(
                 (one.axis, one.collective)
                 for one in self.traffic
-                if one.messages != before.get((one.axis, one.collective), 0)
+                if one.calls != before.get((one.axis, one.collective), 0)
             )
 
     with Order([], axis=built.ranks.axis):

@@ -158,7 +158,7 @@ def play_all(cases: list[Case], kind: type[Pipeline] = Pipeline) -> list[Played]
             loss = mine.pipeline.step()
         forwards = mine.forwards.copy()
         heldout = mine.pipeline.evaluate(case.table.micro_batches + 3)
-        sent = sum(row.messages for row in meter.traffic), sum(row.bytes for row in meter.traffic)
+        sent = sum(row.calls for row in meter.traffic), sum(row.bytes for row in meter.traffic)
         assert all((row.axis, row.collective) == ("pp", "p2p") for row in meter.traffic)
         results.append(Played(loss.item(), mine.gradients(), forwards, mine.collected, sent, heldout.item()))
     return results

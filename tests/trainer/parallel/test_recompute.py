@@ -308,7 +308,7 @@ def messages(ac: str) -> dict[str, int]:
         out = stack(entry)
         out.sum().backward()
     assert entry.grad is not None
-    result = {item.collective: item.messages for item in meter.traffic}
+    result = {item.collective: item.calls for item in meter.traffic}
     return result | {"gradient": round(entry.grad.abs().sum().item(), 3)}
 
 

@@ -183,7 +183,7 @@ def messages(sp: bool, again: bool) -> tuple[dict[str, tuple[int, int]], float]:
         else:
             loss = module()
         loss.backward()
-    spoken = {line.collective: (line.messages, line.bytes) for line in meter.traffic}
+    spoken = {line.collective: (line.calls, line.bytes) for line in meter.traffic}
     return spoken, measure_error(module, reference(tied=False)[1], axis, sp=sp)
 
 
@@ -310,7 +310,7 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
         own_part = F.pad(rounded.grad, (0, padded - words))[:, axis.rank * held :][:, :held]
         error = (gradient - own_part).abs().max().item()
         torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=1e-6)
-        results.append((loss.item(), error, inside.data_ptr() == gradient.data_ptr(), line.messages))
+        results.append((loss.item(), error, inside.data_ptr() == gradient.data_ptr(), line.calls))
     return results
 
 

@@ -110,7 +110,7 @@ def train_and_count(layout: Layout, reshard: str) -> tuple[list[float], int, int
         engine.zero_grad()
         engine.evaluate(mine)
         left.append(sum(unit.gathered.untyped_storage().size() > 0 for unit in blocks))
-    said = {(line.axis, line.collective): line.messages for line in meter.traffic}
+    said = {(line.axis, line.collective): line.calls for line in meter.traffic}
     return losses, said["dp", "all_gather"], left[-1], left[-2]
 
 

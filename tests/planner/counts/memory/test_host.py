@@ -68,7 +68,7 @@ def test_a_node_that_is_half_full_holds_what_its_ranks_have() -> None:
 
 
 def test_what_does_not_fit_is_told_to_offload_and_the_host_memory_that_it_takes() -> None:
-    """16 bytes of each of Llama 3 70B's 70.6 G parameters are 1.03 TiB of the one node."""
+    """16 bytes of each of Llama 3 70B's 70.6 B parameters are 1.03 TiB of the one node."""
     model, job, node = build_model("llama3-70b"), Job(global_batch=8), resolve("h100:8", local=Path("/nowhere"))
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     words = r"offload=optimizer, which takes 1\.03 TiB of host memory per node"

@@ -33,7 +33,7 @@ PADDED = 3 * 2 * LATENT.heads * (24 - 16) * 64**2 * 2 * LATENT.layers  # forward
 def test_kernels_by_blocks_compute_on_padded_values() -> None:
     flash, blocks = (work(LATENT, layout=Layout(), job=JOB.replace(attention=kind)) for kind in ("flash", "blocks"))
     assert blocks.hardware_flops - flash.hardware_flops == PADDED
-    assert blocks.model_flops_full == flash.model_flops_full
+    assert blocks.model_flops_non_causal == flash.model_flops_non_causal
     assert blocks.model_flops_causal == flash.model_flops_causal
 
 
