@@ -8,10 +8,11 @@ from __future__ import annotations
 from math import gcd
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fivefold.adapter import Adapter, parse_adapter
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Positive, Seed, Sequences, Steps, Tokens
+from fivefold.freeze import parse_part
 from fivefold.record import Record, UserError, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
@@ -304,6 +305,9 @@ class Job(Record):
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate
     ramp: Ramp | None = None  # batch-size ramp-up to ``global_batch``; plans are for the final size
     adapter: Adapter | None = None  # over frozen weights, as a table or ``lora:16``; None: all weights are trained
+    # parts that are not trained, such as embed_tokens,layers[:-2],norm,lm_head or layers[8:].mlp. Biases of loss-free
+    # balancing stay as they are
+    freeze: tuple[str, ...] = ()
     images: int = Field(0, ge=0, le=2**20)  # images in a sequence of a model with a vision tower; 0: text alone
     image_tokens: Tokens | None = None  # tokens of an image, part of ``sequence``; None: as the tower makes of its size
     freeze_vision_tower: bool = False  # the vision tower is not trained
@@ -337,8 +341,18 @@ class Job(Record):
             raise ValueError(str(error)) from None
         return values
 
+    @field_validator("freeze")
+    @classmethod
+    def _check_parts(cls, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the frozen parts, each once."""
+        for part in parts:
+            parse_part(part)
+        return tuple(dict.fromkeys(parts))
+
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        if self.freeze and self.adapter is not None:
+            raise ValueError("freeze next to an adapter is not supported, as all else is frozen anyway; drop one")
         if self.learning_rate.warmup_steps > self.steps:
             raise ValueError(
                 f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}; lower it"
@@ -372,6 +386,11 @@ class Job(Record):
     def min_micro_batch(self) -> int:
         """Return the fewest sequences of a micro-batch, which divide any other number: of DPO a pair."""
         return 2 if self.objective == "dpo" else 1
+
+    @property
+    def freezes_text(self) -> bool:
+        """Tell whether weights of the text model are frozen: some parts, or all next to adapters."""
+        return self.adapter is not None or bool(self.freeze)
 
     @property
     def copies_reference(self) -> bool:

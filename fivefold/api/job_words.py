@@ -34,6 +34,7 @@ class JobWords(TypedDict, total=False):
     optimizer: Mapping[str, Any]
     learning_rate: Mapping[str, Any]
     ramp: Mapping[str, Any] | None
+    freeze: Sequence[str]
     images: int
     image_tokens: int | None
     freeze_vision_tower: bool

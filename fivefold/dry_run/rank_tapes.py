@@ -113,7 +113,7 @@ def _record_rank(
             use_gpu_attention(built.module)
         recorder.groups = index_groups(built.ranks)
         if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
-            replay_equal_blocks(built, model=model, layout=layout, recorder=recorder)
+            replay_equal_blocks(built, model=model, layout=layout, job=job, recorder=recorder)
         first, steady = record_steps(built, recorder, model=model, layout=layout, job=job, repeats=repeats)
         weights = (shard.local_weight.weight for shard in built.base_shards)
         return RankTapes(rank, first, steady, built.parameters, {weight.name: weight.numel for weight in weights})

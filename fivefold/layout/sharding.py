@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import NF4_CODEBOOK_BYTES, Adapter, int8_bytes, nf4_bytes, nf4_scales_bytes
+from fivefold.adapter import NF4_CODEBOOK_BYTES, int8_bytes, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import is_connector, is_vision, shape_encoder
-from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, with_adapters
+from fivefold.model.weights import (
+    Weight,
+    block_weights,
+    embedding_weights,
+    head_weights,
+    mark_frozen,
+    resolve_freeze,
+    with_adapters,
+)
 from fivefold.units import ceil_div
 
 
@@ -27,12 +35,13 @@ class FsdpUnit(NamedTuple):
     weights: tuple[Weight, ...]
 
 
-def units(model: Model, adapter: Adapter | None = None) -> list[FsdpUnit]:
-    """Return the units of the full model in the order of the forward pass, with the weights of ``adapter``."""
+def units(model: Model, job: Job) -> list[FsdpUnit]:
+    """Return the units of the full model in the order of the forward pass, with the weights of the job's adapter."""
+    frozen = resolve_freeze(model, job.freeze)
 
     def block(layer: int) -> Iterable[Weight]:
-        every = block_weights(model, layer)
-        return every if adapter is None else with_adapters(every, adapter)
+        every = mark_frozen(block_weights(model, layer), frozen.blocks[layer])
+        return every if job.adapter is None else with_adapters(every, job.adapter)
 
     blocks = [
         FsdpUnit(
@@ -41,8 +50,8 @@ def units(model: Model, adapter: Adapter | None = None) -> list[FsdpUnit]:
         )
         for layer in range(model.layers)
     ]
-    embedding = FsdpUnit("embed", tuple(embedding_weights(model)))
-    return [embedding, *blocks, FsdpUnit("head", tuple(head_weights(model)))]
+    embedding = FsdpUnit("embed", tuple(mark_frozen(embedding_weights(model), frozen.ends)))
+    return [embedding, *blocks, FsdpUnit("head", tuple(mark_frozen(head_weights(model), frozen.ends)))]
 
 
 class Policy(NamedTuple):
@@ -251,17 +260,19 @@ def padded_numel(unit: FsdpUnit, *, shards: int) -> int:
 
 
 def select_trained(unit: FsdpUnit, job: Job) -> FsdpUnit:
-    """Return the unit with its trained weights only: all but a frozen vision tower, or those of adapters."""
-    if job.adapter is None and not job.freeze_vision_tower:
+    """Return the unit with its trained weights only: all but what is frozen, or those of adapters."""
+    if not job.freezes_text and not job.freeze_vision_tower:
         return unit
     return unit._replace(weights=tuple(weight for weight in unit.weights if is_trained(weight, job)))
 
 
 def is_trained(weight: Weight, job: Job) -> bool:
-    """Tell whether a weight is trained: not one next to an adapter, nor one of a frozen vision tower or projector."""
+    """Tell whether a weight is trained: not one next to an adapter, nor one of a frozen part, tower or projector."""
     if job.adapter is not None:
         return weight.is_adapter
-    return not (is_vision(weight) and (job.freeze_projector if is_connector(weight) else job.freeze_vision_tower))
+    if is_vision(weight):
+        return not (job.freeze_projector if is_connector(weight) else job.freeze_vision_tower)
+    return not weight.frozen
 
 
 class FrozenBytes(NamedTuple):
@@ -276,7 +287,7 @@ def frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
     """Return the bytes of a unit's frozen weights as they are stored; ``shards``: of ZeRO-3, else 1."""
     gathered = shard = scales = 0
     base = "bf16" if job.adapter is None else job.adapter.base
-    if job.adapter is None and not job.freeze_vision_tower:
+    if not job.freezes_text and not job.freeze_vision_tower:
         return FrozenBytes(0, 0, 0)
     for weight in unit.weights:
         if is_trained(weight, job):

@@ -18,12 +18,13 @@ from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
+from fivefold.layout.stages import stage_layers
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import count_vision
-from fivefold.model.weights import adapter_weights
+from fivefold.model.weights import adapter_weights, block_weights, mark_frozen, resolve_freeze
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts
@@ -130,7 +131,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _order(layout, model)
     yield from _pipeline(layout, model=model, job=job)
     yield from _ramp(layout, model=model, job=job)
-    yield from _adapter(layout, job)
+    yield from _frozen(layout, model=model, job=job)
     yield from _preferences(layout, model=model, job=job)
 
 
@@ -193,6 +194,7 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
             f"precision {job.precision.name} is PyTorch's autocast, which {job.stack.name} does not use; "
             f"take {job.precision.compute}, or a stack that does, such as ddp"
         )
+    yield from _frozen_mismatches(model, job)
     yield from _adapter_mismatches(model, job)
     if job.objective == "dpo":
         for is_present, feature, fix in (
@@ -411,7 +413,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
         (model.qk_norm == "heads", "norms of heads by weights of their own"),
         (not job.stack.kernel_facts.two_dimensional_tp, f"the stack {job.stack.name}"),
         (job.stack.loss == "chunked", "a loss in chunks"),
-        (job.adapter is not None, "adapters"),
+        (job.freezes_text, "adapters" if job.adapter else "freeze"),
         (job.objective == "dpo", "objective=dpo"),
         (not find_cost(job.optimizer.kind).counts_2d_tp, f"optimizer {job.optimizer.kind}"),
     ):
@@ -587,11 +589,12 @@ def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
             return
 
 
-def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
-    """Yield the reasons why adapters are not modelled with this model or job, under any layout."""
+def _frozen_mismatches(model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why adapters or frozen parts are not modelled with this model or job, under any layout."""
     adapter, recipe, stack = job.adapter, job.precision, job.stack
-    if adapter is None:
+    if not job.freezes_text:
         return
+    what = "freeze is" if adapter is None else "adapters are"
     for is_present, feature, fix in (
         (model.attention_experts, f"experts of attention of {model.name}", "a model without them"),
         (
@@ -628,13 +631,43 @@ def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
             "wgrad_accumulation=separate",
         ),
         (
-            adapter.base == "int8" and adapter.has_magnitudes,
+            adapter is not None and adapter.base == "int8" and adapter.has_magnitudes,
             "DoRA over a base in int8",
             "base=nf4 or a base in 16 bits",
         ),
+        (
+            adapter is None and recipe.autocasts,
+            f"precision {recipe.name}",
+            recipe.compute,
+        ),
+        (adapter is None and job.objective == "dpo", "objective=dpo", "sft, or an adapter"),
+        (adapter is None and job.images > 0, f"images={job.images}", "freeze_vision_tower, or text alone"),
+        (adapter is None and model.block.startswith("parallel"), f"block={model.block}", "a model whose layers do not"),
     ):
         if is_present:
-            yield f"adapters are not modelled with {feature}; take {fix}"
+            yield f"{what} not modelled with {feature}; take {fix}"
+    if adapter is not None:
+        return
+    try:
+        frozen = resolve_freeze(model, job.freeze)
+    except UserError as error:
+        yield str(error)
+        return
+    if frozen.first_backward == model.layers:
+        left = "only the head" if frozen.trains_head else "nothing"
+        yield f"freeze={','.join(job.freeze)} leaves {left} of {model.name} to train; leave a layer out"
+    elif not frozen.trains_embedding and model.is_moe(first := frozen.first_backward):
+        below = (weight for weight in block_weights(model, first) if not weight.name.startswith(("moe.", "mlp.")))
+        if all(weight.frozen for weight in mark_frozen(below, frozen.blocks[first])):
+            feature = f"experts of layer {first}, below which nothing is trained"
+            yield f"freeze is not modelled with {feature}; train the attention of that layer too"
+
+
+def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
+    adapter, recipe = job.adapter, job.precision
+    if adapter is None:
+        return
     if next(adapter_weights(model, adapter), None) is None:
         targets = ",".join(adapter.targets)
         yield f"adapter.targets={targets}: {model.name} has no such layer; take up_proj, down_proj or {ALL_LINEAR}"
@@ -645,30 +678,47 @@ def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
 
 
 def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None:
-    """Return why the schedule is not modelled with the job's adapters, in one line; None if it is."""
+    """Return why the schedule is not modelled with the job's adapters or frozen parts, in one line; None if it is."""
     pipeline = PIPELINE_SCHEDULES[schedule]
-    if job.adapter is None or not (pipeline.splits_backward or pipeline.enters_both_ends):
+    if not job.freezes_text or not (pipeline.splits_backward or pipeline.enters_both_ends):
         return None
     why = f"{schedule}, whose backward is split" if pipeline.splits_backward else schedule
-    return f"adapters are not modelled with {why}; take 1f1b"
+    return f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {why}; take 1f1b"
+
+
+def explain_unpiped_freeze(model: Model, job: Job) -> str | None:
+    """Return why a model with the job's frozen parts is not modelled in a pipeline; None if it is."""
+    first = resolve_freeze(model, job.freeze).first_backward
+    if first == 0:
+        return None
+    feature = f"a pipeline over its first {first} frozen layers, whose stages would have no backward"
+    return f"freeze is not modelled with {feature}; take pp1, or train the embedding"
 
 
 def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str | None:
-    """Return why the base of the job's adapters cannot be sharded like this, in one line; None if it can be."""
-    if job.adapter is None:
+    """Return why the job's frozen weights cannot be sharded like this, in one line; None if they can be."""
+    if not job.freezes_text:
         return None
     is_zero3 = zero == 3 and shards > 1
     if is_zero3 and job.stack.zero3_gather == "weights":
+        what = "adapters are" if job.adapter else "freeze is"
         feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
-        return f"adapters are not modelled with {feature}; take zero2, or another stack"
+        return f"{what} not modelled with {feature}; take zero2, or another stack"
+    if job.adapter is None:
+        return None
     if job.adapter.base == "int8" and (tp > 1 or is_zero3):
         feature = "a sharded base in int8, which bitsandbytes does not shard"
         return f"adapters are not modelled with {feature}; take dp with zero0 to zero2, or base=nf4"
     return None
 
 
-def _adapter(layout: Layout, job: Job) -> Iterator[str]:
-    """Yield the reasons why the job's adapters are not modelled with this layout."""
+def _frozen(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why the job's adapters or frozen parts are not modelled with this layout."""
+    if job.freeze and layout.pp > 1 and next(_frozen_mismatches(model, job), None) is None:
+        if (reason := explain_unpiped_freeze(model, job)) is not None:
+            yield reason
+        elif not stage_layers(model.layers, layout)[0] and not resolve_freeze(model, job.freeze).trains_embedding:
+            yield "freeze is not modelled with a frozen first stage; give it a layer, or train the embedding"
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
     yield from filter(None, (schedule, base))

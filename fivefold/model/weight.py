@@ -1,4 +1,4 @@
-"""One trainable tensor of a model: its name, shape and kind."""
+"""One tensor of a model: its name, shape and kind."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Weight(NamedTuple):
 
     Kind ``lora``: a weight of an adapter that every rank of tensor parallelism holds in full. ``parts``: sizes along
     dim 0 of the parts of a token mixer's weight; every rank of tensor parallelism holds an equal share of each.
+    ``frozen``: a part that the job freezes (``Job.freeze``).
     """
 
     name: str
@@ -46,6 +47,7 @@ class Weight(NamedTuple):
     kind: Kind
     initial: Initial = "by kind"
     parts: tuple[int, ...] = ()
+    frozen: bool = False
 
     @property
     def numel(self) -> int:

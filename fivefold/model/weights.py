@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fivefold.adapter import TARGETS, Adapter
+from fivefold.freeze import FrozenPart, is_frozen, parse_part
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
 from fivefold.model.weight import MAGNITUDE, Weight
+from fivefold.record import UserError
 
 __all__ = [
+    "FrozenWeights",
     "Weight",
     "adapter_weights",
     "block_name",
@@ -28,7 +31,9 @@ __all__ = [
     "get_layer",
     "head_weights",
     "list_targets",
+    "mark_frozen",
     "norm_shape",
+    "resolve_freeze",
     "weights",
     "with_adapters",
 ]
@@ -169,6 +174,67 @@ def list_targets(model: ModelShape, adapter: Adapter) -> tuple[str, ...]:
 def count_adapters(model: ModelShape, adapter: Adapter) -> int:
     """Count the parameters of all adapters of a model."""
     return sum(weight.numel for weight in adapter_weights(model, adapter))
+
+
+class FrozenWeights(NamedTuple):
+    """The frozen parts of a model (``Job.freeze``): modules of its ends, and of each block.
+
+    ``first_backward``: the lowest layer with a backward, which is the first with a trained weight, or 0 if the
+    embedding is trained; ``trains_embedding``, ``trains_head``: whether these have trained weights.
+    """
+
+    ends: frozenset[str]
+    blocks: tuple[frozenset[str], ...]
+    first_backward: int
+    trains_embedding: bool
+    trains_head: bool
+
+
+@lru_cache(maxsize=256)
+def resolve_freeze(model: ModelShape, freeze: tuple[str, ...]) -> FrozenWeights:
+    """Return the frozen parts of ``model``; raise ``UserError`` for one that it does not have."""
+    blocks, ends = [set[str]() for _ in range(model.layers)], set[str]()
+    for text in freeze:
+        part = parse_part(text)
+        if part.layers is None:
+            ends.add(part.module)
+        for layer in range(model.layers)[part.layers] if part.layers is not None else ():
+            blocks[layer].add(part.module)
+        if not any(_has_part(model, part)):
+            raise UserError(f"freeze: {text} is no part of {model.name}, which has {model.layers} layers; leave it out")
+    if model.tied_embeddings and "lm_head" in ends and "embed_tokens" not in ends:
+        raise UserError(f"freeze: lm_head of {model.name} is its embedding; write embed_tokens")
+    if model.tied_embeddings and "embed_tokens" in ends:
+        ends.add("lm_head")
+    frozen_blocks, frozen_ends = tuple(map(frozenset, blocks)), frozenset(ends)
+    trained = (
+        layer
+        for layer, modules in enumerate(frozen_blocks)
+        if any(not weight.frozen for weight in mark_frozen(block_weights(model, layer), modules))
+    )
+    trains_embedding, trains_head = (
+        any(not weight.frozen for weight in mark_frozen(end, frozen_ends))
+        for end in (embedding_weights(model), head_weights(model))
+    )
+    first = 0 if trains_embedding else next(trained, model.layers)
+    return FrozenWeights(frozen_ends, frozen_blocks, first, trains_embedding, trains_head)
+
+
+def _has_part(model: ModelShape, part: FrozenPart) -> Iterator[bool]:
+    """Yield for the weights that may be of a frozen part whether they are; none if it has no layers."""
+    modules = frozenset({part.module})
+    if part.layers is None:
+        yield part.module == "lm_head" and model.tied_embeddings
+        yield from (weight.frozen for weight in mark_frozen((*embedding_weights(model), *head_weights(model)), modules))
+        return
+    for layer in range(model.layers)[part.layers]:
+        yield from (weight.frozen for weight in mark_frozen(block_weights(model, layer), modules))
+
+
+def mark_frozen(weights: Iterable[Weight], modules: frozenset[str]) -> Iterator[Weight]:
+    """Yield weights, of which those of ``modules`` are frozen; the names of a block's are relative to it."""
+    for weight in weights:
+        yield weight._replace(frozen=is_frozen(weight.name, modules))
 
 
 def norm_shape(model: ModelShape, heads: int, dim: int) -> tuple[int, ...] | None:

@@ -105,7 +105,7 @@ def longest_sequence(
 def fine_tunes(
     *, model: Model, machine: Machine, job: Job, layout: Layout | None = None, risk: float = FITS_RISK
 ) -> list[FineTune]:
-    """Return what fits of full fine-tuning, LoRA and QLoRA, and how fast each is.
+    """Return what fits of full fine-tuning, the job's frozen parts if it has any, LoRA and QLoRA, and how fast each is.
 
     Adapters are the job's, or of rank 16. Without a ``layout``: all ranks share the weights (ZeRO-3), with full
     recomputation, and a second time without any if that fits. The remarks of the first answer name the methods that
@@ -115,8 +115,9 @@ def fine_tunes(
     recomputed = Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
     lora = (job.adapter or Adapter()).replace(base=None)
     answers, errors, remarks = list[FineTune](), dict[str, UserError](), list[str]()
-    for adapter in (None, lora, lora.replace(base="nf4")):
-        tuned = job.replace(adapter=adapter)
+    full = job.replace(adapter=None, freeze=())
+    adapted = [full.replace(adapter=adapter) for adapter in (lora, lora.replace(base="nf4"))]
+    for tuned in (full, *([job] if job.freeze else []), *adapted):
         for spread in (layout,) if layout else (recomputed, recomputed.replace(ac="none")):
             smallest = spread.replace(mbs=job.min_micro_batch)
             try:
@@ -134,8 +135,10 @@ def fine_tunes(
 
 
 def name_method(job: Job) -> str:
-    """Return how a job trains its model: full, or the name of its adapter."""
-    return "full" if job.adapter is None else job.adapter.name
+    """Return how a job trains its model: full, freeze, or the name of its adapter."""
+    if job.adapter is not None:
+        return job.adapter.name
+    return "freeze" if job.freeze else "full"
 
 
 def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> FineTune:
@@ -255,8 +258,9 @@ def _min_ranks(model: Model, machine: Machine, job: Job) -> float:
     held: float = precision.weights_bytes  # of a parameter, over all ranks at least
     if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
         held += precision.master_bytes + sum(precision.moments_bytes)
-    if job.adapter is not None:  # frozen weights have no states, and in nf4 half a byte
-        held = {"nf4": 0.5, "int8": 1.0}.get(job.adapter.base or "", job.activation_bytes)
+    if job.freezes_text:  # frozen weights have no states, and in nf4 half a byte
+        base = job.adapter.base if job.adapter else None
+        held = {"nf4": 0.5, "int8": 1.0}.get(base or "", job.activation_bytes)
     return model.parameters * held / machine.chip.memory_bytes
 
 

@@ -12,12 +12,12 @@ from math import ceil, exp, expm1, inf, log, sqrt
 
 from fivefold.bounded_types import RUN_TOKENS
 from fivefold.job import Job
-from fivefold.layout.sharding import is_trained
+from fivefold.layout.sharding import is_trained, units
 from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import vision_weights
-from fivefold.model.weights import adapter_weights, weights
+from fivefold.model.weights import Weight, adapter_weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.results.run_estimate import Goodput, RunEstimate
@@ -207,15 +207,18 @@ def _list_goodput(
 
 
 def checkpoint_bytes(model: Model, job: Job) -> int:
-    """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once."""
-    every = tuple(weights(model) if job.adapter is None else adapter_weights(model, job.adapter))
-    tower = tuple(vision_weights(model.vision)) if model.vision is not None and job.images else ()
-    frozen_bytes = sum(weight.numel for weight in tower if not is_trained(weight, job)) * job.activation_bytes
-    every += tuple(weight for weight in tower if is_trained(weight, job))
-    scaled = frozenset(weight.name for weight in every if is_quantized(weight.numel, vector=weight.is_vector))
-    states = find_cost(job.optimizer.kind).state_bytes(every, shards=1, quantised=scaled, job=job)
-    return (
-        sum(weight.numel for weight in every) * job.precision.updated_bytes
-        + states
-        + (frozen_bytes if job.adapter is None else 0)
-    )
+    """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once.
+
+    Frozen weights are in it too, but those under adapters.
+    """
+    if job.adapter is not None:
+        trained, frozen = list(adapter_weights(model, job.adapter)), list[Weight]()
+    else:
+        tower = vision_weights(model.vision) if model.vision is not None and job.images else ()
+        every = [*(weight for unit in units(model, job) for weight in unit.weights), *tower]
+        trained = [weight for weight in every if is_trained(weight, job)]
+        frozen = [weight for weight in every if not is_trained(weight, job)]
+    scaled = frozenset(weight.name for weight in trained if is_quantized(weight.numel, vector=weight.is_vector))
+    states = find_cost(job.optimizer.kind).state_bytes(tuple(trained), shards=1, quantised=scaled, job=job)
+    updated_numel, frozen_numel = (sum(weight.numel for weight in weights) for weights in (trained, frozen))
+    return updated_numel * job.precision.updated_bytes + states + frozen_numel * job.activation_bytes

@@ -98,7 +98,7 @@ class Engine:
         self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: unknown yet
         self.moe_layers = built.moe_layers
         self._scale_losses(1.0)
-        is_frozen = job.adapter is not None  # biases of frozen routers stay as they are
+        is_frozen = job.freezes_text  # biases of routers stay as they are
         self.balances_without_loss = model.moe is not None and model.moe.balance == "free" and not is_frozen
         experts = model.moe.experts if model.moe else 0
         self.loads = torch.zeros(len(self.moe_layers), experts, dtype=torch.int64, device=built.ranks.device)

@@ -152,8 +152,9 @@ class Run(Record):
             raise UserError(
                 "noise_scale: needs a loss that is the mean over all tokens; drop it, or take objective pretrain"
             )
-        if self.job.adapter is not None:
-            raise UserError("noise_scale: is not supported with adapters yet; drop it, or [job] adapter")
+        if self.job.freezes_text:
+            field = "freeze" if self.job.freeze else "adapter"
+            raise UserError(f"noise_scale: is not supported with frozen weights yet; drop it, or [job] {field}")
         if layout.cp > 1:
             raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of a full sequence; take cp1")
         if layout.dp == 1:

@@ -54,7 +54,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"images={job.images}: the trainer trains the text model alone; leave images out; `predict` estimates the "
             "tower"
         )
-    _check_adapter(layout, job, model=model)
+    _check_frozen(layout, job, model=model)
     if job.objective == "dpo" and job.stack.is_compiled:
         raise UserError("objective=dpo: the trainer does not run compiled blocks with it; take compile=false")
     if job.stack.name != "fivefold":
@@ -101,39 +101,44 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     _check_model(model)
 
 
-ADAPTER_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be recomputed next to adapters
+FROZEN_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be recomputed with frozen weights
 
 
-def _check_adapter(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``UserError`` for an adapter that is planned and not trained."""
-    adapter, recomputed = job.adapter, layout.recomputed_operations - ADAPTER_RECOMPUTES
-    if adapter is None:
+def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
+    """Raise a ``UserError`` for an adapter or frozen parts that are planned and not trained."""
+    adapter, recomputed = job.adapter, layout.recomputed_operations - FROZEN_RECOMPUTES
+    if not job.freezes_text:
         return
+    is_nf4 = adapter is not None and adapter.base == "nf4"
     for is_present, feature, fix in (
         (
-            adapter.base == "nf4"
-            and layout.tp > 1,  # columns of a rank may begin within a block of 64 or of 256 scales
+            is_nf4 and layout.tp > 1,  # columns of a rank may begin within a block of 64 or of 256 scales
             f"a base in nf4, whose scales are those of full weights, under tp{layout.tp}",
             "dp, cp or pp instead of tp, or a base in 16 bits",
         ),
         (
-            adapter.base == "nf4"
-            and any(weight.shape[-1] % 2 for weight in block_weights(model, 0) if is_gemm_weight(weight)),
+            is_nf4 and any(weight.shape[-1] % 2 for weight in block_weights(model, 0) if is_gemm_weight(weight)),
             f"a base in nf4 of {model.name}, which has a matrix with an odd number of columns, two in a byte",
             "a base in 16 bits",
         ),
-        (adapter.base == "int8", "a base in int8", "adapter.base=nf4 or bf16"),
+        (adapter is not None and adapter.base == "int8", "a base in int8", "adapter.base=nf4 or bf16"),
         (
-            adapter.has_magnitudes and adapter.dropout > 0,
-            f"DoRA with dropout={adapter.dropout:g}, which drops the input of the frozen product too",
+            adapter is not None and adapter.has_magnitudes and adapter.dropout > 0,
+            "DoRA with dropout, which drops the input of the frozen product too",
             "adapter.dropout=0",
+        ),
+        (
+            bool(job.freeze) and job.stack.reshard == "backward",
+            "frozen layers whose weights stay gathered until the backward (reshard=backward)",
+            "reshard=forward",
         ),
         (job.stack.is_compiled, "compiled blocks", "compile=false"),
         (job.precision.compute == "tf32", "precision tf32", "fp32 or bf16"),
         (bool(recomputed), f"ac={'+'.join(sorted(recomputed))}", "ac=full, selective, norm or act"),
     ):
         if is_present:
-            raise UserError(f"adapter: the trainer does not train {feature} yet; take {fix}; `predict` estimates both")
+            what = "freeze" if adapter is None else "adapter"
+            raise UserError(f"{what}: the trainer does not train {feature} yet; take {fix}; `predict` estimates both")
 
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:

@@ -80,6 +80,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         "optimizer": "optimizer.kind",
         "loss": "loss",
         "documents": "documents",
+        "freeze": "freeze",
         **{name: name for name in ("images", "image_tokens", "freeze_vision_tower", "freeze_projector")},
         **{part: f"precision.{part}" for part in PRECISION_PARTS},
     }
@@ -98,6 +99,7 @@ class JobQuestion(MachineRequest, defer_build=False):
     optimizer: Line | None = Field(None, description="Update rule: adamw, muon, …; likewise the next two fields.")
     loss: Line | None = None
     documents: Line | None = None
+    freeze: Line | None = Field(None, description="Parts that are not trained, such as embed_tokens,layers[:-2].")
     images: Annotated[int | None, Field(ge=0, description="Images in a sequence, of a model with a vision tower.")] = (
         None
     )

@@ -74,6 +74,8 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
         case = next(case for case in cases if not adapted or _is_supported_with(Adapter(), case))
         if adapted:
             case = _add_adapter(case, random.Random(f"{seed} {number} adapter"))
+        else:
+            case = _add_freeze(case, random.Random(f"{seed} {number} freeze"))
         case = _add_masked_loss(case, random.Random(f"{seed} {number} sft"))
         yield _add_preferences(case, random.Random(f"{seed} {number} dpo"))
 
@@ -161,6 +163,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "unfused": lambda _, job: job.stack.attention == "unfused",
     "adapters": lambda _, job: job.adapter is not None,
     "adapter dropout": lambda _, job: job.adapter is not None and job.adapter.dropout > 0,
+    "freeze": lambda _, job: bool(job.freeze),
     "sft": lambda _, job: job.objective == "sft",
     "dpo": lambda _, job: job.objective == "dpo",
 }  # fmt: skip
@@ -258,6 +261,20 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     if chance.random() < 0.5 and _is_supported_with(quantized, case):
         adapter = quantized
     return case._replace(job=case.job.replace(adapter=adapter)) if _is_supported_with(adapter, case) else case
+
+
+def _add_freeze(case: Drawn, chance: random.Random) -> Drawn:
+    """Return every second case with frozen parts, if that is legal; drawn apart, as adapters are."""
+    layers = case.model.layers
+    low, high = sorted(chance.choices(range(layers + 1), k=2))
+    modules = chance.sample(("attention", "mlp", "norms", "q_proj", "k_proj", "down_proj"), 2)
+    if case.model.moe is not None:
+        modules.append(chance.choice(("router", "experts")))
+    parts = [f"layers[:{high}]", f"layers[{low}:{layers}]", *(f"layers[{low}:].{module}" for module in modules)]
+    chosen = chance.sample((*parts, "embed_tokens", "norm", "lm_head"), chance.randint(1, 3))
+    job = case.job.replace(freeze=chosen)
+    is_chosen = chance.random() < 0.5 and _is_supported(case.layout, job, model=case.model)
+    return case._replace(job=job) if is_chosen else case
 
 
 def _add_masked_loss(case: Drawn, chance: random.Random) -> Drawn:

@@ -161,6 +161,16 @@ def adapter(some: random.Random) -> dict[str, Any] | None:
     return fields(ADAPTER, some) if some.random() < 0.4 else None
 
 
+# Frozen parts of a job, mostly none: next to adapters they are an error.
+FREEZES: tuple[tuple[str, ...], ...] = (
+    *((),) * 12,
+    ("embed_tokens",),
+    ("embed_tokens", "layers[0]", "norm"),
+    ("embed_tokens", "layers[:-1]"),
+    ("layers[1:].mlp",),
+    ("embed_tokens", "layers[0].attention", "layers[0].q_proj"),
+)
+
 JOB: dict[str, Draw] = {
     "sequence": choose(1, 2, 30, 64, 96, 128, 1024, 4096, 6000, 131072),
     "global_batch": choose(1),  # as the layout needs it: ``layout_and_job``
@@ -175,6 +185,7 @@ JOB: dict[str, Draw] = {
     "learning_rate": lambda some: fields(RATE, some),
     "ramp": ramp,
     "adapter": lambda some: adapter(random.Random(some.getstate()[1][0] + some.getstate()[1][-1])),
+    "freeze": lambda some: FREEZES[some.getstate()[1][3] % len(FREEZES)],
     "images": choose(0),  # of a model with a tower: ``with_images``
     "image_tokens": choose(None),
     "freeze_vision_tower": choose(False),
@@ -388,6 +399,7 @@ def layout(some: random.Random, model: Model) -> Layout:
 def job(some: random.Random, *, batch: int) -> Job:
     """Every field of it and of its stack drawn, or a named stack with some of them drawn."""
     drawn = fields(JOB | STACK, some) | {"global_batch": batch}
+    drawn["freeze"] = () if drawn["adapter"] else drawn["freeze"]
     kept = ("sequence", "global_batch", "compile_loss")
     if some.random() < 0.4:
         few = {name: drawn[name] for name in drawn if name in kept or some.random() < 0.15}

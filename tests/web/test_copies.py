@@ -27,6 +27,7 @@ STEPS = [
     {"layout": "dp2 mbs2", "optimizer": "muon", "loss": "chunked", "documents": "separate"},
     {"layout": "tp2", "set": ["overlap=dp,pp", "learning_rate.peak=3e-4", "precision.moments_bytes=2,2"]},
     {"layout": "dp2 zero1", "stack": "megatron-core", "master_bytes": "2", "moments_bytes": "2,2"},
+    {"layout": "dp2 zero3", "freeze": "embed_tokens,layers[0].attention"},
     {"layout": "dp2", "adapter": "lora:8", "set": ["adapter.targets=q_proj,v_proj"]},
     {
         "model": "gemma3-4b", "layout": "dp2 zero3", "seq": 2048,

@@ -35,10 +35,11 @@ from fivefold.dry_run.record.recording import (
     plan_steps,
 )
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, Tape
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.layer import get_kind
+from fivefold.planner.counts.operations.layer import list_kinds
 from fivefold.trainer.build import Built
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import WgradStore, Work
@@ -47,16 +48,16 @@ from fivefold.trainer.parallel.gradients import Gradients
 from fivefold.trainer.parallel.pipeline import end_stage, run_backward
 
 
-def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, recorder: TapeRecorder) -> None:
+def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, job: Job, recorder: TapeRecorder) -> None:
     """Make each block of this rank replay the recording of its kind, which is created when the first of the kind runs.
 
     The head replays a recording of its first micro-batch, unless it predicts several tokens.
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
     known_recordings: dict[Hashable, dict[bool, BlockRecording] | None] = {}
-    is_recomputed = recomputed_layers(model.layers, layout)
+    is_recomputed, kinds = recomputed_layers(model.layers, layout), list_kinds(model, job)
     for layer, block in enumerate(built.module.blocks):
-        kind = get_kind(model, layer), is_recomputed[layer]
+        kind = kinds[layer], is_recomputed[layer]
         block.forward = BlockReplayer(
             block,
             layer=layer,

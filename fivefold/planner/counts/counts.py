@@ -16,7 +16,15 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import vision_weights
-from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, with_adapters
+from fivefold.model.weights import (
+    Weight,
+    block_weights,
+    embedding_weights,
+    head_weights,
+    mark_frozen,
+    resolve_freeze,
+    with_adapters,
+)
 from fivefold.planner.counts.cache import Cache, Caches
 from fivefold.planner.counts.memory.liveness import (
     NO_SUMS,
@@ -32,7 +40,7 @@ from fivefold.planner.counts.memory.liveness import (
 )
 from fivefold.planner.counts.memory.states import UnitStates, local_units, part_states, shard_unit
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
-from fivefold.planner.counts.operations.layer import Kind, get_kind
+from fivefold.planner.counts.operations.layer import Kind, list_kinds
 from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op, scratch_tensor
@@ -88,13 +96,16 @@ class Counts:
         self._first_equal_stages: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.caches = Caches()  # of the modules that count from these counts
         self._groups: dict[tuple[object, ...], tuple[tuple[UnitGroup, ...], ...]] = {}
-        kinds = [get_kind(model, layer) for layer in range(model.layers)]
-        if job.adapter is not None:
-            kinds[0] = kinds[0]._replace(leads=True)
+        self.frozen, kinds = resolve_freeze(model, job.freeze), list_kinds(model, job)
         self.kinds = tuple(kinds)
         self.name_by_representative = {kind.representative: kind for kind in reversed(kinds)}
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # first layer of each kind
         self._units = UnitCache(model, job, self.example)
+
+    @property
+    def trains_table(self) -> bool:
+        """Tell whether the embedding's table is trained."""
+        return self.job.adapter is None and "embed_tokens" not in self.frozen.ends
 
     def get_local(self, part: LocalDegrees) -> Local:
         """Return the model's local sizes on one rank."""
@@ -290,12 +301,17 @@ class Counts:
         """Return ``weights``; ``has_table``: the head has a copy of the embedding's table."""
         if name == "embed":
             tower = vision_weights(self.model.vision) if self.job.images and self.model.vision else ()
-            return [*tower, *embedding_weights(self.model)]
+            return [*tower, *mark_frozen(embedding_weights(self.model), self.frozen.ends)]
         if name == "head":
-            return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if has_table else ())]
+            table = list(embedding_weights(self.model))[:1] if has_table else ()
+            return list(mark_frozen((*head_weights(self.model), *table), self.frozen.ends))
         assert isinstance(name, Kind)
-        block = block_weights(self.model, self.example[name])
+        block = mark_frozen(block_weights(self.model, self.example[name]), name.frozen)
         return list(block if self.job.adapter is None else with_adapters(block, self.job.adapter))
+
+    def has_backward(self, name: Name) -> bool:
+        """Tell whether a unit has a backward, as it or a unit below it is trained; that of an embedding makes no dx."""
+        return not (isinstance(name, Kind) and name.is_below)
 
     def stage_groups(self, layout: Layout) -> tuple[tuple[UnitGroup, ...], ...]:
         """Return the units of each of the pp·v stages, in model order, as groups of units equal in memory."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from fivefold.job import Job
-from fivefold.layout.sharding import is_trained
+from fivefold.layout.sharding import is_trained, units
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import PREFIX, count_vision, vision_weights
@@ -46,6 +46,9 @@ def _count_trainable(model: Model, job: Job) -> int | None:
     """Count the trained parameters; None if all are."""
     if job.adapter is not None:
         return count_adapters(model, job.adapter)
+    if job.freeze:
+        trained = (weight.numel for unit in units(model, job) for weight in unit.weights if is_trained(weight, job))
+        return sum(trained)
     if model.vision is None or not job.freeze_vision_tower:
         return None
     return model.parameters + sum(weight.numel for weight in vision_weights(model.vision) if is_trained(weight, job))

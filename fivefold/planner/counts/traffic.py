@@ -85,7 +85,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
-            regathers = needs_backward_gather(name, layout, counts.job)
+            regathers = needs_backward_gather(name, layout, counts.job) and counts.has_backward(name)
             regathers |= is_vision(whole_unit.weights[0]) and regathers_vision(layout, counts.job)
             gathers = 1 if stay else micro_batches * (2 if regathers else 1)
             if counts.job.objective == "dpo" and not stay:  # the head stays gathered while the reference runs
@@ -167,7 +167,7 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
     assert moe is not None
     local = counts.get_local(part)
     plan_times = times * (
-        2 if "layer" in part.recomputed else 1
+        2 if "layer" in part.recomputed and counts.has_backward(run.name) else 1
     )  # the dispatch is planned again only under full recomputation
     ops = counts.unit(part, run.name).ops
     resends = any(op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in ops)
@@ -210,14 +210,14 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     if layout.world > 1:
         sums = counts.job.loss_sums + counts.model.mtp_depth  # besides the norm and the vote to stop
         yield RepeatedMessage("world", "all_reduce", 1, 4 * (2 + sums), layout.world, "world")
-    if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.job.adapter is None:
+    if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.trains_table:
         *_, (unit, shards, _) = counts.local_parts(layout, "embed")
         table = unit._replace(weights=unit.weights[:1])
         payload = padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes
         yield RepeatedMessage("pp", "all_reduce", 1, payload, 2, "pp")
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
-    if moe and moe.balance == "free" and counts.job.adapter is None:  # tokens per expert, of all layers of this rank
+    if moe and moe.balance == "free" and not counts.job.freezes_text:  # tokens per expert, of all layers of this rank
         runs = (work for chunk in chunks for work in stages[chunk])
         payload = 8 * moe.experts * sum(times * counts.count_moe_layers(run.name) for run, times in runs)
         if payload and layout.world > layout.pp:

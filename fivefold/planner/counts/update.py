@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
-from fivefold.layout.sharding import local_weight
+from fivefold.layout.sharding import is_trained, local_weight
 from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import Product, find_cost
 from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
@@ -24,7 +24,7 @@ def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
     for chunk in chunks:
         for run, times in work[chunk]:
             for weight in counts.weights(layout, run.name):
-                if counts.job.adapter is not None and not weight.is_adapter:
+                if not is_trained(weight, counts.job):
                     continue
                 local = local_weight(weight, model=counts.model, layout=layout, vocab=vocab)
                 experts = weight.kind.startswith("expert")

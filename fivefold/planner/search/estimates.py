@@ -472,7 +472,8 @@ class Estimates(Tables):
         enters_both_ends = self._enters_both_ends[candidates.shape]
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
             columns += [partials.mbs, partials.cp]
-        if self.counts.job.stack.reduce_bucket or self.counts.job.adapter:  # by stage other messages, or other gathers
+        job = self.counts.job
+        if job.stack.reduce_bucket or job.freezes_text:  # by stage other messages, or other gathers
             columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
         columns += [
             *self._placement_columns(candidates, ("tp",)),

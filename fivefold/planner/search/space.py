@@ -25,6 +25,7 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.validity import (
     can_shard_tower,
     can_simulate,
+    explain_unpiped_freeze,
     explain_unsharded_base,
     explain_unsupported_2d,
     explain_unsupported_schedule,
@@ -107,6 +108,7 @@ class Space:
         unsharded |= {axis for _, axes in list_unsharded(model) for axis in axes}
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
         unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
+        unsharded |= {"pp"} if explain_unpiped_freeze(model, job) else set()
         unsharded |= {"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set()
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)
         self.where = where

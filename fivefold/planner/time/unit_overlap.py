@@ -108,7 +108,7 @@ def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> U
     )
     time, no_message = units.gather_reduce(layout, name), MessageTime(0.0, 0.0)
     gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
-    gathers_again = needs_backward_gather(name, layout, units.job)
+    gathers_again = needs_backward_gather(name, layout, units.job) and units.counts.has_backward(name)
     backward_gather = gather if time.again is None else MessageTime(time.again, 0.0)
     backward_messages = backward_gather if gathers_again else no_message
     if reduces_every_backward and not reduces_in_forward:

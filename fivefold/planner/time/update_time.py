@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fivefold.layout.mesh import group
+from fivefold.layout.sharding import is_trained
 from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import find_cost
 from fivefold.planner.counts.counts import get_group_degrees
@@ -32,7 +33,7 @@ def launch_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> flo
     work, updated = units.counts.stage_work(layout), 0.0
     for run, times in (entry for chunk in chunks for entry in work[chunk]):
         weights = units.counts.weights(layout, run.name)
-        n_weights = sum(units.job.adapter is None or weight.is_adapter for weight in weights)
+        n_weights = sum(is_trained(weight, units.job) for weight in weights)
         # a rank holds parts of 1 + (n - 1) / s of the n weights of a flat tensor in s shards, on average
         updated += times * (1 + (n_weights - 1) / shards if n_weights else 0)
     return updated * stack.update_kernels * units.machine.chip.launch_seconds

@@ -196,6 +196,12 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
             f"{path}: was trained with adapter {saved}, and the job has adapter {wanted}; set [job] adapter as it was, "
             "or start a new run"
         )
+    if (old_parts := checkpoint.job.freeze) != job.freeze:
+        saved, wanted = (",".join(parts) or "nothing" for parts in (old_parts, job.freeze))
+        raise UserError(
+            f"{path}: was trained with freeze={saved}, and the job freezes {wanted}; set [job] freeze as it was, or "
+            "export the checkpoint and start a new run from its weights"
+        )
     for name in ("sequence", "global_batch", "ramp", "seed"):
         old, new = getattr(checkpoint.job, name), getattr(job, name)
         if old != new:
@@ -238,8 +244,12 @@ def _check_tensors(path: Path, names: Collection[str]) -> None:
 
 
 def _tensors(built: Built) -> State:
-    """Return weights, moments, step counts and routing biases by name, sharing memory; no count without rows."""
-    tensors: State = {}
+    """Return weights, moments, step counts and routing biases by name, sharing memory; no count without rows.
+
+    Parts that the job freezes are among the weights, the base under adapters is not.
+    """
+    frozen = [shard for shard in built.base_shards if shard.local_weight.weight.frozen]
+    tensors: State = {f"weights/{shard.name}": _boxes(shard, shard.weight) for shard in frozen}
     for shard in built.shards:
         tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
         for kind, part, moment in optimizer.moments(built.optimizer, shard):

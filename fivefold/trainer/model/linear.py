@@ -206,7 +206,9 @@ def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
 
 @exclude_from_graphs
 def _apply_eagerly(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
-    weight = None if x.requires_grad else linears[0].matrix
+    weight = None
+    if not x.requires_grad:  # a trained one, if there is any
+        weight = next((linear.matrix for linear in linears if linear.matrix.requires_grad), linears[0].matrix)
     products: tuple[Tensor, ...] = _FusedLinears.apply(x, weight, linears)  # type: ignore[no-untyped-call]
     return products
 
@@ -243,7 +245,7 @@ def is_recomputing() -> bool:
 
 
 class _FusedLinears(torch.autograd.Function):
-    """Linear layers on one input; the backward accumulates dW and db itself. Frozen layers save nothing.
+    """Linear layers on one input; the backward accumulates dW and db itself. If all are frozen, x is not saved.
 
     ``_weight`` makes autograd call the backward if ``x`` does not require a gradient; else it is None, because autograd
     spends time on a weight even if it gets no gradient.
@@ -255,7 +257,7 @@ class _FusedLinears(torch.autograd.Function):
         saved_input = (
             linears[0].hooks.enter(x) if ctx.entered else x
         )  # dW reads all ranks' rows themselves, not their casts
-        ctx.frozen = not linears[0].matrix.requires_grad
+        ctx.frozen = not any(linear.matrix.requires_grad for linear in linears)
         if not ctx.frozen:
             ctx.save_for_backward(saved_input)
         return outputs(saved_input, linears, entered=ctx.entered)
@@ -266,7 +268,8 @@ class _FusedLinears(torch.autograd.Function):
             hooks = ctx.linears[0].hooks
             return begin_input_gradient([hooks.leave_backward(g) for g in gradients], ctx.linears)(), None, None
         (saved_input,) = ctx.saved_tensors
-        return input_gradient(saved_input, gradients, ctx.linears, entered=ctx.entered), None, None
+        needed = ctx.needs_input_grad[0]
+        return input_gradient(saved_input, gradients, ctx.linears, entered=ctx.entered, needed=needed), None, None
 
 
 def outputs(x: Tensor, linears: tuple[Linear, ...], *, entered: bool = False) -> tuple[Tensor, ...]:
@@ -286,11 +289,13 @@ def input_gradient(
     linears: tuple[Linear, ...],
     *,
     entered: bool = False,
+    needed: bool = True,
     writes_into_buffers: bool = False,
-) -> Tensor:
+) -> Tensor | None:
     """Return the gradient of the input ``kept`` (of all ranks if ``entered``); accumulate those of weights and biases.
 
-    ``writes_into_buffers``: write weight gradients directly into their accumulation buffers (``GradBuffer``), if any.
+    ``needed``: whether anything below is trained; else the gradient is not computed, and None. ``writes_into_buffers``:
+    write weight gradients directly into their accumulation buffers (``GradBuffer``), if any.
     """
     hooks, wgrad_store = linears[0].hooks, linears[0].wgrad_store
     if wgrad_store.deferring:  # detached, because a deferred dW would hold the graph down to the input of the stage
@@ -302,7 +307,7 @@ def input_gradient(
     else:
         wait_input = hooks.begin_reenter(kept)
     product_gradients = [hooks.leave_backward(gradient) for gradient in gradients]
-    wait_gradient = begin_input_gradient(product_gradients, linears)
+    wait_gradient = begin_input_gradient(product_gradients, linears) if needed else None
     output_gradients = [
         None if layer.bias is None else gradient for layer, gradient in zip(linears, gradients, strict=True)
     ]
@@ -315,7 +320,7 @@ def input_gradient(
             writes_into_buffers=writes_into_buffers,
         )
     )
-    return wait_gradient()
+    return None if wait_gradient is None else wait_gradient()
 
 
 def begin_input_gradient(gradients: Sequence[Tensor], linears: tuple[Linear, ...]) -> Wait:
@@ -348,6 +353,8 @@ def _accumulate_grads(
     # all buffers first: after a GEMM a CPU's caches hold none of this
     buffers = [_get_grad_buffer(linear.matrix) if writes_into_buffers and gemms.adds else None for linear in linears]
     for linear, product, output, buffer in zip(linears, inner, outer, buffers, strict=True):
+        if not linear.matrix.requires_grad:
+            continue
         if linear.bias is not None and output is not None:
             accumulate_grad(linear.bias, output.sum(0))
         if buffer is None:

@@ -89,6 +89,7 @@ def _(x: Tensor, weight: Tensor, tokens: list[Tensor], rows: int, widths: list[i
 def linears_backward(gradients: list[Tensor], x: Tensor, tokens: list[Tensor]) -> Tensor:
     """Return the gradient of ``x``; accumulate those of the weights, or defer them."""
     gradient = input_gradient(x, tuple(gradients), _get_layers(tokens), writes_into_buffers=True)
+    assert gradient is not None
     return gradient if gradient.shape == x.shape else gradient.view_as(x)
 
 

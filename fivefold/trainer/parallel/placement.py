@@ -28,7 +28,7 @@ from fivefold.layout.sharding import (
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight
+from fivefold.model.weights import Weight, resolve_freeze
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.model.transformer import Transformer
@@ -61,8 +61,8 @@ class ShardPlacement:
             self.table.rank_stages[self.ranks["pp"].rank],
             stage_layers(self.model.layers, self.layout),
         )
-        last, zero_units, adapter = self.table.stages - 1, list[ZeroUnit](), self.job.adapter
-        model_units = units(self.model, adapter)
+        last, zero_units, freezes = self.table.stages - 1, list[ZeroUnit](), self.job.freezes_text
+        model_units, frozen = units(self.model, self.job), resolve_freeze(self.model, self.job.freeze)
         backwards = self._backwards()
         both_ends = {0, last} <= set(rank_stages)
         table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it on this rank
@@ -76,7 +76,7 @@ class ShardPlacement:
                 )
                 if is_shared_here:
                     table = stage_zero_units[:1]
-                if is_shared_here and adapter is None:
+                if is_shared_here and table[0].shards:
                     gradients = table[0].gradients
                     gradients.expected[0] += self._count_uses("embed.tokens.weight") * (
                         1 if gradients.every_micro_batch else backwards[last]
@@ -87,7 +87,9 @@ class ShardPlacement:
                 keeps_weights = self.job.stack.reshard == "backward"
                 has_post_norm = self.model.get_block(layer) in ("post", "post_sum")
                 # a frozen norm has no gradient that ends the backward
-                ends_at_input = has_post_norm or adapter is not None
+                ends_at_input = has_post_norm or freezes
+                for unit in block:
+                    unit.has_backward = layer >= frozen.first_backward
                 attach(self.module.blocks[layer], block, keep=keeps_weights, ends_at_input=ends_at_input)
                 stage_zero_units += block
             if stage == last:
@@ -100,14 +102,13 @@ class ShardPlacement:
                     expected = unit.gradients.expected
                     expected[:] = [uses * count for uses, count in zip(uses_per_weight, expected, strict=True)]
                 # onward="": it would prefetch a block otherwise
-                ends_at_input = adapter is not None
                 attach(
                     self.module.head,
                     [*head, *table],
                     keep=True,
                     shared=True,
                     prefetch_direction="",
-                    ends_at_input=ends_at_input,
+                    ends_at_input=freezes,
                 )
                 if table:
                     head[0].add_sibling(table[0])
@@ -272,5 +273,5 @@ def _link_prefetch(units: list[ZeroUnit]) -> None:
     """Link each unit of a stage to the one to prefetch next, forward and backward (not the embedding's backward)."""
     for before, after in pairwise(units):
         before.neighbours["forward"] = after
-        if (*before.shards, *before.frozen)[0].name != "embed.tokens.weight":
+        if before.has_backward and (*before.shards, *before.frozen)[0].name != "embed.tokens.weight":
             after.neighbours["backward"] = before

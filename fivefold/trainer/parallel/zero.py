@@ -69,6 +69,7 @@ class ZeroUnit:
         self.sibling_units: list[ZeroUnit] = []  # units of the same module, released with this one
         self.is_released_by_sibling = False  # another unit releases this one
         self.ends_at_input = False  # the input's gradient ends the backward
+        self.has_backward = True  # False: neither it nor a unit before it has a trained weight
         self.payload: Payload | None = None  # set if the all_gather sends fp8
         self._gathered_is_current = False
         self._gathering: Pending | None = None

@@ -123,6 +123,33 @@ def test_preferences_are_counted_with_their_four_sums_and_a_reference_without_dr
     assert list_miscounts(case) == []
 
 
+LOWEST = ("embed_tokens", "layers[0].attention", "layers[0].norms")
+
+
+@pytest.mark.parametrize(
+    ("number", "model", "text", "parts"),
+    [
+        (ON_CPUS, DENSE, "dp2 zero2 mbs1 ac=norm+act", LOWEST),
+        (ON_GPUS, MIXTURE, "dp2 ep2 zero3 mbs1 ac=full", ("embed_tokens", "layers[:-1]", "norm", "lm_head")),
+        *mark_share(
+            4,
+            [
+                (ON_GPUS, DENSE, "tp2 mbs2 ac=full", ("layers[1:].q_proj", "layers[0].down_proj")),
+                (ON_CPUS, DENSE, "tp2 nosp mbs1 ac=selective", LOWEST),
+                (ON_GPUS, DENSE.replace(tied_embeddings=True), "tp2 pp2 mbs1 ac=full", ("embed_tokens",)),
+                (ON_CPUS, MIXTURE, "dp2 ep2 etp2 tp2 mbs2", ("layers[1:].experts",)),
+                (ON_CPUS, MIXTURE, "dp2 ep2 mbs1", ("layers.router",)),
+            ],
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_frozen_parts_are_counted(number: int, model: Model, text: str, parts: tuple[str, ...]) -> None:
+    """Below the lowest trained weight nothing is kept, recomputed, gathered again or sent back."""
+    job = FP32.replace(freeze=parts, global_batch=8)
+    assert list_miscounts(Drawn(number, model.replace(layers=3), Layout.parse(text), job)) == []
+
+
 @pytest.mark.parametrize("number", [ON_CPUS, ON_GPUS])
 @pytest.mark.parametrize(
     ("text", "base"),

@@ -12,12 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fivefold.adapter import Adapter
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
+from fivefold.layout.sharding import is_trained, units
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import adapter_weights, weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from tests.agree.parity.cases import FEW, Case, text, use_one_process
@@ -50,7 +49,7 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
     """``told`` by each rank, against one process (or ``like``)."""
     model, layout, job = case.model, case.layout, case.job
     like = like or reference(model, job, len(told[0].norms))
-    whole = {step: assemble(like.gradients[step], model, job.adapter) for step in like.gradients}
+    whole = {step: assemble(like.gradients[step], model, job) for step in like.gradients}
     worst = max(
         (
             (error, f"{name} (step {step + 1})")
@@ -58,7 +57,7 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
             for name, error in errors(
                 [part for item in told for part in item.gradients[step]],
                 whole[step],
-                still=list_without_gradient(model) if job.adapter is None else [],
+                still=[name for name in list_without_gradient(model) if name in whole[step]],
             ).items()
         )
     )
@@ -92,9 +91,9 @@ def reference(model: Model, job: Job, steps: int = FEW, seconds: float = 120.0) 
     return told
 
 
-def assemble(parts: list[Part], model: Model, adapter: Adapter | None = None) -> dict[str, Array]:
+def assemble(parts: list[Part], model: Model, job: Job) -> dict[str, Array]:
     """Return the full gradients of one process by name, of the weights that are trained."""
-    trained = weights(model) if adapter is None else adapter_weights(model, adapter)
+    trained = (weight for unit in units(model, job) for weight in unit.weights if is_trained(weight, job))
     shapes = {weight.name: weight.shape for weight in trained}
     whole = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
     for part in parts:

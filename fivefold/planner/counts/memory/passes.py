@@ -410,6 +410,8 @@ def _list_backward_moments(
     logits = rules.buffers.output_bytes(stage)  # and outputs, kept until the pass has ended
     for group_index, unit in reversed([*enumerate(units)]):
         group, states = unit.group, unit.states
+        if not rules.counts.has_backward(group.name):
+            continue
         deferred = _split_profile(rules, unit).deferred_bytes if split else 0  # kept for W
         stays_gathered, regathered = (
             _is_block(rules, group) and weights_gathered,
@@ -549,8 +551,8 @@ def _count_freed_gathers(rules: PassRules, unit: UnitGroupMemory, *, is_regather
 
 
 def _is_block(rules: PassRules, group: UnitGroup) -> bool:
-    """Return True if a unit's gathered weights are freed after its forward, or kept for its backward."""
-    return rules.gathers_weights and group.name not in ("embed", "head")
+    """Return True if a unit's gathered weights are freed after its forward, or kept for its backward if it has one."""
+    return rules.gathers_weights and group.name not in ("embed", "head") and rules.counts.has_backward(group.name)
 
 
 def _is_regathered(rules: PassRules, group: UnitGroup) -> bool:
@@ -592,9 +594,10 @@ def _backward_prefetch_bytes(rules: PassRules, unit: UnitGroupMemory, next_unit:
     if rules.retains_gather_output:
         return next_unit.states.gathered if next_unit and _is_regathered(rules, next_unit.group) else 0
     ahead = rules.prefetches and rules.gathers_weights and unit.group.name != "embed"
-    return (
-        _prefetched_bytes(rules, next_unit.parts[-1]) if ahead and next_unit and next_unit.group.name != "embed" else 0
-    )
+    has_next = next_unit is not None and next_unit.group.name != "embed"
+    if not ahead or next_unit is None or not has_next or not rules.counts.has_backward(next_unit.group.name):
+        return 0
+    return _prefetched_bytes(rules, next_unit.parts[-1])
 
 
 def _profile_expert_reduction(

@@ -306,7 +306,7 @@ def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
     model, adds = counts.model, counts.adds_table_gradient(layout)
     is_local = adds or (model.shares_table and layout.pp == 1)
     gradient_bytes = model.vocab * model.width * counts.job.precision.table_gradients_bytes // layout.tp
-    gradient_bytes = 0 if counts.job.adapter is not None else gradient_bytes  # the table is frozen
+    gradient_bytes = gradient_bytes if counts.trains_table else 0
     return SharedTable(
         is_local=is_local,
         head_accumulates=adds,

@@ -1,4 +1,4 @@
-"""Operations with low-rank adapters over frozen weights: what is added, and what autograd no longer keeps or computes.
+"""Operations over frozen weights: what autograd no longer keeps or computes, and what low-rank adapters add.
 
     x ── W (frozen) ───────────────────────(+)── y        x, a kept; no dW; dW_A, dW_B [rank, in], [out, rank]
       └─ dropout? ── A ── a ── B ── · s ────┘
@@ -25,17 +25,20 @@ from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elemen
 from fivefold.units import ceil_div
 
 
-def apply_adapter(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> list[Op]:
-    """Return the operations of a unit as they run with the job's adapter; unchanged if it has none.
+def apply_frozen_weights(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> list[Op]:
+    """Return the operations of a unit as they run with its frozen weights and the job's adapter.
 
     ``input_gradient``: the input of the unit needs a gradient.
     """
     adapter = local.job.adapter
-    if adapter is None:
+    if not local.frozen and input_gradient:
         return list(ops)
-    with_adapters = [added for op in ops for added in _with_adapter(op, local, adapter)]
-    entry = {name for op in with_adapters for name in op.reads} if input_gradient else set()
-    return differentiate(with_adapters, entry - {name for op in with_adapters for name in op.writes})
+    if adapter is not None:
+        changed = [added for op in ops for added in _with_adapter(op, local, adapter)]
+    else:
+        changed = [op if local.trains(op.name) else _freeze(op, local, adapter) for op in ops]
+    entry = {name for op in changed for name in op.reads} if input_gradient else set()
+    return differentiate(changed, entry - {name for op in changed for name in op.writes})
 
 
 def runs_in_reference(op: Op, job: Job) -> bool:
@@ -305,7 +308,7 @@ def _cast(name: str, source: str, out: str, *, size: int) -> Op:
     return Op(name, "activation", (source,), {out: size}, moved_bytes=moved, moved_backward_bytes=moved)
 
 
-def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
+def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
     """Return an operation whose weights are not trained."""
     op = op._replace(parameters=0, wgrad_numels=(), bias_wgrad_numel=0)
     if op.kind == "norm":  # x̂ is kept for the gradient of the weight alone
@@ -315,13 +318,14 @@ def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
     if op.kind != "matmul":
         return op
     is_quantized = op.name not in ("head.out", "moe.router") and not op.name.startswith("moe.experts.")
-    if adapter.base == "int8" and is_quantized:
+    base = None if adapter is None else adapter.base
+    if base == "int8" and is_quantized:
         return _quantize_to_int8(op, width=local.width, kept=op.reads)
     # dx of experts reads which rows each of them has; a router's is made in fp32
     keeps = tuple(name for name in op.keeps if name == "ends")
     scratch = op.backward_scratch if op.name == "moe.router" else 0
     op = op._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=0)
-    if adapter.base != "nf4" or not is_quantized:
+    if base != "nf4" or not is_quantized:
         return op
     _, out_features, in_features = op.shape
     numel = out_features * in_features
@@ -367,10 +371,8 @@ def differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
             continue
         needs_gradient.update(op.writes)
         products = op.backward_products
-        if op.kind == "matmul":
-            products = bool(wanted) + trains
-        elif op.kind == "loss":  # in chunks: the weight of the head is frozen
-            products = 1
+        if op.kind in ("matmul", "loss"):  # a loss in chunks has the products of the head
+            products = bool(wanted) + bool(op.parameters)  # experts may make their gradients in another operation
         result.append(op._replace(differentiates=wanted, backward_products=products))
     kept_inputs = {name for op in ops if op.regathered_bytes for name in op.reads}
     return [

@@ -60,7 +60,7 @@ def experts(local: Local, source: str) -> list[Op]:
             _dispatch(local, sent=sent, received=received),
             _grouped_mlp(local, "arrived", "made", rows=received),
         )
-        if local.facts.overlaps_expert_wgrad and local.job.adapter is None:
+        if local.facts.overlaps_expert_wgrad and local.trains("moe.experts.up"):
             dispatch_ops, expert_ops = _overlap_wgrad(local, dispatch_ops, expert_ops)
         combine_ops = _combine(local, "made", "returned", sent=sent, received=received)
         # the shared experts compute while tokens are sent

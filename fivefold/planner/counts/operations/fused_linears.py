@@ -51,15 +51,16 @@ def _fuse(ops: Sequence[Op], *, width: int) -> Op:
     gather, reduce = (op if op.kind == "message" else None for op in (ops[0], ops[-1]))
     first, last = linears[0], linears[-1]
     writes = {name: size for op in linears for name, size in op.writes.items()}
-    keeps, forward, backward, product = first.keeps, 0, first.backward_scratch, 0
+    reader = next((op for op in linears if op.wgrad_numels), first)  # frozen ones keep and gather nothing for dW
+    keeps, forward, backward, product = reader.keeps, 0, reader.backward_scratch, 0
     if gather is not None:  # the gathered input, and its gradient before the reduce-scatter
         ((gathered_name, size),) = gather.writes.items()
         backward += (gather.gradients or gather.writes)[gathered_name]
-        if first.recomputed and size:  # kept instead of the rank's local rows
+        if first.recomputed and size and reader.wgrad_numels:  # kept instead of the rank's local rows
             keeps, writes, backward = (
-                (gathered_name, *first.keeps[1:]),
+                (gathered_name, *reader.keeps[1:]),
                 writes | {gathered_name: size},
-                backward - first.backward_scratch,
+                backward - reader.backward_scratch,
             )
         elif gather.message is None or gather.message.uncast_payload is None:  # else only the cast is gathered
             forward = size
@@ -83,6 +84,7 @@ def _fuse(ops: Sequence[Op], *, width: int) -> Op:
         causal_flops=sum(op.causal_flops for op in linears),
         forward_scratch=forward,
         backward_scratch=backward,
+        regathered_bytes=reader.regathered_bytes,
         wgrad_operand_bytes=product,
         recomputed=first.recomputed,
         differentiates=(gather or first).differentiates,

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
+from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MixerName, Multipliers
 from fivefold.model.spec import Model
+from fivefold.model.weights import resolve_freeze
 from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.autocast import apply_autocast
 from fivefold.planner.counts.operations.feedforward import experts, mlp
@@ -269,11 +270,12 @@ class Kind(NamedTuple):
     """The kind of a block: blocks of one kind do equal work.
 
     ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: attention without rotary positions in a
-    model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
+    model that has them; ``leads``: nothing below the block is trained, so that its input needs no gradient; ``mixer``:
     the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys; ``own``:
     its attention has the geometry of sliding layers; ``unnormed``: it does not norm the input of its token mixer;
     ``biased``: attention's output has a bias, which in other layers it has not; ``kv``: its keys and values are those
-    of an earlier layer, or later layers attend to its own.
+    of an earlier layer, or later layers attend to its own; ``frozen``: the modules that the job freezes
+    (``freeze.py``); ``is_below``: no weight of it or below is trained, so that it has no backward.
     """
 
     slides: bool
@@ -287,6 +289,8 @@ class Kind(NamedTuple):
     unnormed: bool = False
     biased: bool = False
     kv: Literal["own", "lent", "shared"] = "own"
+    frozen: frozenset[str] = frozenset()
+    is_below: bool = False
 
     @property
     def representative(self) -> Kind:
@@ -310,6 +314,21 @@ def get_kind(model: Model, layer: int) -> Kind:
         biased=model.has_out_bias(layer) != model.out_bias,
         kv="shared" if model.shares_kv(layer) else "lent" if model.lends_kv(layer) else "own",
     )
+
+
+def list_kinds(model: Model, job: Job) -> list[Kind]:
+    """Return the kind of each block, with what the job freezes of it."""
+    frozen, kinds = resolve_freeze(model, job.freeze), [get_kind(model, layer) for layer in range(model.layers)]
+    if job.adapter is not None:
+        kinds[0] = kinds[0]._replace(leads=True)
+        return kinds
+    first = frozen.first_backward
+    return [
+        kind._replace(
+            frozen=frozen.blocks[layer], is_below=layer < first, leads=layer <= first and not frozen.trains_embedding
+        )
+        for layer, kind in enumerate(kinds)
+    ]
 
 
 def head(local: Local) -> list[Op]:
@@ -426,13 +445,13 @@ def _chunked_loss(local: Local, hidden: str) -> list[Op]:
 
     Under tp the input is gathered only there, and each chunk sends the all-reduces that ``fused`` sends for all rows.
     """
-    model, job, part = local.model, local.job, local.part
+    model, part = local.model, local.part
     rows, vocab, width = local.rows, local.vocab, local.width
     chunk, bias = min(rows, LOSS_CHUNK_ROWS), vocab if model.head_bias else 0
     weight, flops, logits = vocab * model.width, 2 * rows * vocab * model.width, chunk * vocab * width
     gathered_bytes = rows * model.width * width if part.sp else 0  # the gathered input; its gradient has the same size
     softmax = _softmax_bytes(local, chunk)
-    if rows == chunk and job.adapter is None:  # dW is allocated after it is freed
+    if rows == chunk and local.trains("loss"):  # dW is allocated after it is freed
         softmax = max(0, softmax - (weight + bias) * width)
     targets = 8 * rows if part.cp > 1 else 0  # else a view of the batch
     ops = [
@@ -452,7 +471,7 @@ def _chunked_loss(local: Local, hidden: str) -> list[Op]:
             - gathered_bytes // part.tp
             + logits
             + softmax
-            + (bias * width if job.adapter is None else 0),
+            + (bias * width if local.trains("loss") else 0),
             regathered_bytes=gathered_bytes,
             differentiates=(hidden,),
             accumulates_wgrads=True,
@@ -483,7 +502,7 @@ def _use_bf16(local: Local) -> Local:
     if not local.job.precision.is_low_precision:
         return local
     bf16_recipe = local.job.precision.replace(compute="bf16", gathers="weights", dispatches="rows")
-    return Local(local.model, local.job.replace(precision=bf16_recipe), local.part)
+    return Local(local.model, local.job.replace(precision=bf16_recipe), local.part, local.frozen)
 
 
 def block_unit(ops: Sequence[Op], local: Local) -> UnitOperations:

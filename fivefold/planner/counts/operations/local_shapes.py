@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fivefold.freeze import ALL, is_frozen
 from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.spec import Layout
@@ -51,10 +52,14 @@ def get_local_degrees(layout: Layout) -> LocalDegrees:
 
 
 class Local:
-    """The sizes of a model and a job on one rank; the lists of operations are made from it."""
+    """The sizes of a model and a job on one rank; the lists of operations are made from it.
 
-    def __init__(self, model: Model, job: Job, part: LocalDegrees) -> None:
+    ``frozen``: modules of the unit whose weights are not trained (``freeze.py``); next to adapters they are all.
+    """
+
+    def __init__(self, model: Model, job: Job, part: LocalDegrees, frozen: frozenset[str] = frozenset()) -> None:
         self.model, self.job, self.part = model, job, part
+        self.frozen = frozen if job.adapter is None else frozenset({ALL})
         self.width, self.facts = activation_width(job), job.stack.kernel_facts
         self.norm = NormKind(
             norm=NORMS[model.norm],
@@ -82,6 +87,10 @@ class Local:
         self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
         self.heads = model.heads // part.tp
         self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp
+
+    def trains(self, name: str) -> bool:
+        """Tell whether the weights of an operation of the unit are trained."""
+        return not is_frozen(name, self.frozen)
 
     def attention(self, layer: int) -> AttentionShape:
         """Return the geometry of a layer's attention on this rank; fewer key heads than tp are replicated."""

@@ -88,7 +88,10 @@ class _Structure:
         self.ops = ops
         self._key = tuple(
             [
-                (op.name, op.kind, op.reads, *op.writes, op.keeps, op.always_kept, op.message and op.message.regather)
+                (
+                    (op.name, op.kind, op.reads, *op.writes, op.keeps, op.always_kept),
+                    (op.message and op.message.regather, _has_backward(op)),
+                )
                 for op in ops
             ]
         )
@@ -106,7 +109,12 @@ def _choose(
 ) -> _Marks | None:
     """Return the marks of ``recompute``; None if no operation is recomputed."""
     ops = structure.ops
-    is_recomputed = [bool(groups(op) & recomputed_groups) for op in ops]
+    kept_names = {name for op in ops for name in op.keeps}
+    is_recomputed = [
+        bool(groups(op) & recomputed_groups)
+        and ("layer" in recomputed_groups or _has_backward(op) or not kept_names.isdisjoint(op.writes))
+        for op in ops
+    ]
     if not any(is_recomputed):
         return None
     _mark_messages(ops, is_recomputed)
@@ -181,6 +189,11 @@ def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, full_layer: bool,
         if running:
             needed |= dropped.intersection(first.reads)
     return stopped_ops[::-1]
+
+
+def _has_backward(op: Op) -> bool:
+    """Tell whether autograd differentiates an operation, as something below it is trained, or it itself."""
+    return op.differentiates != () or bool(op.wgrad_numels) or op.kind == "cast"
 
 
 def _mark_casts(ops: Sequence[Op], is_recomputed: list[bool], cheap: set[str]) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 
 from fivefold.job import Job
 from fivefold.model.spec import Model
+from fivefold.model.weights import resolve_freeze
 from fivefold.planner.counts.cache import Cache
-from fivefold.planner.counts.operations.adapters import apply_adapter
+from fivefold.planner.counts.operations.adapters import apply_frozen_weights
 from fivefold.planner.counts.operations.kernels import fuse_kernels
 from fivefold.planner.counts.operations.layer import (
     Kind,
@@ -40,17 +41,19 @@ class UnitCache:
     def __init__(self, model: Model, job: Job, example: Mapping[Kind, int]) -> None:
         """Start with empty caches; ``example``: a layer of each kind."""
         self.model, self.job, self.example = model, job, example
-        self._locals: Cache[LocalDegrees, Local] = Cache()
+        self._locals: Cache[tuple[LocalDegrees, frozenset[str]], Local] = Cache()
+        self._ends = resolve_freeze(model, job.freeze).ends
         self._halves: Cache[tuple[object, ...], list[Op]] = Cache()
         self._blocks: Cache[tuple[LocalDegrees, Kind, bool], list[Op]] = Cache(MARKED)
         self._units: Cache[tuple[LocalDegrees, Kind | str], UnitOperations] = Cache()
         self._heads: Cache[LocalDegrees, tuple[Op, ...]] = Cache()
 
-    def get_local(self, part: LocalDegrees) -> Local:
-        """Return the model's local sizes on one rank."""
-        if part not in self._locals:
-            self._locals[part] = Local(self.model, self.job, part)
-        return self._locals[part]
+    def get_local(self, part: LocalDegrees, frozen: frozenset[str] = frozenset()) -> Local:
+        """Return the model's local sizes on one rank, of a unit with ``frozen`` modules."""
+        key = part, frozen
+        if key not in self._locals:
+            self._locals[key] = Local(self.model, self.job, part, frozen)
+        return self._locals[key]
 
     def unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
         """Return the operations of a unit."""
@@ -73,47 +76,54 @@ class UnitCache:
 
     def _unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
         if isinstance(name, Kind):
-            ops, local = self._block(part, name, layer=self.example[name]), self.get_local(part)
+            ops, local = self._block(part, name, layer=self.example[name]), self.get_local(part, name.frozen)
             checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
-            return block_unit(apply_adapter(ops, local, input_gradient=not name.leads or checkpoints), local)
+            input_gradient = not name.leads or (checkpoints and self.job.adapter is not None)
+            ops = apply_frozen_weights(ops, local, input_gradient=input_gradient)
+            return UnitOperations(tuple(ops)) if name.is_below else block_unit(ops, local)
+        local = self.get_local(part, self._ends)
         if name == "head":
             unit = self._head(part, named=True)
-            return unit._replace(ops=tuple(apply_adapter(unit.ops, self.get_local(part), input_gradient=True)))
-        local = self.get_local(part)
+            return unit._replace(ops=tuple(apply_frozen_weights(unit.ops, local, input_gradient=True)))
         ops = [*map(self._make_finish(local), embedding(local))]
         if self.job.images:
             ops = insert_images(local, ops, self._make_finish)
-        return UnitOperations(tuple(apply_adapter(ops, local, input_gradient=False)))
+        return UnitOperations(tuple(apply_frozen_weights(ops, local, input_gradient=not local.frozen)))
 
     def _head(self, part: LocalDegrees, *, named: bool) -> UnitOperations:
         def build_unit(layer: int) -> UnitOperations:
             return block_unit(self._block(part, get_kind(self.model, layer), layer=layer), self.get_local(part))
 
-        return head_unit(
-            self.get_local(part), inside=build_unit, finish=self._make_finish(self.get_local(part)), named=named
-        )
+        local = self.get_local(part, self._ends)
+        return head_unit(local, inside=build_unit, finish=self._make_finish(local), named=named)
 
     def _block(self, part: LocalDegrees, kind: Kind, *, layer: int) -> list[Op]:
         """Return a block's operations, none marked; they depend on recomputation only if full layers are recomputed."""
         plain_part = part._replace(recomputed=part.recomputed & {"layer"}, piped=False)
-        local = self.get_local(plain_part)
+        local = self.get_local(plain_part, kind.frozen)
         block = plain_part, kind, local.has_16bit_stream(layer)
         if block not in self._blocks:
             attention_part = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
             feedforward_part = plain_part._replace(sequences=1, cp=1, ulysses=False)
-            attention = self._half(attention_half, attention_part, layer, key=(attention_part, *block[1:]))
-            feedforward = self._half(
-                feedforward_half, plain_part, layer, key=(feedforward_part, local.rows, *block[1:])
-            )
+            attention_key = (attention_part, *block[1:])
+            attention = self._half(attention_half, attention_part, layer, key=attention_key, frozen=kind.frozen)
+            key = (feedforward_part, local.rows, *block[1:])
+            feedforward = self._half(feedforward_half, plain_part, layer, key=key, frozen=kind.frozen)
             self._blocks[block] = [*attention, *feedforward]
         return self._blocks[block]
 
     def _half(
-        self, half: Callable[..., list[Op]], part: LocalDegrees, layer: int, *, key: tuple[object, ...]
+        self,
+        half: Callable[..., list[Op]],
+        part: LocalDegrees,
+        layer: int,
+        *,
+        key: tuple[object, ...],
+        frozen: frozenset[str],
     ) -> list[Op]:
         """Return the operations of half a block, which are the same for all degrees with one ``key``."""
         if key not in self._halves:
-            local = self.get_local(part)
+            local = self.get_local(part, frozen)
             self._halves[key] = [*map(self._make_finish(local), half(local, layer=layer))]
         return self._halves[key]
 
