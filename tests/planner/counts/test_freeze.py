@@ -70,7 +70,7 @@ def test_nothing_below_the_lowest_trained_layer_has_a_backward() -> None:
     forward = 2 * TOKENS * matrices + attention
     head = 2 * 2 * TOKENS * TABLE
     step = work(SMALL, layout=Layout.parse("dp1"), job=job(*LAST_TWO))
-    assert step.model_flops_full == step.hardware_flops == 8 * (2 * forward + 2 * 3 * forward + head)
+    assert step.model_flops_non_causal == step.hardware_flops == 8 * (2 * forward + 2 * 3 * forward + head)
     recomputed = work(SMALL, layout=Layout.parse("dp1 ac=full"), job=job(*LAST_TWO, early_stop=False))
     assert recomputed.hardware_flops == step.hardware_flops + 8 * 2 * forward
     frozen, full = (rank_memory("dp1", job(*parts)) for parts in (LAST_TWO, ()))
@@ -83,7 +83,7 @@ def test_frozen_layers_are_gathered_once_and_never_reduced() -> None:
     """ZeRO-3: both ways for the two trained blocks, forward alone for the others; two blocks are reduced."""
     chosen = job(*LAST_TWO)
     sent = {
-        (item.axis, item.collective): (item.messages, item.bytes)
+        (item.axis, item.collective): (item.calls, item.bytes)
         for item in traffic(Counts(SMALL, chosen), Layout.parse("dp4 zero3 mbs1"))
     }
     micro_batches = 2
