@@ -155,7 +155,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
         assert sum(measured.time.parts.values()) == pytest.approx(measured.time.step_seconds), "its last step is traced"
 
 
-@pytest.mark.parametrize(("model", "text"), mark_share(9, HYBRIDS), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("model", "text"), mark_share(11, HYBRIDS), ids=lambda value: getattr(value, "name", value))
 def test_counts_of_a_hybrid_are_equal_when_two_processes_share_its_heads(
     forked, corpus: Path, tmp_path: Path, model: Model, text: str
 ) -> None:

@@ -34,6 +34,7 @@ from fivefold.trainer.engine import Engine
 from tests.agree.time import cases
 from tests.calibration.test_calibrate import TINY
 from tests.calibration.test_profile import EXPERTS, JOB, NANO, machine
+from tests.selection import mark_share
 
 KINDS = {"matmul", "experts", "attention", "embedding", "loss", "memory", "routing"}
 
@@ -117,7 +118,7 @@ def drawn_factors(chance, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mark_share(3, range(3)))
 def test_units_of_the_grid_predict_the_units_of_other_models(ranks, seed):
     """Where kernels follow the model exactly, so do predictions of models, layouts and sequences that did not run."""
     store = with_curves()

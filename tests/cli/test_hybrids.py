@@ -51,7 +51,7 @@ GEOMETRIES = {
     "rg_lru": "{ inner = 32, blocks = 2 }",
 }
 CASES = [(kind, layout) for kind in GEOMETRIES for layout in ("dp2 zero3", "tp2", "pp2", "cp2 cp=ulysses")]
-SHORT = [("short_conv", "dp2 zero3"), ("mamba2", "tp2")]  # the others take minutes: `pytest --long`
+SHORT = [("mamba2", "tp2")]  # the others take minutes: `pytest --long`
 
 
 @pytest.mark.slow

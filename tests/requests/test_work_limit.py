@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.planner.search.work import SearchWork
+from tests.selection import mark_share
 
 ASKED = ("qwen3-0.6b", "h100:8")
 JOB: dict[str, Any] = {"seq": 4096, "gbs": 64}
@@ -26,7 +27,7 @@ def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fivefold.planner.questions.GPUS_UNITS", 0)
 
 
-@pytest.mark.parametrize("question", ["batch", "run", "gpus"])
+@pytest.mark.parametrize("question", mark_share(2, ["batch", "run", "gpus"]))
 @pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
 def test_an_answer_to_a_question_without_a_layout_has_a_remark(question: Any) -> None:
     answers = ff.ask(question, *ASKED, **JOB)

@@ -150,7 +150,7 @@ def test_frozen_parts_are_counted(number: int, model: Model, text: str, parts: t
     assert list_miscounts(Drawn(number, model.replace(layers=3), Layout.parse(text), job)) == []
 
 
-@pytest.mark.parametrize("number", [ON_CPUS, ON_GPUS])
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
 @pytest.mark.parametrize(
     ("text", "base"),
     [

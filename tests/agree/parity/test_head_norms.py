@@ -35,7 +35,7 @@ class Compared(NamedTuple):
 @pytest.mark.parametrize(
     ("model", "layout"),
     mark_share(
-        4,
+        8,
         [
             (CENTRED.replace(kv_heads=2, norm_plus_one=True), "tp4 mbs1 nosp"),  # two ranks hold a key head
             (CENTRED, "tp2 cp2 zero1 mbs2 ac=norm+act"),

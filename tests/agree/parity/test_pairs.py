@@ -84,7 +84,7 @@ CASES = (
 
 
 @pytest.mark.parametrize(
-    ("model", "text"), mark_share(4, CASES), ids=lambda value: value if isinstance(value, str) else value.name
+    ("model", "text"), mark_share(8, CASES), ids=lambda value: value if isinstance(value, str) else value.name
 )
 def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
     layout = Layout.parse(text)

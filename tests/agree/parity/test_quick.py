@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", mark_share(12, CASES), ids=str)
+@pytest.mark.parametrize("case", mark_share(24, CASES), ids=str)
 def test_a_layout_equals_one_process(case: Case) -> None:
     verdict = run(case)
     assert verdict.is_equal, verdict

@@ -112,7 +112,9 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int, only: dict[
 
 
 @pytest.mark.parametrize(
-    "narrowed", [{"adapter": "lora:16"}, {"adapter": "qlora:16", "objective": "dpo"}, {"objective": "dpo"}], ids=str
+    "narrowed",
+    mark_share(2, [{"adapter": "lora:16"}, {"objective": "dpo"}, {"adapter": "qlora:16", "objective": "dpo"}]),
+    ids=str,
 )
 def test_the_best_of_fine_tuning_are_those_of_brute_force(narrowed: dict[str, Any]) -> None:
     machine, job = make_tight_machine(4, gib=0.6), Job.model_validate({**dict(FEW), "global_batch": 8, **narrowed})
@@ -298,7 +300,7 @@ def test_the_nearest_misses_are_those_of_brute_force() -> None:
 
 def test_where_no_layout_fits_the_fastest_tight_one_is_that_of_brute_force() -> None:
     machine, job = make_tight_machine(4, gib=0.7), FEW.replace(global_batch=4)
-    only: dict[str, Any] = {"recomputations": ("none", "full")}
+    only: dict[str, Any] = {"recomputations": ("none", "full"), "placements": False}
     every = search_by_brute_force(EXPERTS, machine, job, TIGHT_RISK, **only)
     planner = Planner(model=EXPERTS, machine=machine, job=job)
     assert min(planner.out_of_memory_risk(item.layout, item.ranks) for item in every) > FITS_RISK
@@ -457,6 +459,7 @@ def test_a_search_at_its_work_limit_says_how_near_the_best_possible_it_is(by: By
         assert again.replace(seconds=0) == result.replace(seconds=0)
 
 
+@pytest.mark.long  # ``test_no_single_change…`` holds what a search at its limit ends with
 def test_a_search_at_its_work_limit_is_no_worse_than_one_without_tensor_and_context_parallelism() -> None:
     """Few layouts fit, without tp and cp, and bounds of the many others take the work."""
     model, machine = build_model("qwen3.5-397b-a17b"), resolve("h200:64", local=Path("/nowhere"))

@@ -123,7 +123,7 @@ def test_the_space_of_adapters_and_preferences_is_every_legal_layout_once(job: d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", mark_share(4, range(24)))
+@pytest.mark.parametrize("seed", mark_share(8, range(24)))
 def test_the_space_of_a_drawn_job_is_every_legal_layout_once(seed: int) -> None:
     _check_space(*_draw_model_and_job(random.Random(seed)))
 

@@ -29,6 +29,7 @@ from fivefold.trainer.checkpoint.huggingface_export import _assemble
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, start
 from fivefold.trainer.model.rotary import frequencies, rotary_tables
 from fivefold.trainer.model.transformer import Transformer
+from tests.selection import mark_share
 
 B, T = 3, 40
 PLAIN = {
@@ -299,12 +300,15 @@ def start_run(path: Path, layout: Layout) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("case", "layout", "stacked"),
-    [
-        ("llama, tied and biased", "dp2 pp2 zero3 mbs1", False),
-        ("mixtral", "dp2 tp2 ep2 zero1 mbs1", True),
-        ("deepseek-v3", "dp2 tp2 ep2 etp2 zero3 mbs1", False),
-        ("deepseek-v3", "tp2 pp2 ep2 mbs1", False),
-    ],
+    mark_share(
+        2,
+        [
+            ("mixtral", "dp2 tp2 ep2 zero1 mbs1", True),
+            ("llama, tied and biased", "dp2 pp2 zero3 mbs1", False),
+            ("deepseek-v3", "tp2 pp2 ep2 mbs1", False),
+            ("deepseek-v3", "dp2 tp2 ep2 etp2 zero3 mbs1", False),
+        ],
+    ),
 )
 def test_every_rank_reads_its_rows(
     forked: Callable[..., list[Any]], tmp_path: Path, case: str, layout: str, stacked: bool

@@ -100,9 +100,9 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
         *mark_share(
             3,
             [
+                ("phi", "dp2 zero2 mbs2", ADAPTER),
                 ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
                 ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
-                ("phi", "dp2 zero2 mbs2", ADAPTER),
             ],
         ),
         ("ernie4_5", "tp2 dp2 zero3 mbs1", ADAPTER.replace(kind="dora")),
