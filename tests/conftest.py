@@ -27,14 +27,7 @@ settings.load_profile("busy")
 
 # Threads do not survive a fork, but what waits for them does: neither OpenMP nor the compiler may have any here.
 os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-# With several workers each keeps to one core: two that share all cores wait for each other's threads most of the time.
-if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
-    # There, whoever gets a message waits until its sender waits. If it took the core at once, as is usual, a sum over
-    # four ranks would take four times as long (1.5 and 6.4 ms).
-    with contextlib.suppress(OSError):  # not every sandbox lets a process choose
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 # Triton's kernels run in its interpreter where there is no GPU; it reads this when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -69,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile what is imported, and watch for processes that the package starts."""
-    if worker:
+    if WORKER:
         compile_share(config)
     if not config.getoption("--long"):
         providers.is_local_module_file = lambda path: False  # Hypothesis draws no constants of our modules
@@ -93,6 +86,21 @@ def pytest_collection_finish() -> None:
     """What is imported and collected stays to the end: no collection of garbage looks through it, and few are made."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    if WORKER and hasattr(os, "sched_setaffinity"):
+        keep_to_one_core()
+
+
+def keep_to_one_core() -> None:
+    """Give each worker a core: two that share all cores wait for each other's threads most of the time.
+
+    Only now, as three workers start on two cores together: the core of one would be idle while two share the other.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(WORKER.removeprefix("gw")) % len(cores)]})
+    # There, whoever gets a message waits until its sender waits. If it took the core at once, as is usual, a sum over
+    # four ranks would take four times as long (1.5 and 6.4 ms).
+    with contextlib.suppress(OSError):  # not every sandbox lets a process choose
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

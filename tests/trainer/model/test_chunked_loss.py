@@ -108,7 +108,7 @@ def run_steps(model: Model, text: str, loss: str, precision: str, compiled: bool
 
 @pytest.mark.parametrize(
     ("model", "text"),
-    mark_share(6, [
+    mark_share(10, [
         (DENSE, "tp2 mbs2"), (DENSE, "tp2 mbs2 nosp"), (DENSE, "dp2 zero3 mbs2"), (DENSE, "cp2 mbs2"),
         (DENSE, "pp2 mbs1"), (DENSE, "pp2 zb1p mbs1"), (TIED, "pp2 zb1p mbs1"), (TIED, "dp2 tp2 zero3 mbs1"),
         (SPARSE, "dp2 ep2 zero2 mbs2"), (DENSE, "tp2 pp2 dualpipe mbs1"),
