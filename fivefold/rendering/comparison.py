@@ -171,7 +171,9 @@ def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
     """
     names = [variant.name for variant in comparison.predicted_variants]
     if len(names) <= most:
-        rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in comparison.rows if row.is_different]
+        rows: list[tuple[str | Text, ...]] = [
+            (row.name, *_cells(row)) for row in comparison.rows if _looks_different(row)
+        ]
         return Grid(("", *names), tuple(rows), words=("",))
     main = [row for name in MAIN for row in comparison.rows if row.name == name]
     cells = [_cells(row, relative=row.name == "step time") for row in main]
@@ -181,7 +183,12 @@ def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
 
 def list_equal(comparison: Comparison) -> list[str]:
     """Return the quantities in which all variants agree, with their values."""
-    return [f"{row.name} {format_value(row, row.values[0])}" for row in comparison.rows if not row.is_different]
+    return [f"{row.name} {format_value(row, row.values[0])}" for row in comparison.rows if not _looks_different(row)]
+
+
+def _looks_different(row: Quantity) -> bool:
+    """Tell whether the values of a row differ as they are shown."""
+    return row.is_different and len({format_value(row, value) for value in row.values}) > 1
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
 
@@ -84,10 +85,11 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
         return RedirectResponse(f"{FIRST}&machine={quote(machine, safe=':')}" if machine else FIRST)
 
     def respond_error(request: Request, code: int, line: str) -> Response:
-        line = site.folder.strip_root(line)
         if request.url.path.startswith(("/api/", "/static/", DROPPED_PATH)):
-            return JSONResponse({"detail": line}, status_code=code)
-        return page("mistake.html", request, asked=JobQuestion(), mistake=line, code=code)
+            return JSONResponse({"detail": site.folder.strip_root(line)}, status_code=code)
+        if code == HTTPStatus.NOT_FOUND and line == HTTPStatus.NOT_FOUND.phrase:
+            line = f"there is no page {request.url.path}"
+        return page("mistake.html", request, asked=JobQuestion(), mistake=site.word_message(line), code=code)
 
     @app.exception_handler(UserError)
     @app.exception_handler(RunFailure)

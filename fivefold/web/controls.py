@@ -24,6 +24,7 @@ from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Attention, Stack
 from fivefold.update import Kind as OptimizerKind
 from fivefold.web.question import PRECISION_PARTS, ResolvedRequest
+from fivefold.web.wording import use_page_words
 
 MAX_BUTTONS = 8  # largest number of choices in a row
 
@@ -80,10 +81,10 @@ def choices(resolved: ResolvedRequest, layout: Layout, field: str) -> Iterator[L
         try:
             other = change_keyword(resolved, layout, **{field: value})
         except UserError as mistake:
-            yield LayoutOption(text, "", False, str(mistake).removeprefix("layout: "))
+            yield LayoutOption(text, "", False, use_page_words(mistake).removeprefix("layout: "))
             continue
         why = next(reasons(other, model=resolved.model, job=resolved.job, machine=resolved.machine), "")
-        yield LayoutOption(text, str(other), getattr(layout, field) == value, why)
+        yield LayoutOption(text, str(other), getattr(layout, field) == value, use_page_words(why))
 
 
 def _text(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fivefold.web.dropped import DroppedFiles
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import JobQuestion, ResolvedRequest
+from fivefold.web.wording import use_page_words
 from fivefold.web.work import WorkQueue
 
 T = TypeVar("T")
@@ -24,6 +25,10 @@ class WebServer:
     def resolve(self, about: JobQuestion) -> ResolvedRequest:
         """Resolve the records that a question names."""
         return about.resolve(folder=self.folder, local=self.local)
+
+    def word_message(self, message: object) -> str:
+        """Return a message in the words of the page, without the path of its folder."""
+        return use_page_words(self.folder.strip_root(str(message)))
 
     async def answer(self, about: JobQuestion, action: Callable[[ResolvedRequest], T]) -> T:
         """Run a short ``action`` on the records of a question."""

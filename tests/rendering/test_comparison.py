@@ -44,6 +44,14 @@ def test_differences_are_marked_and_what_is_equal_comes_last() -> None:
     assert "not possible: needs 99 ranks" in text
 
 
+def test_what_prints_equal_is_no_difference() -> None:
+    near = side_by_side(2)
+    rows = (Quantity(name="gradient state", unit="bytes", better="less", values=(2.0**30, 2.0**30 + 64)),)
+    text = to_text(comparison.page(near.replace(rows=rows)))
+    assert "Equal in all\ngradient state 1.00 GiB" in text
+    assert "*" not in text.partition("gradient")[0].partition("differs")[2]
+
+
 def test_many_variants_are_rows() -> None:
     text = to_text(comparison.page(side_by_side(6)))
     rows = [line.split()[0] for line in text.splitlines() if line[:2] in ("A ", "B ", "C ", "D ", "E ", "F ")]

@@ -39,7 +39,7 @@ def router(site: WebServer) -> APIRouter:
             try:
                 comparison = await site.work.run_soon(lambda: look(site, asked))
             except UserError as error:
-                mistake = site.folder.strip_root(str(error))
+                mistake = site.word_message(error)
         return page("compare.html", request, asked=asked, found=comparison, mistake=mistake)
 
     return pages

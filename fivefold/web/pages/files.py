@@ -31,7 +31,7 @@ def router(site: WebServer) -> APIRouter:
         stream = streams[verb]
 
         def render(result: Any, _: object) -> str:
-            return (stream.describe(asked) if asked.against else "") + site.folder.strip_root(str(result["html"]))
+            return (stream.describe(asked) if asked.against else "") + site.word_message(result["html"])
 
         return stream.answer(asked, render)
 

@@ -36,7 +36,7 @@ def router(site: WebServer) -> APIRouter:
             chapter=found_chapter,
             chapters=chapters(),
             view=view,
-            mistake=site.folder.strip_root(view.mistake),
+            mistake=site.word_message(view.mistake),
         )
 
     return pages

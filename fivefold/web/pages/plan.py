@@ -71,7 +71,7 @@ def router(site: WebServer) -> APIRouter:
     @pages.get("/plan")
     async def plan(request: Request, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         view = await site.work.run_soon(lambda: look(site, asked))
-        shown = site.folder.strip_root(view.mistake)
+        shown = site.word_message(view.mistake)
         return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet)
 
     @pages.get("/plan/over-time")
@@ -86,7 +86,7 @@ def router(site: WebServer) -> APIRouter:
         try:
             written = await site.answer(asked, lambda resolved: write_config(resolved, asked))
         except UserError as error:
-            return HTMLResponse(fragment("not_written.html", mistake=site.folder.strip_root(str(error))))
+            return HTMLResponse(fragment("not_written.html", mistake=site.word_message(error)))
         return HTMLResponse(fragment("config.html", files=written.files, remarks=written.remarks))
 
     @pages.get("/plan/model")

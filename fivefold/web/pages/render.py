@@ -21,19 +21,7 @@ from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
 from fivefold.web.question import JobQuestion, replace_ranks, spell_value
-
-PAGES = (
-    ("plan", "Plan"),
-    ("search", "Search"),
-    ("ask", "Ask"),
-    ("compare", "Compare"),
-    ("sweep", "Sweep"),
-    ("dryrun", "Dry run"),
-    ("runs", "Runs"),
-    ("trace", "Trace"),
-    ("explain", "Explain"),
-    ("learn", "Learn"),
-)
+from fivefold.web.wording import PAGES, use_page_words
 
 CODE = ("layout", "best", "nearest", "choice")  # columns with layouts or their keywords
 PROSE = (
@@ -73,6 +61,7 @@ environment.filters |= {
     "spell_value": spell_value,
     "tone": find_tone,
     "look": _find_cell_class,
+    "page_words": use_page_words,
     "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
     "thousands": lambda number: f"{number:,}",
     "zip_names": lambda names: [(name, name) for name in names],

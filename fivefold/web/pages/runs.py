@@ -51,7 +51,7 @@ def router(site: WebServer) -> APIRouter:
             try:
                 shown = await site.work.run_soon(lambda: compare_runs(site, asked))
             except UserError as error:
-                return page("mistake.html", request, asked=asked, mistake=site.folder.strip_root(str(error)))
+                return page("mistake.html", request, asked=asked, mistake=site.word_message(error))
             return page("runs_compared.html", request, asked=asked, shown=shown, smooths=SMOOTHS)
         if not asked.folder:
             summaries = await site.work.run_soon(lambda: runs.find(site.folder))
@@ -60,7 +60,7 @@ def router(site: WebServer) -> APIRouter:
         try:
             run = await site.work.run_soon(lambda: look(site, asked.folder))
         except UserError as error:
-            return page("mistake.html", request, asked=asked, mistake=site.folder.strip_root(str(error)))
+            return page("mistake.html", request, asked=asked, mistake=site.word_message(error))
         return page("run.html", request, asked=asked, run=run)
 
     return pages

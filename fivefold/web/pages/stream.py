@@ -93,12 +93,12 @@ class Stream:
                     if sketch is not None:
                         yield event("sketch", sketch(sorted(fits)))
                 elif name == "mistake":
-                    yield event("mistake", self.site.folder.strip_root(data))
+                    yield event("mistake", self.site.word_message(data))
                 else:
                     yield event(name, data)
         except (Busy, UserError) as error:
             is_ended = True
-            yield event("mistake", str(error))
+            yield event("mistake", self.site.word_message(error))
         if not is_ended:
             yield event("mistake", "ended without an answer; it needed more memory than there is")
 

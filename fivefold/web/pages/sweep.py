@@ -79,7 +79,7 @@ def router(site: WebServer) -> APIRouter:
             try:
                 content = await site.work.run_soon(lambda: look(site, asked))
             except UserError as error:
-                mistake = site.folder.strip_root(str(error))
+                mistake = site.word_message(error)
         return page(
             "sweep.html",
             request,

@@ -1,0 +1,70 @@
+"""The names of pages and controls, and messages that name them instead of commands and options of the terminal.
+
+    raise --gbs, or take --set offload=optimizer    raise “sequences per step”, or take offload=optimizer
+
+Messages come from code that every interface calls. ``/api`` and the commands to copy keep the words of the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fivefold.requests.answers import QUESTIONS
+
+PAGES = (
+    ("plan", "Plan"),
+    ("search", "Search"),
+    ("ask", "Ask"),
+    ("compare", "Compare"),
+    ("sweep", "Sweep"),
+    ("dryrun", "Dry run"),
+    ("runs", "Runs"),
+    ("trace", "Trace"),
+    ("explain", "Explain"),
+    ("learn", "Learn"),
+)
+LABELS = {  # of the controls, by option
+    "seq": "tokens per sequence",
+    "gbs": "sequences per step",
+    "precision": "precision",
+    "adapter": "adapters",
+    "attention": "attention",
+    "stack": "which software runs it",
+    "stacks": "software",
+    "where": "only layouts with",
+    "memory": "memory per GPU",
+    "risk": "risk of running out, at most",
+    "within": "count as equal within",
+    "by": "minimize",
+    "keep": "try one change at a time from",
+    "tokens": "tokens of the run",
+    "deadline": "the fewest GPUs that take at most",
+    "gpu-counts": "numbers of GPUs",
+    "price": "dollars per GPU and hour",
+    "assume": "assumed of the site",
+    "noise": "gradient noise scale, in tokens",
+    "step": "only this ProfilerStep",
+    "against": "compare with the prediction of this layout",
+    "out": "file for the rows",
+}
+_AGAINST = re.compile(r"--against MODEL MACHINE LAYOUT")
+_SETTING = re.compile(r"--set (?=[a-z_.]+=)")
+_OPTION = re.compile(rf"(?<![\w-])--({'|'.join(sorted(LABELS, key=len, reverse=True))})(?![\w-])")
+_COMMAND = re.compile(rf"`fivefold (ask )?({'|'.join([*QUESTIONS, *(path for path, _ in PAGES)])})`")
+
+
+def use_page_words(message: object) -> str:
+    """Return a message as text, with options and commands of the terminal replaced by controls and pages."""
+    message = str(message)
+    if "--" not in message and "`" not in message:
+        return message
+    message = _AGAINST.sub("--against", message)
+    message = _SETTING.sub("", message)
+    message = _OPTION.sub(lambda match: f"“{LABELS[match[1]]}”", message)
+    return _COMMAND.sub(lambda match: _name_page(match[2]), message)
+
+
+def _name_page(name: str) -> str:
+    """Return the page of a command, or of a question of ``ask``."""
+    titles = dict(PAGES)
+    return titles[name] if name in titles else f"{titles['ask']}: {dict(QUESTIONS)[name]}"  # type: ignore[index]

@@ -1,0 +1,52 @@
+"""Messages on the page name its controls and pages; those of ``/api`` name options and commands of the terminal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+pytest.importorskip("fastapi", reason="the page needs the extra web")
+
+from fivefold.web.wording import LABELS, use_page_words
+
+TEMPLATES = Path(__file__).parents[2] / "fivefold" / "web" / "templates"
+
+
+@pytest.mark.parametrize(
+    ("message", "worded"),
+    [
+        (
+            "raise --gbs, or take --set offload=optimizer",
+            "raise “sequences per step”, or take offload=optimizer",
+        ),
+        ("take more GPUs (`fivefold ask gpus`), or see `fivefold search`", "take more GPUs (Ask: Fewest GPUs with "
+         "enough memory), or see Search"),
+        ("in use; --against MODEL MACHINE LAYOUT says", "in use; “compare with the prediction of this layout” says"),
+        ("set --overlap-grad-reduce and --seq-length 4096", "set --overlap-grad-reduce and --seq-length 4096"),
+    ],
+)  # fmt: skip
+def test_options_and_commands_become_controls_and_pages(message: str, worded: str) -> None:
+    assert use_page_words(message) == worded
+
+
+def test_every_label_is_on_a_page() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in TEMPLATES.glob("*.html"))
+    assert [label for label in LABELS.values() if label not in text] == []
+
+
+def test_the_page_and_the_api_differ_in_their_words(client: TestClient) -> None:
+    asked = {"model": "tiny", "machine": "h100:2", "layout": "dp2", "price": "x"}
+    page = client.get("/compare", params={**asked, "layout": ["dp2", "tp2"]}).text
+    data = client.get("/api/compare", params={**asked, "layout": ["dp2", "tp2"]}).json()["detail"]
+    assert data.startswith("--price 'x'")
+    assert re.search(r"“dollars per GPU and hour” &#39;x&#39;", page)
+    assert "--price" not in re.sub(r"data-(copy|tip)=\"[^\"]*\"", "", page)
+
+
+def test_a_page_that_does_not_exist_is_named(client: TestClient) -> None:
+    answer = client.get("/nothing")
+    assert answer.status_code == 404
+    assert "there is no page /nothing" in answer.text
