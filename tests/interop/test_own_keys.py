@@ -29,10 +29,11 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "adapter": "llama-adapter", "s2_attention": True, "gptq": True, "relora": True, "relora_steps": 100,
         "unsloth_lora_mlp": True, "load_in_8bit": True, "layer_offloading": True, "activation_offloading": True,
         "gradient_checkpointing": "offload", "fp8": True, "rl": "kto", "qat.weight_dtype": "int8",
-        "fsdp_config.offload_params": True, "tiled_mlp": True, "unfrozen_parameters": ["lm_head"], "batch_flatten": 1,
+        "fsdp_config.offload_params": True, "tiled_mlp": True, "batch_flatten": 1,
+        "unfrozen_parameters": ["lm_head.weight$[:9]"],
     },
     "llamafactory": {
-        "finetuning_type": "freeze", "quantization_bit": 8, "quantization_method": "hqq",
+        "finetuning_type": "oft", "quantization_bit": 8, "quantization_method": "hqq",
         "use_galore": True, "use_badam": True, "stage": "kto", "shift_attn": True, "use_unsloth_gc": True,
         "mixture_of_depths": "convert", "upcast_layernorm": True, "use_mca": True, "use_llama_pro": True,
     },

@@ -5,6 +5,7 @@ dialects                       names that Axolotl and LLaMA-Factory use
 axolotl_deepspeed              the DeepSpeed configs that Axolotl ships
 effects · harmless             keys that change the step and are not counted; keys without effect
 adapters                       PEFT adapters and quantized bases, of TRL, Axolotl and LLaMA-Factory
+freeze                         frozen parts, of Axolotl and LLaMA-Factory
 data                           their data sets, chat templates, packing and losses, as ``[data]`` of a run file
 """
 

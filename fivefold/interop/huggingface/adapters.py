@@ -87,7 +87,7 @@ AXOLOTL = AdapterKeys(
 LLAMAFACTORY = AdapterKeys(
     "finetuning_type",
     ("lora",),
-    ("full",),
+    ("full", "freeze"),
     ("lora_rank", 8),
     ("lora_alpha", None),
     ("lora_dropout", 0.0),
@@ -179,7 +179,7 @@ def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) 
         return
     lists_linears = names is AXOLOTL and values.given.get("lora_target_linear") is True
     key = "lora_target_linear" if lists_linears else names.targets if values.is_set(names.targets) else names.switch
-    has_mlps, family = not set(list_targets(model, adapter)).isdisjoint(EXPERT_LAYERS), _find_family(model)
+    has_mlps, family = not set(list_targets(model, adapter)).isdisjoint(EXPERT_LAYERS), find_family(model)
     if adapts_all and not (lists_linears or names is LLAMAFACTORY):
         reaches_experts = family in NAMED_AS_MLPS | NAMED_W1
     else:
@@ -201,7 +201,7 @@ def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) 
 
 def _list_frozen_expert_targets(adapter: Adapter, model: Model) -> tuple[str, ...]:
     """Return the names of the adapter's layers in a mixture, by which peft leaves routed experts frozen."""
-    targets, family = list_targets(model, adapter), _find_family(model)
+    targets, family = list_targets(model, adapter), find_family(model)
     if family in NAMED_AS_MLPS and (as_experts := [target for target in targets if target in EXPERT_LAYERS]):
         raise UserError(
             f"adapter.targets={','.join(adapter.targets)}: by {', '.join(as_experts)} peft adapts the routed experts "
@@ -210,7 +210,7 @@ def _list_frozen_expert_targets(adapter: Adapter, model: Model) -> tuple[str, ..
     return targets
 
 
-def _find_family(model: Model) -> str | None:
+def find_family(model: Model) -> str | None:
     """Return the Hugging Face family of a catalog model, else the first with its computation; None if none has."""
     try:
         if model.name in CATALOG:
@@ -273,16 +273,21 @@ BLOCKS = ("model", "model.language_model", "language_model.model", "model.text_m
 PATTERN_LENGTH, PATTERN_REPEATS, PATTERN_LAYERS = 500, 3, 48
 
 
+def compile_pattern(pattern: str) -> re.Pattern[str] | None:
+    """Compile a pattern; None if it is none, or may take long: of many repetitions, or of repeated groups."""
+    is_slow = sum(pattern.count(sign) for sign in "*+{") > PATTERN_REPEATS or re.search(r"\)[*+{]", pattern)
+    try:
+        return None if is_slow or len(pattern) > PATTERN_LENGTH else re.compile(pattern)
+    except re.error:
+        return None
+
+
 def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]:
     """Return the layers whose modules a pattern matches in full, as peft applies it; doubt one of some blocks alone.
 
-    A pattern that may take long is doubted too: of many repetitions, or of repeated groups.
+    A pattern that may take long is doubted too.
     """
-    is_slow = sum(pattern.count(sign) for sign in "*+{") > PATTERN_REPEATS or re.search(r"\)[*+{]", pattern)
-    try:
-        matcher = None if is_slow or len(pattern) > PATTERN_LENGTH else re.compile(pattern)
-    except re.error:
-        matcher = None
+    matcher = compile_pattern(pattern)
     if matcher is None:
         values.mark_not_modelled(key, f"{pattern}: a pattern that is not read; counted as all linear layers")
         return (ALL_LINEAR,)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fivefold.interop.huggingface import adapters, data, effects, harmless
+from fivefold.interop.huggingface import adapters, data, effects, freeze, harmless
 from fivefold.interop.keys import Table, ignored_keys, part, unmodelled_key
 
 SEQUENCE = ("max_length", "max_seq_length", "block_size", "sequence_len", "cutoff_len", "model_max_length")
@@ -68,7 +68,6 @@ AXOLOTL = Dialect(
     table={
         "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
         "fsdp_version": part("the stack: FSDP1 where fsdp_config is given, else no FSDP", None),  # off
-        "unfrozen_parameters": unmodelled_key("some weights are frozen", None),
         "fp8": unmodelled_key("fp8 matmuls", None),
         "expert_parallel_size": unmodelled_key("experts over several ranks: counted as on each", 1),
         "experts_implementation": unmodelled_key("the kernels of experts: counted as grouped matmuls", "grouped_mm"),
@@ -83,6 +82,7 @@ AXOLOTL = Dialect(
         **effects.AXOLOTL,
         **ignored_keys(*harmless.AXOLOTL.split()),
         **adapters.TABLES["axolotl"],
+        **freeze.TABLES["axolotl"],
         **data.TABLES["axolotl"],
     },
 )
@@ -124,6 +124,7 @@ LLAMAFACTORY = Dialect(
         **effects.LLAMAFACTORY,
         **ignored_keys(*harmless.LLAMAFACTORY.split()),
         **adapters.TABLES["llamafactory"],
+        **freeze.TABLES["llamafactory"],
         **data.TABLES["llamafactory"],
     },
 )

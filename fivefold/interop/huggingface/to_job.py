@@ -20,6 +20,7 @@ from fivefold.interop.format import (
 )
 from fivefold.interop.huggingface.adapters import check_expert_adapters, read_adapter
 from fivefold.interop.huggingface.data import read_data, read_preferences
+from fivefold.interop.huggingface.freeze import read_freeze
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FSDP, PARALLEL, PREFIX, STAGE_3
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, to_list
@@ -73,6 +74,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields |= read_bucket_sizes(values) if kind == "deepspeed" else {}
     fields |= (adapter := read_adapter(values))
     check_expert_adapters(values, adapter, model)
+    fields |= {} if adapter else read_freeze(values, model)
     # TRL's DPOTrainer, which Axolotl extends, and LLaMA-Factory's switch all dropout off; in TRL a key keeps it on
     if preferences and adapter and values["disable_dropout"] is not False:
         fields["job.adapter"] = adapter["job.adapter"] | {"dropout": 0.0}

@@ -1,0 +1,68 @@
+"""Frozen parts in configs of LLaMA-Factory and Axolotl, against what these freeze by their own rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fivefold.interop.format import Overrides
+from fivefold.interop.read import read
+from fivefold.layout.sharding import is_trained, units
+from fivefold.model.catalog import build_model
+from fivefold.results.reading import Reading
+
+FACTORY = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "stage": "sft", "cutoff_len": 2048, "pure_bf16": True,
+    "finetuning_type": "freeze", "per_device_train_batch_size": 1, "template": "llama3",
+}  # fmt: skip
+AXOLOTL = {"base_model": "meta-llama/Meta-Llama-3-8B", "sequence_len": 2048, "micro_batch_size": 1, "bf16": True}
+
+
+def read_config(folder: Path, values: dict[str, object]) -> Reading:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return read([str(path)], Overrides(ranks=1))
+
+
+@pytest.mark.parametrize(
+    ("keys", "frozen"),
+    [
+        ({}, ("layers[:-2]", "embed_tokens", "norm", "lm_head")),
+        ({"freeze_trainable_layers": 3, "freeze_trainable_modules": "mlp,self_attn"},
+         ("layers[:-3]", "layers[-3:].norms", "embed_tokens", "norm", "lm_head")),
+        ({"freeze_trainable_layers": -1, "freeze_extra_modules": "norm,lm_head"}, ("layers[1:]", "embed_tokens")),
+        ({"freeze_trainable_layers": 99, "freeze_trainable_modules": "mlp"},
+         ("layers[-99:].attention", "layers[-99:].norms", "embed_tokens", "norm", "lm_head")),
+    ],
+)  # fmt: skip
+def test_layers_of_llama_factory(tmp_path: Path, keys: dict[str, object], frozen: tuple[str, ...]) -> None:
+    reading = read_config(tmp_path, FACTORY | keys)
+    assert reading.job is not None
+    assert (reading.job.freeze, reading.job.precision.name, reading.not_understood) == (frozen, "bf16-pure", ())
+
+
+def test_patterns_of_axolotl_are_matched_with_names_of_weights(tmp_path: Path) -> None:
+    """Periods are literal, and a pattern matches from the beginning of a name."""
+    patterns = [
+        "^lm_head.weight$", "model.layers.3[01].self_attn", "model.layers.(0|7).mlp.down_proj", "layers.5.mlp",
+    ]  # fmt: skip
+    reading = read_config(tmp_path, AXOLOTL | {"unfrozen_parameters": patterns})
+    assert reading.job is not None
+    trained = {
+        weight.name
+        for unit in units(build_model("llama3-8b"), reading.job)
+        for weight in unit.weights
+        if is_trained(weight, reading.job)
+    }
+    attention = {f"blocks.{layer}.attention.{name}.weight" for layer in (30, 31) for name in ("q", "k", "v", "out")}
+    assert trained == {"head.out.weight", *attention, "blocks.0.mlp.down.weight", "blocks.7.mlp.down.weight"}
+    assert "layers[1:7]" in reading.job.freeze
+
+
+def test_rows_of_a_weight_and_other_modules_are_doubted_by_key(tmp_path: Path) -> None:
+    rows = read_config(tmp_path, AXOLOTL | {"unfrozen_parameters": ["^model.embed_tokens.weight$[:32000]"]})
+    assert [item.key for item in rows.not_understood] == ["unfrozen_parameters"]
+    modules = read_config(tmp_path, FACTORY | {"freeze_trainable_modules": "input_layernorm"})
+    assert [item.key for item in modules.not_understood] == ["freeze_trainable_modules"]
