@@ -164,12 +164,12 @@ def search_parts(what: SearchResult) -> list[str]:
     parts = [*job_parts, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
     parts += [paragraph(remark) for remark in what.remarks]
     parts += [paragraph(f"The best layout is {what.gap_line()}.")] if what.gap_line() else []
-    parts += _render_proposal(what.proposal) if what.proposal else []
+    parts += _render_proposal(what.proposal, what.superlative) if what.proposal else []
     parts += [paragraph(gain)] if (gain := what.describe_gain()) else []
     parts += _render_robustness(what.robust) if what.robust else []
     if what.best:
         parts += [
-            heading("The fastest layouts" if what.proposal else "The best layouts"),
+            heading(f"The {what.superlative} layouts" if what.proposal else "The best layouts"),
             grid(make_best_grid(what.best, own=what.own)),
         ]
         legend = explain_layouts(ranked.step.layout for ranked in what.best)
@@ -184,9 +184,9 @@ def search_parts(what: SearchResult) -> list[str]:
     return parts
 
 
-def _render_proposal(what: Proposal) -> list[str]:
+def _render_proposal(what: Proposal, superlative: str) -> list[str]:
     return [
-        heading("Proposal", "; ".join(filter(None, [what.describe(), what.remark]))),
+        heading("Proposal", "; ".join(filter(None, [what.describe(superlative), what.remark]))),
         paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")),
         figures(list_key_figures(what.choice.step)),
         time([what.choice.step]),

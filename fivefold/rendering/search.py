@@ -50,7 +50,7 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if result.gap_line():
         parts.append(Text(f"The best layout is {result.gap_line()}.", style="yellow", overflow="fold"))
     if result.proposal:
-        parts.append(_proposal(result.proposal, with_precision=is_mixed))
+        parts.append(_proposal(result.proposal, result.superlative, with_precision=is_mixed))
     if result.robust:
         parts += [
             render_robustness(result.robust),
@@ -63,7 +63,7 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if result.tight:
         parts.append(Text(result.tight.line(), style="yellow", overflow="fold"))
     if result.best:
-        parts += [_heading("The fastest layouts")] if result.proposal else []
+        parts += [_heading(f"The {result.superlative} layouts")] if result.proposal else []
         parts.append(make_best_grid(result.best, own=result.own, with_precision=is_mixed))
         if legend := explain_layouts(ranked.step.layout for ranked in result.best):
             parts.append(Text(legend, style="dim", overflow="fold"))
@@ -135,7 +135,7 @@ def choose_changes(change_list: Sequence[Change], top: int) -> list[Change]:
     return [*change_list[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
 
 
-def _proposal(proposal: Proposal, *, with_precision: bool) -> RenderableType:
+def _proposal(proposal: Proposal, superlative: str, *, with_precision: bool) -> RenderableType:
     """Return the proposed layout, simpler and faster ones with their difference, and the reason for each choice."""
     step = proposal.choice.step
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
@@ -146,12 +146,12 @@ def _proposal(proposal: Proposal, *, with_precision: bool) -> RenderableType:
         Text.assemble(
             "\n", ("Proposal  ", "bold"), (_format_ranked(proposal.choice), "bold cyan"), precision, overflow="fold"
         ),
-        Text(f"{figures}; {proposal.describe()}"),
+        Text(f"{figures}; {proposal.describe(superlative)}"),
     ]
     lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
     unchanged = proposal.unchanged
     own_precision = f"in {unchanged.precision}" if unchanged else ""
-    for word, other in (("simpler", proposal.simpler), ("fastest", proposal.faster), (own_precision, unchanged)):
+    for word, other in (("simpler", proposal.simpler), (superlative, proposal.faster), (own_precision, unchanged)):
         if other is not None:
             comparative = "longer" if other.slower >= 0 else "shorter"
             because = f" ({other.because})" if other.because else ""

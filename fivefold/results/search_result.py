@@ -142,11 +142,11 @@ class Proposal(Record):
     why: tuple[Why, ...]
     remark: str = ""
 
-    def describe(self) -> str:
-        """Return why it is proposed, in words."""
+    def describe(self, superlative: str) -> str:
+        """Return why it is proposed, in words; ``superlative``: what the best layout is, such as fastest."""
         number = self.similar_layouts
         close = "1 layout is" if number == 1 else f"{number} layouts are"
-        return f"the simplest layout within {self.within:.1%} of the fastest ({close} that close)"
+        return f"the simplest layout within {self.within:.1%} of the {superlative} ({close} that close)"
 
 
 class ScenarioResult(Record):
@@ -246,6 +246,11 @@ class SearchResult(Shown):
         return (
             f"{yours}; the proposal takes {time} and {show_bytes(abs(saved))} {'less' if saved >= 0 else 'more'} memory"
         )
+
+    @property
+    def superlative(self) -> str:
+        """Return what the best layout is: the cheapest in a search by cost, otherwise the fastest."""
+        return "cheapest" if self.by == "cost" else "fastest"
 
     def gap_line(self) -> str:
         """Return how near the best is to the best possible, in words; empty if no layout is better."""

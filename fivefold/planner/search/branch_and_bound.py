@@ -355,14 +355,16 @@ class BranchAndBound:
         times = self._count_layouts(bounds, losers, left)
         self.report_done(int(times.sum()))
         if len(times):
-            largest_part = np.zeros(len(times), np.int64)
+            causes = np.full(len(times), TIME_PARTS[0])
             if parts is not None and best:
-                largest_part = (parts[~worth] - rejections.parts(best[0].estimate)).argmax(axis=1)
-            for part in np.unique(largest_part):
-                members = np.flatnonzero(largest_part == part)
+                longer = parts[~worth] - rejections.parts(best[0].estimate)
+                # without a part that takes longer, the layout lost by its memory
+                causes = np.where(longer.max(axis=1) > 0, np.array(TIME_PARTS)[longer.argmax(axis=1)], "bound")
+            for cause in np.unique(causes):
+                members = np.flatnonzero(causes == cause)
                 nearest = members[seconds[~worth][members].argmin()]
                 rejections.add_slower(
-                    TIME_PARTS[part], int(times[members].sum()), space.layout(partials, losers, int(nearest))
+                    str(cause), int(times[members].sum()), space.layout(partials, losers, int(nearest))
                 )
         return candidates.take(worth), size[worth], seconds[worth]
 

@@ -28,7 +28,7 @@ CAUSE_DESCRIPTIONS = {
     "ep": "limited by ep communication",
     "dp": "limited by dp communication",
     "bubble": "limited by the pipeline bubble",
-    "bound": "ruled out by a lower bound of the step time",
+    "bound": "ruled out by lower bounds of memory and step time",
     "unfit": "no faster than the tight layout, or not examined within the work limit",
 }
 
@@ -142,13 +142,15 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
     sharded = layout.replace(zero=3, shard_group=None)
     for factor in (2, 4, 8, 16, 32, 64):
         scaled_layout = sharded.replace(dp=layout.dp * factor)
-        scaled_job = job.replace(global_batch=job.global_batch * factor)
-        if not is_legal(scaled_layout, model=model, job=scaled_job):
-            continue
-        if (size := peak(scaled_job, scaled_layout)) is not None:
-            ranks, batch = scaled_layout.world, scaled_job.global_batch
-            yield f"{ranks} ranks with gbs {batch} as {str(scaled_layout)!r}: {show_bytes(size)}"
-            return
+        for batch in (job.global_batch, job.global_batch * factor):
+            scaled_job = job.replace(global_batch=batch)
+            if not is_legal(scaled_layout, model=model, job=scaled_job):
+                continue
+            if (size := peak(scaled_job, scaled_layout)) is not None:
+                with_batch = f" with gbs {batch}" if batch != job.global_batch else ""
+                yield f"{scaled_layout.world} ranks{with_batch} as {str(scaled_layout)!r}: {show_bytes(size)}"
+                return
+            break  # of equal micro-batches the batch changes no memory
 
 
 def _changes(job: Job) -> Iterator[tuple[str, Job]]:

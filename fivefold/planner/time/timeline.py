@@ -75,9 +75,8 @@ def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> 
     forwards = 2 if units.job.objective == "dpo" else 1  # the reference's and the policy's
     compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.full_backward, micro_batches)])
     _add(exposed, end_costs.small)
-    return _step_time(
-        compute + end_costs.ends.slowdown, exposed, end_costs.ends.exposed, end_costs.update, stages.times
-    )
+    _add(exposed, _label_ends(layout, end_costs.ends.exposed))
+    return _step_time(compute + end_costs.ends.slowdown, exposed, end_costs.update, stages.times)
 
 
 def _time_pipeline(
@@ -118,10 +117,11 @@ def _time_pipeline(
     ends, small_seconds, update, _ = after[keys[critical]]
     compute, exposed = add_up([(costs[task], times) for task, times in extrapolated.task_counts[critical]])
     _add(exposed, small_seconds)
+    _add(exposed, _label_ends(layout, ends.exposed))
     held_times = [
         stages.times[stage] for stage in {equal_stages[stage]: None for stage in extrapolated.rank_stages[critical]}
     ]
-    step_time = _step_time(compute + ends.slowdown, exposed, ends.exposed, update, held_times, total=total)
+    step_time = _step_time(compute + ends.slowdown, exposed, update, held_times, total=total)
     return step_time, critical
 
 
@@ -154,21 +154,24 @@ def _add(exposed: dict[str, float], more: dict[str, float]) -> None:
         exposed[axis] = exposed.get(axis, 0.0) + seconds
 
 
+def _label_ends(layout: Layout, seconds: float) -> dict[str, float]:
+    """Return the exposed messages at the ends of a step by axis.
+
+    Without data parallelism they reduce the gradients of replicated weights (tp) or of tied embeddings (pp).
+    """
+    axis = "dp" if layout.dp * layout.cp > 1 else "tp" if layout.tp > 1 else "pp"
+    return {axis: seconds} if seconds else {}
+
+
 def _step_time(
     compute: float,
     exposed: dict[str, float],
-    ends: float,
     update: float,
     stages: Sequence[StageTime],
     *,
     total: float | None = None,
 ) -> StepTime:
-    """Return a rank's parts as a ``StepTime``.
-
-    ``ends``: exposed by data parallelism. Without ``total`` there is no bubble.
-    """
-    if ends:
-        exposed["dp"] = exposed.get("dp", 0.0) + ends
+    """Return a rank's parts as a ``StepTime``; without ``total`` there is no bubble."""
     busy = compute + sum(exposed.values()) + update
     bubble = max(0.0, total - busy) if total is not None else 0.0
     slowest = max(stages, key=lambda stage: stage.longest[0]).longest[1]

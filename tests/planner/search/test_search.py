@@ -283,8 +283,28 @@ def test_search_without_a_fit_names_what_would_fit() -> None:
     assert miss.needs_bytes > miss.has_bytes == NODE.chip.memory_bytes
     assert miss.risk is not None
     assert miss.risk > FITS_RISK
-    assert any("ranks with gbs" in mend for mend in miss.fixes)
+    assert any(" ranks as 'dp" in mend for mend in miss.fixes)  # its batch is kept where it can be divided
     assert result.reasons[0].cause == "memory"
+    few = search(model=build_model("llama3-70b"), machine=NODE, job=JOB.replace(global_batch=8))
+    assert any(" ranks with gbs " in mend for miss in few.misses for mend in miss.fixes)
+
+
+def test_layouts_of_one_rank_do_not_lose_by_messages() -> None:
+    """Those that take more memory in less time than the best by memory have no part that takes longer."""
+    one_gpu = resolve("h100:1", local=Path("/nowhere"))
+    result = search(
+        model=build_model("llama3.2-1b"), machine=one_gpu, job=Job(sequence=4096, global_batch=16), by="memory", top=3
+    )
+    assert {reason.cause for reason in result.reasons} <= {"bound", "memory"}
+
+
+def test_a_search_by_cost_compares_with_the_cheapest() -> None:
+    result = search(model=SMALL, machine=make_tight_machine(2, gib=64.0), job=FEW, by="cost", within=0.02)
+    printed = StringIO()
+    Console(file=printed, width=120).print(page(result))
+    text = " ".join(printed.getvalue().split())
+    assert "of the cheapest" in text
+    assert "The cheapest layouts" in text
 
 
 def test_the_nearest_misses_are_those_of_brute_force() -> None:

@@ -269,3 +269,11 @@ def test_parts_of_a_stream_cross_a_slow_link_faster_than_the_whole():
     )
     hop = 2048 * 5120 * 2 / (0.95 * 25e9)  # 21 MB over a NIC of 200 Gbit/s
     assert whole - parts == pytest.approx(2 * 64 * hop * 7 / 8, rel=0.25)
+
+
+@pytest.mark.parametrize(("layout", "axis"), [("tp8 mbs1", "tp"), ("dp4 tp2 mbs1", "dp"), ("cp8 mbs1", "dp")])
+def test_messages_at_the_ends_are_those_of_an_axis_that_has_ranks(layout: str, axis: str) -> None:
+    """With tp alone they reduce the gradients of the norms, which every rank holds."""
+    exposed = planner(machine="h100:8").estimate(Layout.parse(layout)).step_time.exposed
+    assert exposed.get(axis, 0.0) > 0
+    assert axis == "dp" or exposed.get("dp", 0.0) == 0
