@@ -39,7 +39,7 @@ RUN_TOKENS = 1e18  # per run: all text in existence is about 1e14 (Epoch AI, arX
 # Limits of a layout
 RANKS = 9_999_999  # seven digits; clusters of a million accelerators are planned
 Degree = Annotated[int, Field(ge=1, le=RANKS)]
-PLAYED = 2**18  # stages · micro-batches of a schedule without a period, all of which are simulated: 10 s
+MAX_SIMULATED_ACTIONS = 2**18  # stages · micro-batches of a schedule without a period, all of which are simulated: 10 s
 
 # Limits of a machine
 Bytes = Annotated[int, Field(ge=1, le=2**60)]  # as COUNTED_BYTES

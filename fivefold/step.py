@@ -195,7 +195,7 @@ class Step(Shown):
     time: Time
     tokens_per_second_per_gpu: NonNegativeFloat
     mfu: Mfu
-    hfu: NonNegativeFloat  # hardware FLOPs utilization, with recomputation; attention without the causal mask
+    hfu: NonNegativeFloat  # hardware FLOPs utilization: of what PyTorch's FLOP counter counts, with recomputation
     operations: tuple[Operation, ...] = ()  # only in a predicted step
     findings: tuple[str, ...] = ()  # only in a measured step: problems of the run, one line each
     remarks: tuple[str, ...] = ()  # warnings about settings that are valid but perhaps not intended, one line each

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.bounded_types import COUNTED_BYTES, PLAYED
+from fivefold.bounded_types import COUNTED_BYTES, MAX_SIMULATED_ACTIONS
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
@@ -101,7 +101,7 @@ def test_a_schedule_is_simulated_or_rejected_at_once(schedule: str) -> None:
     job = Job(sequence=64, global_batch=2**23 + 1)
     if layout.schedule in ("gpipe", "interleaved"):
         with pytest.raises(
-            UserError, match=r"8388609 micro-batches of .* stages are too many to play; raise dp or mbs"
+            UserError, match=r"8388609 micro-batches of .* stages are too many to simulate; raise dp or mbs"
         ):
             predict(model=build_model("tiny"), machine=CHIPS, layout=layout, job=job)
     else:
@@ -111,7 +111,7 @@ def test_a_schedule_is_simulated_or_rejected_at_once(schedule: str) -> None:
 
 def test_a_long_pipeline_without_a_period_takes_seconds() -> None:
     begin = time.process_time()
-    job = Job(sequence=64, global_batch=PLAYED // 2**6)
+    job = Job(sequence=64, global_batch=MAX_SIMULATED_ACTIONS // 2**6)
     step = predict(model=build_model("tiny"), machine=CHIPS, layout=Layout.parse("pp4 gpipe"), job=job)
     assert time.process_time() - begin < 5
     assert step.memory.peak_bytes < COUNTED_BYTES

@@ -119,7 +119,7 @@ def signals() -> object:
         (("plan", "nano", "h100:8", "--tokens", "1M", "--seq", "64", "--write", "none/run.toml"),
          r"--write none/run.toml: there is no folder none"),
         (("plan", "llama3-405b", "h100:8"), r"none of the 11 layouts that plan tries fits .*: the nearest, .*"),
-        (("ask", "batch", "nano", "h100:8", "dp8", "--noise", "loud"), r"--noise 'loud' is not a run folder; .*"),
+        (("ask", "batch", "nano", "h100:8", "dp8", "--noise", "loud"), "--noise 'loud' is neither a run folder .*"),
         (("search", "nanno", "h100:8"), r"unknown model 'nanno'; .*"),
         (("show", "nowhere"), r"nowhere/step.json: no such file.*"),
         (("predict", "nano", "h100:8", "pp2 stages=²-1"), r"layout '.*': stages\[0\]: must be 1 or more, not 0"),

@@ -544,7 +544,8 @@ def trace(
     Parameters
     ----------
     against
-        Model, machine and layout: their predicted step is compared with the traces. It takes the fields of a job.
+        Model, machine and layout: their predicted step is compared with the traces. Other keyword arguments are the
+        fields of its job, such as ``gbs=64``.
 
     Returns
     -------

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _read_length(text: str) -> int | float:
-    """Return a sequence of ``8k`` in tokens; raises ``UserError`` for other text."""
+    """Return the tokens of a sequence length such as ``8k``; raises ``UserError`` for other text."""
     try:
         return parse_length(text)
     except ValueError as error:

@@ -96,7 +96,10 @@ GPU_SHAPES = {
 
 
 def list_grid_runs(ranks: int, *, gpu: bool, quick: bool) -> list[GridRun]:
-    """Return the runs for ``ranks`` concurrent processes in order of importance; on GPUs each is alone."""
+    """Return the runs to time on ``ranks`` processes, most important first.
+
+    ``gpu``: larger shapes, in bf16 alone. ``quick``: only the first.
+    """
     dtypes: tuple[Dtype, ...] = ("bf16",) if gpu else ("fp32", "bf16")
     listed = ALONE if ranks == 1 else TOGETHER
     return [

@@ -111,7 +111,7 @@ def show_config(layouts: Sequence[str], *, model: Model, machine: Machine, job: 
         choice = choose_written(layouts, model=model, machine=machine, job=job)
     except UserError as error:
         show(heading(f"With {software}"))
-        show(Text(f"not possible: {error}", overflow="fold"))
+        show(Text(f"no config can be written: {error}", overflow="fold"))
         return
     show(heading(f"With {software}", f"{choice.layout}; --write PATH writes it"))
     if choice.why:

@@ -264,7 +264,9 @@ def _advice(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
     """Suggest the nearest layout that fits according to the planner: more sharding, then recomputation, then mbs 1."""
     sharded = range(layout.zero + 1, 4) if layout.dp * layout.cp > 1 else ()
     changes: list[dict[str, object]] = [{"zero": stage} for stage in sharded if stage > 1]
-    changes += [{"ac": "selective"}, {"ac": "full"}, {"mbs": 1}]
+    kinds = ("selective", "full") if layout.ac == "none" else () if layout.ac == "full" else ("full",)
+    changes += [{"ac": kind} for kind in kinds]
+    changes += [{"mbs": 1}] if layout.mbs > 1 else []
     candidate = layout
     for change in changes:
         candidate = candidate.replace(**change)

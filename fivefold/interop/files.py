@@ -52,19 +52,19 @@ def document(path: Path) -> Document:
         raise UserError(
             f"{path}: holds {describe_json(values)}, not a table of keys by name; give the config of one run"
         )
-    if _nodes(values, MAX_FILE_VALUES) <= 0:
+    if _deduct_values(values, MAX_FILE_VALUES) <= 0:
         raise UserError(
             f"{path}: holds more than {MAX_FILE_VALUES} values, too many for a config; give the config alone"
         )
     return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)
 
 
-def _nodes(value: Any, left: int) -> int:
-    """Return how many of ``left`` values remain after counting ``value``; stop at 0."""
+def _deduct_values(value: Any, left: int) -> int:
+    """Return what remains of a budget of ``left`` values after one is deducted for each in ``value``; 0: too many."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     left -= 1
     for child in children:
         if left <= 0:
             return 0
-        left = _nodes(child, left)
+        left = _deduct_values(child, left)
     return left

@@ -309,7 +309,9 @@ def spell_token(token: str) -> str:
             )
         return _ZERO_STAGES[match[1]] + (match[2] or "")
     if match := _COUNTED_DATA_PARALLEL.fullmatch(token):
-        raise UserError(f"layout token {token!r}: dp gives the number of replicas; write 'dp{match[2]} {match[1]}'")
+        raise UserError(
+            f"layout token {token!r}: the number of data-parallel ranks is that of dp; write 'dp{match[2]} {match[1]}'"
+        )
     return token
 
 

@@ -13,7 +13,7 @@ from math import gcd
 from typing import Any, get_args
 
 from fivefold.adapter import ALL_LINEAR, Adapter
-from fivefold.bounded_types import PLAYED
+from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
@@ -119,7 +119,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from list_mismatches(model, job)
     yield from _stack(layout, job.stack)
     yield from _batch(layout, job)
-    yield from _tensor(layout, model, machine)
+    yield from _check_sharding(layout, model, machine)
     if (reason := explain_unsupported_2d(layout, model=model, job=job)) is not None:
         yield reason
     yield from _vision(layout, model=model, job=job)
@@ -253,7 +253,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
 
 
 def count_image_tokens(model: Model, job: Job) -> int:
-    """Return the tokens of a sequence that images are; 0 if their number is not known, which is not valid."""
+    """Return how many tokens of a sequence stand for images; 0 if unknown, as in a job that is not valid."""
     tower = model.vision
     if tower is None or (tower.patches is None and job.image_tokens is None):
         return 0
@@ -338,7 +338,8 @@ def _batch(layout: Layout, job: Job) -> Iterator[str]:
     )
 
 
-def _tensor(layout: Layout, model: Model, machine: Machine | None) -> Iterator[str]:
+def _check_sharding(layout: Layout, model: Model, machine: Machine | None) -> Iterator[str]:
+    """Yield the reasons why tp, ep or etp does not divide the model."""
     experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
     shared_width = model.moe.shared_width if model.moe else 0
     ranks = layout.dp * layout.cp * layout.tp // layout.etp
@@ -353,7 +354,7 @@ def _tensor(layout: Layout, model: Model, machine: Machine | None) -> Iterator[s
             "ep",
             "experts",
             experts,
-            _suggest_degrees("ep", layout.ep, lambda n: experts % n == 0 == ranks % n, most=experts),
+            _suggest_degrees("ep", layout.ep, lambda n: experts % n == 0 and ranks % n == 0, most=experts),
         ),
         (
             "etp",
@@ -548,7 +549,8 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"pp·v={pp * v} stages are more than layers={layers}; {fix}"
     if pp > 1 and not can_simulate(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
         micro = layout.micro_batches(job)
-        yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to play; raise dp or mbs, or lower pp or gbs"
+        fix = "raise dp or mbs, or lower pp or gbs"
+        yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to simulate; {fix}"
     if layout.stages and sum(layout.stages) != layers:
         yield f"{stages_word(layout.stages)} hold {sum(layout.stages)} layers, not layers={layers}"
     micro, needed = layout.micro_batches(job), layout.pipeline.min_rounds * pp
@@ -563,8 +565,11 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 
 def can_simulate(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any) -> Any:
-    """Tell whether a schedule, or its period, is short enough to simulate; ``micro_batches``: an int or an array."""
-    max_micro_batches, pipeline = PLAYED // (pp * v), PIPELINE_SCHEDULES[schedule]
+    """Tell whether a schedule, or one period of it, has few enough actions to simulate.
+
+    ``micro_batches``: an int or an array of them; the answer is a bool or an array.
+    """
+    max_micro_batches, pipeline = MAX_SIMULATED_ACTIONS // (pp * v), PIPELINE_SCHEDULES[schedule]
     has_short_period = 4 * pp <= max_micro_batches and not pipeline.forwards_first
     return (micro_batches <= max_micro_batches) | (
         has_short_period & (micro_batches % pp == 0 if pipeline.is_interleaved else True)

@@ -375,7 +375,7 @@ class ModelShape(Record):
         if not self.first_norm and self.block not in ("pre", "sandwich"):
             raise ValueError(f"block={self.block!r} norms no input of a first layer: leave first_norm=False out")
         if self.last_out_bias and (self.out_bias or self.mla is not None):
-            raise ValueError("last_out_bias is of grouped attention without out_bias: leave one out")
+            raise ValueError("last_out_bias needs grouped attention without out_bias: remove one of them")
         if self.head_transform_bias and self.head_transform is None:
             raise ValueError("head_transform_bias is of head_transform: give its activation, or leave it out")
         self._check_differential()

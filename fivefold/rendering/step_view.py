@@ -116,7 +116,9 @@ def list_key_figures(step: Step) -> tuple[Figure, ...]:
         Figure("step time", show_seconds(step.time.step_seconds), bound),
         Figure("peak memory", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),
         Figure(
-            "MFU, causal", f"{step.mfu.causal:.1%}", f"non-causal: MFU {step.mfu.non_causal:.1%}, HFU {step.hfu:.1%}"
+            "MFU, causal",
+            f"{step.mfu.causal:.1%}",
+            f"{step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%} (PyTorch's count)",
         ),
         Figure("tokens/s per GPU", show_count(step.tokens_per_second_per_gpu)),
     )
@@ -176,7 +178,7 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
         *_list_vision(work),
         ("model FLOPs, causal", show_flops(work.model_flops_causal)),
         ("model FLOPs, non-causal", show_flops(work.model_flops_non_causal)),
-        ("hardware FLOPs, non-causal", show_flops(work.hardware_flops)),
+        ("hardware FLOPs, PyTorch's count", show_flops(work.hardware_flops)),
     ]
     if step.tokens_per_second_per_gpu:
         lines.append(("GPU hours per 1 T tokens", show_count(1e12 / step.tokens_per_second_per_gpu / 3600)))

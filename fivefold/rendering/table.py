@@ -94,7 +94,9 @@ def show_headline(step: Step, *, stated: Collection[str] = ()) -> Text:
 def _mfu(step: Step) -> str:
     if not step.hfu:  # the chip was not named
         return "MFU not known"
-    return f"MFU {step.mfu.causal:.1%} causal; non-causal: MFU {step.mfu.non_causal:.1%}, HFU {step.hfu:.1%}"
+    return (
+        f"MFU {step.mfu.causal:.1%} causal, {step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%} (PyTorch's count)"
+    )
 
 
 def _verdict(memory: Memory) -> Text:

@@ -178,5 +178,5 @@ def read_noise_scale(text: str | None, *, find: Callable[[str], Path] = Path) ->
         return float(scales[-1])
     try:
         return parse_tokens(text)
-    except ValueError as error:
-        raise UserError(f"--noise {text!r} is not a run folder; otherwise it {error}") from None
+    except ValueError:
+        raise UserError(f"--noise {text!r} is neither a run folder nor a number of tokens, such as 4M") from None

@@ -452,8 +452,8 @@ class CatalogRequest(Request):
     word: Annotated[
         Line | None,
         Field(
-            description="List only the entries that contain this word in a name or value; of models, moe selects "
-            "mixtures of experts."
+            description="List only the entries that contain this word in a name or value, such as h100; moe lists "
+            "all mixture-of-experts models."
         ),
         Argument(),
     ] = None

@@ -121,8 +121,8 @@ FrontLevels = Annotated[
     Field(
         ge=1,
         le=MAX_SHOWN_LAYOUTS,
-        description="Find the fastest layout under each of this many memory limits (Pareto front of memory and time); "
-        "1: only the fastest layout.",
+        description="Search once more under each of this many memory limits, for a complete Pareto front of memory and "
+        "time; 1: the front holds what one search met.",
     ),
 ]
 
@@ -152,9 +152,7 @@ ConfigTarget = Annotated[
     str | None,
     Field(description="Machine and number of GPUs of a config, such as h100:64."),
 ]
-ConfigModel = Annotated[
-    str | None, Field(description="Model (catalog name or file), for a layout or a config that names none.")
-]
+ConfigModel = Annotated[str | None, Field(description="Model (catalog name or file), for a config that names none.")]
 RunFile = Annotated[Path, Field(description="The run file (.toml)."), Argument()]
 PrintsJson = Annotated[
     bool, Field(description="Print the answer as JSON to stdout, instead of tables."), Option(("--json",))

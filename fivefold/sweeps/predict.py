@@ -73,9 +73,8 @@ class Predictor:
 def digest(setting: SweepSetting, *, calibrated: bool = True, risk: float | None = None) -> str:
     """Return a hash of everything except the layout that a setting's rows depend on.
 
-    Predictions depend on the machine with its calibration (``calibrated``), measurements only on its name. ``risk``:
-    that
-    of the predictions, the highest at which a row fits.
+    Predictions depend on the machine with its calibration, measurements only on its name (``calibrated=False``).
+    ``risk``: the highest at which a predicted row fits; None for measurements.
     """
     parts = [part and part.model_dump_json() for part in (setting.model, setting.job, calibrated and setting.machine)]
     values = [__version__, *parts, *_setting_fields(setting).values(), setting.why, *([] if risk is None else [risk])]

@@ -101,7 +101,7 @@ class WorkQueue:
                         yield event
             except TimeoutError:
                 raise UserError(
-                    f"took longer than {self.long_limit_seconds / 60:.0f} minutes and was stopped; ask for less"
+                    f"took longer than {self.long_limit_seconds / 60:.0f} minutes and was stopped; narrow the search"
                 ) from None
         finally:
             self.free_slots += 1

@@ -223,7 +223,9 @@ def verdict(asked: Asked, found: Comparison) -> str:
     ours, theirs = steps[0], steps[1]
     assert ours is not None
     slower = theirs.time.step_seconds / ours.time.step_seconds - 1
-    place = "Inside the margin" if slower <= UNRANKABLE_DIFFERENCE else "Outside the margin"
+    place = "Inside the margin" if abs(slower) <= UNRANKABLE_DIFFERENCE else "Outside the margin"
+    if slower < -UNRANKABLE_DIFFERENCE:
+        place = "Faster than the proposal"
     if theirs.memory.verdict == "tight":
         place = f"Tight as predicted ({show_risk(theirs.memory.risk or 0.0)} risk of running out of memory)"
     elif not theirs.memory.fits:
@@ -294,9 +296,11 @@ HEAD = """# Ten planning questions
 
 What `fivefold search` proposes where teams have published what they chose, as it prints, and next to it the published
 layout as `fivefold compare` prints it. A proposal is the *simplest* layout found within 2 % of the best
-([search](how-a-step-costs/search.md)); a published layout within 2 % of the proposal's time is inside the margin. Times
-are predictions for the named software; the [table of published runs](how-a-step-costs/published.md) says how good they
-are. `python -m tests.docs.questions` asks again; a test holds the comparisons to what the commands print.
+([search](how-a-step-costs/search.md)); a published layout within 2 % of the proposal's time is inside the margin.
+Percentages in the table are its predicted step time against the proposal's. A layout is *tight* if it probably fits,
+but its risk of running out of memory is above the search's limit of 5 %. Times are predictions for the named
+software; the [table of published runs](how-a-step-costs/published.md) says how good they are.
+`python -m tests.docs.questions` asks again; a test holds the comparisons to what the commands print.
 
 """
 

@@ -140,7 +140,7 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
     [
         ("", "layout '' is empty; write for example 'dp8 zero1', or dp1"),
         (" ", "is empty"),
-        ("fsdp8", "dp gives the number of replicas; write 'dp8 fsdp'"),
+        ("fsdp8", "the number of data-parallel ranks is that of dp; write 'dp8 fsdp'"),
         ("dq2", "unknown layout token 'dq2'; did you mean dp2"),
         ("ac=ful", "did you mean ac=full"),
         ("1f2b pp2", "did you mean 1f1b"),

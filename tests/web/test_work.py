@@ -42,7 +42,7 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
         begin = time.perf_counter()
         answer = asking.get(SEARCH)
         assert answer.status_code == 422
-        assert "was stopped; ask for less" in answer.json()["detail"]
+        assert "was stopped; narrow the search" in answer.json()["detail"]
         assert time.perf_counter() - begin < 30
     assert work.free_slots == 2
 

@@ -30,8 +30,8 @@ def ask(
     (the fewest that have the memory), model (the largest with the proportions of MODEL),
     batch (reasonable batch sizes), run (time and cost of a full run), changes (what each
     single change of the layout gains) or finetune (whether full fine-tuning, LoRA or QLoRA fits).
-    Without a layout, the answer is for the fastest that fits. For the fewest GPUs that
-    finish a run in time, use `fivefold search --deadline`.
+    Micro-batch, sequence, run and changes are answered for LAYOUT, or else for the fastest
+    that fits. For the fewest GPUs that finish a run in time, use `fivefold search --deadline`.
     """
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions

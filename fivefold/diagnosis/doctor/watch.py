@@ -190,6 +190,7 @@ class ModuleRecorder(TapeRecorder):
         return False if dtype == torch.bool else 0.0
 
     def _record_kernel(self, func: Any, args: Any, out: Any, outputs: list[Tensor], frame: FrameType) -> None:
+        """Record a convolution, whose FLOPs the base class does not count; leave other kernels to it."""
         flops = _convolution_flops(func, args, out)
         if not flops:
             if torch.is_autocast_enabled("cuda"):
@@ -199,7 +200,7 @@ class ModuleRecorder(TapeRecorder):
         self._flush()
         moved_bytes = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in outputs)
         site = self.tape.site(self.call_sites.site(func, frame))
-        kernel = Kernel("convolution", (), str(outputs[0].dtype)[6:], flops, moved_bytes, 1, site)
+        kernel = Kernel("convolution", (), str(outputs[0].dtype).removeprefix("torch."), flops, moved_bytes, 1, site)
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _register_storage(self, key: int, size: int, site: CodeSite) -> None:

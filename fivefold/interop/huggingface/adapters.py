@@ -204,8 +204,8 @@ def _list_frozen_expert_targets(adapter: Adapter, model: Model) -> tuple[str, ..
     targets, family = list_targets(model, adapter), find_family(model)
     if family in NAMED_AS_MLPS and (as_experts := [target for target in targets if target in EXPERT_LAYERS]):
         raise UserError(
-            f"adapter.targets={','.join(adapter.targets)}: by {', '.join(as_experts)} peft adapts the routed experts "
-            f"of {family}, which are frozen here; take adapter.targets of attention, such as q_proj,v_proj"
+            f"adapter.targets={','.join(adapter.targets)}: with {', '.join(as_experts)} PEFT also adapts the routed "
+            f"experts of {family}, which Fivefold freezes; take targets of attention, such as q_proj,v_proj"
         )
     return targets
 

@@ -148,8 +148,8 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
         return str(given or family)
     if str(given) in MODEL_TYPES or of_given is not None or family in WRAPPERS:
         raise UserError(
-            f"{name}: model_type {reprlib.repr(given)} is not that of {wanted}, and transformers builds the class of "
-            f"model_type; if the file is one of {wanted}, give model_type {family!r}"
+            f"{name}: architectures says {wanted}, but model_type {reprlib.repr(given)} is another's, and transformers "
+            f"follows model_type; for a {wanted}, set model_type to {family!r}"
         )
     return family
 

@@ -26,13 +26,13 @@ from fivefold.model.weight import Weight
 
 
 class CompressedAttention(MixerGeometry):
-    """The geometry of attention with one head of keys, in a window and compressed."""
+    """DeepSeek-V4's attention: one shared key/value head; queries attend to a window and to compressed keys."""
 
     heads: Heads  # heads of queries
-    head_dim: HeadDim  # dims of a head of queries and of the one of keys, which are the values too
+    head_dim: HeadDim  # size of a query head and of the shared head of keys, which are the values too
     rope_dim: HeadDim  # the last dims of a head, which are rotated; those of the output are rotated back
     q_rank: Latent  # rank of the compressed queries
-    window: Tokens  # the last tokens that a query sees one by one
+    window: Tokens  # the last tokens, uncompressed, that a query attends to
     out_groups: Heads = 1  # groups of heads that are projected separately
     out_rank: Latent  # what each group is projected to, before all are projected together
     rate: Tokens | None = None  # tokens that a compressed key stands for; None: there are none
@@ -50,7 +50,7 @@ class CompressedAttention(MixerGeometry):
         if self.rate is None and (self.overlaps or self.indexer is not None):
             raise ValueError("overlaps and indexer are of compressed keys: give rate, or leave them out")
         if self.indexer is not None and self.indexer.pattern:
-            raise ValueError("an indexer of compressed keys is in all layers of its kind: leave indexer.pattern out")
+            raise ValueError("compressed attention has its indexer in every layer; remove indexer.pattern")
         if self.indexer is not None and self.indexer.head_dim < self.rope_dim:
             raise ValueError(
                 f"indexer.head_dim={self.indexer.head_dim} is less than rope_dim={self.rope_dim} rotated dims: make "

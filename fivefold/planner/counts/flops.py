@@ -2,8 +2,9 @@
 
 model FLOPs = 3 x forward (backward is twice forward; once where a weight is frozen); causal: only visible pairs, full:
 the full square; of DPO 4 x forward, one of them the reference's
-hardware FLOPs = all FLOPs that the ranks execute: the full square (of a window only its visible part), recomputed
-forwards, replicated key heads, padded vocabulary, and Muon's products; ring attention skips about half of the blocks
+hardware FLOPs = what PyTorch's FLOP counter counts on all ranks: the full square (with a window or dropout of
+attention only its visible part), recomputed forwards, replicated key heads, padded vocabulary, and Muon's products;
+ring attention skips about half of the blocks
 """
 
 from __future__ import annotations

@@ -199,15 +199,14 @@ def _propose(
 ) -> Proposal | None:
     """Return the simplest layout within ``within`` of the best, on as many ranks and in the same precision.
 
-    ``precision``: the job's own, whose fastest layout is stated if the best is in another. Layouts that are estimated
-    on the way join the best. Returns None if nothing fits.
+    ``precision``: the job's; if the best layout has another, the fastest in the job's is returned too (``unchanged``).
+    Layouts estimated on the way are added to ``incumbents.best``. Returns None if nothing fits.
     """
     if not incumbents.best:
         return None
     best = incumbents.best[0]
-    usable = planners or dict.fromkeys(
-        entry.planner for entry in incumbents.fitting
-    )  # of a search that was interrupted
+    # no planner finished if the search was interrupted: take those of the layouts found
+    usable = planners or dict.fromkeys(entry.planner for entry in incumbents.fitting)
     same_precision = [planner for planner in usable if planner.job.precision == best.planner.job.precision]
     evaluated = (
         entry.to_evaluated()

@@ -118,11 +118,12 @@ class Estimates(Tables):
         Gradients of experts that are already reduced are not counted.
         """
         partials = self.partials.take(candidates.partial)
-        predicted = self.counts.model.mtp_depth > 0
+        has_mtp = self.counts.model.mtp_depth > 0
         stack = self.counts.job.stack
         reduces_experts_midway = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
 
         def make(layout: Layout, _: int) -> Floats:
+            """Return the backward peak of each unit, with the gradients that ``allocation`` holds."""
             part, columns = get_local_degrees(layout), []
             for run in self.runs:
                 name = self._representative_unit(run.name)
@@ -131,9 +132,9 @@ class Estimates(Tables):
                 dense_bytes = sum(entry.sums for entry in parts) - experts
                 if allocation == AllocatedGradients.HELD:
                     sums = GradientSums(
-                        keeps_gradients=True, tied=name == "head" and predicted and self.counts.model.tied_embeddings
+                        keeps_gradients=True, tied=name == "head" and has_mtp and self.counts.model.tied_embeddings
                     )
-                elif name == "embed" or (name == "head" and (self.counts.model.shares_table or experts or predicted)):
+                elif name == "embed" or (name == "head" and (self.counts.model.shares_table or experts or has_mtp)):
                     sums = GradientSums()  # a table's gradients have rules of their own
                 else:
                     expert_bytes = experts if allocation == AllocatedGradients.ALL else 0

@@ -204,6 +204,7 @@ def _set_clocks(job: JobTraces, matched: Matched) -> None:
         spread = median(abs(value - offset) for value in offsets)
         trace.shift -= offset
         matched.remarks.append(
-            f"rank {trace.rank} is on another host: its clock is set {show_seconds(abs(offset) / 1e9)} "
-            f"{'back' if offset > 0 else 'on'}, by where {len(offsets)} messages end (± {show_seconds(spread / 1e9)})"
+            f"rank {trace.rank} is on another host: its clock is moved {show_seconds(abs(offset) / 1e9)} "
+            f"{'earlier' if offset > 0 else 'later'}, so that {len(offsets)} shared messages end together (± "
+            f"{show_seconds(spread / 1e9)})"
         )

@@ -89,7 +89,7 @@ def file_css() -> str:
 
 
 def _mark_rules() -> str:
-    """Return the rules of marks: kinds by their colour, lines, digits."""
+    """Return the CSS of drawn shapes: ``.k-KIND`` fills, ``.s-KIND`` strokes, ``.on-KIND`` colours digits on a fill."""
     kinds = "".join(f".k-{kind} {{ fill: var(--{name}); }}\n" for kind, name in KINDS.items())
     lines = "".join(
         f".s-{kind} {{ stroke: var(--{name}); }} circle.s-{kind} {{ fill: var(--{name}); }}\n"

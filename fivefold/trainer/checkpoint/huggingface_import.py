@@ -205,7 +205,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             opened: Any = safe_open(file, framework="pt")
         except SafetensorError as error:
-            raise UserError(f"{file}: is damaged or cut short: {error}; fetch it again") from None
+            raise UserError(f"{file} is damaged or incomplete ({error}); download it again") from None
         for name in opened.keys():  # noqa: SIM118  not a dictionary
             yield name, opened.get_slice(name)
 

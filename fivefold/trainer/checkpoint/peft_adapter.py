@@ -93,7 +93,7 @@ class AdapterFolder:
         except FileNotFoundError:
             raise UserError(f"{path / WEIGHTS}: no such file; only safetensors are read") from None
         except SafetensorError as error:
-            raise UserError(f"{path / WEIGHTS}: is damaged or cut short: {error}; fetch it again") from None
+            raise UserError(f"{path / WEIGHTS} is damaged or incomplete ({error}); download it again") from None
         values = {
             "kind": "dora" if config.get("use_dora") else "lora",
             "rank": config.get("r", 8),

@@ -270,7 +270,7 @@ def _read_rows(
                 try:
                     yield parse(record)
                 except (ValueError, RecursionError) as error:
-                    raise UserError(f"{piece.path}: row {number} of group {piece.start}: {error}") from None
+                    raise UserError(f"{piece.path}: row {number} of row group {piece.start}: {error}") from None
 
 
 @contextmanager

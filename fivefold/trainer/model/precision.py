@@ -54,7 +54,9 @@ def check_trainable(recipe: Recipe) -> None:
     if recipe.name not in TRAINABLE:
         raise UserError(f"precision {recipe.name!r} cannot be trained yet; take one of {', '.join(TRAINABLE)}")
     if recipe.weights_bytes == 1 and not recipe.holds_casts:
-        raise UserError(f"precision {recipe.name!r}: weights of one byte are gathered as such; keep gathers = 'fp8'")
+        raise UserError(
+            f"precision {recipe.name!r}: weights in 8 bits are all-gathered as they are; set gathers = 'fp8'"
+        )
     known = RECIPES[recipe.name]
     fields = [field for field in type(known).model_fields if getattr(recipe, field) != getattr(known, field)]
     for field in fields:

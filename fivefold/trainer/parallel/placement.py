@@ -152,6 +152,10 @@ class ShardPlacement:
     def _zero_unit(
         self, every_weight: list[Weight], backwards: int, *, experts: bool, every_micro_batch: bool
     ) -> ZeroUnit:
+        """Build the ZeRO unit of ``every_weight``: trained ones have gradients, frozen ones only shards.
+
+        ``backwards``: backward passes per step.
+        """
         weights = list(select_trained(FsdpUnit("", tuple(every_weight)), self.job).weights)
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]

@@ -100,7 +100,7 @@ def router(site: WebServer) -> APIRouter:
     @pages.get("/sweep/events")
     async def events(request: Request, asked: Annotated[SweepStartPage, Query()]) -> Response:
         if request.headers.get("sec-fetch-mode") == "navigate":
-            raise UserError("a sweep is started by the page Sweep, not by its address")
+            raise UserError("a sweep is started with the button of the page Sweep, not by a link")
         return stream.answer(asked.convert(SweepStart), lambda result, _: fragment("sweep_started.html", **result))
 
     @pages.post("/sweep/events/stop")

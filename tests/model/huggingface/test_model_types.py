@@ -86,7 +86,7 @@ def test_another_model_of_transformers_is_refused_beside_every_known_architectur
         for other in (*sorted(MODEL_TYPES - READ), *FAMILIES)[(share + at) % SHARES :: SHARES]:
             if {**FAMILIES, **WRAPPERS}.get(other, read).architecture == read.architecture and other in READ:
                 continue
-            with pytest.raises(UserError, match="transformers builds the class of model_type") as refusal:
+            with pytest.raises(UserError, match="transformers follows model_type") as refusal:
                 from_config({**config, "architectures": [read.architecture], "model_type": other}, name="x")
             assert "\n" not in str(refusal.value)
 
@@ -96,7 +96,7 @@ def test_config_that_would_be_read_wrongly_is_an_error() -> None:
     for kind in ("apertus", "arcee", "bitnet", "diffllama", "exaone4"):
         config = LLAMA | {"attention_bias": False, "mlp_bias": False, "model_type": kind}
         assert count_reference(config) != from_config({**config, "model_type": "llama"}, name="x").parameters
-        with pytest.raises(UserError, match=f"model_type '{kind}' is not that of LlamaForCausalLM"):
+        with pytest.raises(UserError, match=f"says LlamaForCausalLM, but model_type '{kind}'"):
             from_config(config, name="x")
 
 

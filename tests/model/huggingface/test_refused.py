@@ -86,7 +86,11 @@ CHANGED: list[tuple[str, dict[str, Any], str]] = [  # of a small config of the f
         {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 5.0, "high_freq_factor": 4.0}},
         "low_freq_factor=5 is more than high_freq_factor=4",
     ),
-    ("mistral", {"architectures": ["LlamaForCausalLM"]}, "model_type 'mistral' is not that of LlamaForCausalLM"),
+    (
+        "mistral",
+        {"architectures": ["LlamaForCausalLM"]},
+        "says LlamaForCausalLM, but model_type 'mistral' is",
+    ),
 ]
 CONFIGS = BARE + [({"model_type": kind, **SMALL[kind], **keys}, says) for kind, keys, says in CHANGED]
 

@@ -267,7 +267,7 @@ def test_clocks_of_hosts_are_set_by_where_messages_end(tmp_path: Path) -> None:
     one, two = read(straight).report, read(apart).report
     assert summary(one) == summary(two)
     (remark,) = two.remarks
-    assert remark.startswith("rank 1 is on another host: its clock is set 3.0 ms back")
+    assert remark.startswith("rank 1 is on another host: its clock is moved 3.0 ms earlier")
     assert remark.endswith("(± 0.0 µs)")
 
 

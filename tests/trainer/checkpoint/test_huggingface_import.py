@@ -361,7 +361,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         "lm_head.weight is stored as F8_E4M3; convert it to bf16 first",
     ),
     "quantized": (lambda p: change(p, quantization_config={"quant_method": "fp8"}), "its weights are quantized (fp8)"),
-    "cut": (cut, "model.safetensors: is damaged or cut short"),
+    "cut": (cut, "model.safetensors is damaged or incomplete"),
     "gone": (lambda p: (p / "model.safetensors").unlink(), "is missing, and there is no model.safetensors.index.json"),
     "elsewhere": (
         lambda p: (p / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b", "c": "d"}}'),
@@ -369,7 +369,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "family": (
         lambda p: change(p, architectures=["RwkvForCausalLM"]),
-        "model_type 'llama' is not that of RwkvForCausalLM, and transformers builds the class of model_type",
+        "architectures says RwkvForCausalLM, but model_type 'llama' is another's, and transformers follows model_type",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }

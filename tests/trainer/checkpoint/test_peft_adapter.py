@@ -224,7 +224,7 @@ def test_missing_and_unknown_factors_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 tensors that are not factors .* base_model.model.lm_head.lora_A.weight"):
         peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
     file.write_bytes(b"damaged")
-    with pytest.raises(UserError, match="is damaged or cut short"):
+    with pytest.raises(UserError, match="is damaged or incomplete"):
         peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
     file.unlink()
     with pytest.raises(UserError, match="no such file"):

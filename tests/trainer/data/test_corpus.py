@@ -160,7 +160,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "parquet, no text": (
         lambda folder: rows(folder / "a.parquet", [1, 2, 3]),
-        r"a\.parquet: row 0 of group 0: the value of 'text' is of type int, not text",
+        r"a\.parquet: row 0 of row group 0: the value of 'text' is of type int, not text",
     ),
     "parquet, cut short": (
         lambda folder: (folder / "a.parquet").write_bytes(b"PAR1 and no more"),

@@ -37,7 +37,7 @@ def connect(local: Local, name: str, source: str) -> Op:
     op = _collapse(local, name, source, connections=hyper.connections, scales=2 + hyper.mixes)
     if not local.norm.plain:
         return op
-    return _with_saved_weights(op, local, hyper, name, connections=hyper.connections)
+    return _with_saved_coefficients(op, local, hyper, name, connections=hyper.connections)
 
 
 def mix(local: Local, name: str, branch: str, onto: str, out: str) -> Op:
@@ -72,7 +72,7 @@ def collapse(local: Local, source: str, out: str) -> Op:
     hyper = _get(local)
     op = _collapse(local, "head.hyper", source, connections=hyper.streams, scales=1)
     if local.norm.plain:
-        op = _with_saved_weights(op, local, hyper, "head.hyper", connections=hyper.streams)
+        op = _with_saved_coefficients(op, local, hyper, "head.hyper", connections=hyper.streams)
     writes = {out if name == "head.hyper.out" else name: size for name, size in op.writes.items()}
     return op._replace(writes=writes)
 
@@ -109,15 +109,15 @@ def _collapse(local: Local, name: str, source: str, *, connections: int, scales:
     )
 
 
-def _with_saved_weights(op: Op, local: Local, hyper: HyperConnections, name: str, *, connections: int) -> Op:
-    """Return ``op`` as PyTorch's kernels run it: they keep all that they multiply or divide, in fp32."""
+def _with_saved_coefficients(op: Op, local: Local, hyper: HyperConnections, name: str, *, connections: int) -> Op:
+    """Return ``op`` as unfused PyTorch runs it: each factor of a product or division is kept, in fp32."""
     rows, n, (source,) = local.stream_rows, hyper.streams, op.reads
     fp32 = 4 * rows * n * local.stream_width
     saved = {} if local.width == 4 else {f"{name}.wide": fp32}
     if hyper.mixes:  # the normed streams, which W multiplies; independent ones are multiplied before the norm
         saved |= {f"{name}.normal": fp32}
     per_row = n + min(2, connections // n) * n  # pre, and sigmoids
-    if connections > 2 * n:  # softmax; dividend and divisor of each division
+    if connections > 2 * n:  # softmax; then, per half iteration of Sinkhorn, the matrix and its sums
         per_row += n * n + (2 * hyper.iterations - 1) * (n * n + n)
     elif not hyper.mixes:  # the product with W, before the norm's factor
         per_row += connections

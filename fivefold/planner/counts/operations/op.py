@@ -140,7 +140,7 @@ def is_weight_cast(op: Op) -> bool:
 def matmul(
     name: str, source: str, out: str, *, rows: int, in_features: int, out_features: int, width: int, bias: bool = False
 ) -> Op:
-    """Return ``out[rows, outof] = source[rows, into] @ weight.T`` in ``width`` bytes per element."""
+    """Return ``out[rows, out_features] = source[rows, in_features] @ weight.T`` in ``width`` bytes per element."""
     flops = 2 * rows * in_features * out_features
     moved_bytes = (rows * in_features + in_features * out_features + rows * out_features) * width
     return Op(
