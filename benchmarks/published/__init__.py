@@ -58,6 +58,7 @@ SOURCES = (  # a module each, with ``cases()``
     "xtuner",
     "megatron_moe_zoo",
     "nemo_automodel",
+    "mosaicgpt",
     "fms_acceleration",
     "nccl_logs",
 )

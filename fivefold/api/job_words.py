@@ -50,6 +50,7 @@ class JobWords(TypedDict, total=False):
     linears: Literal["fused_backward", "separate"]
     low_precision_saved: Sequence[Literal["activation", "attention"]]
     column_inputs: Literal["regathered", "saved"]
+    tp_buffers: Literal["in_place", "copied"]
     wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"]
     flat_copies: Sequence[Literal["gradients", "weights"]]
     run_ahead: bool

@@ -49,7 +49,13 @@ MEGATRON_LM = StackEntry(
     version="2022",
     family="megatron",
     facts=PLAIN
-    | {"async_tp": Fact(True, f"{SP} §4.2.2: the gather of a layer's input during a product of its backward")},
+    | {
+        "async_tp": Fact(
+            True,
+            f"{SP} §4.2.2: the gather of a layer's input during a product of its backward; {LAYERS}, "
+            "allreduce_dgrad: without sequence parallelism the all-reduce of dx during that of dW",
+        )
+    },
     runs={
         "axes": PLAIN_AXES,
         "schedules": Fact(("1f1b", "interleaved"), f"{PTD_P} §2.2"),

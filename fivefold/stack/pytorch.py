@@ -29,7 +29,12 @@ FULLY_SHARDED = AUTOGRAD | {
     ),
 }
 DTENSOR = {
-    "column_inputs": Fact("saved", "PyTorch: PrepareModuleInput gathers the input of torch.nn.Linear, which keeps it")
+    "column_inputs": Fact("saved", "PyTorch: PrepareModuleInput gathers the input of torch.nn.Linear, which keeps it"),
+    "tp_buffers": Fact(
+        "copied",
+        "pytorch/pytorch@v2.13.0:torch/distributed/_functional_collectives.py, all_gather_tensor and "
+        "reduce_scatter_tensor: torch.cat where the dimension is not the first",
+    ),
 }
 DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothing else")
 
@@ -140,6 +145,7 @@ KEMPNERFORGE = StackEntry(
     family="torch",
     facts=FULLY_SHARDED
     | {
+        "tp_buffers": DTENSOR["tp_buffers"],
         "loss": Fact("low_precision", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: PyTorch's cross entropy"),
         "kernels": Fact("plain", f"{KEMPNERFORGE_REPOSITORY}: scripts/train.py: torch.compile is an option"),
         "overlap": Fact(("dp",), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: fully_shard"),
@@ -211,6 +217,7 @@ NEMO_AUTOMODEL = StackEntry(
     family="torch",
     facts=FULLY_SHARDED
     | {
+        "tp_buffers": DTENSOR["tp_buffers"],
         "loss": Fact("low_precision", f"{AUTOMODEL_RECIPE}: fp32_upcast is off; {AUTOMODEL}: output_dtype is bf16"),
         "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
         "reduce_in_fp32": Fact(False, f"{AUTOMODEL}: reduce_dtype is bf16"),

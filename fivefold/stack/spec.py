@@ -115,6 +115,9 @@ class Stack(Record):
     # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
     # gathered again for the weight gradients, or saved until then (PyTorch's autograd)
     column_inputs: Literal["regathered", "saved"] = "regathered"
+    # tensor-parallel gathers and reductions over sequences, the second dimension of a micro-batch of several: in place,
+    # or copied out of a buffer and into one (PyTorch's functional collectives, which send along the first dimension)
+    tp_buffers: Literal["in_place", "copied"] = "in_place"
     # separate: a weight gradient is a tensor until it is added to the accumulated gradient; fused: the matmul
     # accumulates it into a buffer that is allocated from the start (Megatron); fused_dummy: as fused, with an unused
     # gradient of each shape (Transformer Engine); deferred: all are kept until the backward ends, then added to buffers
@@ -196,7 +199,8 @@ class Stack(Record):
     # needs them; before_forward: all; broadcast: before the forward, full tensors by each owner in turn (InternEvo)
     param_all_gather: Literal["overlapped", "before_forward", "broadcast"] = "overlapped"
     # overlaps the second gather of a column-parallel layer's input, for its weight gradient, with the product of the
-    # input gradient (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2)
+    # input gradient (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2); without sequence parallelism, the
+    # all-reduce of the input gradient with the product of the weight gradient
     async_tp: bool = False
     # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), which adds its time to theirs
     launch_blocking: bool = False

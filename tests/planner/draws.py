@@ -202,6 +202,7 @@ STACK: dict[str, Draw] = {
     "merged_projections": choose_option(Stack, "merged_projections"),
     "linears": choose_option(Stack, "linears"),
     "column_inputs": choose_option(Stack, "column_inputs"),
+    "tp_buffers": choose_option(Stack, "tp_buffers"),
     "wgrad_accumulation": choose_option(Stack, "wgrad_accumulation"),
     "flat_copies": subset(Stack, "flat_copies"),
     "run_ahead": choose_option(Stack, "run_ahead"),

@@ -24,7 +24,8 @@ from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 SOURCE = "megatron2021"
-MEGATRON = build_stack("megatron-lm").replace(reduce_in_fp32=False)  # of 2021: no row says fp32 gradients
+# of 2021: no row says fp32 gradients, and all messages of tensor parallelism are waited for
+MEGATRON = build_stack("megatron-lm").replace(reduce_in_fp32=False, async_tp=False)
 DEEPSPEED = build_stack("megatron-deepspeed").replace(family="deepspeed")
 
 

@@ -9,13 +9,14 @@ separate pass. The experts of our engine are one kernel (``grouped_mm``), Transf
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Chip, Machine
 from fivefold.planner.counts.operations.local_shapes import activation_width
-from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.op import Op, list_gradient_sums
 from fivefold.planner.time import roofline
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.eager_kernels import ROPE_APART, EagerKernelCost, eager_passes
@@ -58,6 +59,11 @@ def slowest_chip(machine: Machine, constants: Constants = PUBLISHED) -> Chip:
     return chip.replace(flops_per_joule={dtype: rate / slowdown for dtype, rate in chip.flops_per_joule.items()})
 
 
+def _is_plain_rms_norm(op: Op) -> bool:
+    """Return whether a norm is PyTorch's single operations, which save the normalized input."""
+    return any(name.endswith(".normal") for name in op.writes)
+
+
 class Prices:
     """Seconds of operations on ``machine`` under ``job``, with ``ranks`` of its processes running at the same time."""
 
@@ -78,6 +84,26 @@ class Prices:
             "fused_dummy",
         )  # the matmul adds them (Megatron)
         self.ours = job.stack.kernel_facts.separate_adds and not adds_in_matmul and self.measured is None
+        self.autograd = not job.stack.kernel_facts.fuses_linears and self.measured is None
+        # The gradients of biases, and of a LayerNorm's weight, are kernels that read the output's gradient again
+        # (pytorch/pytorch@v2.13.0:tools/autograd/derivatives.yaml, addmm; aten/src/ATen/native/cuda/
+        # layer_norm_kernel.cu; NVIDIA/Megatron-LM: grad_output.sum(dim=0)); Transformer Engine fuses them.
+        self.sums_rows_apart = self.autograd and job.stack.wgrad_accumulation != "fused_dummy"
+
+    def operations(self, ops: Sequence[Op], price: Callable[[Op], OpTime]) -> list[OpTime]:
+        """Return the seconds of the operations of a unit by ``price``, with those of autograd's sums of gradients.
+
+        A tensor that n operations read has n gradients, which autograd adds one after another as they are computed
+        (pytorch/pytorch@v2.13.0:torch/csrc/autograd/input_buffer.cpp, accumulate): each sum reads two tensors and
+        writes one. torch.compile adds them in the kernel that uses them, which reads one more tensor.
+        """
+        times = [price(op) for op in ops]
+        if self.autograd:
+            passes = 1 if self.job.stack.is_compiled else 3
+            for index, n_bytes in list_gradient_sums(ops):
+                seconds = self.memory_bound_seconds(passes * n_bytes)
+                times[index] = times[index]._replace(backward=times[index].backward + seconds)
+        return times
 
     def operation(self, op: Op) -> OpTime:
         """Return the seconds of ``op``; ``heads``: attention heads on this rank."""
@@ -142,7 +168,9 @@ class Prices:
             )
         kernel = KERNELS[op.kind]
         kernels, share = 1.0, 1.0
-        if self.plain:
+        is_layer_norm = op.kind == "norm" and (self.plain or len(op.wgrad_numels) == 2) and not _is_plain_rms_norm(op)
+        # PyTorch has one kernel for a LayerNorm and for an activation without a gate
+        if self.plain and not is_layer_norm and not (op.kind == "activation" and len(op.reads) == 1):
             kernels, share = (
                 table.get(op.kind, 1.0) for table in (self.constants.plain_kernels, self.constants.plain_bytes)
             )
@@ -152,8 +180,10 @@ class Prices:
                 self.memory_bound_seconds(mask), self.memory_bound_seconds(op.moved_backward_bytes), kernels=0
             )
         forward, backward = int(op.moved_bytes * share), int(op.moved_backward_bytes * share)
+        if is_layer_norm and self.sums_rows_apart:
+            backward = backward * 5 // 3  # x and its gradient are read again for the gradients of weight and bias
         if op.kind == "add" and self.measured is None and not self.ours:
-            backward = 0  # the gradient is passed on; the sum of two is fused into the next kernel
+            backward = 0  # the gradient is passed on; sums of two: ``operations``
         return OpTime(
             self.memory_bound_seconds(forward, kernel=kernel),
             self.memory_bound_seconds(backward, kernel=f"{kernel}_backward") if backward else 0.0,
@@ -264,6 +294,8 @@ class Prices:
             dgrad = 0.0
         if not op.wgrad_numels:  # the weight is frozen
             wgrad = 0.0
+        elif len(op.wgrad_numels) > 1 and op.batch == 1 and self.sums_rows_apart:  # the bias's gradient
+            wgrad += self.memory_bound_seconds(m * n * recipe.gradients_bytes)
         if op.batch > 1 and not self.ours and self.job.stack.cuda_graphs != "full" and self.measured is None:
             launch_overhead = self.constants.smallest_kernel_seconds * (
                 op.batch * kernels_per_expert - 1

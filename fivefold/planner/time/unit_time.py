@@ -25,6 +25,7 @@ from fivefold.planner.time.network import MessageTime, Network
 from fivefold.stack.spec import Stack
 
 AXES = ("tp", "cp", "ep", "etp")
+COPIED = ("all_gather", "reduce_scatter")  # messages that may be copied out of a buffer, or into one
 HOST_LAUNCHES = "kernel launches (CPU-bound)"  # what the launches of kernels add to their seconds on the device
 
 
@@ -116,10 +117,13 @@ class UnitTimer:
         get_rank_group: Callable[[str], RankGroup],
         unit: UnitKernels,
         constants: Constants,
+        *,
+        copy_seconds: Callable[[float], float] | None = None,
     ) -> None:
+        """Initialize the sum; ``copy_seconds``: of a kernel that reads and writes n bytes, if tp's messages need it."""
         self.model, self.machine, self.network, self.job = model, machine, network, job
         self.get_rank_group, self.unit, self.ops, self.times = get_rank_group, unit, unit.ops, unit.times
-        self.constants = constants
+        self.constants, self.copy_seconds = constants, copy_seconds
         self.nccl, self.can_overlap = machine.backend == "nccl", machine.can_overlap
         # without NCCL, the seconds in which messages keep a core busy are exposed instead
         self.contention = constants.hidden_message_slowdown if self.nccl else 0.0
@@ -127,6 +131,7 @@ class UnitTimer:
         self.unoverlapped = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         self.sent = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # overlapped or not
         self.overlapped = [0.0, 0.0]
+        self.copied = [0.0, 0.0]  # forward, backward: between the buffers of messages and activations
         self.launched: dict[int, tuple[float, float]] = {}  # messages that the host issues, by operation
         self.ep_exposed: dict[int, float] = {}  # exposed seconds of ep messages, forward, by operation
         self.longest = unit.longest
@@ -142,18 +147,22 @@ class UnitTimer:
         rank_group = self.get_rank_group(message.axis)
         if rank_group.ranks == 1:
             return
+        axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
         forward, backward, resent = self._time_messages(message, rank_group, recomputed=op.recomputed)
         if index not in self.unit.in_graph:
             self.launched[index] = bool(forward.seconds), bool(backward.seconds) + bool(resent.seconds)
         total = forward.seconds + backward.seconds + resent.seconds
         if total > self.longest[1]:
             self.longest = f"{message.axis} {op.name}", total
+        if axis == "tp" and self.copy_seconds is not None:
+            repeats = message.forward, message.forward if op.recomputed else message.regather, message.backward
+            copies = [self.copy_seconds(2 * message.payload) * (collective in COPIED) for collective in repeats]
+            self.copied = [self.copied[0] + copies[0], self.copied[1] + copies[1] + copies[2]]
         overlapped_compute = self._find_overlapped_compute(index)
         exposed = self._exposed_seconds(index, forward, side=0, compute_seconds=overlapped_compute.forward)
         backward_exposed = self._exposed_seconds(
             index, backward, side=1, compute_seconds=overlapped_compute.backward + overlapped_compute.weight
         )
-        axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
         self.sent[0][axis] += forward.seconds
         self.sent[1][axis] += backward.seconds + resent.seconds
         is_ring = not self.nccl and _is_ring(op)  # its hops are always overlapped
@@ -168,6 +177,10 @@ class UnitTimer:
             resent = resent._replace(seconds=resent.seconds - gather)
             backward_exposed -= reduce
             self.overlapped[1] += gather + reduce
+        elif axis == "tp" and not message.forward and self.job.stack.async_tp and self.can_overlap:
+            reduce = min(backward_exposed, sum(self.times[at].weight for at in self._list_readers(index)))
+            backward_exposed -= reduce
+            self.overlapped[1] += reduce
         resent_exposed = self._exposed_seconds(index, resent, side=1, compute_seconds=overlapped_compute.forward)
         backward_exposed, backward_alone = (
             backward_exposed + resent_exposed,
@@ -322,8 +335,8 @@ class UnitTimer:
         """Return the totals of all operations added."""
         forward, backward, weight = self.unit.seconds
         forward, backward = (
-            forward + self.contention * self.overlapped[0],
-            backward + self.contention * self.overlapped[1],
+            forward + self.contention * self.overlapped[0] + self.copied[0],
+            backward + self.contention * self.overlapped[1] + self.copied[1],
         )
         longest = self.longest
         if self.nccl:

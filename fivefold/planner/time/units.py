@@ -144,7 +144,8 @@ class Units:
         key = part, run.name, ranks
         times = self._kernels.get(key)
         if times is None:
-            times = [self._price(op, ranks=ranks) for op in self.counts.list_ops(part, run.name)]
+            ops = self.counts.list_ops(part, run.name)
+            times = self._prices_of(ranks).operations(ops, lambda op: self._price(op, ranks=ranks))
             self._kernels[key] = times
         return times
 
@@ -163,7 +164,19 @@ class Units:
             times, ops = self.kernels(part, run, ranks=ranks), self.counts.list_ops(part, run.name)
             further = (0, 0) if isinstance(run.name, str) else self.job.stack.extra_kernels
             unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, extra_launches=further)
-        return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit, self.constants)
+        # async tensor parallelism moves the parts of a message by kernels of its own
+        copies = self.job.stack.tp_buffers == "copied" and part.sp and part.sequences > 1
+        copies = copies and "tp" not in self.job.stack.overlap and self.machine.backend == "nccl"
+        return UnitTimer(
+            self.counts.model,
+            self.machine,
+            self.network,
+            self.job,
+            place,
+            unit,
+            self.constants,
+            copy_seconds=self._prices_of(ranks).memory_bound_seconds if copies else None,
+        )
 
     def _apply_measurement(self, time: UnitTime, layout: Layout, run: UnitGroup) -> UnitTime:
         """Return the time of a unit with the seconds of its kernels as measured in a step, if they were."""

@@ -29,6 +29,7 @@ def cases(source: str) -> dict[str, Case]:
         ("xtuner", 21, 17),
         ("megatron_moe_zoo", 5, 13),
         ("nemo_automodel", 4, 13),
+        ("mosaicgpt", 238, 0),
         ("fms_acceleration", 0, 13),
     ],
 )
@@ -40,9 +41,25 @@ def test_every_row_of_the_data_is_read(source: str, scored: int, left_out: int) 
 
 def test_every_row_has_its_commit_or_its_issue() -> None:
     """owner/repository@commit:path, or an issue: where the figures can be read again."""
-    sources = ("prime_rl", "nanotron_bench", "paddlenlp", "flagperf", "xtuner", "megatron_moe_zoo", "nemo_automodel")
+    sources = (
+        "prime_rl",
+        "nanotron_bench",
+        "paddlenlp",
+        "flagperf",
+        "xtuner",
+        "megatron_moe_zoo",
+        "nemo_automodel",
+        "mosaicgpt",
+    )
     places = {row["source"] for source in (*sources, "fms_acceleration", "nccl_logs") for row in rows(source)}
     assert [place for place in places if not re.search(r"@[0-9a-f]{7}:\S|/\S+ issue \d+$", place)] == []
+
+
+@pytest.mark.parametrize("source", ["llm_foundry", "mosaicgpt"])
+def test_models_of_composer_have_the_printed_parameters(source: str) -> None:
+    """Biases included."""
+    printed = {row["row_id"]: int(row["n_params"]) for row in rows(source)}
+    assert [row for row, case in cases(source).items() if case.model.parameters != printed[row]] == []
 
 
 def test_reinforcement_learning_is_scored_by_its_memory_alone() -> None:

@@ -4,15 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model
+from fivefold.model.norms import NORMS
+from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.linear import add_casts
-from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.op import Op, matmul
+from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees, get_local_degrees
+from fivefold.planner.counts.operations.op import NormKind, Op, list_gradient_sums, matmul, norm
 from fivefold.planner.predict import predict
 from fivefold.planner.time.compute import OpTime, Prices, slowest_chip
 from fivefold.planner.time.constants import PUBLISHED
@@ -60,6 +64,79 @@ def test_products_of_many_experts():
     assert max(map(abs, errors)) < 0.25
     assert abs(sum(weight_errors)) / len(weight_errors) < 0.15
     assert max(map(abs, weight_errors)) < 0.35
+
+
+class CountAdds(TorchDispatchMode):
+    """Count additions of tensors of ``shape``."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        adds = func in (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+        self.count += adds and tuple(args[0].shape) == self.shape
+        return func(*args, **(kwargs or {}))
+
+
+def test_autograd_adds_the_gradients_of_what_several_read():
+    """In PyTorch: q, k and v read the first norm's output, and the stream is read by a norm and by a sum, twice."""
+    torch.manual_seed(0)
+    shape, width = (2, 8, 16), 16
+    linears = [torch.nn.Linear(*sizes) for sizes in ((width, width),) * 4 + ((width, 64), (64, width))]
+    to_q, to_k, to_v, to_out, up, down = linears
+    stream = torch.randn(shape, requires_grad=True)
+    normed = torch.nn.functional.layer_norm(stream, (width,))
+    attended = torch.nn.functional.scaled_dot_product_attention(to_q(normed), to_k(normed), to_v(normed))
+    middle = stream + to_out(attended)
+    result = middle + down(torch.nn.functional.gelu(up(torch.nn.functional.layer_norm(middle, (width,)))))
+    with CountAdds(shape) as adds:
+        result.sum().backward()
+
+    sizes = {"width": width, "heads": 1, "kv_heads": 1, "head_dim": width, "ffn": 64, "vocab": 32, "layers": 1}
+    gpt = Model(name="gpt", norm="layernorm", mlp="plain", activation="gelu", **sizes)
+    counts, layout = Counts(gpt, Job(sequence=8, global_batch=2, linears="separate")), Layout(mbs=2)
+    run = counts.stage_work(layout)[0][1][0]
+    ops = counts.list_ops(get_local_degrees(layout), run.name)
+    sums = [(ops[index].name, n_bytes) for index, n_bytes in list_gradient_sums(ops)]
+    assert sums == [(name, 2 * 8 * width * 2) for name in ("norm2", "attention.k", "attention.q", "norm1")]
+    assert len(sums) == adds.count
+
+
+def test_sums_of_gradients_take_their_bytes_at_streaming_bandwidth():
+    counts, layout = Counts(model("llama3-8b"), Job(sequence=2048, global_batch=4, linears="separate")), Layout(mbs=4)
+    run = counts.stage_work(layout)[0][1][0]
+    ops, seconds = counts.list_ops(get_local_degrees(layout), run.name), {}
+    for compiled in (False, True):
+        h100 = Prices(machine("h100"), ranks=1, job=counts.job.replace(compile=compiled))
+        times = h100.operations(ops, h100.operation)
+        seconds[compiled] = sum(
+            time.backward - h100.operation(op).backward for op, time in zip(ops, times, strict=True)
+        )
+    stream = 4 * 2048 * 4096 * 2 / (0.92 * 3.35e12)
+    assert seconds[False] == pytest.approx(5 * (3 * stream + 3e-6), rel=1e-3)  # also of gate and up
+    assert seconds[True] == pytest.approx(5 * (stream + 3e-6), rel=1e-3)
+
+
+def test_gradients_of_biases_and_of_a_layer_norm_read_the_gradient_again():
+    """Under PyTorch's autograd and in Megatron-LM; Transformer Engine's matmuls and norms make them by the way."""
+    rows, width = 8192, 4096
+    apart, fused = (
+        Prices(machine("h100"), ranks=1, job=Job(linears="separate", wgrad_accumulation=kind))
+        for kind in ("separate", "fused_dummy")
+    )
+    plain, biased = (
+        matmul("mlp.up", "x", "y", rows=rows, in_features=width, out_features=width, width=2, bias=bias)
+        for bias in (False, True)
+    )
+    stream = rows * width * 2 / (0.92 * 3.35e12)
+    assert apart.operation(biased).weight - apart.operation(plain).weight == pytest.approx(stream + 3e-6, rel=1e-6)
+    assert fused.operation(biased) == fused.operation(plain)
+    kind = NormKind(norm=NORMS["layernorm"], bias=True, plain=False, fused=True)
+    op = norm("norm1", "x", "y", rows=rows, dim=width, width=2, kind=kind)
+    assert apart.operation(op).backward - fused.operation(op).backward == pytest.approx(2 * stream, rel=1e-6)
+    plain_kernels = Prices(machine("h100"), ranks=1, job=Job(linears="separate", kernels="plain"))
+    assert plain_kernels.operation(op) == apart.operation(op)  # PyTorch has a kernel for it
 
 
 def test_a_whole_graph_holds_fused_experts():

@@ -6,11 +6,13 @@ import pytest
 
 from benchmarks.published.readers.gpt import FP16_FP32_GRADIENTS, gpt
 from fivefold.job import Job
+from fivefold.layout.mesh import RankGroup
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model as of_catalog
 from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.predict import Planner
+from fivefold.planner.time.network import Network
 from fivefold.stack.catalog import build_stack
 
 GPT_22B = gpt(layers=48, width=6144, heads=64, vocab=51200, positions=2048)
@@ -41,6 +43,26 @@ def test_a_repeated_gather_overlaps_the_gradient_of_the_input():
     # two of 101 MB in a ring of NVLink 3: start, seven steps, bytes
     gather = 2 * (0.020 + 7 * 0.008 + 4 * 2048 * 6144 * 2 * 7 / 8 / 235e9 * 1e3)
     assert waits - overlapped == pytest.approx(0.9 * gather, rel=0.01)  # a tenth is lost to contention
+
+
+def test_an_all_reduce_of_dx_overlaps_the_gradient_of_the_weight():
+    """Without sequence parallelism (Megatron-LM's allreduce_dgrad): those before q, k, v and before the MLP."""
+    waits, overlapped = layer("tp8 mbs4 nosp", JOB.replace(async_tp=False))[1], layer("tp8 mbs4 nosp")[1]
+    payload = 4 * 2048 * 6144 * 2
+    reduce = 2e3 * Network(resolve("a100:8", local=Path("no"))).seconds("all_reduce", payload, RankGroup(8, 1))
+    assert waits - overlapped == pytest.approx(0.9 * reduce, rel=0.03)  # dW of q, k, v is a little shorter
+
+
+def test_messages_of_dtensor_are_copied():
+    """Over sequences of several, eight messages of a llama's layer are read and written once more each."""
+    llama, sent = of_catalog("llama3-8b"), 8 * (2 * 2 * 4096 * 4096 * 2 / (0.86 * 2.039e12) + 3e-6) * 1e3
+    job = Job(sequence=4096, global_batch=8, stack=build_stack("fsdp2"))
+    for mbs, async_tp, share in ((2, False, 1), (1, False, 0), (2, True, 0)):
+        here = job.replace(overlap=("dp", "tp") if async_tp else ("dp",))
+        copied, plain = (
+            sum(layer(f"tp4 mbs{mbs}", here.replace(tp_buffers=buffers), llama)) for buffers in ("copied", "in_place")
+        )
+        assert copied - plain == pytest.approx(share * sent, rel=0.02), (mbs, async_tp)
 
 
 def test_a_narrow_layer_takes_as_long_as_its_launches():

@@ -7,7 +7,7 @@ rank and one micro-batch, and do not depend on a machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from fivefold.model.norms import Norm
@@ -98,6 +98,25 @@ class Op(NamedTuple):
     backward_products: int = 2  # forwards that the backward's FLOPs equal: 1 without dW or without dx, 0 without both
     accumulates_dgrad: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
     accumulates_wgrads: bool = False  # accumulates its weight gradients one after another before it frees anything
+
+
+def list_gradient_sums(ops: Sequence[Op]) -> Iterator[tuple[int, int]]:
+    """Yield the sums of gradients of tensors that several of ``ops`` read: an operation in whose backward, and bytes.
+
+    A tensor's gradients are added as they are computed, in the backward of each of its readers but the last.
+    """
+    sizes = {
+        name: op.moved_bytes // (len(op.reads) + 1) for op in ops if op.kind == "add" for name in op.reads
+    }  # also of what the unit receives
+    for op in ops:
+        sizes.update(op.writes)
+    summed = set[str]()
+    for index in reversed(range(len(ops))):
+        op = ops[index]
+        for name in dict.fromkeys(op.reads if op.differentiates is None else op.differentiates):
+            if name in summed and sizes.get(name):
+                yield index, sizes[name]
+            summed.add(name)
 
 
 def scratch_tensor(op: Op) -> int:
