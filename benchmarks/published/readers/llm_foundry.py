@@ -1,11 +1,11 @@
 """MPT models under llm-foundry's FSDP on A100 and H100: tokens/s.
 
-mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md. Flash attention, learned positions, biases (as
-many parameters as are printed), plain GELU, tied embeddings, fused cross-entropy, no compile; blocks recomputed where HFU > MFU, by checkpoints of
-PyTorch 2.1 that are not reentrant (sweep.sh and submit_benchmarks.py@b2a43a1). Composer leaves FSDP's gradient
-synchronisation on in every micro-batch. mp_mode PURE reduces gradients in 16 bits, DEFAULT in fp32. At large scale some
-models ran FlashAttention-2 (sweep.py@5e85bd6). The runs on A100-40GB are those of April 2023 with PyTorch 1.13
-(mosaicml/examples@9fa3ceb:examples/llm/throughput), whose checkpoints run all again.
+mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md. Flash attention, learned positions, biases (as many
+parameters as are printed), plain GELU, tied embeddings, fused cross-entropy, no compile; blocks recomputed where HFU >
+MFU, by checkpoints of PyTorch 2.1 that are not reentrant (sweep.sh and submit_benchmarks.py@b2a43a1). Composer leaves
+FSDP's gradient synchronisation on in every micro-batch. mp_mode PURE reduces gradients in 16 bits, DEFAULT in fp32. At
+large scale some models ran FlashAttention-2 (sweep.py@5e85bd6). The runs on A100-40GB are those of April 2023 with
+PyTorch 1.13 (mosaicml/examples@9fa3ceb:examples/llm/throughput), whose checkpoints run all again.
 """
 
 from __future__ import annotations

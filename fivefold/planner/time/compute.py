@@ -9,7 +9,7 @@ separate pass. The experts of our engine are one kernel (``grouped_mm``), Transf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -90,20 +90,18 @@ class Prices:
         # layer_norm_kernel.cu; NVIDIA/Megatron-LM: grad_output.sum(dim=0)); Transformer Engine fuses them.
         self.sums_rows_apart = self.autograd and job.stack.wgrad_accumulation != "fused_dummy"
 
-    def operations(self, ops: Sequence[Op], price: Callable[[Op], OpTime]) -> list[OpTime]:
-        """Return the seconds of the operations of a unit by ``price``, with those of autograd's sums of gradients.
+    def add_gradient_sums(self, ops: Sequence[Op], times: list[OpTime]) -> list[OpTime]:
+        """Return the seconds of the operations of a unit with those of autograd's sums of gradients.
 
         A tensor that n operations read has n gradients, which autograd adds one after another as they are computed
         (pytorch/pytorch@v2.13.0:torch/csrc/autograd/input_buffer.cpp, accumulate): each sum reads two tensors and
         writes one. torch.compile adds them in the kernel that uses them, which reads one more tensor.
         """
-        times = [price(op) for op in ops]
-        if self.autograd:
-            passes = 1 if self.job.stack.is_compiled else 3
-            for index, n_bytes in list_gradient_sums(ops):
-                seconds = self.memory_bound_seconds(passes * n_bytes)
-                times[index] = times[index]._replace(backward=times[index].backward + seconds)
-        return times
+        summed, passes = list(times), 1 if self.job.stack.is_compiled else 3
+        for index, n_bytes in list_gradient_sums(ops) if self.autograd else ():
+            seconds = self.memory_bound_seconds(passes * n_bytes)
+            summed[index] = summed[index]._replace(backward=summed[index].backward + seconds)
+        return summed
 
     def operation(self, op: Op) -> OpTime:
         """Return the seconds of ``op``; ``heads``: attention heads on this rank."""
@@ -183,7 +181,7 @@ class Prices:
         if is_layer_norm and self.sums_rows_apart:
             backward = backward * 5 // 3  # x and its gradient are read again for the gradients of weight and bias
         if op.kind == "add" and self.measured is None and not self.ours:
-            backward = 0  # the gradient is passed on; sums of two: ``operations``
+            backward = 0  # the gradient is passed on; sums of two: ``add_gradient_sums``
         return OpTime(
             self.memory_bound_seconds(forward, kernel=kernel),
             self.memory_bound_seconds(backward, kernel=f"{kernel}_backward") if backward else 0.0,

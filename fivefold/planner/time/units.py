@@ -145,7 +145,7 @@ class Units:
         times = self._kernels.get(key)
         if times is None:
             ops = self.counts.list_ops(part, run.name)
-            times = self._prices_of(ranks).operations(ops, lambda op: self._price(op, ranks=ranks))
+            times = self._prices_of(ranks).add_gradient_sums(ops, [self._price(op, ranks=ranks) for op in ops])
             self._kernels[key] = times
         return times
 
