@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from fivefold.adapter import ALL_LINEAR, Adapter
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
-from fivefold.job import Job
+from fivefold.job import Job, Recipe
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
@@ -50,6 +50,28 @@ def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
         f"layout {str(layout)!r} uses {used:,} of the {have:,} ranks of {machine.name}; {have - used:,} stay idle, and "
         f"all figures are for the other {used:,}. Use {smaller!r}, or degrees that multiply to {have:,}{larger}.",
     )
+
+
+def describe_number_format(machine: Machine, recipe: Recipe) -> tuple[str, ...]:
+    """Return a warning if the chip has no matrix units for the operands of a recipe, else nothing.
+
+    Chips whose matrix units apply scales of blocks (MXFP8, NVFP4) are those that have fp4: Blackwell and CDNA 4
+    (Transformer Engine's guide: MXFP8 needs compute capability 10).
+    """
+    if machine.backend != "nccl" or not recipe.is_low_precision:
+        return ()
+    used = machine.chip.format_of(recipe.compute)
+    if used != recipe.compute:
+        return (
+            f"{machine.chip.name} has no {recipe.compute} matrix units: matmuls of {recipe.name} are predicted at the "
+            f"rate of {used}, and software may refuse it",
+        )
+    if recipe.scaling.startswith("blocks") and "fp4" not in machine.chip.peak_flops:
+        return (
+            f"the matrix units of {machine.chip.name} take no scales of blocks, as {recipe.name} has (those of B200 "
+            f"and MI355X do): matmuls are predicted at the rate of {used}, and software may refuse it",
+        )
+    return ()
 
 
 def describe_assumed_batch(job: Job, machine: Machine) -> tuple[str, ...]:

@@ -47,8 +47,12 @@ class Chip(Record):
 
     def peak(self, dtype: Dtype) -> float:
         """Return the peak dense FLOP/s of ``dtype``, or of the next wider format that the chip has."""
-        format = dtype if dtype in self.peak_flops else _find_nearest_wider(dtype, self.peak_flops)
+        format = self.format_of(dtype)
         return self.peak_flops[format] if format else max(self.peak_flops.values())
+
+    def format_of(self, dtype: Dtype) -> Dtype | None:
+        """Return the format whose matrix units compute ``dtype``: its own or the next wider one that the chip has."""
+        return _find_nearest_wider(dtype, self.peak_flops)
 
     def sustained_flops(self, dtype: Dtype) -> float:
         """Return the FLOP/s that large matmuls in ``dtype`` sustain in a step: a share of the peak, capped by power.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import describe_idle, describe_uncounted, refuse
+from fivefold.layout.validity import describe_idle, describe_number_format, describe_uncounted, refuse
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -191,7 +191,11 @@ class Planner:
                 longest_part=step_time.longest_part,
             ),
             operations=tuple(self._operations(layout)),
-            remarks=(*describe_idle(layout, machine), *describe_uncounted(model, job)),
+            remarks=(
+                *describe_idle(layout, machine),
+                *describe_number_format(machine, job.precision),
+                *describe_uncounted(model, job),
+            ),
         )
 
     def _operations(self, layout: Layout) -> Iterator[Operation]:

@@ -62,7 +62,7 @@ def answers(
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
     ranks, without which the fewest GPUs are searched up to ``MAX_SEARCHED_GPUS``. ``report``: called with progress.
     """
-    from fivefold.layout.validity import describe_idle
+    from fivefold.layout.validity import describe_idle, describe_number_format
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
     from fivefold.planner.context_length import lengths
@@ -112,7 +112,11 @@ def answers(
         raise UserError(
             f"unknown question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
         )
-    remarks = (*describe_idle(chosen_layout, machine), *([remark] if remark else []))
+    remarks = (
+        *describe_idle(chosen_layout, machine),
+        *describe_number_format(machine, job.precision),
+        *([remark] if remark else []),
+    )
     return (
         [answer.replace(remarks=remarks) for answer in answer_by_question[question]()]
         if remarks

@@ -20,7 +20,7 @@ from typing import Any
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import describe_assumed_batch, validate_job
+from fivefold.layout.validity import describe_assumed_batch, describe_number_format, validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -123,7 +123,10 @@ def search(
     total += even_out(incumbents, where=where) if planners and proposes else 0
     result = SearchResult(
         by=by,
-        remarks=describe_assumed_batch(job, machine),
+        remarks=(
+            *describe_assumed_batch(job, machine),
+            *(line for recipe in (job.precision, *recipes) for line in describe_number_format(machine, recipe)),
+        ),
         own=ranked_own,
         proposal=_propose(
             incumbents, within or 0.0, planners=planners.values(), where=where, precision=job.precision.name
