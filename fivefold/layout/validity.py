@@ -80,8 +80,8 @@ def describe_assumed_batch(job: Job, machine: Machine) -> tuple[str, ...]:
     if batch != Job.model_fields["global_batch"].default or machine.ranks <= batch:
         return ()
     return (
-        f"assumed: a global batch of {batch} sequences (the default), few for {machine.ranks:,} ranks; which layout is "
-        f"best depends on it: give that of your run, such as --gbs {2 * machine.ranks}",
+        f"a global batch of {batch} sequences (the default) is few for {machine.ranks:,} ranks; which layout is best "
+        f"depends on it: give that of your run, such as --gbs {2 * machine.ranks}",
     )
 
 

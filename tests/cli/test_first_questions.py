@@ -38,15 +38,15 @@ def test_no_single_change_points_to_the_search(
 
 
 @pytest.mark.parametrize(("words", "is_assumed"), [(("h100:16",), True), (("h100:16", "--gbs", "64"), False)])
-def test_a_search_says_that_its_batch_is_assumed(
+def test_a_search_says_that_the_default_batch_is_few_for_many_ranks(
     words: tuple[str, ...], is_assumed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "search", "nano", *words, "--seq", "512", "--where", "pp=1 cp=1", "--top", "1") == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert ("assumed: a global batch of 8 sequences (the default), few for 16 ranks" in text) == is_assumed
+    assert ("a global batch of 8 sequences (the default) is few for 16 ranks" in text) == is_assumed
     result = ff.search("nano", words[0], seq=512, gbs=8 if is_assumed else 64, where="pp=1 cp=1", top=1)
     assert bool(result.remarks) == is_assumed
-    assert ("assumed: a global batch" in result._repr_html_()) == is_assumed
+    assert ("a global batch of 8" in result._repr_html_()) == is_assumed
 
 
 def test_compare_takes_a_price(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
