@@ -16,6 +16,7 @@ from fivefold.model.catalog import CATALOG, build_model
 from fivefold.record import UserError
 from fivefold.results.reading import DataReading
 from tests.interop.draws import Range, check_round_trip, plans
+from tests.selection import mark_share
 
 AMONG = Range(
     models=("llama3-8b", "qwen3-8b", "qwen3-30b-a3b", "tiny"),
@@ -34,7 +35,7 @@ NOT_EXPRESSED = {
 REFUSED = ("precision", "zero2", "adapter.dropout", "cp=ring", "shard groups")
 
 
-@pytest.mark.parametrize("stack", ["ddp", "fsdp2", "deepspeed"])
+@pytest.mark.parametrize("stack", mark_share(2, ["ddp", "fsdp2", "deepspeed"]))
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_drawn_job_is_read_back(name: str, stack: str, tmp_path: Path) -> None:
     written = 0

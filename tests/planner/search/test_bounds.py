@@ -160,7 +160,7 @@ MEMORY = {  # and the least that a bound may be of the peak
 }
 
 
-@pytest.mark.parametrize("case", mark_share(2, MEMORY))
+@pytest.mark.parametrize("case", mark_share(3, MEMORY))
 def test_the_memory_bound_counts_live_tensors_only(case: str) -> None:
     """Stages of unlike layers keep what each of them keeps; offloaded activations are on the host; of few micro-batches
     all forwards are over before the first deferred weight gradients are made.

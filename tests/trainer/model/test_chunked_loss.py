@@ -125,7 +125,9 @@ def test_every_layout_trains_as_with_full_logits(forked: Fork, model: Model, tex
 
 
 # Errors of a rounding of a number (fp16: 2^-11, bf16: 2^-8), twice where weights without a master copy are rounded too
-@pytest.mark.parametrize(("precision", "error"), [("fp16", 2**-11), ("bf16", 2**-8), ("bf16-pure", 2**-7)])
+@pytest.mark.parametrize(
+    ("precision", "error"), mark_share(2, [("fp16", 2**-11), ("bf16", 2**-8), ("bf16-pure", 2**-7)])
+)
 @pytest.mark.usefixtures("_small_chunks")
 def test_narrow_recipes(forked: Fork, precision: str, error: float) -> None:
     (whole,), (ours,) = (forked(1, run_steps, DENSE, "mbs4", loss, precision) for loss in ("fused", "chunked"))

@@ -200,7 +200,7 @@ def test_values_and_all_gradients_are_those_of_one_process(forked, layout: str, 
 
 @pytest.mark.parametrize(
     ("layout", "tokens"),
-    [("dp2 ep2", 8), ("tp2 ep2", 32), ("cp2 ep2", 16), ("cp2 cp=ulysses ep2", 8), ("cp2 tp2 ep4", 32)],
+    mark_share(2, [("dp2 ep2", 8), ("cp2 ep2", 16), ("tp2 ep2", 32), ("cp2 cp=ulysses ep2", 8), ("cp2 tp2 ep4", 32)]),
 )
 def test_the_capacity_drops_the_same_tokens_however_they_lie(forked, layout: str, tokens: int) -> None:
     of = model(tokens, capacity=0.6, score="sigmoid", balance="free")
@@ -234,7 +234,7 @@ def test_omitted_collective_is_detected(forked, layout: str, left_out: str) -> N
     assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, left_out)) > 1e-3
 
 
-@pytest.mark.parametrize("layout", ["dp2 ep2", "dp4 ep4", "tp2 etp2", "tp2 ep2", "dp2 tp2 ep4"])
+@pytest.mark.parametrize("layout", mark_share(2, ["dp2 ep2", "dp4 ep4", "tp2 etp2", "tp2 ep2", "dp2 tp2 ep4"]))
 def test_messages_sum_to_the_planners(forked, layout: str) -> None:
     """Rows as the planner counts them; their weights, 4 bytes each, and the counts of rows besides."""
     of, parsed = model(balance="none"), Layout.parse(layout)
