@@ -49,8 +49,9 @@ def test_dropout_is_equal_under_every_layout(layout: str, attention: str) -> Non
 @pytest.mark.parametrize(
     ("rates", "layout", "attention"),
     mark_share(
-        2,
+        3,
         [
+            ({"dropout": 0.0, "attention_dropout": 0.3, "embedding_dropout": 0.1}, "tp2 mbs1", "flash"),
             ({"dropout": 0.0, "attention_dropout": 0.3, "embedding_dropout": 0.1}, "tp2 cp2 mbs1", "flash"),
             ({"attention_dropout": 0.0, "embedding_dropout": 0.0}, "tp2 pp2 zbv v2 mbs2 ac=full", "unfused"),
         ],
@@ -63,8 +64,9 @@ def test_dropout_rates_differ_by_position_in_the_model(rates: dict[str, float], 
 @pytest.mark.parametrize(
     ("layout", "base"),
     mark_share(
-        5,
+        6,
         [
+            ("cp2 mbs2 ac=full", None),
             ("tp2 cp2 mbs2 ac=full", None),
             ("dp2 tp2 zero3 mbs1 ac=norm+act", None),
             ("tp2 cp2 mbs2 cp=ulysses nosp", None),
