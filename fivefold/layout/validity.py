@@ -253,6 +253,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
         yield f"images={job.images} have {tokens} tokens, more than the sequence of {job.sequence}; try seq {tokens}"
     for is_present, feature, fix in (
         (model.hyper_connections is not None, "hyper-connections", "a model with one residual stream"),
+        (model.per_layer_inputs is not None, "per-layer inputs", "a model without them"),
         (job.objective == "dpo", "objective=dpo", "sft"),
         (
             job.precision.gathers == "fp8",

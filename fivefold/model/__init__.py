@@ -6,7 +6,8 @@ catalog                  models by name
 vision · vision_weights  vision towers and projectors of multimodal models, and their weights
 rope                     scaling of rotary positions
 hyper_connections        residual streams that are mixed with weights of each token
-per_layer_inputs         numbers of a token for each layer (Gemma 4)
+altup                    a stream of several parts, of which a layer computes one (Gemma 3n)
+per_layer_inputs         numbers of a token for each layer (Gemma 3n, Gemma 4)
 indexer                  the lightning indexer of sparse latent attention
 mixers/                  token mixers other than attention, one module each
 huggingface/             reads and writes config.json, names tensors

@@ -25,6 +25,7 @@ from fivefold.bounded_types import (
     Width,
 )
 from fivefold.model.activations import ACTIVATIONS, ActivationName
+from fivefold.model.altup import AltUp
 from fivefold.model.attention import AttentionShape, Sliding
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
@@ -337,6 +338,10 @@ class ModelShape(Record):
     # these (Gemma 3n, Gemma 4)
     shared_kv_layers: int = Field(0, ge=0, le=2**12)
     shared_kv_ffn: Ffn | None = None  # width of the MLP of those layers; None: ``ffn``
+    altup: AltUp | None = None  # several parts of the stream, of which each layer computes one; None: one (Gemma 3n)
+    laurel_rank: Latent | None = None  # of a branch next to attention that reads its input; None: none (Gemma 3n)
+    # per layer: share of an MLP's gates that are set to zero, the lowest; empty: none (Gemma 3n)
+    gate_sparsity: tuple[Rate, ...] = ()
     per_layer_inputs: PerLayerInputs | None = None  # numbers of a token for each layer (Gemma 3n, Gemma 4)
     # geometry of the layers that attend to the keys of a window alone (DeepSeek-V4)
     shared_key_attention: CompressedAttention | None = None
@@ -654,11 +659,18 @@ class ModelShape(Record):
 
     def _check_per_layer_inputs(self) -> None:
         """Raise ``ValueError`` for what is not counted with inputs of each layer."""
+        n_named = len(self.gate_sparsity)
+        if n_named and (n_named != self.layers or self.mlp != "gated" or self.moe is not None):
+            raise ValueError(f"gate_sparsity names {n_named} of {self.layers} gated MLPs: name each layer")
+        if self.altup is not None and (self.per_layer_inputs is None or self.laurel_rank is None):
+            raise ValueError("altup is counted with per_layer_inputs and laurel_rank: give them")
+        if self.laurel_rank is not None and (self.altup is None or self.block != "sandwich"):
+            raise ValueError("laurel_rank is counted with altup and block='sandwich': give them")
         if self.per_layer_inputs is None:
             return
         if self.block not in ("pre", "sandwich"):
             raise ValueError(f"per_layer_inputs is not supported with block={self.block!r}: take 'pre' or 'sandwich'")
-        fields = ("hyper_connections", "feed_forwards", "mtp", "residual_by_depth", "dropout", "vision")
+        fields = ("hyper_connections", "feed_forwards", "mtp", "residual_by_depth", "dropout")
         self._check_defaults("per_layer_inputs", *fields)
 
     def _check_defaults(self, feature: str, *fields: str) -> None:
@@ -839,6 +851,10 @@ class ModelShape(Record):
         kinds = [self.has_window(later) for later in range(layer, self.layers)]
         own, shared = kinds[: max(0, first - layer)], kinds[max(0, first - layer) :]
         return layer < first and kinds[0] not in own[1:] and kinds[0] in shared
+
+    def has_sparse_gates(self, layer: int) -> bool:
+        """Tell whether the MLP of ``layer`` sets some of its gates to zero."""
+        return layer < len(self.gate_sparsity) and self.gate_sparsity[layer] > 0
 
     def get_ffn(self, layer: int) -> int:
         """Return the width of the MLP of ``layer``."""

@@ -58,12 +58,16 @@ def embedding_weights(model: ModelShape) -> Iterator[Weight]:
         yield from _norm(model, "embed.norm", model.width)
     if model.per_layer_inputs is not None:
         yield from model.per_layer_inputs.embedding_weights(model.layers, model.width)
+    if model.altup is not None:
+        yield from model.altup.projections("embed.altup", model.width)
 
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:
     """Yield the final norm, the head's transform, the head unless it is tied, and multi-token prediction."""
     if model.hyper_connections is not None:
         yield from model.hyper_connections.head_weights("head.hyper", model.width)
+    if model.altup is not None:
+        yield from model.altup.projections("head.altup", model.width)
     if model.final_norm:
         yield from _norm(model, "head.norm", model.width)
     if model.head_transform is not None:
@@ -137,6 +141,12 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield Weight("stream2", (model.width,), "router", initial="ones")
     if model.per_layer_inputs is not None:
         yield from model.per_layer_inputs.block_weights(model.width)
+    if model.altup is not None:
+        yield from model.altup.block_weights(model.width)
+    if model.laurel_rank is not None:
+        yield Weight("laurel.left.weight", (model.laurel_rank, model.width), "router")
+        yield Weight("laurel.right.weight", (model.width, model.laurel_rank), "router")
+        yield from _norm(model, "laurel.norm", model.width)
 
 
 def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]:

@@ -111,6 +111,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
     "gemma4_text": GEMMA4 | {"hidden_size_per_layer_input": 0},
     "gemma4_unified_text": GEMMA4,
+    "gemma3n_text": PLAIN | {
+        "sliding_window": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 131, "laurel_rank": 5, "altup_num_inputs": 3, "pad_token_id": 0,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0],
+    },
     "bitnet": PLAIN,
     "olmo_hybrid": {key: value for key, value in PLAIN.items() if key != "head_dim"}
     | {

@@ -19,9 +19,6 @@ _NEEDED = {
     "linear attention, embeddings per layer, embeddings of n-grams, and gated residuals": """
         qwen4_exp Qwen4ExpForCausalLM; qwen4_exp_text Qwen4ExpForCausalLM
     """,
-    "layers of unlike width, keys that layers share, and embeddings per layer": """
-        gemma3n Gemma3nForConditionalGeneration; gemma3n_text Gemma3nForCausalLM
-    """,
     "it attends to keys of another model, whose tokens it drafts": """
         gemma4_assistant Gemma4AssistantForCausalLM; gemma4_unified_assistant
         Gemma4UnifiedAssistantForCausalLM

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from fivefold.bounded_types import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
+from fivefold.model.altup import MAX_STREAMS
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.record import Record, UserError
 
@@ -58,6 +59,12 @@ class Config(Record):
     per_layer_width: Annotated[int, Field(ge=0, le=2**22)] = 0  # of embeddings that each layer has; 0: none
     per_layer_vocab: Vocab = 262_144  # rows of the table of these embeddings
     num_kv_shared_layers: Annotated[int, Field(ge=0, le=2**12)] = 0  # last layers that attend to earlier layers' keys
+    intermediate_sizes: Ffn | tuple[Ffn, ...] | None = None  # of all layers, or of each
+    altup_num_inputs: Annotated[int, Field(ge=1, le=MAX_STREAMS)] = 1  # parts of the stream
+    altup_coef_clip: Positive | None = None
+    altup_correct_scale: bool = True
+    laurel_rank: Latent | None = None
+    activation_sparsity_pattern: Scalar | tuple[Scalar, ...] | None = None  # of each layer; None: that of its class
     use_double_wide_mlp: bool = False  # the MLP of those layers is twice as wide
     gating: bool | str = True
     use_attention_gate: bool = False

@@ -54,7 +54,7 @@ TEXT_NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
 }
 OF_MODEL = ("phi4_multimodal",)  # whose text model is not a module of its own: a test below
-OF_TIMM = ("fast_vlm", "perception_lm")  # whose towers are of timm, which the tests do not install
+OF_TIMM = ("fast_vlm", "gemma3n", "perception_lm")  # whose towers are of timm, which the tests do not install
 OF_TEXT = ("language_model.", "text_model.", "lm_head.")
 
 

@@ -4,6 +4,7 @@ layer                     embedding, block, head
 attention · mixers/       token mixers: grouped or latent attention; others, one module each
 indexer                   scores and top-k keys of sparse latent attention
 hyper_connections         several residual streams, mixed with weights of each token
+altup                     a stream of several parts, of which a layer computes one and predicts the others
 per_layer_inputs          one tensor of inputs for all layers, of which each reads its part
 feedforward               MLP and mixture of experts
 linear · fused_linears    column and row parallel; several linear layers on one input as one operation

@@ -31,7 +31,8 @@ from fivefold.units import ceil_div
 
 def mlp(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations of an MLP from its input, tensor ``source`` [R, D], to its output, tensor ``d`` [R, D]."""
-    return _mlp(local, source, "d", name="mlp", ffn=local.model.get_ffn(layer))
+    return _mlp(local, source, "d", name="mlp", ffn=local.model.get_ffn(layer),
+                sparse=local.model.has_sparse_gates(layer))  # fmt: skip
 
 
 def experts(local: Local, source: str) -> list[Op]:
@@ -353,8 +354,11 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     return [*ops, to_grouped(down)]
 
 
-def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
-    """List the operations of a tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D]."""
+def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int, sparse: bool = False) -> list[Op]:
+    """List the operations of a tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D].
+
+    ``sparse``: gates below a number of their token are set to zero (transformers 5.23, ``Gemma3nTextMLP``).
+    """
     model, inner = local.model, ffn // local.part.tp
     if model.mlp == "receptance":
         return _list_receptance(local, source, out, name=name, ffn=inner)
@@ -370,6 +374,22 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
         halves = 2 if gate.endswith(".gu") else 1
         ops.append(elementwise(f"{name}.gate.scale", "activation", (gate,), f"{gate}.scaled", size=halves * size))
         act = rename_tensors(act, {gate: f"{gate}.scaled"})
+    if sparse:  # relu(gate − (mean + c · deviation)), whose output the activation keeps too
+        gate = act.reads[0]
+        statistics = {f"{gate}.deviation": local.rows * local.width}
+        size *= 2 if gate.endswith(".gu") else 1
+        zero = elementwise(f"{name}.sparsify", "activation", (gate,), f"{gate}.sparse", size=size, keeps=(gate,))
+        ops.append(
+            zero._replace(
+                writes=zero.writes | statistics,
+                keeps=(gate, f"{gate}.sparse", *statistics),
+                moved_bytes=5 * size,  # mean, deviation, difference, relu
+                moved_backward_bytes=6 * size,
+                forward_scratch=size,
+                backward_scratch=2 * size,
+            )
+        )
+        act = rename_tensors(act, {gate: f"{gate}.sparse"})
     ops.append(act)
     if model.sub_norm:
         ops.append(list_sub_norm(local, f"{name}.norm", m, dim=inner))

@@ -16,6 +16,8 @@ from fivefold.model.norms import NORMS
 from fivefold.model.shape import MixerName, Multipliers
 from fivefold.model.spec import Model
 from fivefold.model.weights import resolve_freeze
+from fivefold.planner.counts.operations.altup import add_laurel, correct, predict
+from fivefold.planner.counts.operations.altup import collapse as average
 from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.autocast import apply_autocast
 from fivefold.planner.counts.operations.feedforward import experts, mlp
@@ -104,11 +106,14 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     model, block_kind = local.model, local.model.get_block(layer)
     post, mixer = block_kind in ("post", "sandwich"), model.mixer_name(layer)
     pre = block_kind not in ("post", "post_sum") and model.has_norm1(layer)
-    source, hyper = "norm1.out" if pre else "x", model.hyper_connections
+    altup, hyper, stream = model.altup, model.hyper_connections, "x"
     if mixer == "none":
         return []
     ops = [connect(local, "hyper1", "x")] if hyper else []
-    ops += [_list_norm(local, "norm1", "hyper1.out" if hyper else "x")] if pre else []
+    if altup is not None:
+        ops, stream = predict(local, altup, "x", "p"), "p.0"
+    source = "norm1.out" if pre else stream
+    ops += [_list_norm(local, "norm1", "hyper1.out" if hyper else stream)] if pre else []
     if pre and model.gates_norm(layer, "norm1"):
         ops += _gate_norm(local, "norm1")
         source = "norm1.gated"
@@ -124,9 +129,11 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
         return _apply_software(local, ops, layer=layer)
     if hyper:
         return _apply_software(local, [*ops, mix(local, "hyper1", branch, "x", "y")], layer=layer)
-    onto = source if block_kind == "norm_stream" else "x"
-    factors = model.get_residual_factors(layer)[0]
-    return _apply_software(local, [*ops, *_residual(local, "attention", branch, onto, "y", factors)], layer=layer)
+    onto = source if block_kind == "norm_stream" else stream
+    factors, rank = model.get_residual_factors(layer)[0], model.laurel_rank
+    ops += _residual(local, "attention", branch, onto, "y" if rank is None else "y.a", factors)
+    ops += add_laurel(local, rank, source, "y.a", "y") if rank is not None else []
+    return _apply_software(local, ops, layer=layer)
 
 
 def feedforward_half(local: Local, *, layer: int) -> list[Op]:
@@ -168,7 +175,10 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     onto = source if block_kind == "norm_stream" else stream
     factors, inputs = model.get_residual_factors(layer)[1], model.per_layer_inputs
     ops += _residual(local, "mlp", branch, onto, "z" if inputs is None else "z.mlp", factors)
-    if inputs is not None:
+    if inputs is not None and model.altup is not None:
+        first = "c.s" if model.altup.scales else "c.0"
+        ops += [*correct(local, model.altup, "p", "z.mlp", "c"), *add_input(local, inputs, first, "z", onto="c")]
+    elif inputs is not None:
         ops += add_input(local, inputs, "z.mlp", "z")
     return _apply_software(local, ops, layer=layer)
 
@@ -274,8 +284,9 @@ class Kind(NamedTuple):
     the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys; ``own``:
     its attention has the geometry of sliding layers; ``unnormed``: it does not norm the input of its token mixer;
     ``biased``: attention's output has a bias, which in other layers it has not; ``kv``: its keys and values are those
-    of an earlier layer, or later layers attend to its own; ``frozen``: the modules that the job freezes
-    (``freeze.py``); ``is_below``: no weight of it or below is trained, so that it has no backward.
+    of an earlier layer, or later layers attend to its own; ``sparse``: its MLP sets gates to zero; ``frozen``: the
+    modules that the job freezes (``freeze.py``); ``is_below``: no weight of it or below is trained, so that it has no
+    backward.
     """
 
     slides: bool
@@ -289,6 +300,7 @@ class Kind(NamedTuple):
     unnormed: bool = False
     biased: bool = False
     kv: Literal["own", "lent", "shared"] = "own"
+    sparse: bool = False
     frozen: frozenset[str] = frozenset()
     is_below: bool = False
 
@@ -312,6 +324,7 @@ def get_kind(model: Model, layer: int) -> Kind:
         own=(model.sliding is not None or model.sliding_mla is not None) and model.has_window(layer),
         unnormed=mixer != "none" and not model.has_norm1(layer),
         biased=model.has_out_bias(layer) != model.out_bias,
+        sparse=model.has_sparse_gates(layer),
         kv="shared" if model.shares_kv(layer) else "lent" if model.lends_kv(layer) else "own",
     )
 
@@ -413,6 +426,8 @@ def _list_head_entry(local: Local) -> tuple[list[Op], str]:
     ops, hidden = list[Op](), "x"
     if model.hyper_connections is not None:
         ops, hidden = [collapse(local, "x", "xc")], "xc"
+    if model.altup is not None:
+        ops, hidden = average(local, model.altup, "x", "xc"), "xc"
     if model.final_norm:
         ops.append(list_norm(local, norm("head.norm", hidden, "h", rows=rows, dim=dim, width=width, kind=local.norm)))
         hidden = "h"

@@ -76,7 +76,8 @@ class Local:
         self.autocast_loss = job.precision.autocasts and self.facts.supports_autocast
         # frozen weights, and so the stream, are in the dtype of the activations; adapters and the loss alone are cast
         self.autocast = self.autocast_loss and job.adapter is None
-        streams = model.hyper_connections.streams if model.hyper_connections else 1
+        several = model.hyper_connections or model.altup
+        streams = several.streams if several else 1
         # bytes of a stage's input
         self.entry_bytes = streams * (2 * self.stream_bytes if self.autocast else self.stream_bytes)
         # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.per_layer_inputs import PerLayerInputs
+from fivefold.planner.counts.operations.altup import expand
 from fivefold.planner.counts.operations.linear import list_norm
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, elementwise, matmul, norm
@@ -23,18 +24,14 @@ def make_inputs(local: Local, ops: Sequence[Op], inputs: PerLayerInputs) -> list
     model, rows, width = local.model, local.stream_rows, local.width
     columns = model.layers * inputs.width
     size, table = rows * columns * width, inputs.vocab * columns
-    *earlier, last = ops
-    stream = next(iter(last.writes))
-    # the output of the unit is the stream itself, which its last operation below hands on
-    last = last._replace(writes=last.writes | {stream: 0}, gradients={stream: local.stream_bytes})
+    stream = next(iter(ops[-1].writes))
     look_up = elementwise("embed.per_layer", "embedding", ("ids",), "pt", size=size, keeps=("ids",))
     project = matmul("embed.per_layer_project", stream, "pp", rows=rows, in_features=model.width, out_features=columns,
                      width=width)  # fmt: skip
     normed = norm("embed.per_layer_norm", "ps", "pn", rows=rows * model.layers, dim=inputs.width, width=width,
                   kind=local.norm)  # fmt: skip
-    return [
-        *earlier,
-        last,
+    made = [
+        *ops,
         look_up._replace(parameters=table, wgrad_numels=(table,), differentiates=()),
         elementwise("embed.per_layer.scale", "activation", ("pt",), "pts", size=size),
         project,
@@ -42,14 +39,26 @@ def make_inputs(local: Local, ops: Sequence[Op], inputs: PerLayerInputs) -> list
         list_norm(local, normed),
         elementwise("embed.per_layer.add", "add", ("pn", "pts"), "p", size=size),
         elementwise("embed.per_layer.halve", "activation", ("p",), "pl", size=size),
-        Op("embed.per_layer.parts", "message", (stream, "pl"), {f"{stream}.out": local.stream_bytes}, keeps=("pl",)),
+    ]
+    if model.altup is not None:
+        made += expand(local, model.altup, stream, "xa")
+        stream = "xa"
+    # the output of the unit is the stream itself, which the last operation hands on
+    sizes = {stream: local.entry_bytes}
+    made = [op._replace(writes=op.writes | {stream: 0}, gradients=sizes) if stream in op.writes else op for op in made]
+    return [
+        *made,
+        Op("embed.per_layer.parts", "message", (stream, "pl"), {"x.out": local.entry_bytes}, keeps=("pl",)),
     ]
 
 
-def add_input(local: Local, inputs: PerLayerInputs, source: str, out: str) -> list[Op]:
-    """List the operations that add what the input of a layer makes to the stream: ``source`` → ``out``."""
+def add_input(local: Local, inputs: PerLayerInputs, source: str, out: str, *, onto: str = "") -> list[Op]:
+    """List the operations that add what ``source`` and the input of a layer make to the stream, ``onto`` → ``out``.
+
+    ``onto``: by default ``source``.
+    """
     model, rows, width = local.model, local.stream_rows, local.width
-    size, stream = rows * inputs.width * width, local.stream_bytes
+    size = rows * inputs.width * width
     scratch = ACTIVATIONS[model.activation].plain_scratch * size
     act = elementwise("per_layer.act", "activation", ("pg",), "pga", size=size, keeps=("pg",))
 
@@ -67,5 +76,5 @@ def add_input(local: Local, inputs: PerLayerInputs, source: str, out: str) -> li
         elementwise("per_layer.product", "activation", ("pga", "pl"), "pgp", size=size, keeps=("pga", "pl")),
         multiply("per_layer.project", "pgp", "pd", columns=(inputs.width, model.width)),
         list_norm(local, normed),
-        elementwise("per_layer.add", "add", (source, "per_layer.norm.out"), out, size=stream),
+        elementwise("per_layer.add", "add", (onto or source, "per_layer.norm.out"), out, size=local.entry_bytes),
     ]

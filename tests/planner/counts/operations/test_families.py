@@ -17,6 +17,7 @@ OTHER_PRODUCTS = {
     "deepseek_v4": "products of hyper-connections, and biases of the gates of compressed keys",
     "falcon_mamba": "a scan has matmuls of its own",
     "gpt_oss": "biases of experts",
+    "gemma3n_text": "the router of AltUp reads two tensors",
     "hy_v4": "products of hyper-connections",
     "jamba": "a scan has matmuls of its own",
     "longcat_flash": "one and a half experts a token, counted as two",

@@ -1,0 +1,44 @@
+"""AltUp (arXiv:2301.13310): a residual stream of several parts, of which a layer computes one and predicts the others.
+
+    p = x + W(x_0) x        y = layer(p_0)        c = p + w(y) (y − p_0)        W [n, n] and w [n]: numbers of the token
+
+They are products of tanh(router(RMSNorm(·) / D)). Per-layer inputs are made from s · c_0 and added to c_1 … c_n.
+Before the first layer the other parts are projections of the embedding, as large as it; before the head all parts are
+projected, made as large as the first, and averaged.
+
+Source: transformers 5.23, ``Gemma3nTextAltUp`` and ``Gemma3nTextModel.forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from fivefold.bounded_types import Positive
+from fivefold.model.weight import Weight
+from fivefold.record import Record
+
+MAX_STREAMS = 16
+
+
+class AltUp(Record):
+    """The parts of the stream."""
+
+    streams: Annotated[int, Field(ge=2, le=MAX_STREAMS)] = 4  # parts, each as wide as the model (n)
+    clip: Positive | None = 120.0  # maximum of the weights that make W and w, in training; None: any
+    scales: bool = True  # per-layer inputs are made from s · c_0; False: from c_0
+
+    def projections(self, name: str, width: int) -> Iterator[Weight]:
+        """Yield the matrices of all parts but the first, in the embedding or in the head."""
+        for index in range(self.streams - 1):
+            yield Weight(f"{name}.{index}.weight", (width, width), "router")
+
+    def block_weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of one layer."""
+        yield Weight("altup.scale", (width,), "router")
+        yield Weight("altup.correct.weight", (self.streams, self.streams), "router")
+        yield Weight("altup.predict.weight", (self.streams**2, self.streams), "router")
+        yield Weight("altup.router.weight", (self.streams, width), "router")
+        yield Weight("altup.norm.weight", (width,), "norm")
