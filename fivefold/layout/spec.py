@@ -106,9 +106,8 @@ class Layout(Record):
         if self.pipeline.is_interleaved and self.v < 2:
             raise ValueError(f"{self.schedule} needs virtual stages; write v2 or more, or {DEFAULT_SCHEDULE}")
         if self.v > 1 and self.pipeline.stages_per_rank == 1:
-            raise ValueError(
-                f"{self.schedule} runs one stage per rank; drop v{self.v} or write {get_1f1b_name(self.v)}"
-            )
+            other = "dualpipev" if self.schedule == "dualpipe" and self.v == 2 else get_1f1b_name(self.v)
+            raise ValueError(f"{self.schedule} runs one stage per rank; drop v{self.v} or write {other}")
         if self.pipeline.enters_both_ends and self.pp % 2:
             raise ValueError(f"{self.schedule} needs an even pp, not {self.pp}; try pp{self.pp + 1}")
 

@@ -533,7 +533,8 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
 
 
 def _describe_shortage(planner: Planner, layout: Layout) -> str:
-    risk, mend = planner.out_of_memory_risk(layout), "raise zero, tp or pp"
+    risk = planner.out_of_memory_risk(layout)
+    mend = "shorten the sequence, or take more GPUs" if layout.world == 1 else "raise zero, tp or pp"
     recomputed = layout.replace(ac="full")
     is_full_legal = is_legal(recomputed, model=planner.model, job=planner.job, machine=planner.machine)
     if recomputed != layout and is_full_legal and planner.fits(recomputed):

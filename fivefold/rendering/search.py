@@ -123,7 +123,8 @@ def walk(single_changes: Walk, *, top: int) -> RenderableType:
         ]
     if single_changes.path:
         faster = start.step_seconds / single_changes.path[-1].step_seconds - 1
-        parts.append(Text(f"result: {single_changes.path[-1].layout}, {faster:+.1%} faster", overflow="fold"))
+        speed = f"{abs(faster):.1%} {'faster' if faster >= 0 else 'slower'}"
+        parts.append(Text(f"result: {single_changes.path[-1].layout}, {speed}", overflow="fold"))
     else:
         parts.append(Text("\nno single change helps"))
     return Group(*parts)

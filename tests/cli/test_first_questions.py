@@ -87,3 +87,12 @@ def test_a_sequence_in_python_may_be_text_too() -> None:
     assert step.job["sequence"] == 1024
     with pytest.raises(ff.UserError, match="seq='1x' must be a whole number of tokens, such as 8192 or 8k"):
         ff.predict("nano", "h100:1", "dp1", seq="1x")  # type: ignore[typeddict-item]
+
+
+def test_a_batch_below_the_ranks_is_named_as_the_cause_that_nothing_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With 8 sequences 16 ranks have no dp16; the constraint alone is not to blame."""
+    assert run(monkeypatch, "search", "nano", "h100:16", "--seq", "512", "--where", "tp=1 pp=1 cp=1") == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "meets 'tp=1 pp=1 cp=1' with gbs 8; gbs 16 would allow it, or relax the constraint tp=1" in error

@@ -444,7 +444,7 @@ def _describe_no_layout(
 ) -> str:
     where: Where = space_arguments.pop("where", ANY)
 
-    def find_legal(admitted: Where) -> Layout | None:
+    def find_legal(admitted: Where, job: Job = job) -> Layout | None:
         for space in (Space(model, job, world=world, where=admitted, **space_arguments) for world in worlds):
             for partials in space.blocks if space.layouts else ():
                 if len(indices := space.count_candidates(partials).nonzero()[0]):
@@ -452,9 +452,12 @@ def _describe_no_layout(
         return None
 
     ranks = machine.ranks
-    if where.terms and (binding := find_binding_constraint(where, passing=find_legal, model=model, world=ranks)):
-        return f"no layout of {model.name} on {ranks} ranks of {machine.name} meets {str(where)!r}; {binding}"
     near_batch = -(-job.global_batch // ranks) * ranks
+    larger = job.replace(global_batch=near_batch)
+    if where.terms and (binding := find_binding_constraint(where, passing=find_legal, model=model, world=ranks)):
+        fix = f"gbs {near_batch} would allow it, or {binding}" if find_legal(where, larger) else str(binding)
+        refused = f"meets {str(where)!r} with gbs {job.global_batch}"
+        return f"no layout of {model.name} on {ranks} ranks of {machine.name} {refused}; {fix}"
     return (
         f"no layout spreads {model.name} with global batch {job.global_batch} over all {ranks} ranks of "
         f"{machine.name}; try gbs {near_batch}, or fewer ranks"

@@ -168,7 +168,9 @@ def test_a_constraint_that_cannot_be_met_is_one_line(text: str, line: str) -> No
 
 
 def test_the_constraint_that_leaves_nothing_is_named() -> None:
-    with pytest.raises(UserError, match="meets 'pp=1 tp=3'; relax the constraint tp=3: with tp=4 there is"):
+    with pytest.raises(
+        UserError, match=r"meets 'pp=1 tp=3' with gbs \d+; relax the constraint tp=3: with tp=4 there is"
+    ):
         search(model=SMALL, machine=NODE, job=FEW, where=Where.parse("pp=1 tp=3"))
 
 
