@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 import fivefold
 from fivefold.record import RunFailure, UserError, reword
-from fivefold.rendering.drawing.style import css, file_css
+from fivefold.rendering.drawing.style import file_css
 from fivefold.requests.settings import load_settings
 from fivefold.web import api
 from fivefold.web.guard import DROPPED_PATH, Guard
@@ -68,10 +68,6 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
     app.add_middleware(Guard)
     for part in (api, plan, search, ask, compare, sweep, dryrun, runs, files, learn):
         app.include_router(part.router(site))
-
-    @app.get("/static/pictures.css", include_in_schema=False)
-    def pictures() -> Response:
-        return Response(css(), media_type="text/css", headers={"cache-control": "max-age=3600"})
 
     @app.get("/static/picture-file.css", include_in_schema=False)
     def picture_file() -> Response:

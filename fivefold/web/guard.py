@@ -3,7 +3,7 @@
 Host must be a loopback name, of any port, because a port may be forwarded here (DNS rebinding); Origin must be that
 same host (CSRF). Another site may link to a page, but not load from it.
 A body has at most ``BODY_BYTES``, a dropped file ``MAX_FILE_BYTES``. The content security policy allows no inline
-script, no inline style, no other host.
+script, no style but the sheet of the pages, no other host.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fivefold.web.dropped import MAX_FILE_BYTES
+from fivefold.web.styles import STYLES_HASH
 
 BODY_BYTES = 2**20  # a config.json has a few thousand bytes
 DROPPED_PATH = "/files"  # receives files that are dropped on a page, which have a limit of their own
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    f"default-src 'none'; script-src 'self'; style-src '{STYLES_HASH}'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS = {

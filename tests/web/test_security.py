@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import re
 
 import pytest
@@ -59,8 +61,14 @@ COMPARE = "/compare?layout=dp8+zero3&layout=dp4+tp2&gbs=64"
 
 
 @pytest.mark.parametrize("path", ["/plan?seq=8192&gbs=64", "/plan?layout=nonsense", "/search", COMPARE])
-def test_no_page_needs_inline_script_or_style(client: TestClient, path: str) -> None:
-    text = client.get(path).text
+def test_no_page_needs_inline_script_or_another_style_than_its_sheet(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    sheet = re.search(r"<style>(.*?)</style>", answer.text, re.DOTALL)
+    assert sheet is not None
+    digest = base64.b64encode(hashlib.sha256(sheet[1].encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}';" in answer.headers["content-security-policy"]
+    text = answer.text.replace(sheet[0], "")
+    assert "<style>" not in client.get(path, headers={"sec-fetch-dest": "empty", "sec-fetch-mode": "cors"}).text
     assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son[a-z]+=|javascript:", text)
     assert set(re.findall(r"https?://[^\"'<\s]+", text)) <= {"http://www.w3.org/2000/svg"}
 

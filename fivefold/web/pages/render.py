@@ -21,6 +21,7 @@ from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
 from fivefold.web.question import JobQuestion, replace_ranks, spell_value
+from fivefold.web.styles import STYLES
 from fivefold.web.wording import PAGES, use_page_words
 
 CODE = ("layout", "best", "nearest", "choice")  # columns with layouts or their keywords
@@ -101,8 +102,10 @@ def page(
     path = request.url.path
     if path in COMMANDS and template != "mistake.html":
         values["copies"] = write_copies(command or asked, COMMANDS[path])
+    is_change = request.headers.get("sec-fetch-dest") == "empty"  # which takes parts of the page
+    styles = "" if is_change else Markup(STYLES)
     text = environment.get_template(template).render(
-        here=path, asked=asked, about=asked.to_shared(), mistake=mistake, **values
+        here=path, asked=asked, about=asked.to_shared(), mistake=mistake, styles=styles, **values
     )
     return HTMLResponse(text, status_code=code)
 
