@@ -107,7 +107,7 @@ READERS = [
 ]  # fmt: skip
 RUNS = [
     *edit("planner/run_estimate.py", "planner/test_run_estimate.py::test_a_checkpoint_holds_masters_and_moments",
-          ("a checkpoint has no moments", "        + states\n", "")),
+          ("a checkpoint has no moments", "updated_bytes + states + frozen_numel", "updated_bytes + frozen_numel")),
     *edit("planner/run_estimate.py", "planner/test_run_estimate.py",
           ("a restart repeats no write", "site.restart_seconds + write_seconds  #", "site.restart_seconds  #"),
           ("evaluations are free", "return training * (1 + site.evaluation) / share", "return training / share"),
