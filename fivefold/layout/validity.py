@@ -670,6 +670,11 @@ def _frozen_mismatches(model: Model, job: Job) -> Iterator[str]:
         ),
         (adapter is None and job.objective == "dpo", "objective=dpo", "sft, or an adapter"),
         (adapter is None and job.images > 0, f"images={job.images}", "freeze_vision_tower, or text alone"),
+        (
+            adapter is None and not all(map(model.has_norm1, range(model.layers))),
+            f"layers of {model.name} that do not norm the input of attention",
+            "a model whose layers do",
+        ),
         (adapter is None and model.block.startswith("parallel"), f"block={model.block}", "a model whose layers do not"),
     ):
         if is_present:
@@ -716,11 +721,11 @@ def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None
 
 def explain_unpiped_freeze(model: Model, job: Job) -> str | None:
     """Return why a model with the job's frozen parts is not modelled in a pipeline; None if it is."""
-    first = resolve_freeze(model, job.freeze).first_backward
-    if first == 0:
+    n_frozen = model.layers - resolve_freeze(model, job.freeze).trained_layers
+    if not n_frozen:
         return None
-    feature = f"a pipeline over its first {first} frozen layers, whose stages would have no backward"
-    return f"freeze is not modelled with {feature}; take pp1, or train the embedding"
+    feature = f"a pipeline if {n_frozen} layers have no trained weight, as a stage may have none"
+    return f"freeze is not modelled with {feature}; take pp1, or freeze modules of layers"
 
 
 def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str | None:
@@ -745,8 +750,10 @@ def _frozen(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if job.freeze and layout.pp > 1 and next(_frozen_mismatches(model, job), None) is None:
         if (reason := explain_unpiped_freeze(model, job)) is not None:
             yield reason
-        elif not stage_layers(model.layers, layout)[0] and not resolve_freeze(model, job.freeze).trains_embedding:
-            yield "freeze is not modelled with a frozen first stage; give it a layer, or train the embedding"
+        frozen, stages = resolve_freeze(model, job.freeze), stage_layers(model.layers, layout)
+        ends = (stages[0], frozen.trains_embedding), (stages[-1], frozen.trains_head)
+        if not all(layers or is_trained for layers, is_trained in ends):
+            yield "freeze is not modelled with a stage that trains nothing; give it a layer"
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
     yield from filter(None, (schedule, base))

@@ -190,12 +190,14 @@ class FrozenWeights(NamedTuple):
     """The frozen parts of a model (``Job.freeze``): modules of its ends, and of each block.
 
     ``first_backward``: the lowest layer with a backward, which is the first with a trained weight, or 0 if the
-    embedding is trained; ``trains_embedding``, ``trains_head``: whether these have trained weights.
+    embedding is trained; ``trained_layers``: the number of layers with a trained weight; ``trains_embedding``,
+    ``trains_head``: whether these have trained weights.
     """
 
     ends: frozenset[str]
     blocks: tuple[frozenset[str], ...]
     first_backward: int
+    trained_layers: int
     trains_embedding: bool
     trains_head: bool
 
@@ -217,17 +219,17 @@ def resolve_freeze(model: ModelShape, freeze: tuple[str, ...]) -> FrozenWeights:
     if model.tied_embeddings and "embed_tokens" in ends:
         ends.add("lm_head")
     frozen_blocks, frozen_ends = tuple(map(frozenset, blocks)), frozenset(ends)
-    trained = (
+    trained = [
         layer
         for layer, modules in enumerate(frozen_blocks)
         if any(not weight.frozen for weight in mark_frozen(block_weights(model, layer), modules))
-    )
+    ]
     trains_embedding, trains_head = (
         any(not weight.frozen for weight in mark_frozen(end, frozen_ends))
         for end in (embedding_weights(model), head_weights(model))
     )
-    first = 0 if trains_embedding else next(trained, model.layers)
-    return FrozenWeights(frozen_ends, frozen_blocks, first, trains_embedding, trains_head)
+    first = 0 if trains_embedding else next(iter(trained), model.layers)
+    return FrozenWeights(frozen_ends, frozen_blocks, first, len(trained), trains_embedding, trains_head)
 
 
 def _has_part(model: ModelShape, part: FrozenPart) -> Iterator[bool]:

@@ -264,7 +264,7 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
 
 
 def _add_freeze(case: Drawn, chance: random.Random) -> Drawn:
-    """Return every second case with frozen parts, if that is legal; drawn apart, as adapters are."""
+    """Return four of five cases with frozen parts, if that is legal; drawn apart, as adapters are."""
     layers = case.model.layers
     low, high = sorted(chance.choices(range(layers + 1), k=2))
     modules = chance.sample(("attention", "mlp", "norms", "q_proj", "k_proj", "down_proj"), 2)
@@ -273,7 +273,7 @@ def _add_freeze(case: Drawn, chance: random.Random) -> Drawn:
     parts = [f"layers[:{high}]", f"layers[{low}:{layers}]", *(f"layers[{low}:].{module}" for module in modules)]
     chosen = chance.sample((*parts, "embed_tokens", "norm", "lm_head"), chance.randint(1, 3))
     job = case.job.replace(freeze=chosen)
-    is_chosen = chance.random() < 0.5 and _is_supported(case.layout, job, model=case.model)
+    is_chosen = chance.random() < 0.8 and _is_supported(case.layout, job, model=case.model)
     return case._replace(job=job) if is_chosen else case
 
 

@@ -303,6 +303,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "value dims",
     ),
     "learned positions": ("bias by distance", "no positions"),
+    "no first norm": ("freeze",),
     "mtp": ("adapters", "freeze", "dpo", "sft"),
     "not all rotate": ("bias by distance", "learned positions", "no positions", "odd heads", "offset positions"),
     "parallel block": ("freeze", "half layers", "norms by mixer", "post norm"),
