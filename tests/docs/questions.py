@@ -63,7 +63,8 @@ QUESTIONS = (
         PLAIN, "dp32 cp2 zero1 mbs1",
         "Megatron-Bridge's recipe `llama3_8b_pretrain_64gpu_h100_bf16_config`: cp2, micro-batch 1.",
         "Half a sequence per rank sends less than two ranks of tensor parallelism, but takes 23 GiB more, "
-        "with which more than one in twenty comparable runs would run out of memory. Data parallelism alone does not fit.",
+        "with which more than one in twenty comparable runs would run out of memory. Data parallelism alone does not "
+        "fit.",
     ),
     Asked(
         "Llama 3 8B on 128 H100 with torchtitan", "llama3-8b", f"h100:128 {TITAN}",
