@@ -4,7 +4,7 @@ Of a test with more than ``FAST_CASES`` cases ``make test-fast`` runs that many.
 
 Of the examples that Hypothesis draws for a test, ``make test`` tries one in ``DRAWN_SHARE``, as most faults show in the
 first few, and ``make endure`` all. Only there it also draws constants that the 800 modules of the project hold: each
-worker would parse all of them, which is a fifth of the CPU time of its start.
+worker would parse all of them, two of the 16 s of CPU of its start in a fresh checkout.
 
 The marks ``processes``, ``browser`` and ``drawn`` come from the code: a test starts a process if it, a fixture of it or
 a function of the tests that it calls uses ``fork``, ``subprocess`` or ``multiprocessing``. Processes that the package
