@@ -45,7 +45,9 @@ def read_bytes(path: Path, *, most_bytes: int | None = None) -> bytes:
     limit = get_size_limit(path) if most_bytes is None else most_bytes
     with open_input(path) as file:
         status = os.fstat(file.fileno())
-        chunks, size, is_pipe = list[bytes](), status.st_size, not stat.S_ISREG(status.st_mode)
+        chunks = list[bytes]()
+        size = status.st_size
+        is_pipe = not stat.S_ISREG(status.st_mode)
         deadline = time.monotonic() + PIPE_SECONDS
         if size <= limit:
             size = 0

@@ -249,7 +249,8 @@ def difference(actual: Record, expected: Record, *, skip: tuple[str, ...] = ()) 
 def list_differences(actual: Record, expected: Record, *, skip: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield the fields in which two records of one type differ, those of nested records too, with both values."""
     for name in type(actual).model_fields:
-        actual_value, expected_value = getattr(actual, name), getattr(expected, name)
+        actual_value = getattr(actual, name)
+        expected_value = getattr(expected, name)
         if name in skip or actual_value == expected_value:
             continue
         if isinstance(actual_value, Record) and type(actual_value) is type(expected_value):

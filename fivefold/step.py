@@ -91,7 +91,9 @@ class Memory(Record):
         """Fill in ``verdict`` and ``fits`` from whichever of the fields are given."""
         if not isinstance(values, dict):
             return values
-        risk, verdict, fits = values.get("risk"), values.get("verdict"), values.get("fits")
+        risk = values.get("risk")
+        verdict = values.get("verdict")
+        fits = values.get("fits")
         if isinstance(risk, int | float):
             verdict = judge(risk)
         elif verdict is None and isinstance(fits, bool):

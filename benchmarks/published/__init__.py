@@ -107,7 +107,8 @@ def predict_case(case: Case) -> tuple[PredictedFigures, TuningCase]:
 
     plan = planner(case.model, case.machine, case.job)
     estimate = plan.estimate(case.layout)
-    again, first = TuningCase(case, plan.counts, estimate.ranks), estimate.ranks[0]
+    again = TuningCase(case, plan.counts, estimate.ranks)
+    first = estimate.ranks[0]
     totals = plan.allocator_totals(case.layout, estimate.ranks)
     figures = PredictedFigures(
         step_seconds=time_step(again, case.machine) if case.listed else estimate.step_time.seconds,

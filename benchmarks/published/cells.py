@@ -157,13 +157,15 @@ def apply_printed_shape(model: Model, row: Row) -> Model:
     for key, figure in ours.items():
         if (printed := integer(row, key)) and printed != figure:
             raise UserError(f"{key} is {printed}, where {model.name} has {figure}")
-    layers, vocab = integer(row, "layers") or model.layers, integer(row, "vocab") or model.vocab
+    layers = integer(row, "layers") or model.layers
+    vocab = integer(row, "vocab") or model.vocab
     return model if (layers, vocab) == (model.layers, model.vocab) else model.replace(layers=layers, vocab=vocab)
 
 
 def head_dim(row: Row) -> int:
     """Return width / heads. Raises ``UserError`` if heads do not divide the width."""
-    width, heads = read_required_integer(row, "hidden"), read_required_integer(row, "heads")
+    width = read_required_integer(row, "hidden")
+    heads = read_required_integer(row, "heads")
     if width % heads:
         raise UserError(f"hidden {width} is not divisible by heads {heads}")
     return width // heads

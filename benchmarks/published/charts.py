@@ -36,10 +36,8 @@ def scatter(points: Sequence[Point]) -> Chart:
     rows = _rows(points)
     ends = [reach(value / size for point in points for value in point[4:]) for reach in (min, max)]
     scale = alt.Scale(type="log", domain=ends, nice=False, padding=8)
-    x, y = (
-        alt.X("measured:Q", title=f"measured {name}, {unit}", scale=scale),
-        alt.Y("predicted:Q", title=f"predicted, {unit}", scale=scale),
-    )
+    x = alt.X("measured:Q", title=f"measured {name}, {unit}", scale=scale)
+    y = alt.Y("predicted:Q", title=f"predicted, {unit}", scale=scale)
     line = alt.Chart(alt.Data(values=[{"measured": end, "predicted": end} for end in ends]))
     dots = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=22, opacity=0.5)
     marks = _encode_sources(alt)

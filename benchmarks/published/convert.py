@@ -50,7 +50,8 @@ def read(
             yield Excluded(source, row["row_id"], outcomes)
         else:
             for entry in [outcomes] if isinstance(outcomes, Case) else outcomes:
-                seconds, size = entry.step_seconds or None, entry.memory_bytes or None
+                seconds = entry.step_seconds or None
+                size = entry.memory_bytes or None
                 kept_out = halved and is_held_out(row["row_id"])
                 measured = entry._replace(step_seconds=seconds, memory_bytes=size, held_out=entry.held_out or kept_out)
                 yield measured if seconds or size else Excluded(source, entry.row, NOTHING)

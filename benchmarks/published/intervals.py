@@ -26,7 +26,8 @@ def learn(scores: Iterable[Score]) -> tuple[ErrorCell, ...]:
     learned = []
     for group in group_by(step_scores, by=lambda score: (score.quantity, score.source, score.run_class)):
         quantity: Quantity = "time" if group[0].quantity == "time" else "peak"
-        first, ratios = group[0], sorted(score.measured / score.predicted_without_source for score in group)
+        first = group[0]
+        ratios = sorted(score.measured / score.predicted_without_source for score in group)
         n_kept = min(KEPT, len(ratios))
         kept = tuple(round(ratios[int((at + 0.5) * len(ratios) / n_kept)], 3) for at in range(n_kept))
         ranks = max(score.ranks for score in group)
@@ -56,7 +57,8 @@ def _measure_coverage(scores: Sequence[Score], cells: Iterable[ErrorCell]) -> Co
     for score in scores:
         if score.run_class not in known:
             known[score.run_class] = estimate_interval(1.0, of=score.run_class, ranks=score.ranks, cells=others)
-        cell, ratio = known[score.run_class], score.measured / score.predicted_without_source
+        cell = known[score.run_class]
+        ratio = score.measured / score.predicted_without_source
         if cell is not None:
             inside.append((cell.low_50 <= ratio <= cell.high_50, cell.low_90 <= ratio <= cell.high_90))
     half, most = (fmean(flags) if flags else 0.0 for flags in zip(*inside, strict=True)) if inside else (0.0, 0.0)

@@ -48,10 +48,12 @@ class ListedUnits(Units):
             asked = message.collective, message.payload, make_group(layout, message.group, message.ranks)
             seconds = max(self.network.seconds(*asked), message.ranks * LIST_PART_SECONDS)
             if message.collective == "all_gather":
-                gather, gather_busy = gather + seconds, gather_busy + self.network.busy_seconds(*asked)
+                gather = gather + seconds
+                gather_busy = gather_busy + self.network.busy_seconds(*asked)
                 again += seconds * (message.times // layout.micro_batches(self.job) - 1)
             else:
-                reduce, reduce_busy = reduce + seconds, reduce_busy + self.network.busy_seconds(*asked)
+                reduce = reduce + seconds
+                reduce_busy = reduce_busy + self.network.busy_seconds(*asked)
         return GatherReduceTime(gather, reduce, 0.0, gather_busy, reduce_busy, again)
 
 
@@ -72,7 +74,8 @@ def _staying_seconds(units: Units, layout: Layout) -> float:
 
 def list_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[RepeatedMessage]:
     """Yield gathers and reductions of a unit in a step, but for the gather after the update."""
-    recipe, micro_batches = counts.job.precision, layout.micro_batches(counts.job)
+    recipe = counts.job.precision
+    micro_batches = layout.micro_batches(counts.job)
     reduces = micro_batches if counts.reduces_every_micro_batch(layout, name) else 1
     for unit, shards, _ in counts.local_parts(layout, name):
         group = "expert_shard" if unit.name == "experts" else "shard"
@@ -93,7 +96,9 @@ def list_weights(counts: Counts, layout: Layout, name: Name, unit: FsdpUnit, sha
         outer, _, short = module.rpartition(".")
         short = JOINED.get(short, short) if stack.merged_projections else short
         sizes[f"{outer}.{short}.{kind}"] = sizes.get(f"{outer}.{short}.{kind}", 0) + weight.numel
-    again, later, listed = needs_backward_gather(name, layout, counts.job), 0, list[ListedWeight]()
+    again = needs_backward_gather(name, layout, counts.job)
+    later = 0
+    listed = list[ListedWeight]()
     for size in reversed(sizes.values()):
         stays = size <= stack.param_persistence_threshold
         released = layout.ac == "full" and 2 * later >= stack.max_reuse_distance

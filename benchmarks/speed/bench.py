@@ -165,7 +165,8 @@ def predictions_per_second(*, seconds: float) -> float:
 
     They differ in ZeRO stage and sequence, so that no cache answers.
     """
-    model, machine = models.build_model("llama3-8b"), machines.resolve("h100:8", local=Path())
+    model = models.build_model("llama3-8b")
+    machine = machines.resolve("h100:8", local=Path())
     layouts = [Layout(dp=8, zero=zero, mbs=mbs) for zero, mbs in product((3, 2, 1, 0), (1, 2, 4))]
     begin, number = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:

@@ -36,7 +36,8 @@ class CommandTime(NamedTuple):
 
 def ask(question: str, model: str, machine: str, *, limit: int) -> CommandTime:
     """Run one command and return what it took; it is stopped after ``limit`` processor seconds."""
-    ranks, sequence = int(machine.partition(":")[2]), min(4096, build_model(model).positions)
+    ranks = int(machine.partition(":")[2])
+    sequence = min(4096, build_model(model).positions)
     verb = [question] if question in ("search", "plan") else ["ask", question]
     words = [*verb, model, machine, "--seq", str(sequence), "--gbs", str(max(512, ranks))]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -57,7 +57,8 @@ def tensor(model: Model, job: Job, *, layout: Layout) -> Step:
     """Build DTensor's tensor parallelism, sharded as Megatron's, with sequence parallelism."""
     decoder = Decoder(model, seed=job.seed)
     mesh = init_device_mesh("cpu", (layout.tp,))
-    column, row = ColwiseParallel, partial(RowwiseParallel, output_layouts=Shard(1))
+    column = ColwiseParallel
+    row = partial(RowwiseParallel, output_layouts=Shard(1))
 
     def gather_inputs(*others: None) -> PrepareModuleInput:
         return PrepareModuleInput(
@@ -92,8 +93,11 @@ def tensor(model: Model, job: Job, *, layout: Layout) -> Step:
 
 def pipeline(model: Model, job: Job, *, layout: Layout) -> Step:
     """Return a module per stage, cut as ours."""
-    rank, device, count = dist.get_rank(), torch.device("cpu"), layout.micro_batches(job)
-    kind, several = SCHEDULES[layout.schedule], layout.v > 1 or layout.schedule == "zb1p"
+    rank = dist.get_rank()
+    device = torch.device("cpu")
+    count = layout.micro_batches(job)
+    kind = SCHEDULES[layout.schedule]
+    several = layout.v > 1 or layout.schedule == "zb1p"
     sharded_weights = layout if layout.schedule != "zb1p" else Layout(pp=layout.pp, v=2, schedule="interleaved")
     layers = stage_layers(model.layers, sharded_weights)
     held = sharded_weights.pipeline.stages_of_rank(rank, pp=layout.pp, v=sharded_weights.v)

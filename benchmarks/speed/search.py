@@ -50,7 +50,8 @@ def stream(*, pipelines: bool) -> float:
     """Return the estimates per second over random layouts of GPT-3 on 64 A100, in the second pass."""
     model, machine, job, _ = RUNS["GPT-3 175B on 64 A100"]
     planner = Planner(model=build_model(model), machine=resolve(machine, local=Path("/nowhere")), job=job)
-    space, some = Space(planner.model, job, world=64, placements=False), random.Random(0)
+    space = Space(planner.model, job, world=64, placements=False)
+    some = random.Random(0)
     partials = [at for at in range(len(space.partials.dp)) if (space.partials.pp[at] > 1) == pipelines]
     candidates = space.shard(
         space.partials, space.expand(space.partials, space.partials.dp.nonzero()[0][some.sample(partials, 400)])
@@ -100,7 +101,8 @@ def _answer_question(name: str) -> list[tuple[str, str, str]]:
 
 def measure_largest_model() -> list[tuple[str, str, str]]:
     """Return rows of ``ask model``."""
-    machine, job = resolve("h200:1024", local=Path("/nowhere")), Job(sequence=4096, global_batch=1024)
+    machine = resolve("h200:1024", local=Path("/nowhere"))
+    job = Job(sequence=4096, global_batch=1024)
     before = time.process_time()
     answer, _ = largest_model(model=build_model("kimi-k2"), machine=machine, job=job)
     return [(LARGEST_MODEL, f"{time.process_time() - before:.1f} s", "< 10 s"), ("  answer", answer.line, "")]

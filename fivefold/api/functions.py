@@ -440,7 +440,10 @@ def dryrun(
     from fivefold.layout.validity import describe_idle, refuse
     from fivefold.trainer.run import Run
 
-    spec, chips, chosen, wanted = _model(model), _machine(machine), _layout(layout), build_job(job)
+    spec = _model(model)
+    chips = _machine(machine)
+    chosen = _layout(layout)
+    wanted = build_job(job)
     refuse(chosen, model=spec, job=wanted, machine=chips)
     table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
     from fivefold.dry_run import dryrun as run
@@ -566,7 +569,9 @@ def trace(
     links = None if machine is None else _machine(machine)
     predicted, axes = None, None
     if against is not None:
-        model, chips, layout = _model(against[0]), _machine(against[1]), _layout(against[2])
+        model = _model(against[0])
+        chips = _machine(against[1])
+        layout = _layout(against[2])
         predicted = predict(model, chips, layout, **job)
         links, axes = links or chips, find_axes(layout)
     elif job:

@@ -68,7 +68,8 @@ def calibrate(
 
     def on_progress(message: CalibrationProgress, part: int) -> None:
         if progress:
-            count, done = counts[part], part * PROGRESS_UNITS + PROGRESS_UNITS * message.done // message.total
+            count = counts[part]
+            done = part * PROGRESS_UNITS + PROGRESS_UNITS * message.done // message.total
             progress(f"{message.kind} on {count} rank{'s' if count > 1 else ''}", done, total)
 
     _measure(
@@ -106,7 +107,9 @@ def add_steps(
     from fivefold.calibration.step_factors import collect_messages, fit_step_factors, join_messages
     from fivefold.calibration.step_grid import list_grid_runs
 
-    calibration, factors, messages = machine.calibration, list[StepFactor](), list[CollectivePoint]()
+    calibration = machine.calibration
+    factors = list[StepFactor]()
+    messages = list[CollectivePoint]()
     assert calibration is not None, "steps are added to curves"
     for ranks in sorted({profile.workers for profile in profiles}):
         grid = list_grid_runs(ranks, gpu=machine.backend == "nccl", quick=quick)

@@ -125,7 +125,9 @@ def _run(name: Collective, full: torch.Tensor, group: HostGroup) -> Callable[[],
 
     A p2p message goes there and back between neighbours; the last of an odd number of ranks is idle.
     """
-    share, received, process_group = full.chunk(group.ranks)[0].clone(), torch.empty_like(full), group.group
+    share = full.chunk(group.ranks)[0].clone()
+    received = torch.empty_like(full)
+    process_group = group.group
 
     def run_round_trip() -> None:
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
@@ -178,7 +180,8 @@ def _time_once(run: Callable[[], object], group: HostGroup, *, last: set[int], m
         time.sleep(APART_SECONDS)
     start, cpu_start = time.perf_counter(), time.process_time()
     run()
-    own_seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    own_seconds = time.perf_counter() - start
+    cpu_seconds = time.process_time() - cpu_start
     dist.barrier(group=group.group)
     barrier_end_seconds = time.perf_counter() - start - meeting
     run_seconds = own_seconds if own_seconds < SHORT_SECONDS else max(own_seconds, barrier_end_seconds)
@@ -204,7 +207,8 @@ def _max_over_ranks(value: float, group: HostGroup) -> float:
 
 def _machine(machines: list[Machine], links: list[CollectivePoint], *, ranks: int, local: int) -> Machine:
     """Return a machine that is as slow as the slowest host at every point, with the links between the hosts."""
-    first, calibrations = machines[0], [machine.calibration for machine in machines if machine.calibration is not None]
+    first = machines[0]
+    calibrations = [machine.calibration for machine in machines if machine.calibration is not None]
     slowest = {
         kind: tuple(
             max(host_points, key=_seconds)

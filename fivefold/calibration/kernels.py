@@ -54,7 +54,8 @@ def kernels_on(x: Tensor) -> Kernels:
 
 def rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run RMS norm over rows of ``WIDTH`` elements; return the output and the differentiable inputs."""
-    rows, weight = x.view(-1, WIDTH).requires_grad_(), torch.ones(WIDTH, dtype=x.dtype, device=x.device)
+    rows = x.view(-1, WIDTH).requires_grad_()
+    weight = torch.ones(WIDTH, dtype=x.dtype, device=x.device)
     return kernels_on(x).rms_norm(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
 
 

@@ -84,11 +84,9 @@ def time_round_trip(
     """
     rows = torch.zeros(max(1, order.bytes // 4), device=device)
     group_rank = among.rank - among.first
-    peer, sends, has_no_peer = (
-        among.rank + (-1 if group_rank % 2 else 1),
-        group_rank % 2 == 0,
-        (group_rank ^ 1) >= among.ranks,
-    )
+    peer = among.rank + (-1 if group_rank % 2 else 1)
+    sends = group_rank % 2 == 0
+    has_no_peer = (group_rank ^ 1) >= among.ranks
     one_way_seconds, sent_seconds = list[float](), list[float]()
     for _ in range(MAX_REPEATS if not has_no_peer else 0):
         if not sends:
@@ -202,7 +200,9 @@ def _is_time_up(begin: float) -> bool:
 
 def make_work(seconds: float) -> Callable[[], object]:
     """Return a function of matmuls and passes over memory that takes about ``seconds``, the same work on each call."""
-    x, weight, row = torch.ones(512, 256), torch.ones(256, 512), torch.ones(2**18)
+    x = torch.ones(512, 256)
+    weight = torch.ones(256, 512)
+    row = torch.ones(2**18)
 
     def run_once() -> None:
         x @ weight

@@ -58,8 +58,10 @@ def profile(
     assert machine.calibration is not None, "profile() adds to a calibration"
     if job.stack.pairs:
         raise UserError("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
-    together, model = ranks_per_host(layout, machine), shorten_model(model, layout, job)
-    ranks, plans = _select_measured_ranks(layout, together), planner(model, machine, job)
+    together = ranks_per_host(layout, machine)
+    model = shorten_model(model, layout, job)
+    ranks = _select_measured_ranks(layout, together)
+    plans = planner(model, machine, job)
     profiles: list[RankProfile] = []
     for done, first in enumerate(range(0, len(ranks), together)):
         if progress:
@@ -74,7 +76,9 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     assert calibration is not None
     unprofiled_machine = machine.replace(calibration=calibration.replace(units=(), updates=()))
     counts = planner(model, unprofiled_machine, job).counts  # the job as it runs on this machine's backend
-    keys, curves, ranks = Profiled(counts, machine), Units(counts, unprofiled_machine), ranks_per_host(layout, machine)
+    keys = Profiled(counts, machine)
+    curves = Units(counts, unprofiled_machine)
+    ranks = ranks_per_host(layout, machine)
     points_by_key: dict[str, list[UnitPoint]] = defaultdict(list)
     for rank_profile in profiles:
         for run, passes in unit_seconds(rank_profile, counts=counts, layout=layout, curves=curves).items():
@@ -232,7 +236,8 @@ def unit_seconds(one: RankProfile, *, counts: Counts, layout: Layout, curves: Un
 
     The weight-gradient seconds of a stage (W) are distributed over its units in proportion to the curves.
     """
-    stages, last = stage_layers(counts.model.layers, layout), layout.pp * layout.v - 1
+    stages = stage_layers(counts.model.layers, layout)
+    last = layout.pp * layout.v - 1
     rows_by_run: dict[UnitGroup, list[UnitPasses]] = defaultdict(list)
     for stage, work in enumerate(counts.stage_work(layout)):
         names = [
@@ -266,7 +271,8 @@ def _backward(one: RankProfile, name: str, weight: float) -> tuple[float, float,
 
     Where a schedule runs both B and BW, the more frequent BW determines the sum of the two.
     """
-    full, input_gradient = one.timed.get(f"BW {name}"), one.timed.get(f"B {name}")
+    full = one.timed.get(f"BW {name}")
+    input_gradient = one.timed.get(f"B {name}")
     if input_gradient is None:
         assert full is not None, f"{name} ran no backward"
         return full.seconds, 0.0, full.spread

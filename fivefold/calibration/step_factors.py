@@ -82,7 +82,8 @@ def collect_units(
     units_by_dtype: dict[Dtype, list[MeasuredUnit]] = defaultdict(list)
     for run, profiles in measured:
         counts = planner(run.model, machine, run.job).counts
-        curves, ranks = Units(counts, machine), ranks_per_host(run.layout, machine)
+        curves = Units(counts, machine)
+        ranks = ranks_per_host(run.layout, machine)
         rows: dict[UnitGroup, list[UnitPasses]] = defaultdict(list)
         for profile in profiles:
             for unit, passes in unit_seconds(profile, counts=counts, layout=run.layout, curves=curves).items():
@@ -215,7 +216,8 @@ def join_messages(curves: Sequence[CollectivePoint], steps: Sequence[CollectiveP
         if not measured or not curve or key[0] == "p2p":
             joined += curve or measured
             continue
-        sizes, seconds = [point.bytes for point in curve], [point.seconds for point in curve]
+        sizes = [point.bytes for point in curve]
+        seconds = [point.seconds for point in curve]
         low, high = (end.seconds / float(np.interp(end.bytes, sizes, seconds)) for end in (measured[0], measured[-1]))
         smaller = [p.replace(seconds=low * p.seconds) for p in curve if p.bytes < measured[0].bytes]
         larger = [p.replace(seconds=high * p.seconds) for p in curve if p.bytes > measured[-1].bytes]
@@ -234,11 +236,9 @@ def list_updates(
     rows: dict[Dtype, list[tuple[float, int, float]]] = defaultdict(list)
     for run, profiles in measured:
         counts = planner(run.model, machine, run.job).counts
-        units, memory_by_rank, held = (
-            Units(counts, machine),
-            count_rank_memory(counts, run.layout),
-            stages_held(run.layout),
-        )
+        units = Units(counts, machine)
+        memory_by_rank = count_rank_memory(counts, run.layout)
+        held = stages_held(run.layout)
         for profile in profiles:
             stage = group(run.layout, "pp").place(profile.rank)
             chunks = tuple(held[stage])

@@ -105,7 +105,8 @@ def _message_times(
     order: ProfileOrder, messages: tuple[MessageOrder, ...], *, device: torch.device
 ) -> tuple[CollectivePoint, ...]:
     """Time ``messages`` among the workers, with compute as in the run between two of them."""
-    silence, meeting = timedelta(seconds=order.silence_seconds), Path(f"{order.meeting}.gloo")
+    silence = timedelta(seconds=order.silence_seconds)
+    meeting = Path(f"{order.meeting}.gloo")
     with gloo_world(meeting, rank=order.place, world=order.workers, silence=silence):
         work = make_work(order.run.work_seconds)
         return tuple(time_messages(messages, rank=order.place, local_ranks=order.workers, work=work, device=device))

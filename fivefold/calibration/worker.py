@@ -141,7 +141,8 @@ def noise(context: WorkerContext, *shape: int, dtype: Dtype) -> Tensor:
 def matmul(context: WorkerContext, shape: tuple[int, int, int], dtype: Dtype) -> MatmulPoint:
     """Time ``(m, k) @ (k, n)``, with the second matrix transposed as a linear layer stores its weight."""
     m, n, k = shape
-    a, b = noise(context, m, k, dtype=dtype), noise(context, n, k, dtype=dtype).t()
+    a = noise(context, m, k, dtype=dtype)
+    b = noise(context, n, k, dtype=dtype).t()
     return MatmulPoint(dtype=dtype, ranks=context.ranks, m=m, n=n, k=k, seconds=context.clock(lambda: a @ b))
 
 
@@ -287,7 +288,8 @@ class Budget:
 
         The first run of each dtype is made if any time is left, as its prediction may be far too long.
         """
-        overdue, slowdown = self.now() + self._promised - self._end, self._slowdown.get(dtype)
+        overdue = self.now() + self._promised - self._end
+        slowdown = self._slowdown.get(dtype)
         if slowdown is None:
             return overdue
         expected_seconds = (WARM + MIN_STEPS) * slowdown * step_seconds
@@ -332,7 +334,8 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
                 f"{ranks} ranks need {ranks} GPUs, but there are {torch.cuda.device_count()}; lower --processes"
             )
         torch.cuda.set_device(rank)
-        name, memory = torch.cuda.get_device_name(rank), torch.cuda.mem_get_info(rank)[1]
+        name = torch.cuda.get_device_name(rank)
+        memory = torch.cuda.mem_get_info(rank)[1]
         return torch.device("cuda", rank), Facts(
             device=name, backend="nccl", memory_bytes=memory, torch=torch.__version__
         )

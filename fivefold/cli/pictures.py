@@ -25,7 +25,8 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
     from fivefold.rendering.table import heading
 
     rank, limit = _find_peak_stage(step), TERMINAL_MICRO_BATCHES // layout.v
-    memory_levels, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
+    memory_levels = levels(planner, layout, rank=rank, limit=limit)
+    rows = spans(planner, layout, limit=limit)
     show(heading("Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.finding(step.time, rows)))
     show(pipeline.PipelinePicture(rows, drawn=_describe_limit(planner, layout, limit)))
     show(heading(f"Memory over time of pipeline rank {rank}" if layout.pp > 1 else "Memory over time"))
@@ -39,7 +40,8 @@ def draw_step_charts(planner: Planner, layout: Layout, step: Step) -> dict[str, 
     from fivefold.rendering.drawing import memory, pipeline
 
     rank, limit = _find_peak_stage(step), CHART_MICRO_BATCHES // layout.v
-    memory_levels, caption = levels(planner, layout, rank=rank, limit=limit), _describe_limit(planner, layout, limit)
+    memory_levels = levels(planner, layout, rank=rank, limit=limit)
+    caption = _describe_limit(planner, layout, limit)
     return {
         "pipeline": pipeline.draw_file(spans(planner, layout, limit=limit), step=step, drawn=caption),
         "memory": memory.draw_file(

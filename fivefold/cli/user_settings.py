@@ -29,12 +29,11 @@ def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
     if request.command in COMMANDS_WITH_SETTINGS:
         settings = load_settings()
         if (machine := settings.machine) and (changes := _place_machine(request, machine)):
-            request, applied = request.model_copy(update=changes), applied.replace(machine=machine)
+            request = request.model_copy(update=changes)
+            applied = applied.replace(machine=machine)
         if settings.stack and isinstance(request, JobOptions) and not _names_stack(request):
-            request, applied = (
-                request.model_copy(update={"stack": settings.stack}),
-                applied.replace(stack=settings.stack),
-            )
+            request = request.model_copy(update={"stack": settings.stack})
+            applied = applied.replace(stack=settings.stack)
         if isinstance(request, MachineRequest) and not isinstance(request, ConfigOptions) and request.machine is None:
             raise UserError(
                 "Missing argument 'machine'; name it after the model, such as llama3-8b h100:64, or set it: "
@@ -50,7 +49,8 @@ def apply_prices(
     given: tuple[str, ...] | None = getattr(request, "price", None)
     if given is None or any("=" not in word for word in given):  # a price without a name is for every machine
         return request, applied
-    settings, priced = load_settings(), {word.partition("=")[0] for word in given}
+    settings = load_settings()
+    priced = {word.partition("=")[0] for word in given}
     if not settings.prices:
         return request, applied
     asked = [*machines, *map(load_machine, _list_machine_names(request))]

@@ -62,7 +62,8 @@ class ErrorStats:
 
         Values with abs(found) ≥ ``top``, the largest value of the format, count as overflow.
         """
-        values, expected = observed.detach().reshape(-1), wanted.to(observed.device).reshape(-1)
+        values = observed.detach().reshape(-1)
+        expected = wanted.to(observed.device).reshape(-1)
         noise = NOISE * float(expected.abs().max()) if expected.numel() else 0.0
         self.elements += values.numel()
         for value_piece, expected_piece in zip(values.split(PIECE), expected.split(PIECE), strict=True):
@@ -70,7 +71,8 @@ class ErrorStats:
             is_overflow = ~(a.abs() < top)
             self.underflow += int(((a == 0) & (b.abs() > noise)).sum())
             self.overflow += int(is_overflow.sum())
-            a, b = (a / scale).masked_fill_(is_overflow, 0), b.masked_fill_(is_overflow, 0)
+            a = (a / scale).masked_fill_(is_overflow, 0)
+            b = b.masked_fill_(is_overflow, 0)
             if a.numel():
                 self.largest = max(self.largest, float(a.abs().max()))
             self.squared, self.reference = self.squared + float(a.dot(a)), self.reference + float(b.dot(b))
@@ -80,7 +82,8 @@ class ErrorStats:
     def to_row(self, place: Place) -> Compared:
         """Return the statistics as a row of the report: relative error, cosine, shares of underflow and overflow."""
         kind, layer, name = place
-        count, norm_product = max(1, self.elements), math.sqrt(self.squared * self.reference)
+        count = max(1, self.elements)
+        norm_product = math.sqrt(self.squared * self.reference)
         equal_cosine = 1.0 if self.difference == 0 else 0.0
         return Compared(
             kind=kind,

@@ -174,7 +174,8 @@ def build_dry_run_step(
 
 def traffic(tape: Tape) -> tuple[Traffic, ...]:
     """Return the messages and bytes that the rank of ``tape`` sends, by axis and collective."""
-    messages, bytes_sent = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    messages = Counter[tuple[str, str]]()
+    bytes_sent = Counter[tuple[str, str]]()
     for kind, _, index, _ in tape:
         if kind == START and not (message := tape.messages[index]).receives:
             key = message.axis, message.collective
@@ -242,7 +243,8 @@ def find_out_of_memory(
     failing = [summary for summary in rank_summaries if is_out_of_memory(summary, machine, layout)]
     if not failing:
         return ()
-    available, worst = available_bytes(machine, layout), max(failing, key=lambda summary: summary.peak_bytes)
+    available = available_bytes(machine, layout)
+    worst = max(failing, key=lambda summary: summary.peak_bytes)
     if worst.peak_bytes <= available:
         return (worst.shortage,)
     stage = max(worst.first, worst.steady, key=lambda memory: memory.peak_bytes)

@@ -176,7 +176,8 @@ class PredictionCallback(TrainerCallback):
         if sequence is None:
             raise UserError("TrainingArguments do not give the sequence length; add sequence_length=4096")
         values = _changed_arguments(args) | {"max_length": sequence}
-        config, dtype = self.trainer.model.config, getattr(self.trainer.model, "dtype", None)
+        config = self.trainer.model.config
+        dtype = getattr(self.trainer.model, "dtype", None)
         values |= {"attn_implementation": getattr(config, "_attn_implementation", None) or "sdpa"}
         if dtype is not None and (name := str(dtype).removeprefix("torch.")) != "float32":
             values["dtype"] = name

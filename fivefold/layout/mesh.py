@@ -68,7 +68,8 @@ def group(layout: Layout, axis: str) -> RankGroup:
     if axis == "ep":
         return RankGroup(layout.ep, expert_stride)
     if axis in ("expert_shard", "expert_replica"):
-        expert_replica_stride, shards = expert_stride * layout.ep, layout.expert_shards
+        expert_replica_stride = expert_stride * layout.ep
+        shards = layout.expert_shards
         if axis == "expert_shard":
             return RankGroup(shards, expert_replica_stride)
         return RankGroup(layout.expert_replicas // shards, expert_replica_stride * shards)

@@ -301,5 +301,6 @@ def frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
             elements_bytes = int8_bytes(*weight.shape)
         else:
             elements_bytes = elements * job.activation_bytes
-        gathered, shard = gathered + shards * elements_bytes, shard + elements_bytes
+        gathered = gathered + shards * elements_bytes
+        shard = shard + elements_bytes
     return FrozenBytes(gathered, shard, scales)

@@ -320,7 +320,8 @@ def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
         yield f"{stack.name} does not support {layout.schedule}; use {' or '.join(runs.schedules)}, or another stack"
     stages = runs.zero_with(layout.pp)
     if layout.dp * layout.cp > 1 and layout.zero not in stages:
-        context, fix = " with pipelines" if layout.pp > 1 else "", " or ".join(f"zero{n}" for n in stages) or "pp1"
+        context = " with pipelines" if layout.pp > 1 else ""
+        fix = " or ".join(f"zero{n}" for n in stages) or "pp1"
         yield f"{stack.name} does not support zero{layout.zero}{context}; use {fix}, or another stack"
     if layout.cp > 1 and layout.cp_kind not in runs.cp_kinds:
         yield f"{stack.name} does not support cp={layout.cp_kind}; use cp={runs.cp_kinds[0]} or another stack"
@@ -421,7 +422,9 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
     """Return why 2D tensor parallelism of this layout is not supported, in one line; None if it is, or tp is 1D."""
     if layout.tp_inner == 1:
         return None
-    outer, inner, flat = layout.tp // layout.tp_inner, layout.tp_inner, layout.replace(tp_inner=1)
+    outer = layout.tp // layout.tp_inner
+    inner = layout.tp_inner
+    flat = layout.replace(tp_inner=1)
     for is_present, feature in (
         (job.images > 0, "images"),
         (model.moe is not None, "experts"),
@@ -518,7 +521,8 @@ def _explain_unsharded(layout: Layout, model: Model) -> Iterator[str]:
     for feature, axes in list_unsharded(model):
         if any(getattr(layout, axis) > 1 for axis in axes):
             degrees = " and ".join(f"{axis}={getattr(layout, axis)}" for axis in axes)
-            verb, fix = "are" if len(axes) > 1 else "is", " and ".join(f"{axis}1" for axis in axes)
+            verb = "are" if len(axes) > 1 else "is"
+            fix = " and ".join(f"{axis}1" for axis in axes)
             yield f"{degrees} {verb} not counted with {feature} of {model.name}; take {fix}"
 
 
@@ -592,7 +596,8 @@ def can_simulate(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any)
 
     ``micro_batches``: an int or an array of them; the answer is a bool or an array.
     """
-    max_micro_batches, pipeline = MAX_SIMULATED_ACTIONS // (pp * v), PIPELINE_SCHEDULES[schedule]
+    max_micro_batches = MAX_SIMULATED_ACTIONS // (pp * v)
+    pipeline = PIPELINE_SCHEDULES[schedule]
     has_short_period = 4 * pp <= max_micro_batches and not pipeline.forwards_first
     return (micro_batches <= max_micro_batches) | (
         has_short_period & (micro_batches % pp == 0 if pipeline.is_interleaved else True)
@@ -750,7 +755,8 @@ def _frozen(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if job.freeze and layout.pp > 1 and next(_frozen_mismatches(model, job), None) is None:
         if (reason := explain_unpiped_freeze(model, job)) is not None:
             yield reason
-        frozen, stages = resolve_freeze(model, job.freeze), stage_layers(model.layers, layout)
+        frozen = resolve_freeze(model, job.freeze)
+        stages = stage_layers(model.layers, layout)
         ends = (stages[0], frozen.trains_embedding), (stages[-1], frozen.trains_head)
         if not all(layers or is_trained for layers, is_trained in ends):
             yield "freeze is not modelled with a stage that trains nothing; give it a layer"

@@ -530,7 +530,8 @@ class ModelShape(Record):
             raise ValueError(
                 "with mla, sliding may set only heads, and needs sliding_mla: leave sliding out, or give both"
             )
-        sliding, full = self._attention(slides=True), self._attention(slides=False)
+        sliding = self._attention(slides=True)
+        full = self._attention(slides=False)
         if self.mla is None and sliding.head_dim != full.head_dim and self.temperature is not None:
             raise ValueError(
                 "temperature is not supported with sliding.head_dim, as its table has one head dim: leave one out"
@@ -625,7 +626,8 @@ class ModelShape(Record):
         for kind in get_args(MixerName):
             if kind in ("attention", "none"):
                 continue
-            is_used, geometry = kind in self.mixers[: self.layers], getattr(self, kind)
+            is_used = kind in self.mixers[: self.layers]
+            geometry = getattr(self, kind)
             is_used |= kind == "mamba2" and self.joins_mamba2
             if is_used and geometry is None:
                 raise ValueError(f"mixers has {kind} layers, but there is no {kind} with their geometry; give one")
@@ -849,7 +851,8 @@ class ModelShape(Record):
         """Tell whether later layers attend to the keys and values of ``layer``, the last of its kind that has any."""
         first = self.layers - self.shared_kv_layers
         kinds = [self.has_window(later) for later in range(layer, self.layers)]
-        own, shared = kinds[: max(0, first - layer)], kinds[max(0, first - layer) :]
+        own = kinds[: max(0, first - layer)]
+        shared = kinds[max(0, first - layer) :]
         return layer < first and kinds[0] not in own[1:] and kinds[0] in shared
 
     def has_sparse_gates(self, layer: int) -> bool:

@@ -206,7 +206,8 @@ def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
 
 def _free_bytes(case: ComparedCase, step: Step) -> int:
     """Return what the allocator and the driver leave of the device's memory."""
-    driver, peak = driver_bytes(case.machine, Layout.parse(step.layout)), step.memory.peak_bytes
+    driver = driver_bytes(case.machine, Layout.parse(step.layout))
+    peak = step.memory.peak_bytes
     return case.machine.chip.memory_bytes - driver - max(peak, step.memory.reserved_bytes or 0)
 
 

@@ -109,7 +109,8 @@ def find_longest_sequence(
         tokens = int(tried // chunk * chunk)
         if tokens <= best.value:
             break
-        longer, work = job.replace(sequence=tokens), SearchWork(exact_units=LENGTH_UNITS)
+        longer = job.replace(sequence=tokens)
+        work = SearchWork(exact_units=LENGTH_UNITS)
         layout = find_fitting_layout(where, model=model, machine=machine, job=longer, risk=risk, work=work)
         if layout is None:
             high, is_undecided = tokens, work.is_spent

@@ -44,7 +44,8 @@ def batch_stage(model: Model, job: Job, *, tokens: float, is_given: bool) -> tup
     reason = f"gbs {chosen} is {show_count(chosen * job.sequence)} tokens a step" + (
         ", as the job says" if is_given else f": the power of two between the scaling laws ({recommended})"
     )
-    title, question = "The batch", f"How many tokens a step, for {show_count(tokens)} in all?"
+    title = "The batch"
+    question = f"How many tokens a step, for {show_count(tokens)} in all?"
     return Stage(title=title, question=question, tried=tried, reason=reason), job.replace(global_batch=chosen)
 
 

@@ -122,7 +122,8 @@ class Planner:
         ranks = self.memory(layout) if ranks is None else ranks
         if self.fits(layout, ranks):
             return 0
-        peak, totals = max_peak_bytes(ranks), self.allocator_totals(layout, ranks)
+        peak = max_peak_bytes(ranks)
+        totals = self.allocator_totals(layout, ranks)
         return max(1, peak - self.memory_risk.peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
 
     def describe_miss(self, layout: Layout, ranks: list[RankMemory] | None = None) -> str:
@@ -134,7 +135,8 @@ class Planner:
         risk = self.out_of_memory_risk(layout, ranks)
         if risk <= self.risk:
             return ""
-        peak, totals = max_peak_bytes(ranks), self.allocator_totals(layout, ranks)
+        peak = max_peak_bytes(ranks)
+        totals = self.allocator_totals(layout, ranks)
         excess = self.memory_risk.excess_bytes(layout, peak_bytes=peak, totals=totals)
         if risk > TIGHT_RISK and excess:
             return f"exceeds the memory by {show_bytes(excess)}"

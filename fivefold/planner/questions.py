@@ -57,7 +57,8 @@ def largest_micro_batch(
 
     Raises ``UserError`` if none fits.
     """
-    planner, question = Planner(model=model, machine=machine, job=job, risk=risk), "largest micro-batch"
+    planner = Planner(model=model, machine=machine, job=job, risk=risk)
+    question = "largest micro-batch"
     batch = max(1, job.global_batch // layout.dp)  # of one replica
     sizes = (layout.replace(mbs=size) for size in reversed(divisors(batch)))
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
@@ -114,7 +115,9 @@ def fine_tunes(
     ranks = machine.ranks
     recomputed = Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
     lora = (job.adapter or Adapter()).replace(base=None)
-    answers, errors, remarks = list[FineTune](), dict[str, UserError](), list[str]()
+    answers = list[FineTune]()
+    errors = dict[str, UserError]()
+    remarks = list[str]()
     full = job.replace(adapter=None, freeze=())
     adapted = [full.replace(adapter=adapter) for adapter in (lora, lora.replace(base="nf4"))]
     for tuned in (full, *([job] if job.freeze else []), *adapted):
@@ -313,7 +316,8 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
             "with more memory"
         )
     planner, layout = fits[most]
-    largest, estimate = planner.model, climb(planner, layout, work=SearchWork(exact_units=CLIMBING_UNITS))
+    largest = planner.model
+    estimate = climb(planner, layout, work=SearchWork(exact_units=CLIMBING_UNITS))
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
     remarks = ["the layout is the first one that fits, made faster by single changes; a search may find a faster one"]
@@ -410,7 +414,9 @@ def list_reasonable_batches(
 
 def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout) -> list[int]:
     """Return the numbers of micro-batches with which the layout is legal; ``UserError`` if it is with none of them."""
-    chunk, batch_sizes, mistake = layout.dp * layout.mbs, list[int](), UserError()
+    chunk = layout.dp * layout.mbs
+    batch_sizes = list[int]()
+    mistake = UserError()
     for size in sizes:
         try:
             fields = job.model_dump() | {"global_batch": size * chunk, "ramp": None}

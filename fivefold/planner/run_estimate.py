@@ -62,7 +62,8 @@ def best_checkpoint_interval(
     """
     mtbf_seconds = min(mtbf_seconds, NEVER)
     least = max(write_seconds, 1.0)
-    low, high = log(least), log(max(2 * least, 100 * sqrt(2 * max(pause_seconds, 1e-3) * mtbf_seconds), mtbf_seconds))
+    low = log(least)
+    high = log(max(2 * least, 100 * sqrt(2 * max(pause_seconds, 1e-3) * mtbf_seconds), mtbf_seconds))
     share = (sqrt(5) - 1) / 2
 
     def negative_goodput(at: float) -> float:
@@ -99,7 +100,9 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
     low, high = (
         _bound_seconds(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True)
     )
-    hours, price, watts = seconds * step.world / 3600, machine.dollars_per_rank_hour, machine.chip.power_watts
+    hours = seconds * step.world / 3600
+    price = machine.dollars_per_rank_hour
+    watts = machine.chip.power_watts
     kwh = None if watts is None else hours * watts / 1000
     total_kwh = None if kwh is None else kwh * site.node_power * site.pue
     return RunEstimate(
@@ -153,7 +156,8 @@ def _lost_seconds(
 
     An interval fails exp((τ + δ) / M) - 1 times, and each failure takes M·(exp(R / M) - 1) seconds to recover from.
     """
-    pieces, cycle = training * (1 + site.evaluation) / interval, interval + pause_seconds
+    pieces = training * (1 + site.evaluation) / interval
+    cycle = interval + pause_seconds
     fails = 0.0 if mtbf_seconds == inf else expm1(cycle / mtbf_seconds)
     return {
         "evaluation": training * site.evaluation,
@@ -212,7 +216,8 @@ def checkpoint_bytes(model: Model, job: Job) -> int:
     Frozen weights are in it too, but those under adapters.
     """
     if job.adapter is not None:
-        trained, frozen = list(adapter_weights(model, job.adapter)), list[Weight]()
+        trained = list(adapter_weights(model, job.adapter))
+        frozen = list[Weight]()
     else:
         tower = vision_weights(model.vision) if model.vision is not None and job.images else ()
         every = [*(weight for unit in units(model, job) for weight in unit.weights), *tower]

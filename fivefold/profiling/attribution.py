@@ -213,11 +213,13 @@ def split(times: Sequence[RankBreakdown], *, step_seconds: float) -> Time:
     parts: dict[str, float] = defaultdict(float)
     for item in chosen.items:
         parts[item.name] += item.seconds
-    exposed, transfer = chosen.messages("exposed"), measure_overlap(times, chosen)
+    exposed = chosen.messages("exposed")
+    transfer = measure_overlap(times, chosen)
     parts |= chosen.messages("exposed", by_collective=True) | {"bubble": chosen.bubble}
     shares = {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
     by_category = {name: chosen.seconds_of(name) * scale for name in ("compute", "optimizer", "data", "host")}
-    bubble, exposed_by_axis = chosen.bubble * scale, {axis: seconds * scale for axis, seconds in exposed.items()}
+    bubble = chosen.bubble * scale
+    exposed_by_axis = {axis: seconds * scale for axis, seconds in exposed.items()}
     sizes = (
         {f"{axis} communication": seconds for axis, seconds in exposed_by_axis.items()}
         | by_category

@@ -58,10 +58,8 @@ def _stragglers(times: Sequence[RankBreakdown]) -> Iterator[str]:
             continue
         slowest = max(peers, key=busy_seconds)
         other_ranks = [rank_time for rank_time in peers if rank_time is not slowest]
-        usual, waited_seconds = (
-            median(map(busy_seconds, other_ranks)),
-            mean(_waited_seconds(rank_time, slowest.rank) for rank_time in other_ranks),
-        )
+        usual = median(map(busy_seconds, other_ranks))
+        waited_seconds = mean(_waited_seconds(rank_time, slowest.rank) for rank_time in other_ranks)
         if busy_seconds(slowest) > SLOWER * usual and waited_seconds > SHARE * slowest.step:
             yield (
                 f"straggler: rank {slowest.rank} works {show_seconds(busy_seconds(slowest))} a step, its peers "

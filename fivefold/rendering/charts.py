@@ -219,7 +219,8 @@ def _finish(chart: Chart, *, title: str, subtitle: str, height: int) -> Chart:
 def apply_style(chart: Chart, *, title: str, subtitle: str) -> Chart:
     """Apply the common style to a chart that has a size of its own, with its title in lines as wide as the chart."""
     width = find_width(chart.to_dict()) or WIDTH
-    title_lines, lines = break_lines(title, width=width, size=17), break_lines(subtitle, width=width, size=12)
+    title_lines = break_lines(title, width=width, size=17)
+    lines = break_lines(subtitle, width=width, size=12)
     return chart.properties(title=heading(title_lines, lines), padding=16, background="white", config=CONFIG)
 
 

@@ -46,7 +46,8 @@ def list_sections(
 
 def _explanation(explanation: Explanation) -> Iterator[AnswerSection]:
     files = explanation.files[0] if len(explanation.files) == 1 else f"{len(explanation.files)} files"
-    source, verdict = Text(f"{explanation.kind}  {files}", style="dim"), Text(explanation.verdict, style="bold")
+    source = Text(f"{explanation.kind}  {files}", style="dim")
+    verdict = Text(explanation.verdict, style="bold")
     yield AnswerSection((source, verdict, *_bullets(explanation.findings)))
     if explanation.memory is not None:
         yield from _memory(explanation.memory)

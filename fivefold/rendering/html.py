@@ -175,7 +175,8 @@ def search_parts(what: SearchResult) -> list[str]:
         legend = explain_layouts(ranked.step.layout for ranked in what.best)
         parts += [paragraph(legend, kind="soft")] if legend else []
     for miss in what.misses:
-        needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+        needed = show_bytes(miss.needs_bytes)
+        available = show_bytes(miss.has_bytes)
         line = f"{miss.layout} needs {needed} of {available}: {show_cause(miss.cause)}"
         fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.fixes)
         parts.append(paragraph(Raw(f"<b>{words(line)}</b>{fixes}")))

@@ -61,7 +61,8 @@ def blocks(span: Span, *, pp: int) -> Iterator[PipelineRectangle]:
         return
     if span.kind == "FB":
         yield PipelineRectangle("F", span.start, compute_end, str(span.micro_batch), chunk, -0.44, 0.0)
-        text, backward_chunk = str(span.backward_micro_batch), span.backward_stage // pp
+        text = str(span.backward_micro_batch)
+        backward_chunk = span.backward_stage // pp
         yield PipelineRectangle("BW", span.start, compute_end, text, backward_chunk, 0.0, 0.44)
     else:
         text = str(span.micro_batch) if span.micro_batch >= 0 else ""

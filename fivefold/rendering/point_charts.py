@@ -61,7 +61,8 @@ def draw_front_file(result: SearchResult, *, subtitle: str = "") -> PictureFile:
         raise UserError("no layout fits; there is no front to draw")
     points = sorted(result.front, key=lambda point: point.memory_bytes)
     small, fast = points[0], points[-1]
-    slower, memory_saved = small.step_seconds / fast.step_seconds - 1, 1 - small.memory_bytes / fast.memory_bytes
+    slower = small.step_seconds / fast.step_seconds - 1
+    memory_saved = 1 - small.memory_bytes / fast.memory_bytes
     title = f"{memory_saved:.0%} less memory costs {slower:.0%} more time"
     if len(points) == 1:
         title = f"{fast.layout} is both the fastest and the smallest"

@@ -118,7 +118,8 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
 def question(step: Step, *, by_search: bool = False) -> list[str]:
     """Return what was asked: model, machine, layout (unless it was ``found``), and the job with all fields folded."""
     job = step.job
-    sequence, batch = int(str(job.get("sequence", 0))), int(str(job.get("global_batch", 0)))
+    sequence = int(str(job.get("sequence", 0)))
+    batch = int(str(job.get("global_batch", 0)))
     rows = [
         ("model", f"{step.model}, {show_count(step.work.parameters)} parameters"),
         ("machine", f"{step.machine}, {step.world:,} rank{'s' if step.world > 1 else ''}"),

@@ -23,7 +23,8 @@ DAY = 86400.0
 
 def list_sections(run: RunEstimate) -> list[AnswerSection]:
     """Return what the run takes, where its time goes, goodput by interval, and what is assumed."""
-    peak, verdict = show_bytes(run.peak_bytes), "is tight" if run.verdict == "tight" else run.verdict
+    peak = show_bytes(run.peak_bytes)
+    verdict = "is tight" if run.verdict == "tight" else run.verdict
     peak_and_risk = f"{peak} of {show_bytes(run.capacity_bytes)}, {show_risk(run.risk or 0)} risk of running out"
     fits = "" if run.verdict == "fits" else f"; but it {verdict}: {peak_and_risk}"
     duration = Text(

@@ -77,7 +77,8 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if result.binding_constraint:
         parts.append(Text.assemble("\n", result.binding_constraint, overflow="fold"))
     for miss in result.misses:
-        needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
+        needed = show_bytes(miss.needs_bytes)
+        available = show_bytes(miss.has_bytes)
         risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
         line = f"{miss.layout}  needs {needed} of {available}{risk}: {show_cause(miss.cause)}"
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
@@ -139,7 +140,8 @@ def choose_changes(change_list: Sequence[Change], top: int) -> list[Change]:
 def _proposal(proposal: Proposal, superlative: str, *, with_precision: bool) -> RenderableType:
     """Return the proposed layout, simpler and faster ones with their difference, and the reason for each choice."""
     step = proposal.choice.step
-    seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
+    seconds = show_seconds(step.time.step_seconds)
+    peak = show_bytes(step.memory.peak_bytes)
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
     figures = f"step time {seconds}, peak memory {peak}{risk}, MFU {step.mfu.causal:.1%}"
     precision = f" in {proposal.choice.precision}" if with_precision else ""

@@ -111,7 +111,8 @@ def view_operations(operations: Iterable[Operation], remark: str) -> Section:
 
 def list_key_figures(step: Step) -> tuple[Figure, ...]:
     """Return the step's time, peak and whether it fits, MFU, and speed."""
-    memory, bound = step.memory, f"most time in {step.time.longest_part}" if step.time.longest_part else ""
+    memory = step.memory
+    bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
     return (
         Figure("step time", show_seconds(step.time.step_seconds), bound),
         Figure("peak memory", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),

@@ -313,7 +313,8 @@ def _coarsen(path: Sequence[PathPiece]) -> list[PathPiece]:
     path_seconds = path[-1].end
     slots: list[dict[tuple[int, Activity], float]] = [{} for _ in range(SLOTS)]
     for piece in path:
-        first, last = piece.start / path_seconds * SLOTS, piece.end / path_seconds * SLOTS
+        first = piece.start / path_seconds * SLOTS
+        last = piece.end / path_seconds * SLOTS
         for slot in range(int(first), min(SLOTS, int(last) + 1)):
             key = (piece.rank, piece.activity)
             slots[slot][key] = slots[slot].get(key, 0.0) + min(last, slot + 1) - max(first, slot)

@@ -70,7 +70,8 @@ def _list_combinations(
             f"compare needs a {missing}; write for example: fivefold compare llama3-8b h100:8 'dp8 zero1' "
             "'dp4 tp2 zero1'"
         )
-    model, machines = resolve(words[0]), [resolve_machine(name) for name in names]
+    model = resolve(words[0])
+    machines = [resolve_machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]
     jobs = list_jobs(job, stacks, precisions)
     return [

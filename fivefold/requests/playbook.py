@@ -48,7 +48,9 @@ def playbook(
     from fivefold.planner.search.neighbours import walk
     from fivefold.results.playbook import Playbook as Record
 
-    site, constraints, default_job = apply_assumptions(assume), Where.parse(where), Default()
+    site = apply_assumptions(assume)
+    constraints = Where.parse(where)
+    default_job = Default()
     is_batch_given = batch == "job" or job.global_batch != default_job.global_batch
     steps, job, proposal = stages(
         model,
@@ -64,7 +66,8 @@ def playbook(
     job = plan_run_job(job, tokens=tokens)
     run = predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     chip, *words = machine.name.split()
-    machine_text, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")
+    machine_text = " ".join([f"{chip}:{machine.ranks}", *words])
+    file = write or Path("run.toml")
     planned = ConfigPlan(model, Layout.parse(step.layout), job, machine.ranks_per_node, machine_text)
     content = write_run_file(
         run_file.text(planned, model=model_word(planned, file)),

@@ -37,7 +37,8 @@ def limit_memory(machine: Machine, memory: str | None) -> Machine:
     """Return the machine with its chips limited to ``memory``; raises ``UserError`` if they have less."""
     if memory is None:
         return machine
-    limit, capacity_bytes = parse_bytes(memory, option="--memory"), machine.chip.memory_bytes
+    limit = parse_bytes(memory, option="--memory")
+    capacity_bytes = machine.chip.memory_bytes
     if not 0 < limit <= capacity_bytes:
         hint = "" if limit <= 0 else f"; for a larger card write {machine.name.split()[0]}:{machine.ranks} memory=…"
         raise UserError(f"--memory {memory}: a rank of {machine.name} has {show_bytes(capacity_bytes)}{hint}")

@@ -49,7 +49,8 @@ class StepAdvice(Record):
             sentences.append(f"Next is {self.following.name}, {self.following.share:.0%}.")
         if self.predicted_seconds is not None:
             without = f", and {show_seconds(self.expected_seconds)} without it" if self.loss else ""
-            predicted, measured = show_seconds(self.predicted_seconds), show_seconds(self.step_seconds)
+            predicted = show_seconds(self.predicted_seconds)
+            measured = show_seconds(self.step_seconds)
             sentences.append(f"Predicted are {predicted} per step; measured are {measured}{without}.")
         return " ".join(filter(None, sentences))
 

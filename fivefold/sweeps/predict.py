@@ -95,11 +95,9 @@ def _setting_fields(setting: SweepSetting) -> dict[str, Any]:
 
 def _row(setting: SweepSetting, step: Step, *, risk: float) -> SweepRow:
     columns = _setting_fields(setting) | columns_from_layout(Layout.parse(step.layout)) | columns_from_step(step)
-    capacity, peak, probability = (
-        setting.machine.chip.memory_bytes,
-        columns["peak_bytes"],
-        step.memory.risk or 0.0,
-    )
+    capacity = setting.machine.chip.memory_bytes
+    peak = columns["peak_bytes"]
+    probability = step.memory.risk or 0.0
     status: Status = "fits" if probability <= risk else "memory"
     why = "" if status == "fits" else _describe_shortage(peak, capacity, probability)
     return SweepRow(**columns, capacity_bytes=capacity, status=status, why=why)

@@ -44,7 +44,8 @@ class SweepPlan(NamedTuple):
     @classmethod
     def from_sweep(cls, sweep: Sweep, *, local: Path) -> SweepPlan:
         """Expand a sweep; raises ``UserError`` if a layout matches none of the sweep's numbers of ranks."""
-        requests, setting_list = sweep.requests(), list(settings(sweep, local=local))
+        requests = sweep.requests()
+        setting_list = list(settings(sweep, local=local))
         ranks = sorted({setting.ranks for setting in setting_list})
         filled_by_ranks = {count: {text: fill_request(text, ranks=count) for text in requests} for count in ranks}
         if unused := [text for text in requests if all(filled_by_ranks[count][text] is None for count in ranks)]:
@@ -78,7 +79,9 @@ def run(
 
 
 def _predict_rows(plan: SweepPlan, journal: Journal, report: Report, *, risk: float) -> Iterator[PredictedRow]:
-    predictor, done, total = Predictor(risk), 0, sum(len(requests) for _, requests in plan.parts)
+    predictor = Predictor(risk)
+    done = 0
+    total = sum(len(requests) for _, requests in plan.parts)
     for setting, requests in plan.parts:
         setting_digest, seen_names = digest(setting, risk=risk), set()
         for request in requests:

@@ -167,7 +167,8 @@ class Engine:
         self.step_number += 1
         rewards, weight = None, scale * self.built.module.head.weight
         if self.job.objective == "dpo":
-            rewards, further = Rewards(*(part.item() / scale for part in further)), []
+            rewards = Rewards(*(part.item() / scale for part in further))
+            further = []
         return StepResult(
             loss.item() / scale,
             norm.item(),
@@ -252,7 +253,8 @@ class Engine:
     @contextmanager
     def _reference_weights(self) -> Iterator[None]:
         """Compute with the reference's weights; the hooks of passes are those of training and are not called."""
-        units, pipeline = self.built.units if self.job.copies_reference else [], self.pipeline
+        units = self.built.units if self.job.copies_reference else []
+        pipeline = self.pipeline
         hooks = pipeline.on_action, pipeline.on_pass
         self._runs_reference, pipeline.on_action, pipeline.on_pass = True, None, None
         for unit in units:
@@ -271,7 +273,8 @@ class Engine:
         self.has_active_dropout = self.keys.numel() > 0
         if not self.has_active_dropout:
             return
-        sequence, layout = torch.arange(self.layout.mbs, device=self.keys.device), self.layout
+        sequence = torch.arange(self.layout.mbs, device=self.keys.device)
+        layout = self.layout
         row = torch.arange(micro_batches, device=self.keys.device)[:, None] * layout.dp + self.dp
         keys = sequence_keys(row * layout.mbs + sequence, seed=self.job.seed, step=self.step_number)
         if len(self.keys) != micro_batches:

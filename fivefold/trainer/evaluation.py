@@ -44,7 +44,8 @@ class Evaluator:
 
     def heldout_loss(self) -> float:
         """Return the mean loss in nats per token over the held-out rows of all ranks, by one all_reduce."""
-        ranks, loader = self.built.ranks, self.run.loader(self.shards, split="heldout")
+        ranks = self.built.ranks
+        loader = self.run.loader(self.shards, split="heldout")
         batches = heldout_batches(
             loader,
             rows=self.run.evaluate_sequences,

@@ -55,7 +55,8 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
     ``named``: the machine as the run file names it. ``started``: ranks that torchrun or Slurm has started on this
     host; 0: all would be started here.
     """
-    ranks, host_division = started or layout.world, divide_over_hosts(layout.world, machine.ranks_per_node)
+    ranks = started or layout.world
+    host_division = divide_over_hosts(layout.world, machine.ranks_per_node)
     request = f"machine {named!r}: layout {str(layout)!r} has {_count(layout.world, 'rank')}"
     if machine.backend == "nccl" or host.gpus:
         if host.gpus < ranks:

@@ -128,12 +128,14 @@ class Loop:
                     self.watchdog.enter_phase(step, "the end of a step")
                     stopped = self._signal_name(result.stop)
                     if self.bad_loss:
-                        step, is_due = self._skip_or_roll_back(self.bad_loss, step + 1), False
+                        step = self._skip_or_roll_back(self.bad_loss, step + 1)
+                        is_due = False
                     else:
                         step += 1
                         if self.measured and not meter and not traced:
                             self.seconds.append(step_seconds)
-                        loss, is_due = result.loss, self.run.checkpoints.is_due(step, last=step == self.job.steps)
+                        loss = result.loss
+                        is_due = self.run.checkpoints.is_due(step, last=step == self.job.steps)
                         self._log_step(step, result, step_seconds, measured=self.measured if meter else None)
                         self.heap.trim()
                         if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
@@ -171,7 +173,8 @@ class Loop:
 
     def _is_traced(self, step: int) -> bool:
         """Return whether to trace this step, after the metered one."""
-        timed, last = len(self.seconds) + len(self.tracer.steps), step + 1 == self.job.steps
+        timed = len(self.seconds) + len(self.tracer.steps)
+        last = step + 1 == self.job.steps
         return self.job.batch(self.samples) == self.job.global_batch and self.tracer.can_trace(timed, last=last)
 
     def _judge(self, loss: float, norm: float) -> bool:
@@ -183,7 +186,9 @@ class Loop:
         """Handle the bad ``step`` (from 1); return the step to continue from: the previous one, or a checkpoint's."""
         if bad_loss.action == "skip":
             self.guard.count(bad_loss, step=step)
-            first, next_step, action = self.samples - self.batch, step - 1, "no update"
+            first = self.samples - self.batch
+            next_step = step - 1
+            action = "no update"
         else:
             progress, action = self._roll_back(bad_loss, step)
             first, next_step = progress.samples, progress.step
@@ -322,7 +327,8 @@ class Loop:
     def _save(self, step: int) -> None:
         """Start to save a checkpoint of ``step`` steps; written in the background if the run is asynchronous."""
         self.watchdog.enter_phase(step, "a save")
-        facts, base = self.guard.facts() | checkpoint.origin(self.shards.index), self.run.start.weights
+        facts = self.guard.facts() | checkpoint.origin(self.shards.index)
+        base = self.run.start.weights
         progress = checkpoint.RunProgress(
             step=step, samples=self.samples, tokens=self.samples * self.job.sequence, facts=facts
         )

@@ -89,7 +89,9 @@ def agree_on_store_prefix(store: Any, *, rank: int, world: int) -> str:
     restarts from 0. So each rank writes a random token, rank 0 publishes the list of them, and a list is valid once all
     its ranks have acknowledged it, which dead ones never do. Raises ``RunFailure`` after ``TIMEOUT``.
     """
-    token, acknowledged, deadline = secrets.token_hex(8), set(), time.monotonic() + TIMEOUT.total_seconds()
+    token = secrets.token_hex(8)
+    acknowledged = set()
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
     store.set(f"here/{rank}", token)
     while time.monotonic() < deadline:
         if rank == 0:
@@ -115,13 +117,15 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
     checkpoint. SIGINT and SIGTERM are forwarded once. Raises ``UserError``, ``RunFailure``, ``StopSignal`` or
     ``SystemExit``.
     """
-    restarts_left, last_checkpoint = restarts, find_latest(folder / "checkpoints")
+    restarts_left = restarts
+    last_checkpoint = find_latest(folder / "checkpoints")
     while True:
         try:
             return _launch(arguments, ranks=ranks, folder=folder)
         except RetryableExit as exit_error:
             newest = find_latest(folder / "checkpoints")
-            restarts_left, last_checkpoint = restarts if newest != last_checkpoint else restarts_left, newest
+            restarts_left = restarts if newest != last_checkpoint else restarts_left
+            last_checkpoint = newest
             if not restarts_left:
                 raise RunFailure(str(exit_error)) if str(exit_error) else SystemExit(1) from None
             restarts_left -= 1

@@ -102,7 +102,8 @@ def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> I
 
     ``report``: called once if it takes a while to see whether the former holder still runs.
     """
-    path, holder = folder / LOCK_FILE, Holder.from_pid(os.getpid()).replace(since=time.time())
+    path = folder / LOCK_FILE
+    holder = Holder.from_pid(os.getpid()).replace(since=time.time())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _take(path, holder, report=report)

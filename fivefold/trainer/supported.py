@@ -107,7 +107,8 @@ FROZEN_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be r
 
 def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise a ``UserError`` for an adapter or frozen parts that are planned and not trained."""
-    adapter, recomputed = job.adapter, layout.recomputed_operations - FROZEN_RECOMPUTES
+    adapter = job.adapter
+    recomputed = layout.recomputed_operations - FROZEN_RECOMPUTES
     if not job.freezes_text:
         return
     is_nf4 = adapter is not None and adapter.base == "nf4"
@@ -144,7 +145,8 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise ``UserError`` for an attention kernel that the trainer does not have for this model or layout."""
-    kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
+    kind = job.stack.attention
+    ring = layout.cp > 1 and layout.cp_kind == "ring"
     if kind not in ATTENTIONS:
         raise UserError(f"job: the trainer supports attention={' or '.join(ATTENTIONS)}, not {kind}; take one of them")
     _check_chunks(layout, job, model=model)

@@ -49,7 +49,8 @@ def step(resolved: ResolvedRequest, layout: Layout) -> Step:
 
 def predict_over_time(resolved: ResolvedRequest, layout: Layout, *, rank: int) -> StepOverTime:
     """Predict the step over time; ``rank``: the pipeline rank whose memory is drawn."""
-    step_planner, limit = planner(resolved.model, resolved.machine, resolved.job), _limit_drawn(layout)
+    step_planner = planner(resolved.model, resolved.machine, resolved.job)
+    limit = _limit_drawn(layout)
     rows = spans(step_planner, layout, limit=limit)
     memory_levels = levels(step_planner, layout, rank=rank, limit=limit, rows=rows)
     drawn = remark(_count_drawn(resolved, layout), layout.micro_batches(resolved.job))

@@ -147,7 +147,9 @@ def _drop_virtual_stages(schedule: ScheduleName) -> ScheduleName:
 
 def _values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
     """Return the values that a row offers, valid or not, without pointless ones."""
-    ranks, model, current = resolved.machine.ranks, resolved.model, getattr(layout, field)
+    ranks = resolved.machine.ranks
+    model = resolved.model
+    current = getattr(layout, field)
     if field == "zero":
         return [0, 1, 2, 3]
     if field == "shard_group":

@@ -38,7 +38,8 @@ class DroppedFiles:
             self.folder = Path(mkdtemp(prefix="fivefold-dropped-"))
         place = self.folder / str(next(self._numbers))
         place.mkdir()
-        path, size = place / (re.sub(r"[^\w.+-]", "_", name, flags=re.ASCII)[-100:] or "file"), 0
+        path = place / (re.sub(r"[^\w.+-]", "_", name, flags=re.ASCII)[-100:] or "file")
+        size = 0
         try:
             with path.open("wb") as file:
                 async for chunk in body:

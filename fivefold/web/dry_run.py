@@ -37,7 +37,8 @@ def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
     if dry_run.step is None or dry_run.simulation is None or dry_run.table is None:
         return fragment("dryrun_result.html", dry_run=dry_run)
     rank, chip = dry_run.peak_rank.rank, machine.chip.memory_bytes
-    tape, at_peak = dry_run.steady_tapes[rank], describe_peak(dry_run.tapes[rank])
+    tape = dry_run.steady_tapes[rank]
+    at_peak = describe_peak(dry_run.tapes[rank])
     memory_levels = thin_levels(dry_run.simulation, tape)
     rows = tuple(
         list_action_spans(dry_run.simulation, dry_run.steady_tapes[shown_rank], row)

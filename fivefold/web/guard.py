@@ -76,7 +76,8 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
             yield 403, "the request comes from another site"
-        site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "navigate")
+        site = headers.get("sec-fetch-site", "none")
+        mode = headers.get("sec-fetch-mode", "navigate")
         if site not in ("none", "same-origin") and mode != "navigate":
             yield 403, "the request comes from another site"
         length = headers.get("content-length", "0")

@@ -225,7 +225,8 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
         resolved = self.resolve(folder=folder, local=local)
         url_by_case: dict[ComparedCase, str] = {}
         names = (self.machine, *self.machines)
-        stacks, precisions = split_names(self.stacks) or ("",), split_names(self.precisions) or ("",)
+        stacks = split_names(self.stacks) or ("",)
+        precisions = split_names(self.precisions) or ("",)
         for stack, precision, name, text in product(stacks, precisions, names, self.layout):
             job = with_stack(resolved.job, stack) if stack else resolved.job
             job = with_precision(job, precision) if precision else job
@@ -306,7 +307,8 @@ class SweepStart(JobQuestion):
         """Build the sweep; raises ``UserError`` for what is not valid, and for files outside of the folder."""
         if self.config or any(getattr(self, name) is not None for name in self.shape):
             raise UserError("a sweep names its models: save the changed model as a file, and name that")
-        model_names, machine_names = (self.model, *self.models), (self.machine, *self.machines)
+        model_names = (self.model, *self.models)
+        machine_names = (self.machine, *self.machines)
         for name in model_names:
             models.resolve(name, find=folder.path)
         for name in machine_names:

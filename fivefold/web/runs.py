@@ -70,7 +70,8 @@ def log(folder: ServedFolder, name: str) -> list[dict[str, Any]]:
 
 def steps(folder: ServedFolder, name: str) -> RunFolder | None:
     """Return predicted and measured of a finished run; None while it trains, also if it has been resumed."""
-    measured, prediction = folder.path(f"{name}/step.json"), folder.path(f"{name}/{run_folder.PREDICTED}")
+    measured = folder.path(f"{name}/step.json")
+    prediction = folder.path(f"{name}/{run_folder.PREDICTED}")
     if not measured.is_file():
         return None
     was_resumed = prediction.is_file() and prediction.stat().st_mtime > measured.stat().st_mtime
@@ -93,7 +94,8 @@ def summary(folder: ServedFolder, path: Path) -> RunSummary:
     except UserError:  # damaged or too large logs are listed too
         return RunSummary(folder=name, state="stopped", step=0)
     training = [line for line in lines if "loss" in line]
-    last, heldout = training[-1] if training else {}, [line for line in lines if "heldout_loss" in line]
+    last = training[-1] if training else {}
+    heldout = [line for line in lines if "heldout_loss" in line]
     facts: dict[str, Any] = {}
     if finished is not None:
         facts = {

@@ -52,7 +52,9 @@ EVERY_SECONDS = 0.1  # between two reports of progress
 def main() -> None:
     """Answer the question on stdin with the command in the first argument."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    request, verb, progress = json.load(sys.stdin), sys.argv[1], ProgressReporter()
+    request = json.load(sys.stdin)
+    verb = sys.argv[1]
+    progress = ProgressReporter()
     if verb in SEARCHES:
         signal.signal(signal.SIGINT, progress.stop)
         say(begun=True)

@@ -121,7 +121,8 @@ def _adapter_case(row: Row) -> Case:
 def _case(row: Row) -> Case:
     if row["framework"] == "litgpt" and "LoRA" in row["method"]:
         return _adapter_case(row)
-    model, rung = apply_printed_shape(find_model(row["model"]), row), LADDER[row["technique"]]
+    model = apply_printed_shape(find_model(row["model"]), row)
+    rung = LADDER[row["technique"]]
     if number_format(row["precision"]) != "bf16":
         raise UserError(f"precision {row['precision']!r} of an optimizer that keeps all in bf16")
     layout = layout_of_row(row, zero=0, ac=rung.ac)

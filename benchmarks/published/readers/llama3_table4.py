@@ -25,7 +25,8 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, machines = apply_printed_shape(find_model(row["model"]), row), read_machine(row)
+    model = apply_printed_shape(find_model(row["model"]), row)
+    machines = read_machine(row)
     known = row | {"mbs": "1", "vp": str(VIRTUAL), "schedule": "interleaved", "recompute": "none"}
     layout = layout_of_row(known, zero=2, ac="none")
     per_stage = (model.layers + 2) // (layout.pp * VIRTUAL)

@@ -33,7 +33,8 @@ UNEVEN = "micro-batches of unequal size (Composer's micro-batching engine)"
 
 def model_of(row: Row) -> Model:
     """Return the model of a row: Composer's MPT, or MosaicGPT before it."""
-    width, heads = read_required_integer(row, "hidden"), read_required_integer(row, "heads")
+    width = read_required_integer(row, "hidden")
+    heads = read_required_integer(row, "heads")
     return Model(
         name=row["model"].lower(),
         layers=read_required_integer(row, "layers"),

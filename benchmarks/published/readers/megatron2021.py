@@ -59,7 +59,8 @@ def _case(row: Row) -> Case:
         raise UserError(f"model-parallel size {size} is not divisible by tp{tp}")
     degrees = {"tp": str(tp), "pp": row["pp"] or str(size // tp)}
     layout = layout_of_row(row | degrees, zero=zero, ac=read_recomputation(row), sp=tp == 1)
-    model, machines = gpt_of(row, vocab=read_required_integer(row, "vocab")), read_machine(row)
+    model = gpt_of(row, vocab=read_required_integer(row, "vocab"))
+    machines = read_machine(row)
     rate = number(row, "hw_tflops_per_gpu") * 1e12 * machines.ranks
     case = case_of(
         SOURCE,

@@ -177,7 +177,8 @@ def _deepseek_recipe_read(row: Row, stages: int) -> bool:
 
 
 def _case(row: Row) -> Case:
-    model, on = apply_printed_shape(model_of(row["model"]), row), chip(row["hardware"])
+    model = apply_printed_shape(model_of(row["model"]), row)
+    on = chip(row["hardware"])
     precision = precision_of(row["precision"], chip=on)
     # deepseek_v3.py: four layers on each of 15 stages, the last layer with the loss.
     stages = (*(4,) * 15, 1) if model.name.startswith("deepseek-v3") else ()

@@ -79,7 +79,8 @@ def _stack(row: Row) -> Stack:
 
 
 def _case(row: Row) -> Case:
-    model, machines = apply_printed_shape(find_model(row["model"]), row), cluster(row)
+    model = apply_printed_shape(find_model(row["model"]), row)
+    machines = cluster(row)
     rate = number(row, "model_tflops_per_gpu") * 1e12
     return case_of(
         "megatron_moe_zoo",

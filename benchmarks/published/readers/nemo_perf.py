@@ -63,7 +63,8 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, layout = apply_printed_shape(_model(row), row), layout_of_row(row, zero=1)
+    model = apply_printed_shape(_model(row), row)
+    layout = layout_of_row(row, zero=1)
     where = cluster(row)
     return case_of(
         "nemo_perf",

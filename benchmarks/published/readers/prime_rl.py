@@ -40,7 +40,8 @@ def _case(row: Row) -> Case:
     if attention is None or loss is None:
         raise UserError(f"attention {row['attention']!r} of a {row['job']!r} job was not read")
     name = row["model"].removesuffix("-2507").removesuffix("-Instruct")
-    model, machines = apply_printed_shape(find_model(name), row), read_machine(row)
+    model = apply_printed_shape(find_model(name), row)
+    machines = read_machine(row)
     layout = layout_of_row(row, zero=3, ac=read_recomputation(row))
     rate, trains = number(row, "tokens_per_s"), row["job"] == "SFT"
     return case_of(

@@ -65,7 +65,8 @@ def _rule(row: Row) -> str:
 def _case(row: Row) -> Case:
     if row["recompute"] == "selective":
         raise UserError("recompute is 'selective', which torchtitan does by operation or by layer")
-    model, machines = apply_printed_shape(find_model(row["model"]), row), _machine(row)
+    model = apply_printed_shape(find_model(row["model"]), row)
+    machines = _machine(row)
     layout = layout_of_row(row, zero=sharding(row, silent=3), ac=read_recomputation(row))
     # with a scale for each row, the gathers of async TP were not fused with matmuls (pytorch/pytorch issue 149990)
     is_async = "async TP" in row["technique"] and "rowwise" not in row["precision"]

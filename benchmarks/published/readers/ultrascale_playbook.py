@@ -52,10 +52,12 @@ def stages_of(model: Model, pp: int) -> tuple[int, ...]:
 
 
 def _case(row: Row) -> Case:
-    model, layout = model_of(row), layout_of_row(row, zero=sharding(row, silent=0))
+    model = model_of(row)
+    layout = layout_of_row(row, zero=sharding(row, silent=0))
     if layout.pp > 1 and layout.v == 1:
         layout = layout.replace(stages=stages_of(model, layout.pp))
-    machines, rate = read_machine(row), number(row, "mfu_pct") / 100 * PEAK_FLOPS
+    machines = read_machine(row)
+    rate = number(row, "mfu_pct") / 100 * PEAK_FLOPS
     return case_of(
         "ultrascale_playbook",
         row,

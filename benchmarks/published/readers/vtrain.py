@@ -36,8 +36,10 @@ def cases() -> Iterator[Case | Excluded]:
 
 
 def _case(row: Row) -> Case:
-    model, machines = gpt_of(row, vocab=VOCAB), read_machine(row, nic_gigabits=100, source=NETWORK)
-    layout, stack = layout_of_row(row, zero=0, ac=read_recomputation(row), sp=row["tp"] == "1"), STACK
+    model = gpt_of(row, vocab=VOCAB)
+    machines = read_machine(row, nic_gigabits=100, source=NETWORK)
+    layout = layout_of_row(row, zero=0, ac=read_recomputation(row), sp=row["tp"] == "1")
+    stack = STACK
     composed = row["set"] == "single-node"
     if composed:  # no layer is run again, the head has weights of its own, and each rank the words that tp divides
         model = model.replace(vocab=VOCAB // layout.tp * layout.tp, tied_embeddings=False)

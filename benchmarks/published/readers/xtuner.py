@@ -67,10 +67,8 @@ def _case(row: Row) -> Case:
         )
     else:
         model = YI if row["model"] == "Yi-34B-200K" else apply_printed_shape(find_model(row["model"]), row)
-        layout, stack = (
-            layout_of_row(row, zero=sharding(row, silent=0), ac=read_recomputation(row)),
-            build_stack("deepspeed"),
-        )
+        layout = layout_of_row(row, zero=sharding(row, silent=0), ac=read_recomputation(row))
+        stack = build_stack("deepspeed")
         layout = layout.replace(cp_kind="ulysses" if layout.cp > 1 else "ring")
     return case_of(
         "xtuner",

@@ -40,7 +40,9 @@ def ask(
     from fivefold.rendering.progress import bar
     from fivefold.rendering.sections import render_sections
 
-    question, chart, counted = request.question, request.chart, is_counted(request.gpus or request.machine)
+    question = request.question
+    chart = request.chart
+    counted = is_counted(request.gpus or request.machine)
     refuse_unused(question, tokens=request.tokens, assume=request.assume, noise=request.noise)
     (priced_machine,) = apply_prices([machine], request.price)
     if chart and question not in PICTURES:

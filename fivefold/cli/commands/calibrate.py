@@ -34,7 +34,8 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     from fivefold.rendering import table
     from fivefold.trainer.process import Process
 
-    path, process = request.out or local_file(), Process.from_environment(os.environ)
+    path = request.out or local_file()
+    process = Process.from_environment(os.environ)
     run_or_model, layout = request.run, request.layout
     counts = parse_integers(request.processes, option="--processes", of="process counts", such="1,2")
     if run_or_model is None and layout is not None:

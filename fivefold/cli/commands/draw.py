@@ -52,7 +52,9 @@ def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
             f"draw {picture} needs MODEL MACHINE LAYOUT; write for example "
             f"fivefold draw {picture} llama3-8b h100:8 'dp8 zero3 mbs1'"
         )
-    model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
+    model = resolve(words[0])
+    machine = load_machine(words[1])
+    layout = Layout.parse(words[2])
     plans = planner(model, machine, job)
     step = plans.step(layout)
     if picture == "memory-parts":

@@ -51,5 +51,7 @@ def _compare_with_prediction(
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
-    model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
+    model = resolve(words[0])
+    machine = load_machine(words[1])
+    layout = Layout.parse(words[2])
     return compare_largest(explanations, model=model, machine=machine, layout=layout, job=job)

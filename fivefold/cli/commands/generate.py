@@ -29,7 +29,8 @@ def generate(request: GenerateOptions) -> None:
         {name: getattr(request, name) for name in ("temperature", "top_p", "seed")}, origin="generate"
     )
     source = WeightSource.find(request.source, base=request.base)
-    tokenizer, prompts = source.tokenizer(request.tokenizer), [*request.prompt] or [""]
+    tokenizer = source.tokenizer(request.tokenizer)
+    prompts = [*request.prompt] or [""]
     decoder = source.decoder(dtype=request.dtype)
     is_streamed = len(prompts) == 1 and not request.as_json
     if is_streamed:

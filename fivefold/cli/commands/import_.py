@@ -44,7 +44,9 @@ def import_(request: ImportOptions) -> None:
     folder, to, start = request.folder, request.to, None
     if (folder / peft_adapter.CONFIG).is_file():
         adapters = merged_adapter.open_adapter_folder(folder, base=request.base)
-        start, folder, opened = StartAdapter(folder, adapters.adapter), adapters.base.path, adapters.base
+        start = StartAdapter(folder, adapters.adapter)
+        folder = adapters.base.path
+        opened = adapters.base
     elif request.base is not None:
         raise UserError(f"{folder}: has no {peft_adapter.CONFIG}; drop --base")
     else:

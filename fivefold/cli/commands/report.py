@@ -86,7 +86,8 @@ def write_run_report(run: RunFolder, drawing: Drawing | None, settings: Run) -> 
     fields = json.dumps(settings.model_dump(mode="json", exclude_defaults=True), indent=1)
     commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
     path = run.folder / NAME
-    measured, parts = run.measured, page.report_run(run, drawing, run_folder.lanes(run.folder))
+    measured = run.measured
+    parts = page.report_run(run, drawing, run_folder.lanes(run.folder))
     _write(path, _title(measured.model, measured.machine, measured.world), parts, commands)
     return path
 
@@ -238,11 +239,14 @@ def _load_step(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
     from fivefold.model.catalog import resolve
     from fivefold.planner.predict import planner
 
-    title, step_job = _title(step.model, step.machine, step.world), job_said(step)
+    title = _title(step.model, step.machine, step.world)
+    step_job = job_said(step)
     names = [step.model, f"{step.machine}:{step.world}", step.layout]
     commands = [command(verb, names[:2] if verb == "search" else names, step_job)]
     try:
-        model, machine, layout = resolve(names[0]), load_machine(names[1]), Layout.parse(names[2])
+        model = resolve(names[0])
+        machine = load_machine(names[1])
+        layout = Layout.parse(names[2])
         step_planner = planner(model, machine, step_job)
         is_unchanged = step.kind != "predicted" or step_planner.step(layout).memory.peak_bytes == step.memory.peak_bytes
     except UserError:
@@ -259,7 +263,8 @@ def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
     from fivefold.rendering.report import Drawing
 
     rank = max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage
-    limit, micro_batches = CHART_MICRO_BATCHES // layout.v, layout.micro_batches(planner.job)
+    limit = CHART_MICRO_BATCHES // layout.v
+    micro_batches = layout.micro_batches(planner.job)
     rows = spans(planner, layout, limit=limit)
     caption = remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
     return Drawing(

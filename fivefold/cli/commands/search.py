@@ -39,7 +39,8 @@ def search(
     layout: Layout | None = None,
 ) -> None:
     """Find the best of all valid layouts that fit, and explain the choice; or compare one run on several machines."""
-    constraints, tolerance = parse_where(request.where), resolve_tolerance(request)
+    constraints = parse_where(request.where)
+    tolerance = resolve_tolerance(request)
     if request.is_of_run:
         refuse_of_one(request)
         machines = [

@@ -50,7 +50,8 @@ def show(request: ShowOptions) -> None:
         if not measured.time.parts and (advice := advise_on_step(measured, predicted)):  # of a watched loop
             print_data(f"\n{advice}")
     if request.charts:
-        title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")
+        title = f"{measured.model}, {measured.layout}"
+        lines = read_lines(folder / "log.jsonl")
         for name, chart in (
             ("loss", draw_losses(lines, subtitle=title)),
             ("memory", draw.memory_bars([predicted, measured])),

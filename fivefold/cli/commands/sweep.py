@@ -30,7 +30,8 @@ def sweep(request: SweepOptions) -> None:
     from fivefold.sweeps.spec import Sweep
     from fivefold.sweeps.sweep import SweepPlan, run
 
-    plan, charts = SweepPlan.from_sweep(Sweep.load(request.file), local=local_file()), request.charts
+    plan = SweepPlan.from_sweep(Sweep.load(request.file), local=local_file())
+    charts = request.charts
     if request.dry:
         size = {"rows": plan.rows, "settings": len(plan.parts)}
         show(json_module.dumps(size) if request.as_json else _size(**size))

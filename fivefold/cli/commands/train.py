@@ -119,7 +119,8 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
         from fivefold.trainer.process import Process
 
         choose_interface(os.environ)
-        process, line = Process.from_environment(os.environ), TrainingLine(steps=settings.job.steps)
+        process = Process.from_environment(os.environ)
+        line = TrainingLine(steps=settings.job.steps)
         if process.rank == 0 and keeps_store(os.environ):
             say("no new host can take a lost one's place: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun")
         if process.rank == 0 and (precision := describe_other_format(settings.job)):
@@ -220,7 +221,8 @@ def _check_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> No
 
     if os.environ.get("LOCAL_RANK", "0") != "0":  # the first rank of a host checks for it
         return
-    host, started = Host.inspect(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    host = Host.inspect()
+    started = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if line := check_host(host, machine=machine, named=run.machine, layout=layout, file=file, started=started):
         say(f"fivefold: {line}")
 

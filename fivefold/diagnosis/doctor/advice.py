@@ -210,10 +210,8 @@ def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
     """Return, by module, the first event of it or of a module inside of it in each backward."""
     starts_by_module: dict[str, list[int]] = defaultdict(list)
     seen_modules: set[str] = set()
-    tape, backward_scopes = (
-        lifetimes.tape,
-        {index for index, scope in enumerate(lifetimes.tape.scopes) if scope.phase == "backward"},
-    )
+    tape = lifetimes.tape
+    backward_scopes = {index for index, scope in enumerate(lifetimes.tape.scopes) if scope.phase == "backward"}
     is_backward = False
     for event, (kind, first, _, third) in enumerate(tape):
         if kind == SCOPE:

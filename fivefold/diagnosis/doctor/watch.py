@@ -81,7 +81,8 @@ class ModuleRecorder(TapeRecorder):
                 optimizer.register_step_post_hook(self._on_update_end),
             ]
             for path in modules:
-                part, starts = model.get_submodule(path), list[tuple[int, frozenset[int]]]()
+                part = model.get_submodule(path)
+                starts = list[tuple[int, frozenset[int]]]()
                 hooks.append(part.register_forward_pre_hook(self._make_begin_hook(starts), with_kwargs=True))
                 hooks.append(part.register_forward_hook(self._make_end_hook(path, starts), with_kwargs=True))
             for hook in hooks:
@@ -231,7 +232,11 @@ def _convolution_flops(func: Any, args: Any, out: Any) -> int:
     if func is aten.convolution.default:
         x, weight, transposed, gradients, y = args[0], args[1], args[6], 1, out
     elif func is aten.convolution_backward.default:
-        y, x, weight, transposed, gradients = args[0], args[1], args[2], args[7], sum(args[10][:2])
+        y = args[0]
+        x = args[1]
+        weight = args[2]
+        transposed = args[7]
+        gradients = sum(args[10][:2])
     else:
         return 0
     pairs = int((x if transposed else y).numel()) * int(weight[0].numel())

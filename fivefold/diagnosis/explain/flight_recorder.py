@@ -119,7 +119,8 @@ def _sizes(entry: dict[str, Any], name: str) -> str:
 
 
 def _format_input(entry: dict[str, Any]) -> str:
-    sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
+    sizes = entry.get("input_sizes") or []
+    dtypes = entry.get("input_dtypes") or []
     first = next((size for size in sizes if isinstance(size, list | tuple)), None)
     dtype = f" {str(dtypes[0]).lower()}" if dtypes and first is not None else ""
     return f"{list(first)}{dtype}" if first is not None else ""
@@ -168,7 +169,8 @@ def _problem(group: str, entries: Mapping[int, Sequence[CollectiveEntry]], membe
     present_numbers = [numbers for rank in ranks if (numbers := by_rank[rank])]
     # The ring buffers of ranks begin at different collectives.
     first = max((min(numbers) for numbers in present_numbers), default=0)
-    last, late_problem = max((max(numbers) for numbers in present_numbers), default=-1), None
+    last = max((max(numbers) for numbers in present_numbers), default=-1)
+    late_problem = None
     for number in range(first, last + 1):
         present = {rank: by_rank[rank][number] for rank in ranks if number in by_rank[rank]}
         missing = tuple(rank for rank in ranks if rank not in present)

@@ -111,7 +111,8 @@ def explain(points: Sequence[LossPoint], *, files: tuple[str, ...]) -> Explanati
 def _events(points: Sequence[LossPoint]) -> Iterator[LossEvent]:
     window = max(MIN_LOSSES, min(64, len(points) // 4))
     guard = LossGuard(Faults(on_nan="skip", on_spike="skip", spike_window=window))
-    usual_loss, flagged = dict[int, float](), list[tuple[int, bool]]()  # index, whether it is finite
+    usual_loss = dict[int, float]()
+    flagged = list[tuple[int, bool]]()  # index, whether it is finite
     for index, point in enumerate(points):
         finite = math.isfinite(point.loss)
         usual_loss[index] = statistics.median(guard.recent) if guard.recent else math.nan
@@ -165,7 +166,8 @@ def _make_event(
 def _norm(points: Sequence[LossPoint], place: int, window: int) -> str:
     """Describe the gradient norm at ``place``, if it is far above what was usual."""
     previous_norms = [point.norm for point in points[max(0, place - window) : place] if math.isfinite(point.norm)]
-    usual, norm = statistics.median(previous_norms) if previous_norms else 0.0, points[place].norm
+    usual = statistics.median(previous_norms) if previous_norms else 0.0
+    norm = points[place].norm
     return f"; gradient norm {norm:.4g}, where {usual:.4g} is usual" if usual > 0 and not norm < 3 * usual else ""
 
 

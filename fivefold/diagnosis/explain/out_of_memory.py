@@ -200,7 +200,9 @@ def _count_unused(message: OutOfMemoryMessage) -> int | None:
 
 
 def _sum_memory(message: OutOfMemoryMessage) -> HeldMemory:
-    allocated, unused, free_bytes = message.get("allocated") or 0, _count_unused(message), message.get("free")
+    allocated = message.get("allocated") or 0
+    unused = _count_unused(message)
+    free_bytes = message.get("free")
     parts = Counter({"tensors": allocated, "reserved, but in no tensor": unused or 0, "other processes": 0})
     parts["other processes"] = message.get("others") or 0
     pytorch_bytes = allocated + (unused or 0)
@@ -244,8 +246,11 @@ def _verdict(message: OutOfMemoryMessage) -> str:
 
 def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
     """Return the reasons why it did not fit, the most likely cause first."""
-    requested, unused, free_bytes = message.get("wanted"), _count_unused(message) or 0, message.get("free")
-    capacity, allocated = message.get("capacity"), message.get("allocated") or 0
+    requested = message.get("wanted")
+    unused = _count_unused(message) or 0
+    free_bytes = message.get("free")
+    capacity = message.get("capacity")
+    allocated = message.get("allocated") or 0
     if message.device == "the CPU":
         return [Cause("the host's memory ran out, not a GPU's: ", "fewer workers of the data loader, or offload less")]
     if requested is None and any(ENGINES.search(frame.file) for frame in message.stack):
@@ -274,7 +279,8 @@ def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
     if (other_processes := message.get("others") or 0) >= requested:
         reason = f"other processes hold {show_bytes(other_processes)} of this device: "
         causes.append(Cause(reason, "end them, or take another"))
-        own_bytes, largest = message.get("process") or 0, message.get("largest other") or 0
+        own_bytes = message.get("process") or 0
+        largest = message.get("largest other") or 0
         if 0.75 * own_bytes < largest < 1.25 * own_bytes:
             causes.append(
                 Cause(

@@ -80,7 +80,10 @@ def explain(texts: Mapping[str, str], *, files: tuple[str, ...]) -> Explanation:
 
 def _processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Frame, ...]]]]]:
     """Yield the threads of each process: name and frames."""
-    process, threads, stack, name = "", list[tuple[str, tuple[Frame, ...]]](), list[Frame](), ""
+    process = ""
+    threads = list[tuple[str, tuple[Frame, ...]]]()
+    stack = list[Frame]()
+    name = ""
     inside = False
 
     def close() -> None:
@@ -112,7 +115,8 @@ def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> MainTh
     module_stacks = [stack for _, stack in threads if stack and stack[-1].function == "<module>"]
     stack = (main_stacks or module_stacks or [threads[-1][1]])[-1]
     collective = next((frame.function for frame in reversed(_collective_frames(stack))), "")
-    line, is_sharded = user_line(stack), any(ZERO3.search(frame.file) for frame in stack)
+    line = user_line(stack)
+    is_sharded = any(ZERO3.search(frame.file) for frame in stack)
     if collective:
         return MainThread(rank, f"waits in {collective}", line, collective, is_sharded)
     for state, file, function in WAITS:

@@ -89,7 +89,8 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     peak = begin + int(np.argmax(total[begin:]))
     ends = np.append(_find_scope_events(events)[1:] - 1, len(events) - 1)
     gradients = int(live_bytes[GRADIENTS, ends[_find_update_scope(tape, events) - 1]])
-    parameters, optimizer = int(live_bytes[PARAMETERS, begin]), int(live_bytes[OPTIMIZER, ends[-1]])
+    parameters = int(live_bytes[PARAMETERS, begin])
+    optimizer = int(live_bytes[OPTIMIZER, ends[-1]])
     activations = int(
         (live_bytes[ACTIVATIONS] + live_bytes[LOGITS])[np.append(ends, _select_paired_events(tape, events))].max()
     )
@@ -216,10 +217,12 @@ def _split_pipeline_receives(tape: Tape, events: Ints, lives: Lifetimes) -> Life
 
 def _classify_by_lifetime(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
     """Fill in the categories that are ``BY_LIFETIME``, by the phases of ALLOC and FREE."""
-    first, last = _number_scopes(events, lives.birth), _number_scopes(events, lives.death)
+    first = _number_scopes(events, lives.birth)
+    last = _number_scopes(events, lives.death)
     phase = np.array([scope.phase for scope in tape.scopes] or [""])
     scope_of_number = events[_find_scope_events(events), 1]
-    birth_phase, death_phase = phase[scope_of_number[first]], phase[scope_of_number[last]]
+    birth_phase = phase[scope_of_number[first]]
+    death_phase = phase[scope_of_number[last]]
     is_logits = np.array([_is_logits(site) for site in tape.sites] or [False])[lives.site]
     is_activation = (
         np.isin(birth_phase, ACTIVATION_PHASES)

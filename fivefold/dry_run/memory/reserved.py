@@ -68,7 +68,9 @@ def replay_allocator(
     for size in workspaces:
         allocator.allocate(size)
     peak_allocated, peak_reserved = allocator.allocated_bytes, allocator.reserved_bytes
-    inactive, peak_event, shortage = peak_reserved - peak_allocated, (0, 0, CodeSite("", "", "")), None
+    inactive = peak_reserved - peak_allocated
+    peak_event = (0, 0, CodeSite("", "", ""))
+    shortage = None
     blocks: dict[int, tuple[AllocatorBlock, int]] = {}
     for tape_index, event, storage, size, site in list_changes(tapes):
         if not size:
@@ -97,10 +99,8 @@ def replay_allocator(
         peak_allocated = max(peak_allocated, allocator.allocated_bytes)
         if allocator.reserved_bytes > peak_reserved:
             peak_reserved = allocator.reserved_bytes
-            inactive, peak_event = (
-                peak_reserved - allocator.allocated_bytes,
-                (tape_index, event, tapes[tape_index].sites[site]),
-            )
+            inactive = peak_reserved - allocator.allocated_bytes
+            peak_event = (tape_index, event, tapes[tape_index].sites[site])
     return Reserved(peak_requested, peak_allocated, peak_reserved, inactive, *peak_event, shortage)
 
 

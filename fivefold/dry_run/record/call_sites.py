@@ -21,7 +21,8 @@ from fivefold.dry_run.record.tape import CodeSite
 
 # AccumulateGrad nodes, which no module created, have higher numbers; they belong to the node that ran before
 LEAF_NODE_NUMBER = 2**62
-TORCH_FOLDER, DRY_RUN_FOLDER = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+TORCH_FOLDER = str(Path(torch.__file__).parent)
+DRY_RUN_FOLDER = str(Path(__file__).parents[1])
 LIBRARY_FOLDERS = (TORCH_FOLDER, DRY_RUN_FOLDER)  # folders whose frames are never a site: torch, and the dry run itself
 REPOSITORY_FOLDER = str(Path(__file__).parents[3]) + "/"
 

@@ -65,7 +65,9 @@ def classify_kernel(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...
         groups = out.shape[0]
         return "matmul", (left.shape[0], right.shape[1], -(-left.shape[1] // groups), groups)
     if func in GROUPED_FLOAT8:
-        rows, right, inner = args[0].shape[0], args[3].shape, args[GROUPED_INNER]
+        rows = args[0].shape[0]
+        right = args[3].shape
+        inner = args[GROUPED_INNER]
         if GROUPED_FLOAT8[func]:  # [n, K] by [E, N, K]
             return "matmul", (-(-rows // right[0]), right[1], inner, right[0])
         return "matmul", (rows, right[0], -(-inner // out.shape[0]), out.shape[0])  # [M, n] by [N, n]

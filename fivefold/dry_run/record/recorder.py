@@ -25,10 +25,8 @@ from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT
 from fivefold.trainer.measure.meter import GROUPED_MATMULS, operation_flops, tensors
 
 DEVICE = torch.ops.prim.device.default  # torch asks for it of each tensor of a subclass
-READ_SCALAR, RESIZE_STORAGE = (
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.inductor.resize_storage_bytes_.default,
-)
+READ_SCALAR = torch.ops.aten._local_scalar_dense.default
+RESIZE_STORAGE = torch.ops.inductor.resize_storage_bytes_.default
 HIDDEN_ID = -1  # id of a storage whose ALLOC and FREE are not recorded
 NO_SITE = CodeSite("", "", "")
 

@@ -143,7 +143,8 @@ class EventChunk:
 
 def plan_steps(events: Events, recording: BlockRecording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
     """Yield ``EventChunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
-    indices, sizes = _translate_to_tape(recording, tape=tape, layer=layer), _list_sizes(recording)
+    indices = _translate_to_tape(recording, tape=tape, layer=layer)
+    sizes = _list_sizes(recording)
     special_storage = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
     chunk: list[list[int]] = []
     live = 0

@@ -169,7 +169,8 @@ def _name_storages_and_messages(
     counts: Counter[Hashable] = Counter()
     for (begin, label, receives), (end, *_) in pairwise([*log.parts, (len(events), END_OF_STEP, ())]):
         shift = skipped_micro_batches if begin >= cut else 0
-        label, arriving = _shift_label(label, shift), iter(_shift_messages(receives, shift))
+        label = _shift_label(label, shift)
+        arriving = iter(_shift_messages(receives, shift))
 
         def name(label: Label, *key: int) -> Name:
             counts[label, key] += 1

@@ -55,7 +55,8 @@ def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, job: Job,
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
     known_recordings: dict[Hashable, dict[bool, BlockRecording] | None] = {}
-    is_recomputed, kinds = recomputed_layers(model.layers, layout), list_kinds(model, job)
+    is_recomputed = recomputed_layers(model.layers, layout)
+    kinds = list_kinds(model, job)
     for layer, block in enumerate(built.module.blocks):
         kind = kinds[layer], is_recomputed[layer]
         block.forward = BlockReplayer(
@@ -145,7 +146,9 @@ class BlockReplayer:
         self, template: Tensor, rest: Sequence[Any], *, split: bool
     ) -> tuple[list[tuple[int, int]], dict[int, int], BlockOutput, BlockOutput]:
         """Run once; return the tape ranges (forward, backward, end, each W), the ids of x and dy, y, and dx."""
-        recorder, spans, noted_gradients = self.recorder, list[tuple[int, int]](), dict[str, Any]()
+        recorder = self.recorder
+        spans = list[tuple[int, int]]()
+        noted_gradients = dict[str, Any]()
         leaf = torch.empty_like(template).requires_grad_()
         x: Tensor = _InputGradient.apply(leaf, partial(_note_gradient, noted_gradients, recorder))  # type: ignore[no-untyped-call]
         x_id, start = recorder.storage_id(x), recorder.count_events()

@@ -102,7 +102,8 @@ class Pricer:
         counted.
         """
         sequences, queries, keys, dim = kernel.shape
-        is_backward, is_causal = kernel.kind.endswith("backward"), queries == keys and "window" not in kernel.kind
+        is_backward = kernel.kind.endswith("backward")
+        is_causal = queries == keys and "window" not in kernel.kind
         flops = kernel.flops // (2 if is_backward else 1) // (2 if is_causal else 1)
         measured = self.prices.measured
         if measured is not None and measured.attentions[0]:
@@ -127,7 +128,8 @@ class Pricer:
         group = RankGroup(len(members), members[1] - members[0])
         if message.collective == "p2p" and not self.machine.calibration:
             span = self.machine.links[0].span
-            distance, same_node = abs(message.peer - rank), message.peer // span == rank // span
+            distance = abs(message.peer - rank)
+            same_node = message.peer // span == rank // span
             group = RankGroup(2, distance if same_node else max(distance, span))
         return self.network.seconds(message.collective, message.payload, group)
 

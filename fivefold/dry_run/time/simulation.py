@@ -82,7 +82,8 @@ class SimulatedTapes:
     def spans(self, rank: int) -> Iterator[TimedSpan]:
         """Yield the spans of a rank's device, in order of issue; a scope lasts until the next one begins."""
         tape_index = self._streams.tape_of_rank[rank]
-        begins, ends = self._streams.begins[tape_index], self._streams.ends[tape_index]
+        begins = self._streams.begins[tape_index]
+        ends = self._streams.ends[tape_index]
         messages: dict[int, int] = {}
         scope: tuple[int, float] | None = None
         for event, (kind, first, second, _) in enumerate(self.tapes[tape_index]):

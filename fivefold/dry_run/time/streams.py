@@ -34,7 +34,8 @@ class Costs(NamedTuple):
     @classmethod
     def zero(cls, tape: Tape) -> Costs:
         """Return zero costs, for checking the order of messages only."""
-        kernels, messages = [0.0] * len(tape.kernels), [0.0] * len(tape.messages)
+        kernels = [0.0] * len(tape.kernels)
+        messages = [0.0] * len(tape.messages)
         return cls(kernels, kernels, messages, messages, [False] * len(messages))
 
 
@@ -187,10 +188,13 @@ class Streams:
 
     def _run_rank(self, tape_index: int) -> Iterator[BlockedRank]:
         """Simulate one rank; yields whenever it must wait for a message that has not ended."""
-        costs, begins, ends = self.costs[tape_index], self.begins[tape_index], self.ends[tape_index]
+        costs = self.costs[tape_index]
+        begins = self.begins[tape_index]
+        ends = self.ends[tape_index]
         kernels, kernel_launches, messages, compute_slowdown, host_waits, message_launch_seconds, is_blocking = costs
         tape, streams = self.tapes[tape_index], self.streams
-        issued_endpoints, handles = iter(self.issued_endpoints[tape_index]), dict[int, tuple[Endpoint, int]]()
+        issued_endpoints = iter(self.issued_endpoints[tape_index])
+        handles = dict[int, tuple[Endpoint, int]]()
         clock = host = 0.0
         last: Endpoint | None = None
         for event, (kind, first, second, _) in enumerate(tape):

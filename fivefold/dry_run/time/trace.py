@@ -101,7 +101,9 @@ def _list_module_spans(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[st
                 yield trace.event(module, "module", tape.rank, MODULE_LINE, start=first_span.start, end=end, known={})
             first_span = None
         if span is not None:
-            first_span, module, end = first_span or span, span_module or "", span.end
+            first_span = first_span or span
+            module = span_module or ""
+            end = span.end
 
 
 def _list_memory_counters(tape: Tape, simulation: SimulatedTapes) -> Iterator[dict[str, Any]]:

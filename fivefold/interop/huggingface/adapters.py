@@ -173,13 +173,15 @@ def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) 
     """
     if model.moe is None or not fields:
         return
-    names, adapter = ADAPTER_KEYS_OF.get(values.software, TRL), Adapter.read(fields["job.adapter"], origin="")
+    names = ADAPTER_KEYS_OF.get(values.software, TRL)
+    adapter = Adapter.read(fields["job.adapter"], origin="")
     adapts_all = adapter.targets == (ALL_LINEAR,)
     if not adapts_all and set(adapter.targets).isdisjoint(EXPERT_LAYERS):
         return
     lists_linears = names is AXOLOTL and values.given.get("lora_target_linear") is True
     key = "lora_target_linear" if lists_linears else names.targets if values.is_set(names.targets) else names.switch
-    has_mlps, family = not set(list_targets(model, adapter)).isdisjoint(EXPERT_LAYERS), find_family(model)
+    has_mlps = not set(list_targets(model, adapter)).isdisjoint(EXPERT_LAYERS)
+    family = find_family(model)
     if adapts_all and not (lists_linears or names is LLAMAFACTORY):
         reaches_experts = family in NAMED_AS_MLPS | NAMED_W1
     else:
@@ -260,7 +262,8 @@ def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:
     """Return how the base is stored, or None; doubt few bits without an adapter, and other numbers of bits."""
     by_key = {name: values[name] for name, _ in (names.four, names.eight) if values[name] not in (None, False)}
     for key, value in by_key.items():
-        is_four, is_eight = (key, value) == names.four, (key, value) == names.eight
+        is_four = (key, value) == names.four
+        is_eight = (key, value) == names.eight
         if on and (is_four or is_eight) and len(by_key) == 1:
             return "nf4" if is_four else "int8"
         bits = "4 bits" if is_four else "8 bits" if is_eight else "few bits"

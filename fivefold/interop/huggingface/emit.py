@@ -95,7 +95,8 @@ def emit_arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
 
 def emit_schedule(job: Job) -> dict[str, Any]:
     """Return the learning rate's schedule by transformers' names (transformers/optimization.py)."""
-    rate, name = resolve_rate(job.learning_rate, steps=job.steps), "lr_scheduler_kwargs"
+    rate = resolve_rate(job.learning_rate, steps=job.steps)
+    name = "lr_scheduler_kwargs"
     if rate.kind == "constant":
         return {"lr_scheduler_type": "constant_with_warmup"}
     if rate.kind == "wsd":

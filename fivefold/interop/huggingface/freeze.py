@@ -48,7 +48,8 @@ def _list_ends(model: Model) -> list[str]:
 
 def _read_trained_layers(values: Values, model: Model) -> list[str]:
     """Return all but some modules of the last layers (of the first ones if the number is negative) and some ends."""
-    n, key = int(values.number("freeze_trainable_layers") or 0), "freeze_trainable_modules"
+    n = int(values.number("freeze_trainable_layers") or 0)
+    key = "freeze_trainable_modules"
     trained, rest = (f"layers[-{n}:]", f"layers[:-{n}]") if n > 0 else (f"layers[:{-n}]", f"layers[{-n}:]")
     modules = _split(values[key])
     unknown = [name for name in modules if name not in ("all", *LLAMAFACTORY_MODULES)]

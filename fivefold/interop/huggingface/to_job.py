@@ -160,7 +160,8 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
 
 def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
     """Return dp, cp, tp, and the sharding of weights and states."""
-    tp, cp = values[f"{PARALLEL}tp_size"], values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
+    tp = values[f"{PARALLEL}tp_size"]
+    cp = values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
     ulysses = values.to_int(f"{PARALLEL}sp_size")
     if cp > 1 and ulysses > 1:
         raise UserError(f"{values.origin}: cp_size={cp} and sp_size={ulysses}; accelerate takes one of them")
@@ -210,10 +211,8 @@ def _read_zero_stage(values: Values) -> int:
 
 def _read_fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     """Return ZeRO-3, resharded after the forward or the backward, with a shard group if there are replicas."""
-    fsdp_value, version = (
-        values["fsdp"],
-        values[f"{FSDP}version"] if not values["fsdp"] else values["fsdp_config.version"],
-    )
+    fsdp_value = values["fsdp"]
+    version = values[f"{FSDP}version"] if not values["fsdp"] else values["fsdp_config.version"]
     policy = values[f"{FSDP}reshard_after_forward"] if not fsdp_value else values["fsdp_config.reshard_after_forward"]
     strategy = str(values[f"{FSDP}sharding_strategy"]).upper()
     if fsdp_value:
@@ -327,7 +326,8 @@ def _read_stack(values: Values, kind: str) -> dict[str, Any]:
     if kind == "fsdp":  # Trainer runs all but the last micro-batch under no_sync
         fields |= {"job.stack.reduce": "step", "job.stack.reduce_in_fp32": False}
     if kind == "deepspeed":
-        stage, overlap = _read_zero_stage(values), values["deepspeed.zero_optimization.overlap_comm"]
+        stage = _read_zero_stage(values)
+        overlap = values["deepspeed.zero_optimization.overlap_comm"]
         overlaps = stage == 3 if overlap is None else bool(overlap)
         reduces_in_fp32 = values["deepspeed.data_types.grad_accum_dtype"] == "fp32"
         fields |= {"job.stack.overlap": ("dp",) if overlaps else (), "job.stack.reduce_in_fp32": reduces_in_fp32}
@@ -410,7 +410,8 @@ def read_rate(values: Values) -> dict[str, Any]:
     """
     warmup = values["warmup_steps"] if isinstance(values["warmup_steps"], int) else 0
     steps = values["max_steps"] if isinstance(values["max_steps"], int) and values["max_steps"] > 0 else 1000
-    scheduler_type, prefix = str(values["lr_scheduler_type"]), "lr_scheduler_kwargs."
+    scheduler_type = str(values["lr_scheduler_type"])
+    prefix = "lr_scheduler_kwargs."
     floor = values.number(f"{prefix}min_lr_rate") or values.number(f"{prefix}min_lr_ratio") or 0.0
     if (min_rate := values.number(f"{prefix}min_lr")) and values["learning_rate"]:
         floor = divide_rates(min_rate, values["learning_rate"])

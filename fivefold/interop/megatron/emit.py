@@ -211,7 +211,8 @@ def emit_stack(plan: ConfigPlan) -> dict[str, Any]:
 
 def convert_model(model: Model) -> dict[str, Any]:
     """Return a model as arguments; what they cannot express is left out, and found when they are read back."""
-    gated, grouped = model.mlp == "gated", model.kv_heads != model.heads and model.mla is None
+    gated = model.mlp == "gated"
+    grouped = model.kv_heads != model.heads and model.mla is None
     biased = model.mlp_bias
     values: dict[str, Any] = {
         "rotary_base": _to_integer(model.rope_theta),

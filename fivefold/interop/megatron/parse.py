@@ -63,7 +63,8 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     for name, value in named_values.items():
         has_cost = name in TABLE and TABLE[name].kind != "idle"
         if has_cost and name != "tokenizer_model" and str(value).startswith("$"):
-            flag, variable = f"{origin}: --{name.replace('_', '-')}", str(value).strip("${}")
+            flag = f"{origin}: --{name.replace('_', '-')}"
+            variable = str(value).strip("${}")
             if str(value).startswith("$("):
                 raise UserError(
                     f"{flag} is the output of a command, {value}…, which is not run; write the value itself"

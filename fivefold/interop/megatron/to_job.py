@@ -184,7 +184,8 @@ def _read_experts(values: Values, ffn: int, layers: int) -> MoE | None:
     experts = values["num_experts"]
     if not experts:
         return None
-    score, kind = values["moe_router_score_function"], values["moe_router_load_balancing_type"]
+    score = values["moe_router_score_function"]
+    kind = values["moe_router_load_balancing_type"]
     shared = values["moe_shared_expert_intermediate_size"]
     fields: dict[str, Any] = {
         "experts": experts,
@@ -228,7 +229,8 @@ def count_dense_layers(value: Any, layers: int, *, origin: str) -> int:
 
 def read_degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
     """Return dp, ZeRO, sequence and expert parallelism, and the order of the ranks."""
-    tp, cp = values.to_int("tensor_model_parallel_size"), values.to_int("context_parallel_size")
+    tp = values.to_int("tensor_model_parallel_size")
+    cp = values.to_int("context_parallel_size")
     zero = 1 if values["use_distributed_optimizer"] else 0
     if values["deepspeed"]:  # DeepSpeed's BF16_Optimizer shards master weights and moments at stage 0 too
         zero = max(values.to_int("zero_stage", least=0), 1 if values["bf16"] else 0)
@@ -312,11 +314,10 @@ def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, 
             even_layout = Layout(pp=pp, v=v, schedule=get_1f1b_name(v))
             sizes = tuple(map(len, stage_layers(layers, even_layout)))
         return len(sizes) // pp, sizes
-    per_stage, v = (
-        values["num_layers_per_virtual_pipeline_stage"],
-        values["num_virtual_stages_per_pipeline_rank"] or 1,
-    )
-    first, last = values["decoder_first_pipeline_num_layers"], values["decoder_last_pipeline_num_layers"]
+    per_stage = values["num_layers_per_virtual_pipeline_stage"]
+    v = values["num_virtual_stages_per_pipeline_rank"] or 1
+    first = values["decoder_first_pipeline_num_layers"]
+    last = values["decoder_last_pipeline_num_layers"]
     # Megatron-DeepSpeed counts embedding and head as layers
     counts_both_ends = values["pp_partition_method"] == "type:transformer|embedding"
     ends = (
@@ -325,7 +326,8 @@ def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, 
     )
     sizes_of_ranks = [0] * pp
     if first or last:
-        middle_ranks, rest = pp - bool(first) - bool(last), layers - (first or 0) - (last or 0)
+        middle_ranks = pp - bool(first) - bool(last)
+        rest = layers - (first or 0) - (last or 0)
         if middle_ranks < 1 or rest % middle_ranks:
             raise UserError(
                 f"{values.origin}: {rest} layers cannot be divided evenly over the {middle_ranks} pipeline ranks "
@@ -393,7 +395,8 @@ def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> 
         return "selective" if groups == ["core"] else "+".join(groups) or "none"
     if kind != "full":
         return "none"
-    layer_count, method = values.optional("recompute_num_layers") or 1, values["recompute_method"]
+    layer_count = values.optional("recompute_num_layers") or 1
+    method = values["recompute_method"]
     stages = layout.get("layout.stages") or (-(-model.layers // (layout["layout.pp"] * layout.get("layout.v", 1))),)
     if method == "block" and layer_count < max(stages):
         values.mark_not_modelled(
@@ -499,7 +502,8 @@ def read_learning_rate(values: Values) -> dict[str, Any]:
         fields["job.learning_rate.floor"] = divide_rates(min_rate, peak)
     if decay := values.optional("lr_wsd_decay_iters"):
         fields["job.learning_rate.decay_steps"] = decay
-    warmup, steps = values.optional("lr_warmup_iters") or 0, values.optional("train_iters")
+    warmup = values.optional("lr_warmup_iters") or 0
+    steps = values.optional("train_iters")
     if style == "linear" and steps:  # from the end of the warm-up to the end of the run
         fields["job.learning_rate.decay_steps"] = max(1, steps - warmup)
     return fields | {"job.learning_rate.warmup_steps": min(warmup, steps) if steps else warmup}

@@ -61,7 +61,8 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         section = next((place for place, names in KEYS_OF_SECTION.items() if field in names), "model")
         means = TABLE[name].means if name in TABLE else ""
         sections.setdefault(section, []).append(append_comment(f"  {field}: {format_literal(field_value)}", means))
-    gated, is_fp32 = model.mlp == "gated", not (given.get("bf16") or given.get("fp16"))
+    gated = model.mlp == "gated"
+    is_fp32 = not (given.get("bf16") or given.get("fp16"))
     dtype = "torch.float32" if is_fp32 else "torch.float16" if given.get("fp16") else "torch.bfloat16"
     sections["model"].append(f"  gated_linear_unit: {format_literal(gated)}")
     if model.activation in FUNCTIONS:  # if it is missing, reading the file back names the difference

@@ -48,7 +48,8 @@ def is_bridge(document: Document) -> bool:
     """Return whether a YAML is a saved ConfigContainer, an override of one, or a saved NeMo 2 recipe."""
     if document.kind not in ("yaml", "json"):
         return False
-    target, values = str(document.values.get("_target_", "")), _sections(document.values)
+    target = str(document.values.get("_target_", ""))
+    values = _sections(document.values)
     sections = values.keys() & {"model", "train", "ddp", "optimizer", "trainer", "optim", "data", "dataset"}
     return target.startswith(("megatron.bridge", "nemo.")) or (
         isinstance(values.get("model"), dict) and len(sections) >= 3
@@ -62,7 +63,8 @@ def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of a saved config, or of overrides of a recipe, as Megatron's arguments."""
-    sections, target = _sections(document.values), str(document.values.get("_target_", ""))
+    sections = _sections(document.values)
+    target = str(document.values.get("_target_", ""))
     is_nemo = "trainer" in sections or target.startswith("nemo")
     gathered: dict[str, Any] = {}
     targets: list[str] = []
@@ -124,7 +126,8 @@ def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
         if key in NEGATED_KEYS and isinstance(value, bool):
             given[NEGATED_KEYS[key]] = not value
         elif key == "activation_func":
-            function, is_gated = str(value).rpartition(".")[2], settings.get("gated_linear_unit")
+            function = str(value).rpartition(".")[2]
+            is_gated = settings.get("gated_linear_unit")
             functions = (GATED_FUNCTIONS if is_gated is not False else {}) | (
                 UNGATED_FUNCTIONS if is_gated is not True else {}
             )

@@ -21,7 +21,8 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 def evaluate_condition(condition: str, known: Variables) -> bool | None:
     """Return whether ``[ "$A" == b ]`` or ``[[ -z $A ]]`` holds; None if only running the script could tell."""
     holds: bool | None = None
-    connective, words = "", [*raw_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
+    connective = ""
+    words = [*raw_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
     while words:
         if words[0] not in ("[", "[[") or "]" + "]" * (len(words[0]) - 1) not in words:
             return None

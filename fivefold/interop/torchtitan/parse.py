@@ -121,7 +121,8 @@ def _model(
         sizes = (layers, width, heads, kv_heads, ffn, vocab, bool(size_values["tied_embeddings"]))
         model = llama(f"llama-{layers}x{width}", sizes)
         return given, model.replace(rope_theta=size_values["rope_theta"] or model.rope_theta)
-    model, mtp_layers = resolve_flavor(family, flavor), given.get("model_spec.num_mtp_layers")
+    model = resolve_flavor(family, flavor)
+    mtp_layers = given.get("model_spec.num_mtp_layers")
     return given, model.replace(mtp=MTP(depth=mtp_layers)) if isinstance(mtp_layers, int) and mtp_layers > 0 else model
 
 

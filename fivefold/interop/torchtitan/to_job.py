@@ -127,10 +127,8 @@ def read_degrees(values: Values, ranks: int) -> dict[str, Any]:
 
 def read_batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
     """Return micro-batch and global batch."""
-    local_batch, global_batch = (
-        values.to_int("training.local_batch_size"),
-        values.to_int("training.global_batch_size", least=None),
-    )
+    local_batch = values.to_int("training.local_batch_size")
+    global_batch = values.to_int("training.global_batch_size", least=None)
     global_batch = local_batch * dp if global_batch < 0 else global_batch
     if global_batch == 0 or global_batch % (local_batch * dp):
         raise UserError(
@@ -176,10 +174,8 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         name = "Interleaved1F1B" if is_looped else "1F1B"
     first = values.to_int(f"{P}pipeline_parallel_first_stage_less_layers", least=0)
     last = values.to_int(f"{P}pipeline_parallel_last_stage_less_layers", least=0)
-    stage_modules, layers_per_stage = (
-        values[f"{P}module_fqns_per_model_part"],
-        values[f"{P}pipeline_parallel_layers_per_stage"],
-    )
+    stage_modules = values[f"{P}module_fqns_per_model_part"]
+    layers_per_stage = values[f"{P}pipeline_parallel_layers_per_stage"]
     if stage_modules:
         sizes = tuple(sum(str(name).startswith("layers.") for name in stage) for stage in stage_modules)
     else:
@@ -206,7 +202,8 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
 
 def find_16_bit_dtype(values: Values, *, sharded: bool) -> Recipe:
     """Return the recipe before converters to fp8."""
-    dtype, gathered_dtype = values["training.dtype"], values["training.mixed_precision_param"]
+    dtype = values["training.dtype"]
+    gathered_dtype = values["training.mixed_precision_param"]
     if dtype == "bfloat16":
         return FULL_BF16
     if gathered_dtype == "float32":
@@ -223,11 +220,9 @@ def find_16_bit_dtype(values: Values, *, sharded: bool) -> Recipe:
 
 def read_learning_rate(values: Values) -> dict[str, Any]:
     """Return the learning rate's schedule: warm-up, stable, decay."""
-    ratio, steps, warmup = (
-        values["lr_scheduler.decay_ratio"],
-        values["training.steps"],
-        values["lr_scheduler.warmup_steps"],
-    )
+    ratio = values["lr_scheduler.decay_ratio"]
+    steps = values["training.steps"]
+    warmup = values["lr_scheduler.warmup_steps"]
     fields: dict[str, Any] = {"job.learning_rate.warmup_steps": min(warmup, steps)}
     if values["lr_scheduler.min_lr_factor"] == 1.0:
         return fields | {"job.learning_rate.kind": "constant"}

@@ -68,7 +68,8 @@ def _read_experts(values: Values, model: Model) -> int:
 
 
 def _read_recomputation(values: Values) -> str:
-    mode, option = values["activation_checkpoint.mode"], str(values["activation_checkpoint.selective_ac_option"])
+    mode = values["activation_checkpoint.mode"]
+    option = str(values["activation_checkpoint.selective_ac_option"])
     if mode in ("none", "full"):
         return str(mode)
     if mode == "selective" and option.isdecimal():

@@ -63,7 +63,8 @@ def play_many(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
     """
     import numpy as np
 
-    rank_free_seconds, ends = np.zeros((pp, len(hop))), np.full((len(waves.rank) + 1, len(hop)), -np.inf)
+    rank_free_seconds = np.zeros((pp, len(hop)))
+    ends = np.full((len(waves.rank) + 1, len(hop)), -np.inf)
     for (start, end), both in zip(pairwise(waves.starts), waves.both, strict=True):
         ranks = waves.rank[start:end]
         begin = np.maximum(rank_free_seconds[ranks], ends[waves.first[start:end]] + hop)

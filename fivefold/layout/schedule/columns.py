@@ -71,7 +71,8 @@ def build_dependencies(columns: Columns, *, stages: int) -> Needs:
 
     _, kind, stage, micro_batch, backward_stage, backward_micro_batch = columns
     is_pair, indices = kind == FB, np.arange(len(kind))
-    runs_f, runs_b = (kind == F) | is_pair, (kind == B) | (kind == BW) | is_pair
+    runs_f = (kind == F) | is_pair
+    runs_b = (kind == B) | (kind == BW) | is_pair
     forward = 2 * (micro_batch * stages + stage)
     backward = np.where(is_pair, 2 * (backward_micro_batch * stages + backward_stage), forward)
     has_next_stage = np.where(is_pair, backward_stage, stage) + 1 < stages

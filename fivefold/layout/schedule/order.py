@@ -69,7 +69,8 @@ def order(columns: Columns, *, stages: int) -> Order:
     second = np.where((one & two) | ((one | two) & three), producers[indices, np.where(one & two, 1, 2)], -1)
     links = np.stack([first, second], axis=1)
     is_sent = links >= 0
-    hop_numbers, hop = np.zeros_like(links), (columns.rank[links] * pp + rank[:, None])[is_sent]
+    hop_numbers = np.zeros_like(links)
+    hop = (columns.rank[links] * pp + rank[:, None])[is_sent]
     hops, hop_numbers[is_sent] = _factorize(hop)
     width = stages + 1
     kinds = (columns.kind[turns] * width + columns.stage[turns]) * width + columns.backward_stage[turns] + 1

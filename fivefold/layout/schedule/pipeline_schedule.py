@@ -82,7 +82,8 @@ def _one_f_one_b(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
 def _interleaved(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     groups = max(1, m // pp)  # groups of micro-batches that pass one stage of a rank before its next stage
     sizes = [m // groups + (group < m % groups) for group in range(groups)]
-    remaining, live = min(v * m, (v - 1) * sizes[0] + 2 * (pp - rank - 1) + 1), [0] * v
+    remaining = min(v * m, (v - 1) * sizes[0] + 2 * (pp - rank - 1) + 1)
+    live = [0] * v
     for size in sizes:
         for stage in range(v):
             added = min(size, remaining)

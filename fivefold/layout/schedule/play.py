@@ -85,7 +85,9 @@ def play(
     durations = tuple(map(seconds, order.tasks))
     delays = [hop_seconds(*hop) for hop in order.hops]
     queued = queues and bool(delays) and max(delays) > min(durations)
-    rank_free_seconds, starts, links = [0.0] * table.pp, [0.0] * table.pp, [0.0] * len(delays)
+    rank_free_seconds = [0.0] * table.pp
+    starts = [0.0] * table.pp
+    links = [0.0] * len(delays)
     ends: list[float] = []
     append = ends.append
     for rank, task, first, first_hop, second, second_hop in order.actions:

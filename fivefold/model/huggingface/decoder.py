@@ -165,7 +165,8 @@ def write_rope_by_layers(model: Model) -> dict[str, Any]:
 
 def write_rope_tables(model: Model) -> dict[str, Any]:
     """Return the kinds of all layers and a table for each kind, with the share of the head that it rotates."""
-    rope_keys, sliding_fraction = write_rope_by_layers(model), model.sliding and model.sliding.rope_fraction
+    rope_keys = write_rope_by_layers(model)
+    sliding_fraction = model.sliding and model.sliding.rope_fraction
     fractions = {"full_attention": model.rope_fraction, "sliding_attention": sliding_fraction or model.rope_fraction}
     tables = {
         kind: {"partial_rotary_factor": fractions[kind], **table}

@@ -234,7 +234,8 @@ def read_mlp_layer_types(config: Config, *, dense: int) -> dict[str, Any]:
 
 def read_sparse_steps(config: Config, *, dense: tuple[int, ...]) -> dict[str, Any]:
     """Return the fields that say which layers have experts: each ``decoder_sparse_step``-th, but the ``dense`` ones."""
-    step, listed = config.decoder_sparse_step, dense if config.mlp_only_layers is None else config.mlp_only_layers
+    step = config.decoder_sparse_step
+    listed = dense if config.mlp_only_layers is None else config.mlp_only_layers
     layers = range(config.num_hidden_layers)
     return read_layers_of_experts([layer not in listed and (layer + 1) % step == 0 for layer in layers])
 

@@ -32,5 +32,6 @@ def count_expert_adapters(model: Model, adapter: Adapter) -> int:
     moe = model.moe
     assert moe is not None
     layers = sum(model.is_moe(layer) for layer in range(model.layers))
-    gate_up, down = 2 * adapter.rank * (model.width + 2 * moe.ffn), adapter.rank * (moe.ffn + model.width)
+    gate_up = 2 * adapter.rank * (model.width + 2 * moe.ffn)
+    down = adapter.rank * (moe.ffn + model.width)
     return layers * moe.experts * (gate_up + down)

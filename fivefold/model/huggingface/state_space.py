@@ -79,7 +79,9 @@ HYBRID_TENSORS = {  # of Bamba and Jamba
 
 def read_mamba2(config: Config) -> dict[str, Any]:
     """Return the fields of Mamba-2 layers, whose heads are together ``expand`` times as wide as the stream."""
-    inner, heads, dim = config.ssm_expand * config.hidden_size, config.ssm_heads, config.ssm_head_dim
+    inner = config.ssm_expand * config.hidden_size
+    heads = config.ssm_heads
+    dim = config.ssm_head_dim
     if dim in ("auto", None):
         dim = inner // heads
     if not isinstance(dim, int) or dim * heads != inner:

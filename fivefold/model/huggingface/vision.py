@@ -246,7 +246,8 @@ def _read_internvl(keys: VisionKeys) -> Fields:
     norm = "layernorm" if keys.get("norm_type") == "layer_norm" else "rmsnorm"
     if norm == "layernorm":
         keys.require("use_qk_norm", False)
-    patches, has_positions = _square(keys), keys.flag("use_absolute_position_embeddings")
+    patches = _square(keys)
+    has_positions = keys.flag("use_absolute_position_embeddings")
     return _size(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
         "channels": keys.number("num_channels"),
         "patches": patches,
@@ -397,7 +398,8 @@ def _project_llava(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_wi
     layers = tuple(
         layer if layer >= 0 else fields["layers"] + 1 + layer for layer in outer.layers("vision_feature_layer")
     )
-    activation, bias = outer.activation("projector_hidden_act"), outer.flag("multimodal_projector_bias")
+    activation = outer.activation("projector_hidden_act")
+    bias = outer.flag("multimodal_projector_bias")
     return {
         "features": layers,
         "final_norm": "unused",
@@ -408,7 +410,8 @@ def _project_llava(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_wi
 
 def _project_mistral3(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_width: int) -> Fields:
     outer.require("vision_feature_layer", -1)
-    activation, bias = outer.activation("projector_hidden_act"), outer.flag("multimodal_projector_bias")
+    activation = outer.activation("projector_hidden_act")
+    bias = outer.flag("multimodal_projector_bias")
     return {
         "projector": [
             _layer("norm", norm="rmsnorm"),

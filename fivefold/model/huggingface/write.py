@@ -82,7 +82,8 @@ def find_difference(actual: Model, expected: Model) -> str | None:
     Settings of training (auxiliary loss, capacity, dropout), names and the maximum sequence length are ignored, and so
     are vision towers, as the text model alone is written.
     """
-    actual, expected = _normalize(actual.replace(vision=None)), _normalize(expected.replace(vision=None))
+    actual = _normalize(actual.replace(vision=None))
+    expected = _normalize(expected.replace(vision=None))
     if actual.moe and expected.moe and "free" not in (actual.moe.balance, expected.moe.balance):
         actual = actual.replace(moe=actual.moe.replace(balance=expected.moe.balance))
     return difference(actual, expected)
@@ -132,7 +133,8 @@ def _normalize(model: Model) -> Model:
 
 def _list_fields(model: Model) -> dict[str, Any]:
     """Return the fields of ``Config`` that describe ``model``; those that are None are not written."""
-    layers, scale = range(model.layers), model.attention_scale or model.head_dim**-0.5
+    layers = range(model.layers)
+    scale = model.attention_scale or model.head_dim**-0.5
     rates = model.dropout_rates
     scaling = model.rope_scaling
     slides = tuple(model.has_window(layer) for layer in layers)

@@ -105,7 +105,8 @@ def _round_bytes(matrices: list[ShardedWeight]) -> int:
     two square products.
     """
     first = matrices[0]
-    own_matrices, full_elements = matrices[:: first.shards], first.experts * prod(first.weight.shape[-2:])
+    own_matrices = matrices[:: first.shards]
+    full_elements = first.experts * prod(first.weight.shape[-2:])
     shards = sum(cut.chunk * cut.columns for cut in matrices)
     if first.shards > 1:
         shards += sum(cut.shards * cut.chunk * cut.columns for cut in own_matrices)

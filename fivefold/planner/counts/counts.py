@@ -317,10 +317,8 @@ class Counts:
         """Return the units of each of the pp·v stages, in model order, as groups of units equal in memory."""
         key = self.stage_key(layout)
         if key not in self._groups:
-            stages, recomputed_flags = (
-                stage_layers(self.model.layers, layout),
-                recomputed_layers(self.model.layers, layout),
-            )
+            stages = stage_layers(self.model.layers, layout)
+            recomputed_flags = recomputed_layers(self.model.layers, layout)
             self._groups[key] = tuple(
                 self._stage(layers, layout, recomputed_flags, first=index == 0, last=index == len(stages) - 1)
                 for index, layers in enumerate(stages)
@@ -331,10 +329,8 @@ class Counts:
         """Return the distinct units of each stage and their number; layers with and without a window are distinct."""
         key = self.stage_key(layout)
         if key not in self._work:
-            stages, recomputed_flags = (
-                stage_layers(self.model.layers, layout),
-                recomputed_layers(self.model.layers, layout),
-            )
+            stages = stage_layers(self.model.layers, layout)
+            recomputed_flags = recomputed_layers(self.model.layers, layout)
             stage_units = []
             for index, layers in enumerate(stages):
                 tally = Counter((self.kinds[layer], recomputed_flags[layer]) for layer in layers)

@@ -20,7 +20,8 @@ from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.parameter_prefetch import fetch_messages
 from fivefold.units import ceil_div
 
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # of DistributedDataParallel
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20  # of DistributedDataParallel
 UNSHARDED = 500_000_000  # elements of DeepSpeed's buckets under ZeRO-0 (engine.py, MEMORY_OPT_ALLREDUCE_SIZE)
 ALIGNED = 2  # elements; DeepSpeed pads each rank's part of all weights to a multiple
 

@@ -61,11 +61,9 @@ class Fetches(NamedTuple):
 
 def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the all-gathers of a step."""
-    element_bytes, ranks, micro_batches = (
-        counts.job.precision.high_precision_bytes,
-        layout.shards,
-        layout.micro_batches(counts.job),
-    )
+    element_bytes = counts.job.precision.high_precision_bytes
+    ranks = layout.shards
+    micro_batches = layout.micro_batches(counts.job)
     for chunk in chunks:
         stage_gathers = fetches(counts, layout, chunk=chunk)
         if stage_gathers is None:
@@ -79,7 +77,9 @@ def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
     """Return the gathers of a stage; None if weights are gathered by units, or stay gathered."""
     if counts.job.stack.zero3_gather == "units" or policy(layout, counts.job).weights_stay:
         return None
-    stack, weight_numbers, sizes = counts.job.stack, dict[tuple[int, str], int](), list[int]()
+    stack = counts.job.stack
+    weight_numbers = dict[tuple[int, str], int]()
+    sizes = list[int]()
     vocab, unit_index = padded_vocab(counts.model, counts.job, tp=layout.tp), 0
     units: list[list[tuple[str, int]]] = []
     recomputed: list[bool] = []
@@ -222,7 +222,9 @@ class _Coordinator:
             self.live_unpadded += sum(self.sizes[number] for number in missing)
 
     def _gather_ahead(self) -> None:
-        max_elements, ahead, total = min(self.limits.live - self.live_unpadded, self.limits.ahead), set[int](), 0
+        max_elements = min(self.limits.live - self.live_unpadded, self.limits.ahead)
+        ahead = set[int]()
+        total = 0
         while self.next_use_index < len(self.next_uses) and total < max_elements:
             number, step = self.next_uses[self.next_use_index]
             self.next_use_index += 1

@@ -42,7 +42,8 @@ from fivefold.step import Traffic, sent_bytes
 
 def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[RepeatedMessage]:
     """Return every message of a step of a rank that holds the stages ``chunks``, in no particular order."""
-    micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
+    micro_batches = passes(layout, counts.job)
+    stages = counts.stage_work(layout)
     rank_messages = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
     rank_messages += list_coalesced_messages(counts, layout, chunks=chunks)
     joined = {"all_gather"} if coalesces_gathers(counts, layout) else set()
@@ -81,7 +82,8 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     for whole_unit, shards, replicas in counts.local_parts(layout, name):
-        unit, stay = select_trained(whole_unit, counts.job), policy(layout, counts.job).weights_stay
+        unit = select_trained(whole_unit, counts.job)
+        stay = policy(layout, counts.job).weights_stay
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
@@ -163,7 +165,8 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
     They carry token counts, routing weights and the dispatch's fp8 scales; for the balance loss and capacity, counts
     per expert and sequence, if sequences span several ranks.
     """
-    part, moe = get_group_degrees(get_local_degrees(layout), run), counts.model.moe
+    part = get_group_degrees(get_local_degrees(layout), run)
+    moe = counts.model.moe
     assert moe is not None
     local = counts.get_local(part)
     plan_times = times * (
@@ -247,7 +250,8 @@ def _op_messages(
 
     ``reference``: it also runs in the forward of DPO's reference.
     """
-    ranks, axis = group(layout, message.axis).ranks, message.axis.partition("_")[0]  # both of 2D tp count as tp
+    ranks = group(layout, message.axis).ranks
+    axis = message.axis.partition("_")[0]  # both of 2D tp count as tp
     times *= message.times
     if op.recomputed:
         message = message.uncast
@@ -273,7 +277,8 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
     sends = micro_batches * ((chunk < last and chunk != turn_stage) + (chunk > 0 and chunk - 1 != turn_stage))
     if not sends:
         return
-    size, tp = counts.get_local(get_local_degrees(layout)).entry_bytes, layout.tp
+    size = counts.get_local(get_local_degrees(layout)).entry_bytes
+    tp = layout.tp
     if counts.job.stack.scatter_gather_tensors and tp > 1 and not layout.sp:
         yield RepeatedMessage("pp", "p2p", sends, size // tp, 2, "pp")
         yield RepeatedMessage("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends

@@ -20,7 +20,8 @@ from fivefold.planner.counts.message import RepeatedMessage
 
 def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[ShardedWeight]:
     """Yield all trained weights of the stages ``chunks``, as they are sharded."""
-    vocab, work = padded_vocab(counts.model, counts.job, tp=layout.tp), counts.stage_work(layout)
+    vocab = padded_vocab(counts.model, counts.job, tp=layout.tp)
+    work = counts.stage_work(layout)
     for chunk in chunks:
         for run, times in work[chunk]:
             for weight in counts.weights(layout, run.name):
@@ -68,7 +69,9 @@ def update_flops(counts: Counts, layout: Layout) -> int:
 
     Each matrix counts once per group of shards and pieces, repeated by every replica.
     """
-    cost, ranks, total = find_cost(counts.job.optimizer.kind), layout.dp * layout.cp * layout.tp, 0
+    cost = find_cost(counts.job.optimizer.kind)
+    ranks = layout.dp * layout.cp * layout.tp
+    total = 0
     if cost.elementwise:
         return 0
     for held in stages_held(layout):

@@ -103,7 +103,8 @@ def answer(question: RatioQuestion, model: Model, *, machine: Machine, job: Job,
     failing = next((degree for degree in degrees if not degree.overlaps), None)
     largest = max((d.degree for d in degrees if failing is None or d.degree < failing.degree), default=1)
     if failing:
-        have, need = f"{failing.flops_per_byte:,.0f}", f"{failing.balance:,.0f}"
+        have = f"{failing.flops_per_byte:,.0f}"
+        need = f"{failing.balance:,.0f}"
         reason = f"{failing.token} has {have} FLOPs per byte, {failing.link} needs {need}"
     elif degrees:
         reason = f"overlapped at every degree possible with this model, batch and {machine.ranks} ranks"

@@ -76,7 +76,8 @@ def most_common_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
     dense = [weight.shape for weight in weights if not weight.kind.startswith("expert")]
     expert_flops = round(2 * job.sequence * share * sum(prod(shape) for shape in experts if len(shape) == 3))
     dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
-    causal, attends = job.stack.attention != "unfused", model.has_attention(layer)
+    causal = job.stack.attention != "unfused"
+    attends = model.has_attention(layer)
     pairs = attended_pairs(model, job, layer=layer, causal=causal) if attends else 0
     shape = model.attention(layer)
     attention = 2 * shape.heads * (shape.head_dim + shape.value_dim) * pairs
@@ -199,7 +200,8 @@ def _exchange_weights(model: Model, job: Job, layout: Layout, *, forwards: int, 
 
     ``width``: bytes per element of a weight.
     """
-    layer, expert_degree = most_common_layer(model, job), layout.ep * layout.etp
+    layer = most_common_layer(model, job)
+    expert_degree = layout.ep * layout.etp
     dense = layer.dense_weights / layout.tp * width * (1 - 1 / (layout.dp * layout.cp))
     experts = layer.expert_weights / expert_degree * width * (1 - 1 / layout.expert_replicas)
     transfers = (

@@ -100,7 +100,8 @@ def search(
         model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **space_arguments
     )
     total = sum(space.layouts for _, space in spaces)
-    proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
+    proposes = (within is not None and by != "memory") or by == "robust"
+    timed = by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
     looks_for_tight = tight and by in ("time", "cost")
     largest_tight = _max_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks_for_tight else 0
@@ -281,7 +282,8 @@ def _max_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model,
 
 def _find_tight(incumbents: Incumbents) -> TightLayout | None:
     """Return the fastest tight layout, compared with the best that fits; None if none is faster."""
-    tight, best = incumbents.tight, incumbents.best[0] if incumbents.best else None
+    tight = incumbents.tight
+    best = incumbents.best[0] if incumbents.best else None
     if tight is None or (best and best.score <= tight.score):
         return None
     return TightLayout(
@@ -383,7 +385,8 @@ def _search_spaces(
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
             planned = planners[job].job
             has_equal_bounds = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planned
-            like, work = bounds if has_equal_bounds else None, solver.incumbents.work
+            like = bounds if has_equal_bounds else None
+            work = solver.incumbents.work
             bounds = Bounds(planners[job], space, concatenate(()), like=like, work=work)
             sweep_from_likely(solver, bounds)
     return planners
@@ -435,7 +438,8 @@ def _rank(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
     step = planner.step(layout)
     hours = step.time.step_seconds * step.world / 3600
     price = machine.dollars_per_rank_hour
-    dollars, reduce = None if price is None else hours * price, planner.job.stack.reduce
+    dollars = None if price is None else hours * price
+    reduce = planner.job.stack.reduce
     return Ranked(step=step, gpu_hours=hours, dollars=dollars, reduce=reduce)
 
 

@@ -132,7 +132,9 @@ def _kinds(layout: Layout) -> list[tuple[str, CandidateList]]:
 
 def _zero(layout: Layout) -> tuple[str, list[tuple[str, CandidateList]]]:
     """Return the ZeRO stage, and the ranks over which it shards."""
-    zero, group, replicas = layout.zero, layout.shard_group, layout.dp * layout.cp
+    zero = layout.zero
+    group = layout.shard_group
+    replicas = layout.dp * layout.cp
     stages = [(level, group if level else None) for level in (zero - 1, zero + 1) if 0 <= level <= 3]
     sizes = [size for size in (group // 2, 2 * group, replicas) if size > 1] if group else []
     stages += [(zero, size if size < replicas else None) for size in dict.fromkeys(sizes)]

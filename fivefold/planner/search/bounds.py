@@ -83,7 +83,8 @@ class Bounds:
         ``states`` replaces the states of the candidates' ZeRO stage. ``scaled``: lower bounds, extrapolated from the
         figures of a few sizes. ``any_recomputation``: the bound holds for every recomputation.
         """
-        partial, recompute_every = candidates.partial, self.recompute_every[self.partials.ac[candidates.partial]]
+        partial = candidates.partial
+        recompute_every = self.recompute_every[self.partials.ac[candidates.partial]]
         return self._memory.peak(
             candidates,
             self.estimates,
@@ -108,7 +109,8 @@ class Bounds:
 
     def seconds_of_adjacent_units(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return a lower bound like ``seconds``, for which only data-parallel groups are those of the order."""
-        unit_seconds, parallel = self.estimates.adjacent_units(candidates), self.estimates.parallel(candidates)
+        unit_seconds = self.estimates.adjacent_units(candidates)
+        parallel = self.estimates.parallel(candidates)
         return self._seconds(candidates, unit_seconds, parallel)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
@@ -130,17 +132,18 @@ class Bounds:
         ``unit_seconds_are_exact``: the mesh order is known, and so are the halves of an FB. ``any_recomputation``: no
         layer is recomputed, which bounds every choice.
         """
-        units, n_micro_batches = (
-            self.pipelines(candidates, any_recomputation=any_recomputation),
-            self.micro_batches[candidates.partial][:, None].astype(float),
-        )
-        wgrad, exposed_by_axis = unit_seconds[:, 2], np.zeros((len(n_micro_batches), 4, unit_seconds.shape[2]))
+        units = self.pipelines(candidates, any_recomputation=any_recomputation)
+        n_micro_batches = self.micro_batches[candidates.partial][:, None].astype(float)
+        wgrad = unit_seconds[:, 2]
+        exposed_by_axis = np.zeros((len(n_micro_batches), 4, unit_seconds.shape[2]))
         (forward_dp, backward_dp), messages, ends, update = self.compute_data_parallel_seconds(
             units, candidates, unit_seconds, parallel, unit_seconds_are_exact=unit_seconds_are_exact
         )
-        forward, backward = unit_seconds[:, 0] + forward_dp, unit_seconds[:, 1] + backward_dp
+        forward = unit_seconds[:, 0] + forward_dp
+        backward = unit_seconds[:, 1] + backward_dp
         exposed_by_axis[:, :3], exposed_by_axis[:, 3] = unit_seconds[:, 3:6], forward_dp + backward_dp
-        is_paired, is_split = np.isin(units.schedule, PAIRED), np.isin(units.schedule, SPLIT)
+        is_paired = np.isin(units.schedule, PAIRED)
+        is_split = np.isin(units.schedule, SPLIT)
         rounds = np.where(np.isin(units.schedule, BOTH_WAYS), 0.5, 1.0) * n_micro_batches
         exposed_messages = np.stack(
             [sum_units(units.rank_units, exposed_by_axis[:, axis]) for axis in range(4)], axis=2
@@ -161,18 +164,14 @@ class Bounds:
                 exposed_dp=exposed,
             )
             micro_batch_seconds[paired_rows] = busy / rounds[paired_rows]
-        forward_path, backward_path = (
-            sum_units(units.units_before, forward),
-            sum_units(units.units_before, backward),
-        )
+        forward_path = sum_units(units.units_before, forward)
+        backward_path = sum_units(units.units_before, backward)
         backward_path += np.where(is_split | is_paired, 0.0, sum_units(units.units_before, wgrad))
         stage_messages = np.zeros_like(forward_path)
         if unit_seconds_are_exact:
             delay, sending = self.estimates.stage_message_seconds(candidates).T[:, :, None]
-            forward_path, backward_path = (
-                forward_path + units.first_stage * (delay + sending),
-                backward_path + units.first_stage * (delay + sending),
-            )
+            forward_path = forward_path + units.first_stage * (delay + sending)
+            backward_path = backward_path + units.first_stage * (delay + sending)
             stage_messages = 2 * units.stages_per_rank * sending
         rank_finish = forward_path + rounds * (micro_batch_seconds + stage_messages) + ends + update
         first_stage_wgrads = sum_units(
@@ -246,20 +245,14 @@ class Bounds:
         ``exposed_dp`` from ``_exposed_seconds``.
         """
         unit_exposed = unit_seconds[:, 3:6].sum(axis=1)
-        forward_kernels, backward_kernels = (
-            unit_seconds[:, 0] - unit_seconds[:, 6],
-            unit_seconds[:, 1] + unit_seconds[:, 2] - (unit_exposed - unit_seconds[:, 6]),
-        )
-        first_stage, other_stages = (
-            units.first_stage_units,
-            units.rank_units - units.first_stage_units,
-        )
+        forward_kernels = unit_seconds[:, 0] - unit_seconds[:, 6]
+        backward_kernels = unit_seconds[:, 1] + unit_seconds[:, 2] - (unit_exposed - unit_seconds[:, 6])
+        first_stage = units.first_stage_units
+        other_stages = units.rank_units - units.first_stage_units
         ends = np.where(np.isin(units.schedule, BOTH_WAYS), 2, 1)
-        ranks, micro_batches, position = (
-            units.pp // ends,
-            n_micro_batches / ends,
-            np.minimum(units.rank, units.pp - 1 - units.rank),
-        )
+        ranks = units.pp // ends
+        micro_batches = n_micro_batches / ends
+        position = np.minimum(units.rank, units.pp - 1 - units.rank)
         position = np.where(ends == 2, position, units.rank)
         middle_pairs = micro_batches - 2 * ranks + position + 1  # layout/schedule/v_shaped.py
         busy = np.zeros(units.rank.shape)
@@ -294,7 +287,8 @@ class Bounds:
                         + sum_units(backward_units, limit(concurrent[1], messages[1]))
                         for limit in (np.maximum, np.minimum)
                     )
-                    paired, slowed = np.maximum(paired, longer), slowed + shorter
+                    paired = np.maximum(paired, longer)
+                    slowed = slowed + shorter
                 else:
                     paired += sum_units(forward_units, messages[0]) + sum_units(backward_units, messages[1])
                 paired += self.planner.units.constants.hidden_message_slowdown * slowed
@@ -310,12 +304,14 @@ class Bounds:
         """
         reduces_often = self.estimates.reduces_often(candidates)[:, None]
         gathers = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
-        gather, gathers_again = np.where(gathers, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
+        gather = np.where(gathers, parallel[:, 0], 0.0)
+        gathers_again = np.ones(parallel.shape[2])
         gathers_again[:2] = 0
         gathers_again *= self.planner.job.stack.reshard == "forward"
         reductions = np.where(reduces_often, parallel[:, 1], 0.0)
         reductions[:, 0] = 0  # may overlap with the next forward
-        copy_out, copy_in = np.where(gathers, parallel[:, 3], 0.0), np.where(reduces_often, parallel[:, 4], 0.0)
+        copy_out = np.where(gathers, parallel[:, 3], 0.0)
+        copy_in = np.where(reduces_often, parallel[:, 4], 0.0)
         return (
             np.stack([gather, gather * gathers_again + reductions]),
             np.stack([copy_out, copy_out * gathers_again + copy_in]),
@@ -373,16 +369,12 @@ class Bounds:
             np.minimum(first_reduce, np.take_along_axis(backward_compute, units.first_unit, axis=1)),
             0.0,
         )
-        forward_overlap, backward_overlap = (
-            sum_units(units.first_stage_units, unit_seconds[:, 0]),
-            sum_units(units.first_stage_units, unit_seconds[:, 1] + unit_seconds[:, 2]),
-        )
+        forward_overlap = sum_units(units.first_stage_units, unit_seconds[:, 0])
+        backward_overlap = sum_units(units.first_stage_units, unit_seconds[:, 1] + unit_seconds[:, 2])
         if not unit_seconds_are_exact:
             is_unbounded = np.isin(units.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
-            forward_overlap, backward_overlap = (
-                np.where(is_unbounded, np.inf, forward_overlap),
-                np.where(is_unbounded, np.inf, backward_overlap),
-            )
+            forward_overlap = np.where(is_unbounded, np.inf, forward_overlap)
+            backward_overlap = np.where(is_unbounded, np.inf, backward_overlap)
         exposed_reduce = last_reduce + np.maximum(
             0.0, (reduces - last_reduce) / units.stages_per_rank - backward_overlap
         )
@@ -408,7 +400,9 @@ class Bounds:
 
         ``max_sequences`` and ``complete`` as in ``Estimates``.
         """
-        partials, micro_batches, candidates = self.partials, self.micro_batches, self._first_candidates()
+        partials = self.partials
+        micro_batches = self.micro_batches
+        candidates = self._first_candidates()
         seconds = self.estimates.model_seconds(candidates, max_sequences=max_sequences, complete=complete)
         unpaired, paired = seconds[:, :, 0].T
         pairs = self.space.pairs & (partials.pp > 1) & (micro_batches >= 2 * partials.pp)
@@ -416,7 +410,8 @@ class Bounds:
 
     def _first_candidates(self) -> CandidateLayouts:
         """Return one candidate of each partial layout."""
-        index, zeros = np.arange(len(self.partials.dp)), np.zeros(len(self.partials.dp), np.int64)
+        index = np.arange(len(self.partials.dp))
+        zeros = np.zeros(len(self.partials.dp), np.int64)
         return CandidateLayouts(index, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
 
     def pipelines(self, candidates: CandidateLayouts, *, any_recomputation: bool = False) -> PipelineUnits:

@@ -61,7 +61,8 @@ class BranchAndBound:
         branches, rows = list[ExpandedCandidates](), 0
         for floor in floors:
             for expanded in self.expand_best_first(bounds, self._prune(bounds, floor)):
-                branches, rows = [*branches, expanded], rows + len(expanded.seconds)
+                branches = [*branches, expanded]
+                rows = rows + len(expanded.seconds)
                 if rows > MAX_BATCH:
                     self._finish(bounds, branches)
                     branches, rows = [], 0
@@ -69,7 +70,8 @@ class BranchAndBound:
 
     def _floor(self, bounds: Bounds, block: PartialLayouts) -> BoundedSpace:
         """Return partial layouts that have a schedule and may fit."""
-        partials, none = block.take(bounds.space.count_candidates(block) > 0), np.zeros(0)
+        partials = block.take(bounds.space.count_candidates(block) > 0)
+        none = np.zeros(0)
         if not len(partials.dp):
             return BoundedSpace(partials, none, none)
         size = bounds.restrict_to(partials).resting_bytes()
@@ -134,7 +136,8 @@ class BranchAndBound:
         """
         space, partials = bounds.space, bounds.partials
         candidates = space.expand(partials, np.arange(len(partials.dp)))
-        size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
+        size = np.zeros(len(candidates.partial))
+        seconds = np.zeros(len(candidates.partial))
         n_recomputations = len(space.recomputations)
         has_incumbent = (
             self.timed and bool(self.incumbents.best) and not self.few_fit
@@ -151,11 +154,9 @@ class BranchAndBound:
                 bounds, candidates, size, (seconds, None), left="zero order ac"
             )
         bounds = bounds.restrict_to(space.expand_recomputations(partials))
-        partials, size, seconds = (
-            bounds.partials,
-            np.repeat(size, n_recomputations),
-            np.repeat(seconds, n_recomputations),
-        )
+        partials = bounds.partials
+        size = np.repeat(size, n_recomputations)
+        seconds = np.repeat(seconds, n_recomputations)
         candidates = candidates.take(np.repeat(np.arange(len(candidates.partial)), n_recomputations))
         recomputation = np.tile(np.arange(n_recomputations), len(candidates.partial) // n_recomputations)
         candidates = candidates._replace(partial=candidates.partial * n_recomputations + recomputation)
@@ -182,7 +183,8 @@ class BranchAndBound:
             return
         candidates = CandidateLayouts(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
         size, seconds = (np.concatenate([branch[field] for branch in branches]) for field in (2, 3))
-        order, batch_size = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space))), FIRST_BATCH
+        order = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space)))
+        batch_size = FIRST_BATCH
         while len(order):
             worth = self.incumbents.can_win(seconds[order], size[order], bounds.space)
             self._count_losers(bounds, candidates.take(order[~worth]))
@@ -206,7 +208,8 @@ class BranchAndBound:
             self._explore_sizes(bounds, candidates)
             return
         space, partials = bounds.space, bounds.partials
-        size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
+        size = np.zeros(len(candidates.partial))
+        seconds = np.zeros(len(candidates.partial))
         has_incumbent = bool(self.incumbents.best)
         for max_sequences, any_recomputation in (
             ((1, True), (SMALL_MICRO_BATCH, False), (1, False)) if has_incumbent else ()
@@ -218,7 +221,8 @@ class BranchAndBound:
                 candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
         for rows in _parts(candidates):
             sharded = space.shard(partials, candidates.take(rows))
-            size, seconds = np.zeros(len(sharded.zero)), np.zeros(len(sharded.zero))
+            size = np.zeros(len(sharded.zero))
+            seconds = np.zeros(len(sharded.zero))
             for scaled in (True,) if has_incumbent else (True, False):  # the same in every order
                 if len(size):
                     size = bounds.memory(sharded, scaled=scaled)
@@ -244,7 +248,8 @@ class BranchAndBound:
         space, partials = bounds.space, bounds.partials
         for rows in _parts(candidates):
             sharded = space.shard(partials, candidates.take(rows))
-            size, none = np.zeros(len(sharded.zero)), np.zeros(len(sharded.zero))
+            size = np.zeros(len(sharded.zero))
+            none = np.zeros(len(sharded.zero))
             for scaled in (True, False):
                 if len(size):
                     size = bounds.memory(sharded, scaled=scaled)
@@ -267,7 +272,8 @@ class BranchAndBound:
         layouts = (bounds.space.layout(bounds.partials, first, at) for at in range(len(size)))
         peaks = np.array([self.incumbents.excess_bytes(bounds.planner, layout) for layout in layouts], float)
         large = peaks > 0
-        losers, times = candidates.take(large), self._count_layouts(bounds, candidates.take(large), "order")
+        losers = candidates.take(large)
+        times = self._count_layouts(bounds, candidates.take(large), "order")
         self.report_done(int(times.sum()))
         self.incumbents.rejections.add_too_large(
             times, peaks[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
@@ -290,7 +296,8 @@ class BranchAndBound:
         )
         size, seconds = (np.concatenate([queued[best] for queued in self.waiting]) for best in (1, 2))
         groups = np.concatenate([queued[3] for queued in self.waiting])
-        space, score = bounds.space, self.incumbents.score(seconds, size, bounds.space)
+        space = bounds.space
+        score = self.incumbents.score(seconds, size, bounds.space)
         order = np.lexsort((size, score))
         while len(order) and max_evaluated != 0:
             best = int(order[0])
@@ -304,7 +311,8 @@ class BranchAndBound:
                     order = order[np.lexsort((size[order], score[order]))]
                     continue
                 self.incumbents.evaluate(bounds.planner, space.layout(bounds.partials, candidates, best))
-                order, max_evaluated = order[1:], max_evaluated if max_evaluated is None else max_evaluated - 1
+                order = order[1:]
+                max_evaluated = max_evaluated if max_evaluated is None else max_evaluated - 1
             else:
                 worth = self.incumbents.can_win(seconds[order], size[order], space)
                 self.incumbents.rejections.add_slower(
@@ -315,7 +323,8 @@ class BranchAndBound:
 
     def _count_layouts(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
         """Return the number of layouts per row; ``left``: columns not yet expanded (``zero``, ``order``, ``ac``)."""
-        partials, times = bounds.partials.take(candidates.partial), np.ones(len(candidates.partial), np.int64)
+        partials = bounds.partials.take(candidates.partial)
+        times = np.ones(len(candidates.partial), np.int64)
         if "ac" in left:
             times *= len(bounds.space.recomputations)
         if "zero" in left:

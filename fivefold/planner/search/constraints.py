@@ -106,7 +106,8 @@ def describe_uneven_batch(layout: Layout, *, batch: int) -> str:
 
     dp divides both.
     """
-    max_dp, even_dp = gcd(batch, layout.world), gcd(min(layout.world, power_of_two(batch + 1) // 2), layout.world)
+    max_dp = gcd(batch, layout.world)
+    even_dp = gcd(min(layout.world, power_of_two(batch + 1) // 2), layout.world)
     if layout.dp < max_dp or MAX_DP_LOSS * max_dp > even_dp:
         return ""
     near_batch = max(1, round(batch / even_dp)) * even_dp

@@ -80,7 +80,8 @@ class Estimates(Tables):
 
     def reduces_often(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
         """Return whether gradients are reduced after every backward pass, [n]."""
-        partials, job = self.partials.take(candidates.partial), self.planner.job
+        partials = self.partials.take(candidates.partial)
+        job = self.planner.job
         several = job.global_batch // (partials.dp * partials.mbs) > 1
         every_micro_batch = {"step": False, "micro_batch": True}.get(job.stack.reduce, partials.pp == 1)
         return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & every_micro_batch)
@@ -107,7 +108,8 @@ class Estimates(Tables):
         """
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
-            kept, split = self.counts.profile(part, name).kept_bytes, self.counts.profile_split(part, name)
+            kept = self.counts.profile(part, name).kept_bytes
+            split = self.counts.profile_split(part, name)
             return split.backward_peak_bytes - kept, split.deferred_bytes
 
         return self._bytes("splits", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
@@ -166,7 +168,8 @@ class Estimates(Tables):
         partials = self.partials.take(candidates.partial)
         sequences, cp, ep = partials.mbs, partials.cp, partials.ep
         if scaled:
-            sequences, cp = np.where(partials.mbs > 1, LARGE_MICRO_BATCH, 1), np.minimum(partials.cp, FEW_RANKS)
+            sequences = np.where(partials.mbs > 1, LARGE_MICRO_BATCH, 1)
+            cp = np.minimum(partials.cp, FEW_RANKS)
             is_single_expert = ep == (self.counts.model.moe.experts if self.counts.model.moe else 1)
             ep = np.where((sequences == LARGE_MICRO_BATCH) & ~is_single_expert, np.minimum(ep, FEW_RANKS), ep)
         _, retains_outputs, _, cp_kind, tp, tp_inner, sp, _, etp, recomputed = self._operation_columns(candidates)
@@ -267,7 +270,8 @@ class Estimates(Tables):
 
     def _resting_states(self, layout: Layout) -> Floats:
         """Return the bytes [units, 2] at rest and of gradients at the update, as in ``states``."""
-        keeps, names = policy(layout, self.counts.job), [self._representative_unit(run.name) for run in self.runs]
+        keeps = policy(layout, self.counts.job)
+        names = [self._representative_unit(run.name) for run in self.runs]
         rows = {}
         for name in dict.fromkeys(names):
             rows[name] = list_resting_bytes(self.counts.states(layout, name), keeps)
@@ -340,10 +344,8 @@ class Estimates(Tables):
                     get_local_degrees(layout)._replace(sequences=sequences, recomputed=frozenset()), layout
                 )
 
-            columns, sequences = (
-                self._operation_columns(candidates)[1:-1],
-                self._choose_larger_sizes(candidates, max_sequences=max_sequences),
-            )
+            columns = self._operation_columns(candidates)[1:-1]
+            sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
             return self._look_up_scaled(
                 "bare", candidates, columns, make_bare, sequences=sequences, cost=self._pass_cost // 2
             )
@@ -355,16 +357,15 @@ class Estimates(Tables):
                     part._replace(recomputed=frozenset()) if any_recomputation else part, layout
                 )
 
-            name, columns = "bare" if any_recomputation else "nearest", self._operation_columns(candidates)
+            name = "bare" if any_recomputation else "nearest"
+            columns = self._operation_columns(candidates)
             return self._look_up(name, candidates, columns, make_measured, cost=self._pass_cost)
 
         def make(layout: Layout, sequences: int) -> Floats:
             return self._adjacent_units(get_local_degrees(layout)._replace(sequences=sequences), layout)
 
-        columns, sequences = (
-            self._operation_columns(candidates)[1:],
-            self._choose_larger_sizes(candidates, max_sequences=max_sequences),
-        )
+        columns = self._operation_columns(candidates)[1:]
+        sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
         return self._look_up_scaled("nearest", candidates, columns, make, sequences=sequences, cost=self._pass_cost)
 
     def model_seconds(self, candidates: CandidateLayouts, *, max_sequences: int, complete: bool = True) -> Floats:
@@ -386,10 +387,8 @@ class Estimates(Tables):
             return np.array([[unpaired], [paired]])
 
         name, n_columns = ("whole", 9) if complete else ("any etp", 8)
-        columns, sequences = (
-            self._operation_columns(candidates)[1:n_columns],
-            self._choose_larger_sizes(candidates, max_sequences=max_sequences),
-        )
+        columns = self._operation_columns(candidates)[1:n_columns]
+        sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
         return self._look_up_scaled(name, candidates, columns, make, sequences=sequences, cost=self._pass_cost)
 
     def _adjacent_units(self, part: LocalDegrees, layout: Layout, *, complete: bool = True) -> Floats:
@@ -422,10 +421,8 @@ class Estimates(Tables):
             for run in self.runs:
                 row: list[float] = []
                 unit = units.unit(layout, run)
-                forward, backward = (
-                    (unit.forward_exposed, unit.forward_unoverlapped),
-                    (unit.backward_exposed, unit.backward_unoverlapped),
-                )
+                forward = (unit.forward_exposed, unit.forward_unoverlapped)
+                backward = (unit.backward_exposed, unit.backward_unoverlapped)
                 for exposed_by_axis, unoverlapped_by_axis in (forward, backward):
                     by_axis = list(zip(exposed_by_axis, unoverlapped_by_axis, overlapping_axes, strict=True))
                     row.append(sum(exposed for exposed, _, can_overlap in by_axis if not can_overlap))

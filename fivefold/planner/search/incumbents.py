@@ -186,7 +186,8 @@ class Incumbents:
 
         Of those that only the allowed gap excludes, the lowest bound is noted.
         """
-        score, tolerance = self.score(seconds, size, space), 1 + self.allowed_gap
+        score = self.score(seconds, size, space)
+        tolerance = 1 + self.allowed_gap
         can_win_mask = self._can_win(score * tolerance, size, seconds * tolerance)
         if tolerance > 1 and not self.none_fits:
             dropped = score[self._can_win(score, size, seconds) & ~can_win_mask & (size <= self.largest_peak)]

@@ -110,11 +110,10 @@ def _last_blocks(
     counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> tuple[list[int], list[int]]:
     """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
-    layers, layout = counts.model.layers, pipeline_layout(shape, recompute_every=recompute_every)
-    is_recomputed, block_index = (
-        recomputed_layers(layers, layout),
-        {column_key(run): index for index, run in enumerate(runs)},
-    )
+    layers = counts.model.layers
+    layout = pipeline_layout(shape, recompute_every=recompute_every)
+    is_recomputed = recomputed_layers(layers, layout)
+    block_index = {column_key(run): index for index, run in enumerate(runs)}
     stage_blocks = [
         [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in stage]
         for stage in stage_layers(layers, layout)
@@ -130,11 +129,10 @@ def _closing_blocks(
     Without experts it is the first again. Each comes with the numbers of units before it and the index of the block
     before it.
     """
-    layers, layout = counts.model.layers, pipeline_layout(shape, recompute_every=recompute_every)
-    is_recomputed, block_index = (
-        recomputed_layers(layers, layout),
-        {column_key(run): position for position, run in enumerate(runs)},
-    )
+    layers = counts.model.layers
+    layout = pipeline_layout(shape, recompute_every=recompute_every)
+    is_recomputed = recomputed_layers(layers, layout)
+    block_index = {column_key(run): position for position, run in enumerate(runs)}
     own_layers = stage_layers(layers, layout)[stage]
     blocks = [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in own_layers]
     first_moe = next(
@@ -156,15 +154,15 @@ def _rank_units(
     """
     pipeline, pp = shape.pipeline, shape.pp
     stage_counts = np.array(pipeline.live_stages(n_micro_batches, pp=pp, v=shape.v, rank=rank) if pp > 1 else [1])
-    live, count, splits_backward = stage_counts @ table, int(stage_counts.sum()), pipeline.splits_backward
+    live = stage_counts @ table
+    count = int(stage_counts.sum())
+    splits_backward = pipeline.splits_backward
     if len(table) == 1:
         backwards_before = (
             1 + pipeline.weight_lag * rank if splits_backward else 1
         )  # backwards before all sums are there
-        is_full, is_reached = (
-            pp == 1 or n_micro_batches - backwards_before >= count,
-            n_micro_batches > backwards_before or not splits_backward,
-        )
+        is_full = pp == 1 or n_micro_batches - backwards_before >= count
+        is_reached = n_micro_batches > backwards_before or not splits_backward
         return (
             live,
             (count if is_full else max(int(is_reached), min(n_micro_batches - backwards_before, count))) * table[0],
@@ -215,10 +213,8 @@ class MemoryBounds:
         ``micro_batches`` and ``recompute_every`` have one value per candidate. ``states`` replaces the states of the
         candidates' ZeRO stage; ``scaled`` and ``any_recomputation`` as in ``Estimates``.
         """
-        rank_units, n_micro_batches = (
-            self._units(candidates, micro_batches, recompute_every, runs=estimates.runs),
-            micro_batches[:, None],
-        )
+        rank_units = self._units(candidates, micro_batches, recompute_every, runs=estimates.runs)
+        n_micro_batches = micro_batches[:, None]
         kept, above_kept = np.moveaxis(
             estimates.profiles(candidates, scaled=scaled, any_recomputation=any_recomputation), 1, 0
         )
@@ -232,21 +228,19 @@ class MemoryBounds:
                 estimates.splits(candidates.take(split_rows), scaled=scaled, any_recomputation=any_recomputation), 1, 0
             )
             above_kept[split_rows] = 0 if scaled else np.maximum(0.0, needed)
-        resident_bytes, last_bytes, is_unpipelined = (
-            sum_units(rank_units.unit_counts, resident),
-            sum_units(rank_units.unit_counts, at_end),
-            rank_units.pp == 1,
-        )
+        resident_bytes = sum_units(rank_units.unit_counts, resident)
+        last_bytes = sum_units(rank_units.unit_counts, at_end)
+        is_unpipelined = rank_units.pp == 1
         if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
             live_bytes = live_later_bytes = head_kept = np.zeros(is_unpipelined.shape)
         else:
-            live_bytes, live_later_bytes = sum_units(rank_units.live, kept), sum_units(rank_units.live_later, kept)
+            live_bytes = sum_units(rank_units.live, kept)
+            live_later_bytes = sum_units(rank_units.live_later, kept)
             head_kept = rank_units.unit_counts[:, :, HEAD] * kept[:, None, HEAD]
-        unit_peak, splits_backward = above_kept + gathered, np.isin(rank_units.schedule, SPLITTING)
-        last_block, least_block = (
-            np.take_along_axis(unit_peak, rank_units.last_block, axis=1),
-            _min_over_blocks(rank_units.unit_counts, unit_peak),
-        )
+        unit_peak = above_kept + gathered
+        splits_backward = np.isin(rank_units.schedule, SPLITTING)
+        last_block = np.take_along_axis(unit_peak, rank_units.last_block, axis=1)
+        least_block = _min_over_blocks(rank_units.unit_counts, unit_peak)
         last_block = last_block + np.take_along_axis(prefetched, rank_units.next_block, axis=1)
         keeps_unsharded = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
         first_backward_peak = unit_peak
@@ -266,10 +260,8 @@ class MemoryBounds:
             last_block, least_block, first_backward = (
                 np.where(waits_for_wgrad, 0.0, bound) for bound in (last_block, least_block, first_backward)
             )
-        has_head, head_prefetched = (
-            rank_units.unit_counts[:, :, HEAD] > 0,
-            np.take_along_axis(prefetched, rank_units.last_block, axis=1),
-        )
+        has_head = rank_units.unit_counts[:, :, HEAD] > 0
+        head_prefetched = np.take_along_axis(prefetched, rank_units.last_block, axis=1)
         head_prefetched = head_prefetched * (self.counts.job.stack.comm_buffers != "retained")  # else after the loss
         loss = np.where(has_head, unit_peak[:, None, HEAD] + head_prefetched, 0.0)
         head_backward = np.where(
@@ -342,7 +334,8 @@ class MemoryBounds:
         They include the gradients that it allocates, which ``unit_peak`` does not; ``added_bytes`` [n, units] are added
         to the bytes of the unit.
         """
-        stack, keeps_unsharded = self.counts.job.stack, (candidates.zero < 2) | (candidates.shards == 1)
+        stack = self.counts.job.stack
+        keeps_unsharded = (candidates.zero < 2) | (candidates.shards == 1)
         if stack.reduce_bucket:
             return unit_peak
         allocates = ~(keeps_unsharded & self._are_persistent)
@@ -378,7 +371,8 @@ class MemoryBounds:
             + rank_units.unit_counts[:, :, EMBED] * (reduced - at_end)[:, None, EMBED]
         )
         for index in range(rank_units.closing_blocks.shape[2]):
-            block, units_before = rank_units.closing_blocks[:, :, index], rank_units.units_before[:, :, index]
+            block = rank_units.closing_blocks[:, :, index]
+            units_before = rank_units.units_before[:, :, index]
             own_allocated = sum_units(units_before, during) + np.take_along_axis(during, block, axis=1)
             others_reduced = sum_units(rank_units.unit_counts - units_before, at_end) - np.take_along_axis(
                 at_end, block, axis=1
@@ -397,7 +391,8 @@ class MemoryBounds:
 
         They differ from ``activation_bytes``, those of the other backwards.
         """
-        job, keeps_unsharded = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
+        job = self.counts.job
+        keeps_unsharded = (candidates.zero < 2) | (candidates.shards == 1)
         holds_gradients = ~keeps_unsharded & (job.stack.comm_buffers == "retained")
         allocations = np.full(len(n_micro_batches), AllocatedGradients.NONE)
         allocations[estimates.reduces_often(candidates)] = AllocatedGradients.DENSE

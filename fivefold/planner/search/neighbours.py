@@ -156,11 +156,9 @@ def _rank(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Est
     ]
 
     def key(estimate: Estimate) -> tuple[bool, float, float]:
-        fits, seconds, size = (
-            planner.fits(estimate.layout, estimate.ranks),
-            estimate.step_time.seconds,
-            float(estimate.peak_bytes),
-        )
+        fits = planner.fits(estimate.layout, estimate.ranks)
+        seconds = estimate.step_time.seconds
+        size = float(estimate.peak_bytes)
         return (not fits, size, seconds) if by == "memory" or not fits else (False, seconds, size)
 
     return sorted(estimates, key=key)
@@ -168,7 +166,8 @@ def _rank(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Est
 
 def _is_better(planner: Planner, estimate: Estimate, *, than: Estimate, by: By) -> bool:
     """Return whether a change helps: it makes the layout fit, needs less memory while nothing fits, or is faster."""
-    fits, fitted = planner.fits(estimate.layout, estimate.ranks), planner.fits(than.layout, than.ranks)
+    fits = planner.fits(estimate.layout, estimate.ranks)
+    fitted = planner.fits(than.layout, than.ranks)
     if fits != fitted:
         return fits
     if not fits or by == "memory":

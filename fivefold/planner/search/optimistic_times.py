@@ -22,7 +22,8 @@ def figures(unit: UnitTime) -> tuple[float, ...]:
     tp, cp, ep, etp = (
         forward + backward for forward, backward in zip(unit.forward_exposed, unit.backward_exposed, strict=True)
     )
-    forward_exposed, backward_exposed = sum(unit.forward_exposed), sum(unit.backward_exposed)
+    forward_exposed = sum(unit.forward_exposed)
+    backward_exposed = sum(unit.backward_exposed)
     return (
         unit.forward + forward_exposed,
         unit.backward + backward_exposed,
@@ -87,7 +88,9 @@ def optimistic_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> Optimis
         part.ep if moe is None or part.ep == moe.experts else min(2, part.ep)
     )  # one expert on a rank: rows in order
     timer = units.with_expert_ranks(part._replace(ep=expert_ranks, etp=1), run, ep=part.ep)
-    recipe, chip, seconds = units.job.precision, units.machine.chip, np.array(timer.unit.seconds)
+    recipe = units.job.precision
+    chip = units.machine.chip
+    seconds = np.array(timer.unit.seconds)
     rate = max(
         chip.sustained_flops(dtype) for dtype in {recipe.compute, "bf16" if recipe.is_low_precision else recipe.compute}
     )

@@ -90,7 +90,8 @@ class RegretEvaluator:
 
     def seconds(self, layout: Layout, scenario: int) -> float:
         """Return the seconds of a step in a scenario; infinite if it does not fit."""
-        seconds_by_layout, planner = self.seconds_by_layout[scenario], self.planners[scenario]
+        seconds_by_layout = self.seconds_by_layout[scenario]
+        planner = self.planners[scenario]
         if layout not in seconds_by_layout:
             ranks = planner.memory(layout)
             fits = planner.fits(layout, ranks)

@@ -37,12 +37,12 @@ def group_schedules(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
 
 def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     """Return the seconds [n] of candidates of one group of ``group_schedules``."""
-    shape, recompute_every = (
-        bounds.space.shapes[candidates.shape[0]],
-        int(bounds.recompute_every[bounds.partials.ac[candidates.partial[0]]]),
-    )
-    rounds, pipe = rounds_of(*shape, int(_micro_batches(bounds, candidates)[0])), bounds.pipelines(candidates)
-    unit_seconds, parallel = bounds.estimates.units(candidates), bounds.estimates.parallel(candidates)
+    shape = bounds.space.shapes[candidates.shape[0]]
+    recompute_every = int(bounds.recompute_every[bounds.partials.ac[candidates.partial[0]]])
+    rounds = rounds_of(*shape, int(_micro_batches(bounds, candidates)[0]))
+    pipe = bounds.pipelines(candidates)
+    unit_seconds = bounds.estimates.units(candidates)
+    parallel = bounds.estimates.parallel(candidates)
     (forward_dp, backward_dp), _, ends, update = bounds.compute_data_parallel_seconds(
         pipe, candidates, unit_seconds, parallel
     )

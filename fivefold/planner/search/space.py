@@ -319,10 +319,8 @@ class Space:
         keys = self._encode_zeros(partials)[candidates.partial]
         pieces = []
         for key in np.unique(keys):
-            members, list_zeros = (
-                np.flatnonzero(keys == key),
-                np.array(self._decode_zeros(int(key)), np.int64).reshape(-1, 2),
-            )
+            members = np.flatnonzero(keys == key)
+            list_zeros = np.array(self._decode_zeros(int(key)), np.int64).reshape(-1, 2)
             zero, shards = np.tile(list_zeros, (len(members), 1)).T
             pieces.append(candidates.take(np.repeat(members, len(list_zeros)))._replace(zero=zero, shards=shards))
         return (
@@ -428,7 +426,8 @@ class Space:
 
     def _find_candidate(self, partials: PartialLayouts, layout: Layout) -> Layout | None:
         """Return ``find`` for a layout whose partial layout, with every recomputation, is ``partials``."""
-        shape, zero = PipelineShape(layout.schedule, layout.pp, layout.v), (layout.zero, layout.shards)
+        shape = PipelineShape(layout.schedule, layout.pp, layout.v)
+        zero = (layout.zero, layout.shards)
         can_run = self.can_run(shape, self.micro_batches(partials))[0]
         if not can_run or zero not in self._decode_zeros(int(self._encode_zeros(partials)[0])):
             return None
@@ -441,7 +440,9 @@ class Space:
         """Return the candidate in row ``row`` as a ``Layout``."""
         partial = candidates.partial[row]
         dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = [int(column[partial]) for column in partials]
-        shape, zero, shards = self.shapes[candidates.shape[row]], int(candidates.zero[row]), int(candidates.shards[row])
+        shape = self.shapes[candidates.shape[row]]
+        zero = int(candidates.zero[row])
+        shards = int(candidates.shards[row])
         return Layout.model_construct(  # legal, so that it is not validated, which takes twice as long
             dp=dp,
             tp=tp,

@@ -56,11 +56,13 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     floors = solver.floors(bounds, bounds.space.blocks)
     likely = _select_likely(solver, bounds, floors)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
-    n_evaluated, start = FIRST_EXPLORED if incumbents.any_will_do else MAX_EXPLORED, 0
+    n_evaluated = FIRST_EXPLORED if incumbents.any_will_do else MAX_EXPLORED
+    start = 0
     end = min(len(best), MAX_EXPLORED) if incumbents.any_will_do else len(best)
     while start < end and incumbents.threshold == np.inf:
         _evaluate_likely(solver, bounds, likely, best[start : start + n_evaluated])
-        start, n_evaluated = start + n_evaluated, min(MAX_EXPLORED, n_evaluated * GROWTH)
+        start = start + n_evaluated
+        n_evaluated = min(MAX_EXPLORED, n_evaluated * GROWTH)
         if solver.timed and not incumbents.best:
             break
     if solver.timed and not incumbents.best:
@@ -122,7 +124,8 @@ def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections
 
 def _find_smallest(solver: BranchAndBound, bounds: Bounds) -> EvaluatedLayout | None:
     """Return a layout that fits with the smallest micro-batch and full recomputation, searched with work of its own."""
-    work, space = SearchWork(exact_units=REFINING_UNITS), bounds.space.restrict_to_smallest()
+    work = SearchWork(exact_units=REFINING_UNITS)
+    space = bounds.space.restrict_to_smallest()
     sizes = Incumbents(solver.incumbents.largest_peak, by="memory", top=1, levels=0, any_will_do=True, work=work)
     if space.layouts:
         first_solver = BranchAndBound(sizes, ranks_per_node=solver.ranks_per_node, timed=False)

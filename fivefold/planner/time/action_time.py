@@ -75,13 +75,12 @@ def _with_sends(stages: StageSeconds, cost: ActionCost, hops: int = 1) -> Action
 def pass_seconds(stages: StageSeconds, stage: int, *, backward: bool) -> PassTime:
     """Return the seconds of one direction of a stage, as a half of an FB."""
     compute = overlapped_by_pass = gathers = max_with_gathers = min_with_gathers = 0.0
-    unoverlapped, overlapped = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+    unoverlapped = dict.fromkeys(AXES, 0.0)
+    overlapped = dict.fromkeys(AXES, 0.0)
     overlap = stages.units.job.stack.overlap
     for unit_group, times in stages.work[stage]:
-        unit, unit_messages = (
-            stages.unit_seconds[stage][unit_group].time,
-            stages.unit_seconds[stage][unit_group].messages,
-        )
+        unit = stages.unit_seconds[stage][unit_group].time
+        unit_messages = stages.unit_seconds[stage][unit_group].messages
         unit_compute = unit.backward + unit.weight if backward else unit.forward
         exposed, unoverlapped_exposed = unit.backward_exposed, unit.backward_unoverlapped
         if not backward:

@@ -157,7 +157,8 @@ class Prices:
         if op.kind == "rope" and self.job.stack.rope == "unfused" and self.measured is None:
             return self._price_eager_kernels(op, ROPE_APART)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
-            rate, rounds = self.constants.loss_bytes_per_second * self.chip.multiprocessors, self._rounds(*op.shape[:2])
+            rate = self.constants.loss_bytes_per_second * self.chip.multiprocessors
+            rounds = self._rounds(*op.shape[:2])
             launch_seconds = (rounds - 1) * self.constants.smallest_kernel_seconds
             return OpTime(
                 max(self.memory_bound_seconds(op.moved_bytes), op.moved_bytes / rate) + launch_seconds,
@@ -177,7 +178,8 @@ class Prices:
             return OpTime(
                 self.memory_bound_seconds(mask), self.memory_bound_seconds(op.moved_backward_bytes), kernels=0
             )
-        forward, backward = int(op.moved_bytes * share), int(op.moved_backward_bytes * share)
+        forward = int(op.moved_bytes * share)
+        backward = int(op.moved_backward_bytes * share)
         if is_layer_norm and self.sums_rows_apart:
             backward = backward * 5 // 3  # x and its gradient are read again for the gradients of weight and bias
         if op.kind == "add" and self.measured is None and not self.ours:
@@ -298,7 +300,9 @@ class Prices:
             launch_overhead = self.constants.smallest_kernel_seconds * (
                 op.batch * kernels_per_expert - 1
             )  # full CUDA graphs hold fused kernels
-            forward, dgrad, wgrad = forward + launch_overhead, dgrad + launch_overhead, wgrad + launch_overhead
+            forward = forward + launch_overhead
+            dgrad = dgrad + launch_overhead
+            wgrad = wgrad + launch_overhead
             if len(op.wgrad_numels) > 1 and op.name == "moe.experts.down":
                 forward += self.memory_bound_seconds(self.constants.expert_bias_bytes[0] * m * n * op.batch)
                 dgrad += self.memory_bound_seconds(self.constants.expert_bias_bytes[1] * m * n * op.batch)

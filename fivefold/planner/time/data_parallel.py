@@ -67,14 +67,16 @@ def end_seconds(
     reduces: Repeated[MessageTime] = []
     forward: Repeated[float] = []  # compute of the first stage's units
     backward: Repeated[float] = []
-    stays_gathered, stage_work = policy(layout, units.job).weights_stay, units.counts.stage_work(layout)
+    stays_gathered = policy(layout, units.job).weights_stay
+    stage_work = units.counts.stage_work(layout)
     equal_stages = units.counts.equal_stages(layout)  # the order of stages matters only to the first message
     stage_counts = Counter(map(equal_stages.__getitem__, chunks)) if len(chunks) > 1 else {equal_stages[chunks[0]]: 1}
     for chunk, n_stages in stage_counts.items():
         for run, n_units in stage_work[chunk]:
             times = n_stages * n_units
             unit = _unit_ends(units, run.name, seconds[run], stays_gathered=stays_gathered)
-            copies, buffer_copies = copies + times * unit.copies, buffer_copies + times * unit.buffer_copies
+            copies = copies + times * unit.copies
+            buffer_copies = buffer_copies + times * unit.buffer_copies
             if stays_gathered:
                 gathers.append((unit.gather, times))
             if not unit.every_micro_batch:
@@ -104,7 +106,8 @@ def end_seconds(
 def _unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds, *, stays_gathered: bool) -> UnitEnds:
     """Return a unit at the ends of a step."""
     messages, unit_time, (forward_free, backward_free) = seconds.messages, seconds.time, seconds.free_seconds
-    time, backward_overlap = messages.time, unit_time.backward + unit_time.weight + backward_free
+    time = messages.time
+    backward_overlap = unit_time.backward + unit_time.weight + backward_free
     # ``backward`` counts a reduction after every backward as overlapped by it, but the last one follows it
     last_overlap = time.reduce if overlaps_next_forward(name, units.job) else backward_overlap
     return UnitEnds(

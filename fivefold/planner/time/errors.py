@@ -110,10 +110,8 @@ def weighted_ratios(of: RunClass, cells: Sequence[ErrorCell]) -> Iterator[tuple[
         sources.setdefault(cell.source, []).append((cell, SIMILAR_SOURCE_WEIGHT ** of.count_differences(cell.of)))
     all_ratios = []
     for weighted_cells in sources.values():
-        source_weight, total = (
-            max(weight for _, weight in weighted_cells),
-            sum(weight * cell.rows for cell, weight in weighted_cells),
-        )
+        source_weight = max(weight for _, weight in weighted_cells)
+        total = sum(weight * cell.rows for cell, weight in weighted_cells)
         for cell, weight in weighted_cells:
             share = weight * cell.rows / total / len(cell.ratios)
             rows = sum(cell_of_source.rows for cell_of_source, _ in weighted_cells)
@@ -121,7 +119,8 @@ def weighted_ratios(of: RunClass, cells: Sequence[ErrorCell]) -> Iterator[tuple[
                 yield log(ratio), source_weight * share
                 all_ratios.append((log(ratio), cell.rows / rows / len(cell.ratios)))
     all_ratios.sort()
-    median, total_weight = quantile(all_ratios, 0.5), sum(weight for _, weight in all_ratios)
+    median = quantile(all_ratios, 0.5)
+    total_weight = sum(weight for _, weight in all_ratios)
     yield from ((median + SPREAD * (ratio - median), DOUBT * weight / total_weight) for ratio, weight in all_ratios)
 
 

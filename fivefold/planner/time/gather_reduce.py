@@ -74,7 +74,8 @@ def gather_reduce_seconds(
     gather = reduce = copies = gather_busy = reduce_busy = 0.0
     for message in unit_messages(counts, layout, name):
         collective = message.collective, message.payload, make_group(layout, message.group, message.ranks)
-        seconds, busy = network.seconds(*collective), network.busy_seconds(*collective)
+        seconds = network.seconds(*collective)
+        busy = network.busy_seconds(*collective)
         if message.collective == "all_gather":
             gather, gather_busy = gather + seconds, gather_busy + busy
         elif message.group.endswith("replica") and reduces_every_backward:
@@ -101,7 +102,8 @@ def _copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:
     concatenates gradients to a flat one; DistributedDataParallel copies them to buckets and back.
     """
     stack, recipe = job.stack, job.precision
-    copies_weights, numel = stack.comm_buffers == "retained", message.payload // recipe.summed_bytes
+    copies_weights = stack.comm_buffers == "retained"
+    numel = message.payload // recipe.summed_bytes
     if message.collective == "all_gather":
         return 2 * message.payload * copies_weights, 0
     if message.collective == "all_reduce":

@@ -102,7 +102,9 @@ def _points(of: RunClass) -> tuple[tuple[float, float], ...]:
 @lru_cache(maxsize=256)
 def _cumulative(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the values of ``points`` and the level of each, as in ``quantile``."""
-    total_weight, weight_below, levels = sum(weight for _, weight in points), 0.0, []
+    total_weight = sum(weight for _, weight in points)
+    weight_below = 0.0
+    levels = []
     for _, weight in points:
         levels.append((weight_below + weight / 2) / total_weight)
         weight_below += weight

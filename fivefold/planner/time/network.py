@@ -147,7 +147,8 @@ class Network:
 
     def nodes(self, group: RankGroup) -> int:
         """Return the number of nodes that the ranks of a group are on."""
-        reach, span = (group.ranks - 1) * group.stride + 1, self._machine.links[0].span
+        reach = (group.ranks - 1) * group.stride + 1
+        span = self._machine.links[0].span
         return 1 if reach <= span else -(-group.ranks // max(1, min(group.ranks, span // group.stride)))
 
     def _lay(self, collective: str, place: GroupPlacement, copies: int = 1) -> list[AlphaBetaCost]:

@@ -60,7 +60,8 @@ class Profiled:
 
     def unit_key(self, layout: Layout, run: UnitGroup) -> str:
         """Return ``compute/held``: a hash of the unit's operations and number formats, and its sharding in words."""
-        part, job = get_group_degrees(get_local_degrees(layout), run), self.counts.job
+        part = get_group_degrees(get_local_degrees(layout), run)
+        job = self.counts.job
         if (part, run.name) not in self._hashes:
             model = self.counts.model.model_dump(exclude={"name", "layers"})
             facts = [getattr(job.stack, name) for name in FACTS]

@@ -68,11 +68,13 @@ def stage_seconds(
 
     The stages in ``straggling`` take the ``straggler``'s seconds.
     """
-    work, equal_stages = units.counts.stage_work(layout), units.counts.equal_stages(layout)
+    work = units.counts.stage_work(layout)
+    equal_stages = units.counts.equal_stages(layout)
     usual_seconds = unit_seconds(units, layout)
     units_of_stage, seconds = [units] * len(work), [usual_seconds] * len(work)
     if straggler is not None and straggling:
-        straggler_seconds, first_stages = unit_seconds(straggler, layout), dict[tuple[int, bool], int]()
+        straggler_seconds = unit_seconds(straggler, layout)
+        first_stages = dict[tuple[int, bool], int]()
         for stage in straggling:
             units_of_stage[stage], seconds[stage] = straggler, straggler_seconds
         equal_stages = tuple(
@@ -95,11 +97,10 @@ def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, OverlappedUn
     forward = backward = full_backward = weight = full_dp_exposed = spare_seconds = (
         0.0  # spare: seconds of the next forward that are free for messages
     )
-    forward_exposed, backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
-    longest, next_forward_reduce = (
-        (0.0, ""),
-        MessageTime(0.0, 0.0),
-    )  # after: the reduction that overlaps the next forward
+    forward_exposed = dict.fromkeys(AXES, 0.0)
+    backward_exposed = dict.fromkeys(AXES, 0.0)
+    longest = (0.0, "")
+    next_forward_reduce = MessageTime(0.0, 0.0)  # after: the reduction that overlaps the next forward
     for unit_group, times in work:
         unit = seconds[unit_group]
         for axis, exposed in unit.forward_exposed:
@@ -137,10 +138,8 @@ def stage_message_seconds(units: Units, layout: Layout) -> tuple[float, float]:
     """Return the seconds by which a message between stages delays its receiver, and those it takes from its sender."""
     if layout.pp == 1:
         return 0.0, 0.0
-    message, gloo = (
-        _hop(units, layout),
-        units.machine.backend == "gloo",
-    )  # gloo: a send ends when the socket has the data
+    message = _hop(units, layout)
+    gloo = units.machine.backend == "gloo"  # gloo: a send ends when the socket has the data
     overlaps = gloo or (units.job.stack.overlaps_p2p(layout.schedule) and units.machine.can_overlap)
     return (
         (message.overlappable_seconds, message.busy) if overlaps else (message.seconds, message.seconds)
@@ -149,11 +148,9 @@ def stage_message_seconds(units: Units, layout: Layout) -> tuple[float, float]:
 
 def _hop(units: Units, layout: Layout) -> MessageTime:
     """Return the seconds of a message from one stage to the next, gathered over tp by ``scatter_gather_tensors``."""
-    size, network, pp = (
-        units.counts.get_local(get_local_degrees(layout)).entry_bytes,
-        units.network,
-        group(layout, "pp"),
-    )
+    size = units.counts.get_local(get_local_degrees(layout)).entry_bytes
+    network = units.network
+    pp = group(layout, "pp")
     if layout.tp == 1 or layout.sp or not units.job.stack.scatter_gather_tensors:
         return MessageTime(network.seconds("p2p", size, pp), network.busy_seconds("p2p", size, pp))
     p2p_seconds = network.seconds("p2p", size // layout.tp, pp)

@@ -83,7 +83,8 @@ def extrapolate(
     ``seconds``: those of its ``distinct_tasks``; ``hop_seconds``: seconds per message.
     """
     schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages
-    distinct, tables = join_equal_tasks(*schedule_key), rounds_of(*schedule_key[:4]).tables
+    distinct = join_equal_tasks(*schedule_key)
+    tables = rounds_of(*schedule_key[:4]).tables
     ends, busy = _simulate(*schedule_key, tuple(seconds), hop_seconds)
     return Extrapolated(ends, busy, distinct.task_counts, tables[0][0].rank_stages, distinct.first_equal_ranks)
 

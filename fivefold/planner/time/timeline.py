@@ -70,7 +70,8 @@ def step_seconds(
 
 def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> StepTime:
     """Return the seconds of a step without a pipeline."""
-    stages, micro_batches = stage_seconds(units, layout), layout.micro_batches(units.job)
+    stages = stage_seconds(units, layout)
+    micro_batches = layout.micro_batches(units.job)
     (stage,), end_costs = stages.times, price_step_end(units, layout, memory, (0,), stages.unit_seconds[0])
     forwards = 2 if units.job.objective == "dpo" else 1  # the reference's and the policy's
     compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.full_backward, micro_batches)])
@@ -88,7 +89,9 @@ def _time_pipeline(
     straggler_rank: int | None = None,
 ) -> tuple[StepTime, int]:
     """Return the seconds of a step in a pipeline, and its critical rank; ``straggler_rank``: the slower rank."""
-    units, equal_stages, micro_batches = stages.units, stages.first_equal_stages, layout.micro_batches(stages.units.job)
+    units = stages.units
+    equal_stages = stages.first_equal_stages
+    micro_batches = layout.micro_batches(stages.units.job)
     tasks = distinct_tasks(layout, micro_batches, equal_stages)
     cost_of_task = action_costs(stages, tasks)
     costs = [cost_of_task[task] for task in tasks]
@@ -103,10 +106,8 @@ def _time_pipeline(
     keys = [(first_equal, rank == straggler_rank) for rank, first_equal in enumerate(extrapolated.first_equal_ranks)]
     for rank, key in enumerate(keys):
         if key not in after:
-            rank_stages, own_units = (
-                extrapolated.rank_stages[rank],
-                straggler if straggler is not None and rank == straggler_rank else units,
-            )
+            rank_stages = extrapolated.rank_stages[rank]
+            own_units = straggler if straggler is not None and rank == straggler_rank else units
             after[key] = price_step_end(
                 own_units, layout, memory[rank], rank_stages, stages.unit_seconds[rank_stages[0]]
             )

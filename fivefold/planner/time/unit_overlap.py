@@ -62,8 +62,10 @@ class OverlappedUnitSeconds(NamedTuple):
 def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnitSeconds]:
     """Return the seconds of every distinct unit of a layout."""
     counts = units.counts
-    stage_work, stays_gathered = counts.stage_work(layout), policy(layout, units.job).weights_stay
-    sends, free_axes = not stays_gathered or counts.reduces_every_micro_batch(layout), dict[str, bool]()
+    stage_work = counts.stage_work(layout)
+    stays_gathered = policy(layout, units.job).weights_stay
+    sends = not stays_gathered or counts.reduces_every_micro_batch(layout)
+    free_axes = dict[str, bool]()
 
     def is_free(axis: str) -> bool:
         if axis not in free_axes:
@@ -71,17 +73,17 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnit
         return free_axes[axis]
 
     def overlap_unit(unit_group: UnitGroup) -> OverlappedUnitSeconds:
-        time, messages = (
-            units.unit(layout, unit_group),
-            unit_messages(units, layout, unit_group.name, stays=stays_gathered),
-        )
+        time = units.unit(layout, unit_group)
+        messages = unit_messages(units, layout, unit_group.name, stays=stays_gathered)
         forward_free = backward_free = 0.0
         for axis, forward_seconds, backward_seconds in zip(
             AXES, time.forward_exposed, time.backward_exposed, strict=True
         ):
             if (forward_seconds or backward_seconds) and is_free(axis):
-                forward_free, backward_free = forward_free + forward_seconds, backward_free + backward_seconds
-        forward_exposed, backward_exposed = _list_exposed(time.forward_exposed), _list_exposed(time.backward_exposed)
+                forward_free = forward_free + forward_seconds
+                backward_free = backward_free + backward_seconds
+        forward_exposed = _list_exposed(time.forward_exposed)
+        backward_exposed = _list_exposed(time.backward_exposed)
         full_backward = time.backward + time.weight
         without_messages = OverlappedUnitSeconds(
             time,
@@ -102,12 +104,11 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnit
 
 def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> UnitMessages:
     """Return a unit's messages for each pass; only blocks are gathered again; ``stays``: weights stay gathered."""
-    reduces_every_backward, reduces_in_forward = (
-        units.counts.reduces_every_micro_batch(layout, name),
-        overlaps_next_forward(name, units.job),
-    )
+    reduces_every_backward = units.counts.reduces_every_micro_batch(layout, name)
+    reduces_in_forward = overlaps_next_forward(name, units.job)
     time, no_message = units.gather_reduce(layout, name), MessageTime(0.0, 0.0)
-    gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
+    gather = MessageTime(time.gather, time.gather_busy)
+    reduce = MessageTime(time.reduce, time.reduce_busy)
     gathers_again = needs_backward_gather(name, layout, units.job) and units.counts.has_backward(name)
     backward_gather = gather if time.again is None else MessageTime(time.again, 0.0)
     backward_messages = backward_gather if gathers_again else no_message
@@ -147,8 +148,10 @@ def overlap_message(units: Units, message: MessageTime, compute_seconds: float) 
 def _with_messages(units: Units, name: Name, unit: OverlappedUnitSeconds) -> OverlappedUnitSeconds:
     """Return a unit whose weights are gathered, or gradients reduced, during its passes."""
     sent_messages, (forward_free, backward_free) = unit.messages, unit.free_seconds
-    forward, backward = unit.forward + sent_messages.forward_copy, unit.backward + sent_messages.backward_copy
-    full_backward, forward_compute = unit.full_backward + sent_messages.backward_copy, forward + forward_free
+    forward = unit.forward + sent_messages.forward_copy
+    backward = unit.backward + sent_messages.backward_copy
+    full_backward = unit.full_backward + sent_messages.backward_copy
+    forward_compute = forward + forward_free
     forward_exposed, forward_slowdown = overlap_message(units, sent_messages.forward, forward_compute)
     backward_exposed, backward_slowdown = overlap_message(units, sent_messages.backward, backward + backward_free)
     full_exposed, full_slowdown = overlap_message(units, sent_messages.backward, full_backward + backward_free)

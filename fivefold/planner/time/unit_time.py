@@ -64,7 +64,8 @@ def unit_kernels(
 
     ``extra_launches``: kernels launched in addition to those of ``ops``, forward and backward.
     """
-    ops_and_times, seconds_by_name = list(zip(ops, times, strict=True)), dict[str, float]()
+    ops_and_times = list(zip(ops, times, strict=True))
+    seconds_by_name = dict[str, float]()
     for op, time in ops_and_times:
         total = time.forward * (2 if op.recomputed else 1) + time.backward + time.weight
         seconds_by_name[op.name] = seconds_by_name.get(op.name, 0.0) + total
@@ -182,10 +183,8 @@ class UnitTimer:
             backward_exposed -= reduce
             self.overlapped[1] += reduce
         resent_exposed = self._exposed_seconds(index, resent, side=1, compute_seconds=overlapped_compute.forward)
-        backward_exposed, backward_alone = (
-            backward_exposed + resent_exposed,
-            backward_alone + (resent_exposed if is_ring else resent_alone.seconds),
-        )
+        backward_exposed = backward_exposed + resent_exposed
+        backward_alone = backward_alone + (resent_exposed if is_ring else resent_alone.seconds)
         if message.axis == "ep":
             self.ep_exposed[index] = exposed
         self.exposed[0][axis] += exposed
@@ -254,7 +253,9 @@ class UnitTimer:
         """
         if not collective:
             return MessageTime(0.0, 0.0)
-        network, times, size = self.network, message.times * parts, payload // parts
+        network = self.network
+        times = message.times * parts
+        size = payload // parts
         seconds = network.seconds(collective, size, rank_group, copies=copies)
         return MessageTime(times * seconds, times * network.busy_seconds(collective, size, rank_group))
 
@@ -334,10 +335,8 @@ class UnitTimer:
     def to_unit_time(self) -> UnitTime:
         """Return the totals of all operations added."""
         forward, backward, weight = self.unit.seconds
-        forward, backward = (
-            forward + self.contention * self.overlapped[0] + self.copied[0],
-            backward + self.contention * self.overlapped[1] + self.copied[1],
-        )
+        forward = forward + self.contention * self.overlapped[0] + self.copied[0]
+        backward = backward + self.contention * self.overlapped[1] + self.copied[1]
         longest = self.longest
         if self.nccl:
             device_seconds = forward + backward + weight

@@ -161,7 +161,8 @@ class Units:
         key = part, run.name, ranks
         unit = self._anywhere.get(key)
         if unit is None:
-            times, ops = self.kernels(part, run, ranks=ranks), self.counts.list_ops(part, run.name)
+            times = self.kernels(part, run, ranks=ranks)
+            ops = self.counts.list_ops(part, run.name)
             further = (0, 0) if isinstance(run.name, str) else self.job.stack.extra_kernels
             unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, extra_launches=further)
         # async tensor parallelism moves the parts of a message by kernels of its own
@@ -181,7 +182,8 @@ class Units:
     def _apply_measurement(self, time: UnitTime, layout: Layout, run: UnitGroup) -> UnitTime:
         """Return the time of a unit with the seconds of its kernels as measured in a step, if they were."""
         assert self.profiled is not None
-        point, measured_over_curves = self.profiled.unit(layout, run), self.profiled.ratio_to_curves(layout)
+        point = self.profiled.unit(layout, run)
+        measured_over_curves = self.profiled.ratio_to_curves(layout)
         if point is None:
             return time._replace(
                 forward=measured_over_curves * time.forward,
@@ -203,7 +205,8 @@ def _make_adjacent_groups(part: LocalDegrees) -> Callable[[str], RankGroup]:
 
 def _values_of(op: Op) -> tuple[Hashable, ...]:
     """Return all values that distinguish operations."""
-    tensors, gradients = tuple(op.writes.items()), tuple((op.gradients or {}).items())
+    tensors = tuple(op.writes.items())
+    gradients = tuple((op.gradients or {}).items())
     return op[:WRITES], tensors, op[WRITES + 1 : GRADIENTS], gradients, op[GRADIENTS + 1 :]
 
 

@@ -26,7 +26,8 @@ def launch_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> flo
 
     It had waited for the backward, so it is not ahead of the device. What a machine measured of its updates has it.
     """
-    stack, is_measured = units.job.stack, units.profiled is not None or "update" in units.prices(layout).step_factors
+    stack = units.job.stack
+    is_measured = units.profiled is not None or "update" in units.prices(layout).step_factors
     if not stack.update_kernels or units.machine.backend != "nccl" or is_measured:
         return 0.0
     shards = layout.shards if stack.flat_shards else 1
@@ -46,7 +47,9 @@ def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: 
     calibrated machine each weight and each step take time of the host as well.
     """
     job = units.job
-    recipe, prices, numel = job.precision, units.prices(layout), rank.updated_numel
+    recipe = job.precision
+    prices = units.prices(layout)
+    numel = rank.updated_numel
     measured = units.profiled.update(layout) if units.profiled is not None else None
     if measured is not None:
         return measured.seconds * numel / measured.elements
@@ -72,7 +75,8 @@ def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: 
 
 def count_weights(units: Units, layout: Layout, chunks: tuple[int, ...]) -> int:
     """Return the number of weight tensors of a rank that holds the stages ``chunks``."""
-    part, stage_work = get_local_degrees(layout), units.counts.stage_work(layout)
+    part = get_local_degrees(layout)
+    stage_work = units.counts.stage_work(layout)
     return sum(
         times * sum(len(op.wgrad_numels) for op in units.counts.list_ops(get_group_degrees(part, run), run.name))
         for chunk in chunks

@@ -48,7 +48,8 @@ def unite(*parts: Intervals) -> Intervals:
 
 def clip(intervals: Intervals, start: int, end: int) -> Intervals:
     """Return the part that lies in [start, end)."""
-    first, last = np.searchsorted(intervals.ends, start, side="right"), np.searchsorted(intervals.starts, end)
+    first = np.searchsorted(intervals.ends, start, side="right")
+    last = np.searchsorted(intervals.starts, end)
     if first >= last or end <= start:
         return EMPTY
     return Intervals(np.maximum(intervals.starts[first:last], start), np.minimum(intervals.ends[first:last], end))
@@ -57,7 +58,8 @@ def clip(intervals: Intervals, start: int, end: int) -> Intervals:
 def gaps(intervals: Intervals, start: int, end: int) -> Intervals:
     """Return the part of [start, end) that is not covered."""
     inside = clip(intervals, start, end)
-    starts, ends = np.concatenate(([start], inside.ends)), np.concatenate((inside.starts, [end]))
+    starts = np.concatenate(([start], inside.ends))
+    ends = np.concatenate((inside.starts, [end]))
     keep = ends > starts
     return Intervals(starts[keep], ends[keep])
 

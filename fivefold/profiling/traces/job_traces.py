@@ -151,7 +151,8 @@ def _refuse_other_times(recordings: list[TraceEvents]) -> None:
         (recording.origin + int(recording.start.min()), recording.origin + int(recording.end.max()), recording.path)
         for recording in recordings
     ]
-    begins, ends = max(spans, key=lambda span: span[0]), min(spans, key=lambda span: span[1])
+    begins = max(spans, key=lambda span: span[0])
+    ends = min(spans, key=lambda span: span[1])
     gap_ns = begins[0] - ends[1]
     if gap_ns > SLACK:
         raise UserError(

@@ -64,7 +64,8 @@ def lines(
         rows = trace.rows_in(window)
         for row in (np.flatnonzero(trace.message[rows] >= 0) + rows.start).tolist():
             part = MessagePart(trace.rank, row)
-            message, group = trace.messages[trace.message[row]], matched.groups[part]
+            message = trace.messages[trace.message[row]]
+            group = matched.groups[part]
             size = payload(message, group)
             collective = message.collective
             sent = None

@@ -180,7 +180,9 @@ def _annotations(recording: TraceEvents, begins: str) -> list[StepWindow]:
     rows = rows[np.argsort(recording.start[rows], kind="stable")]
     windows: list[StepWindow] = []
     for row in rows.tolist():
-        name, start, end = recording.names[recording.name[row]], int(recording.start[row]), int(recording.end[row])
+        name = recording.names[recording.name[row]]
+        start = int(recording.start[row])
+        end = int(recording.end[row])
         if name.startswith(begins) and (not windows or start >= windows[-1].end):
             number = re.search(r"#\s*(\d+)", name)
             windows.append(StepWindow(name, int(number[1]) if number else len(windows), start, end))

@@ -118,7 +118,8 @@ class _Columns:
         first = (
             math.floor(timestamp) if self.first is None else self.first
         )  # raises for NaN and infinity, as does round
-        start, duration = round((timestamp - first) * 1000), round(duration_us * 1000)
+        start = round((timestamp - first) * 1000)
+        duration = round(duration_us * 1000)
         args = event.get("args") or {}
         correlation = int(args.get("correlation") or 0)
         if not 0 <= duration < MAX_TIME_NS or max(abs(start), abs(first * 1000), abs(correlation)) >= MAX_TIME_NS:

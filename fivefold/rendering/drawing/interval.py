@@ -11,7 +11,8 @@ from fivefold.step import Interval
 
 def band(interval: Interval, *, predicted: float, show: Callable[[float], str], label: str) -> Raw:
     """Draw the picture, with a margin on both sides."""
-    low, high = min(interval.low_90, predicted), max(interval.high_90, predicted)
+    low = min(interval.low_90, predicted)
+    high = max(interval.high_90, predicted)
     margin = (high - low) * 0.08 or high * 0.1 or 1.0
     first, span = low - margin, high - low + 2 * margin
 

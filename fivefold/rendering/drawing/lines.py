@@ -34,7 +34,8 @@ def draw_lines(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_
     first, last = min(xs), max(max(xs), min(xs) + 1)
     low, high = min(ys), max(ys)
     margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
-    low, high = (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
+    low = max(0.0, low - margin) if low >= 0 else low - margin
+    high = high + margin
 
     def position(point: tuple[float, float]) -> tuple[float, float]:
         return (point[0] - first) / (last - first), 1 - (point[1] - low) / (high - low)

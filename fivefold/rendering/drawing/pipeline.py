@@ -109,7 +109,8 @@ def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Pipel
             for block in blocks(span, pp=pp):
                 if block.end > block.start:
                     top, bottom = (rank + 0.5 + edge for edge in (block.top, block.bottom))
-                    width, height = (block.end - block.start) / last, (bottom - top) / len(rows)
+                    width = (block.end - block.start) / last
+                    height = (bottom - top) / len(rows)
                     yield _Place(block.start / last, width, top / len(rows), height), block, span
 
 
@@ -201,7 +202,8 @@ def _look(block: PipelineRectangle) -> str:
 def _digits(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iterator[Raw]:
     for place, block, _ in drawn:
         if block.text and place.width * WIDE > 7 * len(block.text) + 3:
-            x, y = percent(place.x + place.width / 2), percent(place.y + place.height / 2)
+            x = percent(place.x + place.width / 2)
+            y = percent(place.y + place.height / 2)
             yield element("text", block.text, x=x, y=y, dy="0.35em", class_=f"digit on-{block.kind}")
 
 

@@ -35,7 +35,8 @@ def buffers_before(name: str, ranks: int) -> Buffers:
 
 def buffers_after(name: str, ranks: int) -> Buffers:
     """Return the chunks that each rank holds after a collective."""
-    initial, sums = buffers_before(name, ranks), [f"Σ{chunk}" for chunk in range(ranks)]
+    initial = buffers_before(name, ranks)
+    sums = [f"Σ{chunk}" for chunk in range(ranks)]
     if name == "broadcast":
         return [initial[0]] * ranks
     if name == "reduce":
@@ -85,8 +86,10 @@ def draw_before_and_after(first: Buffers, last: Buffers) -> Chart:
     alt = _altair()
     ranks = len(first)
     cells = [*_cells(first, shift=0.0), *_cells(last, shift=ranks + 1.0)]
-    x, x2 = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[0, 2 * ranks + 1], nice=False)), "right:Q"
-    y, y2 = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[ranks, 0], nice=False)), "bottom:Q"
+    x = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[0, 2 * ranks + 1], nice=False))
+    x2 = "right:Q"
+    y = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[ranks, 0], nice=False))
+    y2 = "bottom:Q"
     base = alt.Chart(alt.Data(values=cells))
     boxes = base.mark_rect(stroke="white", strokeWidth=1.5).encode(
         x=x, x2=x2, y=y, y2=y2, color=alt.Color("fill:N", scale=None)

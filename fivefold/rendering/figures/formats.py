@@ -81,10 +81,8 @@ def find_formats(names: Sequence[str]) -> list[FloatFormat]:
 def chart(names: Sequence[str] = ()) -> Chart:
     """Draw the bits of each format, its range on a logarithmic axis, and its values between 1 and 2."""
     formats = find_formats(names)
-    widest, finest = (
-        max(formats, key=lambda fmt: fmt.max_value),
-        min(formats, key=lambda fmt: fmt.spacing),
-    )
+    widest = max(formats, key=lambda fmt: fmt.max_value)
+    finest = min(formats, key=lambda fmt: fmt.spacing)
     title = (
         f"{widest.name} reaches furthest, to {widest.max_value:.1e}; {finest.name} is finest, {finest.spacing:.1e} at 1"
     )

@@ -48,7 +48,8 @@ def topology(machine: Machine) -> Chart:
         ]
     total_columns = drawn_nodes * (columns + 1.0)
     lines = [{"x": frame["mx"], "y": rows + 0.15, "y2": rows + 0.75} for frame in frames] if nodes > 1 else []
-    across, down = alt.Scale(domain=[-0.5, total_columns], nice=False), alt.Scale(domain=[rows + 1.9, -0.9], nice=False)
+    across = alt.Scale(domain=[-0.5, total_columns], nice=False)
+    down = alt.Scale(domain=[rows + 1.9, -0.9], nice=False)
     box = {"x": alt.X("x:Q", axis=None, scale=across), "y": alt.Y("y:Q", axis=None, scale=down)}
     box |= {"x2": "x2:Q", "y2": "y2:Q"}
     frame = alt.Chart(alt.Data(values=frames))
@@ -143,7 +144,8 @@ def bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Mac
 
 def _reach(curves: Mapping[int, Sequence[tuple[int, float]]], collective: str) -> str:
     best: dict[int, float] = {ranks: max(rate for _, rate in curve) for ranks, curve in curves.items()}
-    fastest, largest = max(best, key=lambda ranks: best[ranks]), max(best)  # numbers of ranks
+    fastest = max(best, key=lambda ranks: best[ranks])
+    largest = max(best)  # numbers of ranks
     if fastest == largest:
         return f"{collective} reaches {best[fastest] / 1e9:.0f} GB/s over {fastest:,} ranks, more than over fewer"
     rate = f"{collective} reaches {best[fastest] / 1e9:.0f} GB/s over {fastest:,} ranks"

@@ -54,7 +54,8 @@ def heat_map(rows: Sequence[SweepRow]) -> Chart | str:
     names = list(dict.fromkeys(setting(row, other_axes) for row in rows))
     models, ranks = values(rows, "model"), values(rows, "ranks")
     labels = {row.model: name_with_size(row) for row in best_rows.values()}
-    highest, lowest = max(best_rows.values(), key=mfu), min(best_rows.values(), key=mfu)
+    highest = max(best_rows.values(), key=mfu)
+    lowest = min(best_rows.values(), key=mfu)
     high, low = mfu(highest), CONTRAST * mfu(lowest)
     panels = []
     for name in names[:MAX_PANELS]:

@@ -94,7 +94,8 @@ def write(
     ``RunFailure`` on all. ``group``: a process group of all ranks for the collectives here, if not the
     default group of the training.
     """
-    final, temporary = directory / folder.folder_name(checkpoint.progress.step), None
+    final = directory / folder.folder_name(checkpoint.progress.step)
+    temporary = None
     try:
         temporary = _run_on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
@@ -290,7 +291,8 @@ def run_on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.Proce
     except UserError as error:
         failure = error
     except Exception as error:
-        failure, cause = RunFailure(f"rank {ranks.rank}: {_reason(error)}"), error
+        failure = RunFailure(f"rank {ranks.rank}: {_reason(error)}")
+        cause = error
     answers: list[Any] = [None] * ranks.world
     dist.all_gather_object(answers, (result, failure), group)
     for _, error_of_rank in answers:

@@ -194,7 +194,8 @@ def read(path: Path) -> Checkpoint:
 def verify(path: Path, files: tuple[CheckpointFile, ...]) -> None:
     """Check size and SHA-256 of ``files`` in ``path``; raises ``UserError`` if one is missing, cut short or changed."""
     for file in files:
-        file_path, size_text = path / file.name, f"{file.size_bytes} bytes were written"
+        file_path = path / file.name
+        size_text = f"{file.size_bytes} bytes were written"
         if not file_path.is_file():
             raise UserError(f"{file_path}: is missing, but {size_text}; {recovery_hint(path)}")
         size = file_path.stat().st_size

@@ -139,7 +139,8 @@ def export(
 
 def _export_adapter(checkpoint: Path, folder: Path, manifest: Checkpoint, *, dtype: str, base: Path | None) -> Exported:
     """Write the factors of ``checkpoint`` to the new ``folder``, as peft does."""
-    adapter, named = manifest.job.adapter, base or (None if manifest.base is None else Path(manifest.base))
+    adapter = manifest.job.adapter
+    named = base or (None if manifest.base is None else Path(manifest.base))
     assert adapter is not None
     in_folder = named is not None and named.is_dir()
     family = peft_adapter.family_of(named) if named and in_folder else str(to_config(manifest.model)["model_type"])

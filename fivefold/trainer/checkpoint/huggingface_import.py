@@ -77,7 +77,8 @@ class HuggingFaceFolder:
             stored = stored.replace(mtp=None)  # transformers writes the key, but none of the tensors
         if model is not None:
             if model.mtp is None or stored.mtp is None:  # the stored MTP modules are not read, or new ones are drawn
-                model, stored = model.replace(mtp=None), stored.replace(mtp=None)
+                model = model.replace(mtp=None)
+                stored = stored.replace(mtp=None)
             if mismatch := find_difference(stored, model):
                 raise UserError(f"{path}: holds another model, with {mismatch}; give the run model = {str(path)!r}")
         wanted = list(
@@ -282,7 +283,8 @@ def _check(
             f"{missing[0]}; it holds {len(tensors)}"
         )
     for part in wanted:
-        shape, dtype = tuple(tensors[part.name].get_shape()), tensors[part.name].get_dtype()
+        shape = tuple(tensors[part.name].get_shape())
+        dtype = tensors[part.name].get_dtype()
         if shape != part.shape:
             raise UserError(f"{path}: {part.name} is {list(shape)}, but {list(part.shape)} by its {CONFIG}")
         if dtype not in DTYPES:

@@ -59,7 +59,8 @@ class MergedFolder:
 
     def _merge_rows(self, linear: str, rows: slice) -> Tensor:
         """Return full rows of a weight with its adapter: the norms of DoRA are those of full rows."""
-        ours, magnitude = f"{linear}.weight", self.factors.get(f"{linear}{MAGNITUDE}")
+        ours = f"{linear}.weight"
+        magnitude = self.factors.get(f"{linear}{MAGNITUDE}")
         if self.nf4 is not None:
             weight = self._read_quantized(ours, dtype=self.nf4)[rows]
         else:

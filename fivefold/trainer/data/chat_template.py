@@ -127,9 +127,11 @@ def load_template(tokenizer: Path | None, *, file: Path | None = None) -> ChatTe
     if file is not None:
         source, origin = read_text(file, kind="UTF-8 text"), str(file)
     elif folder is not None and (folder / TEMPLATE_FILE).exists():
-        source, origin = read_text(folder / TEMPLATE_FILE, kind="UTF-8 text"), str(folder / TEMPLATE_FILE)
+        source = read_text(folder / TEMPLATE_FILE, kind="UTF-8 text")
+        origin = str(folder / TEMPLATE_FILE)
     else:
-        source, origin = _default_template(config.get("chat_template")), str((folder or Path()) / CONFIG_FILE)
+        source = _default_template(config.get("chat_template"))
+        origin = str((folder or Path()) / CONFIG_FILE)
     if not source:
         where = (
             f"{folder} has no {TEMPLATE_FILE}, and no chat_template in {CONFIG_FILE}"

@@ -180,7 +180,8 @@ def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
     try:
         with piece.path.open("rb") as file:
             limit = DOCUMENT_BYTES if piece.path.suffix in TEXT_SUFFIXES else -1
-            start, stop = _document_end(file, piece.start, limit), _document_end(file, piece.stop, limit)
+            start = _document_end(file, piece.start, limit)
+            stop = _document_end(file, piece.stop, limit)
             file.seek(start)
             return start, file.read(stop - start)
     except OSError as error:

@@ -90,7 +90,8 @@ class Loader:
     def check(self, *, global_batch: int) -> None:
         """Raise a ``UserError`` unless the split holds one batch of ``global_batch`` sequences."""
         if self.windows < global_batch:
-            tokens, needed = self.shards.index.part(self.split).tokens, global_batch * self.sequence + 1 + self.ahead
+            tokens = self.shards.index.part(self.split).tokens
+            needed = global_batch * self.sequence + 1 + self.ahead
             fix = "raise the held-out share" if self.split == "heldout" else "lower the sequence or the global batch"
             raise UserError(
                 f"{self.shards.directory}: {self.split} holds {tokens} tokens, but {global_batch} sequences of "

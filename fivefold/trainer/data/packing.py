@@ -128,7 +128,8 @@ class PackedLoader(Loader):
         targets[:] = IGNORED
         place = 0
         for sample in samples[begins[window] : begins[window + 1]]:
-            start, length = int(self.starts[sample]), int(min(self.full_lengths[sample], self.sequence))
+            start = int(self.starts[sample])
+            length = int(min(self.full_lengths[sample], self.sequence))
             tokens = self.shards.read(self.split, start=start, count=length).astype(np.int64)
             marks = self.shards.marks[self.split][start + 1 : start + length]
             inputs[place : place + length] = tokens

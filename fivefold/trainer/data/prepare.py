@@ -251,7 +251,8 @@ def _write(plan: _Plan, folder: Path, rule: EncodingSettings, *, workers: int, p
                     text_bytes=documents.text_bytes,
                     trained=documents.trained,
                 )
-            nul_bytes, lowest_hash = nul_bytes + encoded.nul_bytes, min(lowest_hash, encoded.lowest_hash)
+            nul_bytes = nul_bytes + encoded.nul_bytes
+            lowest_hash = min(lowest_hash, encoded.lowest_hash)
             progress("tokenizing", done := done + encoded.size_bytes, plan.size_bytes)
     index = Index(
         corpus=plan.corpus,

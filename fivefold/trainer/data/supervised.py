@@ -84,7 +84,9 @@ class SampleFormat:
 
     def _encode_messages(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> TrainingSample:
         key = self.key or next((key for key in MESSAGE_KEYS if key in record), MESSAGE_KEYS[0])
-        messages, template, variables = read_messages(_field(record, key)), self._template(), _variables(record)
+        messages = read_messages(_field(record, key))
+        template = self._template()
+        variables = _variables(record)
         text, spans = template.render(messages, **variables)
         if self.loss_on == "all":
             spans = ((0, len(text)),)
@@ -173,7 +175,8 @@ def _field(record: Mapping[str, Any], key: str) -> Any:
 
 def _variables(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables of a template that a record gives: its tools, and any in ``chat_template_kwargs``."""
-    tools, variables = record.get("tools"), record.get("chat_template_kwargs") or {}
+    tools = record.get("tools")
+    variables = record.get("chat_template_kwargs") or {}
     try:
         return {"tools": json.loads(tools) if isinstance(tools, str) and tools else tools or None, **variables}
     except json.JSONDecodeError as error:

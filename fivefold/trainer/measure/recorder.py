@@ -214,7 +214,8 @@ class _Reader:
         """Return every region, in order of start."""
         regions = []
         for label, start, end, own, within in self._rows:
-            action, span = label.action, Span(label.kind, label.name, start, end, way=label.way, own=own, within=within)
+            action = label.action
+            span = Span(label.kind, label.name, start, end, way=label.way, own=own, within=within)
             if action is not None:
                 span = span._replace(
                     stage=action.stage,

@@ -183,7 +183,9 @@ class _Timed:
         self.recorder, self.function, self.labels = recorder, function, labels
 
     def __call__(self, *inputs: Any) -> Any:
-        recorder, labels, is_recomputation = self.recorder, self.labels, is_in_backward()
+        recorder = self.recorder
+        labels = self.labels
+        is_recomputation = is_in_backward()
         first = torch._C._autograd._get_sequence_nr()
         recorder.begin(labels.recomputed if is_recomputation else labels.forward)
         try:

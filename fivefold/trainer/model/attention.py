@@ -223,7 +223,8 @@ class LatentAttention(_Attention):
         q = _split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
         if self.rotates:
             tables = rows.rotary(sliding=self.has_sliding_rope)
-            q, key = self.kernels.rotate_last(q, *tables), self.kernels.rotate_last(key, *tables)
+            q = self.kernels.rotate_last(q, *tables)
+            key = self.kernels.rotate_last(key, *tables)
         if self.has_temperature:
             q = self.kernels.rotate_first(q, *rows.temperature())
         k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), key), dim=-1)

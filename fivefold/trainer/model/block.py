@@ -40,7 +40,9 @@ class Block(nn.Module):
         self.kind = model.get_block(layer)
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
         mixer, feeds = model.mixer_name(layer), model.has_feed_forward(layer)
-        mixes, attends, routes = mixer != "none", model.has_attention(layer), model.is_moe(layer)
+        mixes = mixer != "none"
+        attends = model.has_attention(layer)
+        routes = model.is_moe(layer)
         self.norm1 = norm(model, model.width) if model.has_norm1(layer) else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
         self.mixer = MODULES[mixer](model) if mixes and not attends else None
@@ -68,7 +70,8 @@ class Block(nn.Module):
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor:
         """Apply the layer: [R, D] → [R, D]."""
-        is_post, is_parallel = self.kind in ("post", "post_sum"), self.kind in ("parallel", "parallel_shared")
+        is_post = self.kind in ("post", "post_sum")
+        is_parallel = self.kind in ("parallel", "parallel_shared")
         y_RD, entry_RD = x_RD, None
         if self.token_mixer is not None:
             h_RD: Tensor = x_RD if is_post or self.norm1 is None else self.run("norm1", self.norm1, x_RD)

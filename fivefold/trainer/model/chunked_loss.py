@@ -64,7 +64,10 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h, targets = ctx.saved_tensors
         out: Linear = ctx.out
-        all_rows, targets, total, factor = out.hooks.enter(h), targets.flatten(), ctx.total.zero_(), grad * ctx.scale
+        all_rows = out.hooks.enter(h)
+        targets = targets.flatten()
+        total = ctx.total.zero_()
+        factor = grad * ctx.scale
         gradient, trains = torch.empty_like(all_rows), out.matrix.requires_grad
         weight_gradient = bias_gradient = None
         for rows in _chunks(all_rows):

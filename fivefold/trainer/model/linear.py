@@ -299,7 +299,8 @@ def input_gradient(
     """
     hooks, wgrad_store = linears[0].hooks, linears[0].wgrad_store
     if wgrad_store.deferring:  # detached, because a deferred dW would hold the graph down to the input of the stage
-        kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
+        kept = kept.detach()
+        gradients = tuple(gradient.detach() for gradient in gradients)
     if entered:
         wait_input: Wait = lambda: kept  # noqa: E731
     elif wgrad_store.deferring:  # gather when dW is computed; until then hold only this rank's rows

@@ -56,7 +56,9 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, number: int, *rest: Any) -> tuple[Tensor, ...]:
-        tokens, weights, biases = rest[:number], rest[number : 2 * number], rest[2 * number :]
+        tokens = rest[:number]
+        weights = rest[number : 2 * number]
+        biases = rest[2 * number :]
         ctx.save_for_backward(x, *tokens)
         # x as a batch: inductor would fuse a 2D product and the residual's sum into one GEMM that copies the sum
         return tuple(F.linear(x[None], weight, bias)[0] for weight, bias in zip(weights, biases, strict=True))
@@ -69,7 +71,8 @@ class _Products(torch.autograd.Function):
 
 def apply_as_one_op(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
     """Compute ``fused_linears`` in a graph, with hooks and GEMMs that cannot be compiled."""
-    tokens, widths = [layer.token for layer in layers], [layer.matrix.shape[0] for layer in layers]
+    tokens = [layer.token for layer in layers]
+    widths = [layer.matrix.shape[0] for layer in layers]
     outs: list[Tensor] = linears(x, layers[0].matrix, tokens, layers[0].hooks.rows(x.shape[0]), widths)
     return tuple(outs)
 

@@ -181,7 +181,8 @@ class _Raise(torch.autograd.Function):
         linears: tuple[Linear, ...] = ctx.linears
         hooks, low_gradients, total = linears[0].hooks, list[Tensor](), None
         n_adapted = sum(linear.lora_a is not None for linear in linears)
-        lows, masks = ctx.saved_tensors[:n_adapted], ctx.saved_tensors[n_adapted:]
+        lows = ctx.saved_tensors[:n_adapted]
+        masks = ctx.saved_tensors[n_adapted:]
         for linear, gradient in zip(linears, gradients, strict=False):  # norms have none
             inner = gradient if linear.lora_magnitude is not None else hooks.leave_backward(gradient)
             if ctx.needs_input_grad[0]:
@@ -214,7 +215,8 @@ class _Rescale(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         linear: Linear = ctx.linear
         z, norms = ctx.saved_tensors
-        magnitude, inner = linear.get_parameter("lora_magnitude"), linear.hooks.leave_backward(gradient)
+        magnitude = linear.get_parameter("lora_magnitude")
+        inner = linear.hooks.leave_backward(gradient)
         accumulate_grad(magnitude, (inner * z).sum(0, dtype=torch.float32).div_(norms).to(magnitude.dtype))
         return inner * _compute_row_scales(linear, norms), None, None
 

@@ -56,7 +56,8 @@ class _PreferenceLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        logits, factors = ctx.saved_tensors[0].detach(), ctx.factors.mul_(gradient[0])
+        logits = ctx.saved_tensors[0].detach()
+        factors = ctx.factors.mul_(gradient[0])
         for part, factor in zip(logits.chunk(len(factors)), factors, strict=True):
             ctx.rescale(part, factor)
         return logits, None, None, None, None, None

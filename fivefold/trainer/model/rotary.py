@@ -95,7 +95,8 @@ def rotary_tables(
     )[:, None, :]
     scaling = None if _has_own_base(model, sliding) else model.rope_scaling
     factor = (scaling and scaling.attention_factor) or 1.0
-    cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+    cos = (angles.cos() * factor).to(dtype)
+    sin = (angles.sin() * factor).to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 

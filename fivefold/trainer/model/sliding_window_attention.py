@@ -119,7 +119,8 @@ def band_attention_backward(
         q_part, g, o, lse_part = (part.select_queries(x) for x in (q, gradient, out, lse[..., None]))
         scores = rule.scores(q_part, k[:, :, keys], rows=part.rows)
         probabilities = (scores - _replace_infinite(lse_part)).exp_()
-        d_scores, dropped = torch.matmul(g, v[:, :, keys].to(g.dtype).mT), probabilities
+        d_scores = torch.matmul(g, v[:, :, keys].to(g.dtype).mT)
+        dropped = probabilities
         if keys_B is not None:
             factors = part.keep_mask(keys_B, q.shape[1], keys, rate=rate, firsts=firsts).to(probabilities.dtype)
             d_scores.mul_(factors.mul_(scale_of(rate)))
@@ -186,7 +187,8 @@ class _Rule(NamedTuple):
         scores = torch.matmul(q, k.to(q.dtype).mT).mul_(self.scale)
         if self.softcap:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)
-        query_positions, key_positions = torch.arange(rows, device=q.device), torch.arange(k.shape[2], device=q.device)
+        query_positions = torch.arange(rows, device=q.device)
+        key_positions = torch.arange(k.shape[2], device=q.device)
         distance = query_positions[:, None] + self.offset - key_positions
         hidden = distance < 0
         if self.window:

@@ -119,7 +119,8 @@ class Head(nn.Module):
 
     def _compute_dpo_loss(self, h_RD: Tensor, targets_BT: Tensor, scale: float, reference: Reference | None) -> Tensor:
         """Return the sums of the DPO loss over pairs; without ``reference`` the log-probability of each sequence."""
-        logits_RV, targets = self.run("head.out", self.out, h_RD), targets_BT.flatten()
+        logits_RV = self.run("head.out", self.out, h_RD)
+        targets = targets_BT.flatten()
         del h_RD
         if reference is None:
             return sequence_log_probs(

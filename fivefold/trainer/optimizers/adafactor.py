@@ -136,11 +136,13 @@ class _Moments:
     def apply(self, rate: float) -> None:
         """Update the weight. ``rate`` is the learning rate of the step, before the weight's own factor."""
         rate *= self.rates.rate
-        inverse_sqrt_numel, weight = self.numel**-0.5, self._grid(self.cut.shard.weight)
+        inverse_sqrt_numel = self.numel**-0.5
+        weight = self._grid(self.cut.shard.weight)
         relative_step = self.state["step"].rsqrt().clamp(max=rate)
         step_sizes = (self.sums["weight"].sqrt() * inverse_sqrt_numel).clamp(min=MIN_RMS_WEIGHT) * relative_step
         step_sizes /= (self.sums["update"].sqrt() * inverse_sqrt_numel).clamp(min=1.0)
-        weight_fp32, update = weight.float(), self._update()  # float() returns an fp32 weight itself
+        weight_fp32 = weight.float()
+        update = self._update()  # float() returns an fp32 weight itself
         weight_fp32.mul_(1 - rate * self.rates.weight_decay)
         for expert, rows in self.experts_rows:
             weight_fp32[rows] -= update[rows] * step_sizes[expert]

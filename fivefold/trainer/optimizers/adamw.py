@@ -50,7 +50,9 @@ def find_formats(job: Job) -> tuple[MomentFormat, MomentFormat] | None:
 def build_fp32(weights: OptimizedWeights, shards: list[WeightShard]) -> torch.optim.Optimizer:
     """Build PyTorch's fused AdamW if its moments may have the weights' dtype, else ``fp32_update.AdamW``."""
     job = weights.job
-    settings, rate, groups = job.optimizer, job.learning_rate.peak, weights.make_groups(shards)
+    settings = job.optimizer
+    rate = job.learning_rate.peak
+    groups = weights.make_groups(shards)
     if job.precision.updated_bytes != job.precision.moments_bytes[0]:
         return fp32_update.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon)
     return torch.optim.AdamW(groups, lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True)

@@ -30,7 +30,8 @@ def build(weights: OptimizedWeights) -> Muon:
     adamw = build_fp32(weights, rest) if rest else None
     if adamw is not None:
         ensure_moments(adamw, rest)
-    hidden, job = [cut for cut in weights.sharded if cut.is_hidden], weights.job
+    hidden = [cut for cut in weights.sharded if cut.is_hidden]
+    job = weights.job
     return Muon(hidden, adamw, lr=job.learning_rate.peak, momentum=job.optimizer.momentum, rates=weights.rates)
 
 
@@ -87,7 +88,8 @@ class Muon(torch.optim.Optimizer):
         part = torch.zeros(shard.padded_numel, dtype=torch.bfloat16, device=shard.weight.device)
         if shard.rows:
             assert shard.weight.grad is not None
-            average, gradient = self.state[shard.weight]["momentum"], shard.weight.grad.float()
+            average = self.state[shard.weight]["momentum"]
+            gradient = shard.weight.grad.float()
             average.lerp_(gradient, 1 - momentum)
             shard.view_local(part).copy_(gradient.lerp(average, momentum))
         return part

@@ -82,7 +82,8 @@ class Ulysses:
         heads = k_BTKH.shape[2]
         repeats = math.lcm(heads, self.axis.size) // heads
         if repeats > 1:
-            k_BTKH, v_BTKH = k_BTKH.repeat_interleave(repeats, dim=2), v_BTKH.repeat_interleave(repeats, dim=2)
+            k_BTKH = k_BTKH.repeat_interleave(repeats, dim=2)
+            v_BTKH = v_BTKH.repeat_interleave(repeats, dim=2)
         exchanged: tuple[Tensor, ...] = _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
         return exchanged
 
@@ -144,7 +145,9 @@ class TokenHalo:
         return self._pass_on(gradient.zero_() if self.axis.rank == 0 else gradient, -1)
 
     def _pass_on(self, x: Tensor, step: int) -> Tensor:
-        arriving, place, ranks = torch.empty_like(x), self.axis.rank, self.axis.size
+        arriving = torch.empty_like(x)
+        place = self.axis.rank
+        ranks = self.axis.size
         for pending in exchange([(x, (place + step) % ranks)], [(arriving, (place - step) % ranks)], self.axis):
             pending.wait()
         return arriving
@@ -251,7 +254,8 @@ class _Hop:
 
     def __init__(self, buffer: Tensor, axis: AxisGroup) -> None:
         self._sent, self._coming = buffer, torch.empty_like(buffer)
-        after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+        after = (axis.rank + 1) % axis.size
+        before = (axis.rank - 1) % axis.size
         self._works = exchange([(buffer, after)], [(self._coming, before)], axis)
 
     def wait(self) -> Tensor:

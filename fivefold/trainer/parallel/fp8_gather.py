@@ -44,7 +44,8 @@ class Scales:
         """Add a matrix; return its index for ``of`` and ``get_amax``."""
         *experts, rows, columns = shard.shape
         block_rows, block_columns = (self.block or size for size in (rows, columns))
-        blocks_down, blocks_across = ceil_div(rows, block_rows), ceil_div(columns, block_columns)
+        blocks_down = ceil_div(rows, block_rows)
+        blocks_across = ceil_div(columns, block_columns)
         row = torch.arange(shard.first_row, shard.first_row + shard.rows, device=self.device)
         self.block_rows.append(row // rows * blocks_down + row % rows // block_rows)
         self._shapes.append((math.prod(experts), blocks_down, blocks_across))

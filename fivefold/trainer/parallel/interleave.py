@@ -100,7 +100,8 @@ class Interleaver:
 
 def _copy_thread_state() -> Callable[[], AbstractContextManager[None]]:
     """Return a context manager that gives another thread this one's thread count, CUDA stream and dispatch modes."""
-    threads, modes = torch.get_num_threads(), _get_current_dispatch_mode_stack()
+    threads = torch.get_num_threads()
+    modes = _get_current_dispatch_mode_stack()
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     @contextmanager

@@ -182,13 +182,15 @@ class Pipeline:
 
         F and B, to higher and to lower ranks, have one group each, so that no message queues behind another kind.
         """
-        pass_kind, direction = ("onward" if part[0] == "F" else "back"), ("down" if source < target else "up")
+        pass_kind = "onward" if part[0] == "F" else "back"
+        direction = "down" if source < target else "up"
         return self.ranks[f"pp_{pass_kind}_{direction}"]
 
     def _send(self, part: Part, rows: Tensor) -> None:
         """Hand the output of ``part`` to the next stage: keep it if that stage is on this rank, else start an isend."""
         if rows.shape != self.shape or rows.dtype != self.dtype:
-            actual, expected = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
+            actual = f"{tuple(rows.shape)} {rows.dtype}"
+            expected = f"{self.shape} {self.dtype}"
             raise ValueError(f"{format_part(part)} made rows of {actual}, but stages exchange {expected}")
         target = receiver(part, path=self.table.paths[part[2]])
         if target is None:

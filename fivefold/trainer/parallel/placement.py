@@ -57,12 +57,13 @@ class ShardPlacement:
 
     def units(self) -> list[ZeroUnit]:
         """Build all units of this rank, in the order of its stages; allocates their parameters, not initialized."""
-        rank_stages, layers = (
-            self.table.rank_stages[self.ranks["pp"].rank],
-            stage_layers(self.model.layers, self.layout),
-        )
-        last, zero_units, freezes = self.table.stages - 1, list[ZeroUnit](), self.job.freezes_text
-        model_units, frozen = units(self.model, self.job), resolve_freeze(self.model, self.job.freeze)
+        rank_stages = self.table.rank_stages[self.ranks["pp"].rank]
+        layers = stage_layers(self.model.layers, self.layout)
+        last = self.table.stages - 1
+        zero_units = list[ZeroUnit]()
+        freezes = self.job.freezes_text
+        model_units = units(self.model, self.job)
+        frozen = resolve_freeze(self.model, self.job.freeze)
         backwards = self._backwards()
         both_ends = {0, last} <= set(rank_stages)
         table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it on this rank
@@ -171,7 +172,8 @@ class ShardPlacement:
                 copies = 2 if weight.name == "embed.tokens.weight" and self._table_is_shared() else 1
             return LocalWeight(weight, piece, piece.holders * replica.size * copies)
 
-        shards, dtypes = [WeightShard(make_local(weight), axis=shard) for weight in weights], Dtypes(self.job.precision)
+        shards = [WeightShard(make_local(weight), axis=shard) for weight in weights]
+        dtypes = Dtypes(self.job.precision)
         zero_policy = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
         frozen = [make_local(weight) for weight in every_weight if weight not in weights]
         unsharded_axis = AxisGroup(

@@ -112,7 +112,8 @@ class _SelectiveRecompute:
         """Run one operation, recorded if it is chosen; operations nested in it are part of it."""
         if self.compiled is not None:
             function = self._compile(name, function)
-        outputs, chosen_groups = self.thread_state.outputs, groups(name) & self.wanted
+        outputs = self.thread_state.outputs
+        chosen_groups = groups(name) & self.wanted
         if outputs is None or not (chosen_groups or outputs):
             return function(*inputs)
         self.thread_state.outputs = None

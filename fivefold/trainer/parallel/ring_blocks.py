@@ -65,7 +65,9 @@ def ring_hops(
 
 def _halves(axis: AxisGroup, *, tokens: int, ids: list[Tensor] | None) -> Hops:
     """Return one block per hop."""
-    first, second, both = slice(0, tokens // 2), slice(tokens // 2, tokens), slice(0, tokens)
+    first = slice(0, tokens // 2)
+    second = slice(tokens // 2, tokens)
+    both = slice(0, tokens)
     blocks = [RingBlock(both, both, 0, None)]
     blocks += [RingBlock(both, first, tokens, None)] * axis.rank
     blocks += [RingBlock(second, both, tokens, None)] * (axis.size - 1 - axis.rank)

@@ -92,7 +92,8 @@ class WeightShard:
     def boxes(self) -> Iterator[Box]:
         """Yield the boxes of the full weight that this shard's rows cover, in order and without padding."""
         for full_part, local_part in self.local_weight.local_slice.list_slices():
-            starts, sizes = [part.start for part in full_part], [part.stop - part.start for part in full_part]
+            starts = [part.start for part in full_part]
+            sizes = [part.stop - part.start for part in full_part]
             if len(self.shape) == 3:
                 yield from self._iterate_stacked(starts, sizes)
                 continue
@@ -107,7 +108,8 @@ class WeightShard:
         expert_rows = self.shape[1]
         stop = self.first_row + self.rows
         for expert in range(self.first_row // expert_rows, -(-stop // expert_rows)):
-            low, high = max(self.first_row, expert * expert_rows), min(stop, (expert + 1) * expert_rows)
+            low = max(self.first_row, expert * expert_rows)
+            high = min(stop, (expert + 1) * expert_rows)
             low_row = low - expert * expert_rows
             shard_rows = slice(low - self.first_row, high - self.first_row)
             yield Box(

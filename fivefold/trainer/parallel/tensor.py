@@ -163,7 +163,8 @@ class VocabParallel:
         axis, held = self.hooks.axis, logits.shape[1]
         self.transform.shape_(logits, padding=slice(max(0, self.vocab - axis.rank * held), None))
         local_targets, foreign = self.to_local(targets, held=held)  # a negative target is on no rank
-        local_targets, is_local = local_targets.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
+        local_targets = local_targets.masked_fill_(foreign, 0)[:, None]
+        is_local = ~foreign[:, None]
         target = logits.gather(1, local_targets).float().masked_fill_(~is_local, 0)
         target_reduction = all_reduce(target, axis)  # overlaps with the first pass
         lse = _logsumexp_over_ranks(self.kernels.log_sum_exp(logits), axis)
@@ -237,7 +238,8 @@ SUB_NORMS = ("attention.out_norm", "mlp.norm")  # of the inputs of row-parallel 
 
 def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
     """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
-    model, kernels = cast(Model, module.model), cast(Kernels, module.get_submodule("head").kernels)
+    model = cast(Model, module.model)
+    kernels = cast(Kernels, module.get_submodule("head").kernels)
     vocabulary = VocabParallel(
         axis,
         sp=sp,

@@ -104,7 +104,8 @@ class ZeroUnit:
 
     def _allocate_frozen(self) -> list[Tensor]:
         """Allocate this rank's rows of frozen weights, and all scales of packed ones; return the rows by weight."""
-        packed, device = [part for part in self.frozen if part.packed], self.device
+        packed = [part for part in self.frozen if part.packed]
+        device = self.device
         sizes = [part.padded_numel for part in self.frozen if not part.packed]
         packed_sizes = [part.padded_numel // 2 for part in packed]
         self.frozen_rows = torch.zeros(sum(sizes), dtype=self.dtypes.weights, device=device)

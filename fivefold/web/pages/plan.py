@@ -150,7 +150,8 @@ def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) 
 
     The pictures over time of a step of many actions are left to a second request, unless the question says otherwise.
     """
-    step, chip = answers.step(request, layout), request.machine.chip.memory_bytes
+    step = answers.step(request, layout)
+    chip = request.machine.chip.memory_bytes
     draws_over_time = asked.over_time or answers.count_drawn_actions(request, layout) <= MAX_ACTIONS_AT_ONCE
     scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
@@ -183,7 +184,8 @@ def draw_over_time(
     request: ResolvedRequest, layout: Layout, asked: PlanQuestion, *, step: Step | None = None
 ) -> dict[str, Any]:
     """Draw the memory of one rank and the pipeline over time; ``step``: the predicted step, if it is known already."""
-    step, chip = step or answers.step(request, layout), request.machine.chip.memory_bytes
+    step = step or answers.step(request, layout)
+    chip = request.machine.chip.memory_bytes
     rank = find_drawn_rank(step, asked)
     rows, levels, _, drawn = answers.predict_over_time(request, layout, rank=rank)
     title = finding(step.time, rows)

@@ -129,7 +129,8 @@ def look(site: WebServer, name: str) -> dict[str, Any]:
     """Return everything that is shown for a run."""
     log_lines = runs.log(site.folder, name)
     training = [line for line in log_lines if "loss" in line]
-    finished, live = runs.steps(site.folder, name), runs.is_live(site.folder, name)
+    finished = runs.steps(site.folder, name)
+    live = runs.is_live(site.folder, name)
     predicted = read_any_prediction(site, name)
     return {
         "name": name,

@@ -70,11 +70,14 @@ class SweepStartPage(Begun, SweepStart):
 
 def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
-    pages, stream = APIRouter(include_in_schema=False), Stream(site, "sweep", keeps=False)
+    pages = APIRouter(include_in_schema=False)
+    stream = Stream(site, "sweep", keeps=False)
 
     @pages.get("/sweep")
     async def sweep(request: Request, asked: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
-        files, content, mistake = await site.work.run_soon(lambda: files_below(site.folder)), None, ""
+        files = await site.work.run_soon(lambda: files_below(site.folder))
+        content = None
+        mistake = ""
         if asked.file:
             try:
                 content = await site.work.run_soon(lambda: look(site, asked))
@@ -180,7 +183,8 @@ def points(best: Sequence[SweepRow], known: Sequence[SweepRow]) -> Any:
 
 def make_tooltip(row: SweepRow) -> str:
     """Return a row in a few lines."""
-    seconds, size = show_seconds(row.step_seconds or 0.0), show_bytes(row.peak_bytes or 0)
+    seconds = show_seconds(row.step_seconds or 0.0)
+    size = show_bytes(row.peak_bytes or 0)
     measured = f"\nmeasured {show_seconds(row.measured_step_seconds)}" if row.measured_step_seconds else ""
     return (
         f"{row.layout}\n{row.model} on {row.ranks} {row.machine}, seq {row.sequence}, batch {row.batch}, "
@@ -193,7 +197,8 @@ def cells(rows: Sequence[SweepRow], asked: SweepQuestion) -> dict[tuple[Any, Any
     sign = -1 if asked.value in ("step_seconds", "peak_bytes") else 1
     best: dict[tuple[Any, Any], tuple[float, str]] = {}
     for row in rows:
-        cell, value = (getattr(row, asked.down), getattr(row, asked.across)), getattr(row, asked.value)
+        cell = (getattr(row, asked.down), getattr(row, asked.across))
+        value = getattr(row, asked.value)
         if value is not None and (cell not in best or sign * value > sign * best[cell][0]):
             best[cell] = value, address(row)
     return best

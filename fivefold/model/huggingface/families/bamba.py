@@ -15,7 +15,8 @@ from fivefold.model.spec import Model
 
 
 def _build_bamba(config: Config) -> Model:
-    attends, layers = config.full_attention_layers or (), range(config.num_hidden_layers)
+    attends = config.full_attention_layers or ()
+    layers = range(config.num_hidden_layers)
     default: tuple[MixerName, ...] = tuple("attention" if layer in attends else "mamba2" for layer in layers)
     mixers = read_mixers(config, {"mamba2": state_space.read_mamba2(config)}, kinds={}, default=default)
     fields = read_rope(config, partly=True) | read_attention_bias(config)

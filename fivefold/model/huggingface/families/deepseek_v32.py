@@ -99,7 +99,8 @@ def _build_axk2(config: Config) -> Model:
 
 
 def _write(model: Model) -> dict[str, Any]:
-    keys, indexer = decoder.write_latent(model), model.mla.indexer if model.mla else None
+    keys = decoder.write_latent(model)
+    indexer = model.mla.indexer if model.mla else None
     if indexer is None:
         return keys
     return keys | {

@@ -116,7 +116,8 @@ def _read_sliding(config: Config, slides: tuple[bool, ...]) -> dict[str, Any]:
 def _read_rope(config: Config, slides: tuple[bool, ...]) -> dict[str, Any]:
     """Return the rotary fields: a table for each kind of layer, or old keys with its base."""
     tables = (config.rope_scaling or None) if config.rope_parameters is None else config.rope_parameters
-    local_theta, thetas = config.rope_local_base_freq if tables is None else config.rope_theta, {}
+    local_theta = config.rope_local_base_freq if tables is None else config.rope_theta
+    thetas = {}
     for kind, theta in (("indexed_attention", config.rope_theta), ("sliding_attention", local_theta)):
         table = (tables or {}).get(kind) or ({} if any(name in (tables or {}) for name in KINDS) else tables)
         fields = read_rope(config.replace(rope_parameters=table or None, rope_scaling=None, rope_theta=theta))

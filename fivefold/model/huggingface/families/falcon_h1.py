@@ -49,7 +49,8 @@ def _build_falcon_h1(config: Config) -> Model:
 
 def _read_lists(config: Config) -> dict[str, Any]:
     """Return the factors on the parts of the Mamba-2's projection and on the gate and output of the MLP."""
-    parts, mlp = config.ssm_multipliers or (), config.mlp_multipliers or (1.0, 1.0)
+    parts = config.ssm_multipliers or ()
+    mlp = config.mlp_multipliers or (1.0, 1.0)
     if len(parts) not in (0, 5) or len(mlp) != 2:
         raise config.mistake(f"{len(parts)} ssm_multipliers and {len(mlp)} mlp_multipliers; give five and two")
     return {"mixer_parts": () if set(parts) <= {1.0} else parts, "gate": mlp[0], "down": mlp[1]}

@@ -74,7 +74,8 @@ def _read_full_layers(config: Config, slides: list[bool]) -> tuple[int, int]:
 
     transformers writes them as keys of single layers (``per_layer_config``).
     """
-    head_dim, kv_heads = read_head_dim(config), config.num_key_value_heads or config.num_attention_heads
+    head_dim = read_head_dim(config)
+    kv_heads = config.num_key_value_heads or config.num_attention_heads
     if isinstance(config.per_layer_config, str):  # the default of files that lack the key
         full_kv_heads = config.global_key_value_heads if config.ties_values else None
         return config.global_head_dim or head_dim, full_kv_heads or kv_heads

@@ -15,7 +15,8 @@ KV = ("attention.k", "attention.v")
 
 def _build(config: Config) -> Model:
     """Build JetMoE, which has as many heads for each key head as experts for each token."""
-    kv_heads, topk = config.num_key_value_heads or 1, config.num_experts_per_tok or 1
+    kv_heads = config.num_key_value_heads or 1
+    topk = config.num_experts_per_tok or 1
     return build_model(
         config,
         **read_rope(config),

@@ -57,7 +57,8 @@ def _build_lfm2_moe(config: Config) -> Model:
 
 def _build_lfm3(config: Config) -> Model:
     """Build LFM3: some attention slides, its heads have gates, and norms follow each branch."""
-    layers, kinds = range(config.num_hidden_layers), {**KINDS, "sliding_attention": "attention"}
+    layers = range(config.num_hidden_layers)
+    kinds = {**KINDS, "sliding_attention": "attention"}
     default = ["full_attention" if i % 4 == 2 else "conv" if i % 4 or not i else "sliding_attention" for i in layers]
     types = tuple(default) if config.layer_types is None else config.layer_types
     geometry: dict[MixerName, Any] = {"short_conv": {"taps": config.conv_taps, "bias": config.conv_bias}}

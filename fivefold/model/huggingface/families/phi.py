@@ -35,7 +35,8 @@ def _build_phi3(config: Config) -> Model:
 
 def _build_phimoe(config: Config) -> Model:
     """Build Phi-3.5-MoE: LayerNorms, biases, SparseMixer's two experts; longrope with a factor of its own."""
-    rope, table = read_rope(config, kinds={"longrope": "longrope"}), read_table(config)
+    rope = read_rope(config, kinds={"longrope": "longrope"})
+    table = read_table(config)
     if rope["rope_scaling"] is not None:
         if table.short_mscale is None or table.short_mscale != table.long_mscale:
             raise config.mistake(

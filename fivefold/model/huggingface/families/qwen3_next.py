@@ -25,7 +25,8 @@ NAMES = {ours: theirs for theirs, ours in KINDS.items()}
 
 def _build(config: Config, **of_family: Any) -> Model:
     """Build the layers that all share; their norms, but for those of the scans, multiply by one plus their weight."""
-    layers, interval = range(config.num_hidden_layers), config.full_attention_interval
+    layers = range(config.num_hidden_layers)
+    interval = config.full_attention_interval
     default: tuple[MixerName, ...] = tuple(
         "gated_delta_net" if (layer + 1) % interval else "attention" for layer in layers
     )

@@ -60,7 +60,8 @@ def pass_streams(table: Table) -> PassStreams:
     paths[:, 1:-1] = table.paths
     source = np.where(kind == W, -1, paths[micro_batch, stage + np.where(is_forward, 0, 2)])
     target = np.where(kind == W, -1, paths[micro_batch, stage + np.where(is_forward, 2, 0)])
-    receives, sends = (source >= 0) & (source != rank), (target >= 0) & (target != rank)
+    receives = (source >= 0) & (source != rank)
+    sends = (target >= 0) & (target != rank)
     produced_part = 2 * (micro_batch * stages + stage) + np.where(is_forward, 2, -1)
     in_flight = _count_messages_in_flight(table, action[sends], produced_part[sends])
     # receives of the rank's next action, and of a later pass of the same action
@@ -260,13 +261,15 @@ class PassColumns(NamedTuple):
         Reduced gradients count negative, as they are no larger than their sums; a first backward, which allocates its
         sums, is exceeded by one that finds them allocated.
         """
-        n_stages, state_code = self.counts.shape[1] // GROUPS, self.previous * 2 + self.is_gathered
+        n_stages = self.counts.shape[1] // GROUPS
+        state_code = self.previous * 2 + self.is_gathered
         counts = self.counts.copy()
         counts[:, 4 * n_stages : 6 * n_stages] *= -1
         group = ((self.rank * (self.stage.max() + 1) + self.stage) * len(KINDS) + self.kind) * (
             state_code.max() + 1
         ) + state_code
-        is_plain, end_code = ~(self.first | self.last) & (self.kind != F), self.first * 2 + self.last
+        is_plain = ~(self.first | self.last) & (self.kind != F)
+        end_code = self.first * 2 + self.last
         candidates = np.lexsort((~is_plain, -counts.sum(axis=1), group))  # none exceeds an earlier one
         kept_passes = []
         while len(candidates):
@@ -332,25 +335,25 @@ def _count(table: Table, options: PassOptions, passes: PassStreams) -> PassColum
         return np.asarray(count - count[start])
 
     forward, backward, is_w = kind == F, (kind == B) | (kind == BW), kind == W
-    split_before, w_grads_before = (
-        count_previous(kind == B),
-        count_previous(is_w | (kind == BW)),
-    )  # sums: that W, or BW, makes
-    forwards_before, backwards_before = count_previous(forward), count_previous(backward)
+    split_before = count_previous(kind == B)
+    w_grads_before = count_previous(is_w | (kind == BW))  # sums: that W, or BW, makes
+    forwards_before = count_previous(forward)
+    backwards_before = count_previous(backward)
     w_before = count_previous(is_w)
-    own_backward, own_w = is_own_stage & backward[:, None], is_own_stage & is_w[:, None]
-    between_f_and_b, between_b_and_w = (
-        forwards_before - backwards_before - own_backward,
-        split_before - w_before - own_w,
-    )
-    has_sums, has_w_sums = (backwards_before + w_before) > 0, w_grads_before > 0
+    own_backward = is_own_stage & backward[:, None]
+    own_w = is_own_stage & is_w[:, None]
+    between_f_and_b = forwards_before - backwards_before - own_backward
+    between_b_and_w = split_before - w_before - own_w
+    has_sums = (backwards_before + w_before) > 0
+    has_w_sums = w_grads_before > 0
     backwards_until_now = backwards_before + own_backward
     w_until_now = w_grads_before + (is_own_stage & (is_w | (kind == BW))[:, None])
     remaining = np.where(
         (kind == B)[:, None], backwards_until_now[end] - backwards_until_now, w_until_now[end] - w_until_now
     )
     last = ~forward & (remaining[is_own_stage] == 0)
-    is_reduced_in_b, is_reduced = count_previous(last & (kind == B)) > 0, count_previous(last & (kind != B)) > 0
+    is_reduced_in_b = count_previous(last & (kind == B)) > 0
+    is_reduced = count_previous(last & (kind != B)) > 0
     has_begun = (forwards_before + backwards_before + w_before) > 0
     first = ~np.where(
         forward, has_begun[is_own_stage], np.where(is_w, has_w_sums[is_own_stage], has_sums[is_own_stage])
@@ -360,7 +363,8 @@ def _count(table: Table, options: PassOptions, passes: PassStreams) -> PassColum
     if options.gathered_heads == "tied" and not options.keeps_gathered:
         gathered_by_others[forward & (stage == 0)] = False  # the table, which it gathers itself
     if options.has_recv_buffers:
-        held_streams, messages = np.zeros_like(held_streams), _count_inputs_kept(table, passes, start)
+        held_streams = np.zeros_like(held_streams)
+        messages = _count_inputs_kept(table, passes, start)
     leaves_reduction = (
         ~forward & {"never": np.zeros_like(last), "last": last, "each": np.ones_like(last)}[options.pending_reductions]
     )
@@ -409,7 +413,8 @@ def _count_inputs_kept(table: Table, passes: PassStreams, start: Ints) -> Ints:
     step; less what a pass itself counts of its buffers: its input and, in a backward, the gradient of its output.
     """
     rank, kind, stage, *_ = passes
-    backward, path = (kind == B) | (kind == BW), np.array([*table.paths[0], -1])
+    backward = (kind == B) | (kind == BW)
+    path = np.array([*table.paths[0], -1])
     sends = (path[stage + 1] != rank) & (stage + 1 < table.stages) & (len(table.rank_stages[0]) > 1)
     own_buffers = ((kind != W) & (stage > 0)).astype(np.int64) + (backward & (stage < table.stages - 1))
     left_by_pass = ((stage > 0).astype(np.int64) + sends) * backward

@@ -216,15 +216,13 @@ def simulate_split_backward(
     unit, width = simulated.unit, simulated.wgrad_element_bytes
     backward = BackwardSimulation(simulated, sums=sums, split=True, waiting=waiting)
     backward.run()
-    deferred_bytes, weights_peak, table_peak, experts_peak, last_wgrad_bytes, last_expert_wgrad_bytes, wgrad_bytes = (
-        backward.deferred_bytes,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    )
+    deferred_bytes = backward.deferred_bytes
+    weights_peak = 0
+    table_peak = 0
+    experts_peak = 0
+    last_wgrad_bytes = 0
+    last_expert_wgrad_bytes = 0
+    wgrad_bytes = 0
     remaining = deferred_bytes
     for index, op in reversed([*enumerate(unit.ops)]):
         if index in backward.waiting_by_op:
@@ -356,7 +354,8 @@ class BackwardSimulation:
             return
         first_received = received[0]
         targets = op.reads if op.differentiates is None else op.differentiates
-        weights, scratch = sum(op.wgrad_numels) * self.wgrad_element_bytes, op.backward_scratch
+        weights = sum(op.wgrad_numels) * self.wgrad_element_bytes
+        scratch = op.backward_scratch
         if op.bias_wgrad_numel:
             self._add_biases(index, op)
         if op.accumulates_dgrad:
@@ -365,7 +364,8 @@ class BackwardSimulation:
         is_deferred = bool(op.wgrad_numels) and op.kind != "loss" if self.graph else self.split and defers_wgrad(op)
         makes_weights = bool(op.wgrad_numels) and not is_deferred
         if is_deferred:
-            weights, scratch = 0, scratch - (0 if op.recomputed else op.regathered_bytes)
+            weights = 0
+            scratch = scratch - (0 if op.recomputed else op.regathered_bytes)
         elif makes_weights and (op.accumulates_wgrads or not weights):  # accumulated before the next one is made
             weights = max(op.wgrad_numels) * self.wgrad_element_bytes
             if op.kind == "loss":  # chunked: accumulates after the last chunk

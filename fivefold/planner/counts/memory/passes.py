@@ -95,8 +95,11 @@ class PassRules(NamedTuple):
 
 def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRules:
     """Return the rules of the passes of a layout with the stages ``stages``."""
-    job, stack, degrees = counts.job, counts.job.stack, get_local_degrees(layout)
-    local, gathers_weights = counts.get_local(degrees), not policy(layout, job).weights_stay
+    job = counts.job
+    stack = counts.job.stack
+    degrees = get_local_degrees(layout)
+    local = counts.get_local(degrees)
+    gathers_weights = not policy(layout, job).weights_stay
     buffers = stage_buffers(layout, job, stages=len(stages.chunks), stream_bytes=local.entry_bytes)
     coalesced = _find_coalesced(counts, layout)
     retains_gather_output = stack.comm_buffers == "retained" and layout.shards > 1 and not coalesced.gathers_by_weight
@@ -129,11 +132,10 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
 
 def pass_peak(rules: PassRules, pass_kind: PassKind) -> tuple[int, Cause]:
     """Return the peak bytes of a pass and their cause; cached, shared by stages with equal units."""
-    last, pending = pass_kind.last and not rules.reductions.keeps_unsharded, pending_bytes(rules, pass_kind)
-    first_equal, output_bytes = (
-        rules.stages.chunks[pass_kind.stage].first_equal_stage,
-        rules.buffers.output_bytes(pass_kind.stage),
-    )
+    last = pass_kind.last and not rules.reductions.keeps_unsharded
+    pending = pending_bytes(rules, pass_kind)
+    first_equal = rules.stages.chunks[pass_kind.stage].first_equal_stage
+    output_bytes = rules.buffers.output_bytes(pass_kind.stage)
     key = PassKey(
         first_equal,
         output_bytes,
@@ -160,7 +162,9 @@ def list_pass_moments(
 
     ``include_non_peak_units``: also those of units that cannot be the peak.
     """
-    kind, stage, first = pass_kind.kind, pass_kind.stage, pass_kind.first and not rules.reductions.is_persistent
+    kind = pass_kind.kind
+    stage = pass_kind.stage
+    first = pass_kind.first and not rules.reductions.is_persistent
     units: Sequence[UnitGroupMemory] = rules.stages.chunks[stage].groups
     if include_non_peak_units:
         units = [unit._replace(can_be_peak=True) for unit in units]
@@ -168,11 +172,10 @@ def list_pass_moments(
     # stage 0: its B computes nothing, as no earlier stage needs a gradient: W does all
     w_computes_all = rules.retains_graph and stage == 0
     if kind == "B" and w_computes_all:
-        kept_size, gathered_bytes = (
-            rules.stages.chunks[stage].kept_bytes,
-            gathered_stage_bytes(units) if pass_kind.is_gathered else 0,
-        )
-        cause, other = (len(units) - 1, 0, "backward", "waits"), rules.stream_bytes + rules.buffers.output_bytes(stage)
+        kept_size = rules.stages.chunks[stage].kept_bytes
+        gathered_bytes = gathered_stage_bytes(units) if pass_kind.is_gathered else 0
+        cause = (len(units) - 1, 0, "backward", "waits")
+        other = rules.stream_bytes + rules.buffers.output_bytes(stage)
         return iter([LiveBytes(cause, pending, kept_size, gathered_bytes, other)])
     if kind == "W" and not w_computes_all:
         moments = _list_w_moments(rules, units, first=first, last=pass_kind.last, pending=pending)
@@ -272,11 +275,9 @@ def _list_forward_moments(
 
     ``weights_gathered``: weights are gathered already; if weights are not kept from an F to a B, only the head's.
     """
-    kept_size, casts, gathered_bytes = (
-        0,
-        0,
-        0 if units[0].group.name == "embed" else _gathered_table_bytes(rules, units),
-    )
+    kept_size = 0
+    casts = 0
+    gathered_bytes = 0 if units[0].group.name == "embed" else _gathered_table_bytes(rules, units)
     names = [str(unit.group.name) for unit in units]
     already_gathered = [
         weights_gathered and (name == "head" or (rules.keeps_gathered and name != "embed")) for name in names
@@ -413,26 +414,21 @@ def _list_backward_moments(
         if not rules.counts.has_backward(group.name):
             continue
         deferred = _split_profile(rules, unit).deferred_bytes if split else 0  # kept for W
-        stays_gathered, regathered = (
-            _is_block(rules, group) and weights_gathered,
-            states.gathered if _is_regathered(rules, group) and not weights_gathered else 0,
-        )
+        stays_gathered = _is_block(rules, group) and weights_gathered
+        regathered = states.gathered if _is_regathered(rules, group) and not weights_gathered else 0
         if group.name == "embed" and rules.regathers_vision and not regathered and not weights_gathered:
             regathered = sum(part.gathered for part in unit.parts[:-1])
-        freed_weights, reduces = (
-            _count_freed_gathers(rules, unit, is_regathered=stays_gathered),
-            sums.is_reduced(unit, last=last) and not deferred,
-        )
+        freed_weights = _count_freed_gathers(rules, unit, is_regathered=stays_gathered)
+        reduces = sums.is_reduced(unit, last=last) and not deferred
         allocated_sums = sums.allocated_sums(
             unit, first=first, deferred=deferred > 0 and rules.makes_all, reduces=reduces
         )
-        change, own_pending = (
-            _count_change(rules, unit, first=first, reduces=reduces, deferred=deferred),
-            sums.pending_sum_bytes(unit) * reduces,
-        )
+        change = _count_change(rules, unit, first=first, reduces=reduces, deferred=deferred)
+        own_pending = sums.pending_sum_bytes(unit) * reduces
         table = sums.table_shard_bytes(unit, first=first) if reduces or sums.is_reduced_in_b(unit, last=last) else 0
         if table and rules.counts.job.stack.loss == "chunked":  # allocated after the last chunk, within the unit
-            sums_with_table, table = allocated_sums._replace(shard_bytes=table), 0
+            sums_with_table = allocated_sums._replace(shard_bytes=table)
+            table = 0
         else:
             sums_with_table = allocated_sums
         profile: UnitProfile | SplitUnitProfile = (
@@ -450,11 +446,9 @@ def _list_backward_moments(
                 + kept_for_w
                 + done_units * deferred
             )
-            pending_now, unit_index, freed_midway = (
-                own_pending if done_units and reduces else pending,
-                group.times - done_units - 1,
-                0,
-            )
+            pending_now = own_pending if done_units and reduces else pending
+            unit_index = group.times - done_units - 1
+            freed_midway = 0
             gradients = gradient_bytes + done_units * change.after_backward + pending_now
             if unit.first_sums.experts and reduces and sums.reduces_experts_midway and not split:
                 profile, freed_midway = _profile_expert_reduction(
@@ -472,7 +466,8 @@ def _list_backward_moments(
                 if regathered
                 else ()
             ):
-                kept_here, other = earlier + unit.later_profile.kept_bytes, rules.stream_bytes + logits
+                kept_here = earlier + unit.later_profile.kept_bytes
+                other = rules.stream_bytes + logits
                 yield LiveBytes((group_index, unit_index, "gather"), gradients, kept_here, gathering, other)
             after_loss = rules.retains_gather_output and isinstance(profile, UnitProfile) and profile.after_loss_bytes
             if after_loss:  # the weights that the head gathers ahead, after its loss
@@ -492,10 +487,8 @@ def _list_backward_moments(
                 freed_midway, prefetched_then = (
                     (pending_now, prefetched_bytes) if sums.release == "next_copy" else (freed_midway, 0)
                 )
-                reducing_bytes, other = (
-                    gradients + change.during_reduction - freed_midway,
-                    _last_gradient_bytes(rules, unit) + logits,
-                )
+                reducing_bytes = gradients + change.during_reduction - freed_midway
+                other = _last_gradient_bytes(rules, unit) + logits
                 yield LiveBytes(
                     (group_index, unit_index, "reduce"),
                     reducing_bytes,
@@ -504,11 +497,10 @@ def _list_backward_moments(
                     other,
                 )
         gradient_bytes += group.times * change.after_backward + change.tied_table
-        gathered_bytes, kept_for_w = (
-            gathered_bytes - freed_weights * (group.times if stays_gathered else 1),
-            kept_for_w + group.times * deferred,
-        )
-        pending, logits = own_pending if reduces else pending, logits + _kept_to_end_bytes(rules, unit, split=split)
+        gathered_bytes = gathered_bytes - freed_weights * (group.times if stays_gathered else 1)
+        kept_for_w = kept_for_w + group.times * deferred
+        pending = own_pending if reduces else pending
+        logits = logits + _kept_to_end_bytes(rules, unit, split=split)
 
 
 def _kept_to_end_bytes(rules: PassRules, unit: UnitGroupMemory, *, split: bool) -> int:
@@ -631,13 +623,12 @@ def _list_w_moments(
     gradient_bytes, sums = 0, rules.reductions
     remaining = sum(unit.group.times * _split_profile(rules, unit).deferred_bytes for unit in units)
     for group_index in reversed(range(len(units))):
-        unit, profile = (
-            units[group_index],
-            _split_profile(rules, units[group_index], GradientSums(tied=units[group_index].first_sums.tied)),
-        )
+        unit = units[group_index]
+        profile = _split_profile(rules, units[group_index], GradientSums(tied=units[group_index].first_sums.tied))
         if not profile.deferred_bytes:
             continue
-        reduces, change = sums.is_reduced(unit, last=last), _count_change_by_w(rules, unit, first=first, last=last)
+        reduces = sums.is_reduced(unit, last=last)
+        change = _count_change_by_w(rules, unit, first=first, last=last)
         # sums of experts are allocated with their first gradient; all are, if they are reduced every time
         allocated_sums = sums.allocated_sums(unit, first=first)
         allocated_sums = (
@@ -663,14 +654,10 @@ def _list_w_moments(
         )
         early_peak = profile.experts_peak_bytes or profile.table_peak_bytes
         for done_units in _list_peak_candidates(unit, second=bool(own_pending)):
-            pending_now, unit_index = (
-                own_pending if done_units and reduces else pending,
-                unit.group.times - done_units - 1,
-            )
-            kept_here, gradients = (
-                remaining - done_units * profile.deferred_bytes,
-                gradient_bytes + done_units * change.after_backward + pending_now,
-            )
+            pending_now = own_pending if done_units and reduces else pending
+            unit_index = unit.group.times - done_units - 1
+            kept_here = remaining - done_units * profile.deferred_bytes
+            gradients = gradient_bytes + done_units * change.after_backward + pending_now
             if early_peak:
                 yield _make_w_moment(
                     group_index,
@@ -680,10 +667,8 @@ def _list_w_moments(
                     early_peak - profile.deferred_bytes,
                 )
             if reduces and unit.first_sums.experts:
-                gradients_midway, kept_by_others = (
-                    gradients + allocated_sums.experts + shard,
-                    kept_here - profile.deferred_bytes,
-                )
+                gradients_midway = gradients + allocated_sums.experts + shard
+                kept_by_others = kept_here - profile.deferred_bytes
                 yield LiveBytes(
                     (group_index, unit_index, "reduce"),
                     gradients_midway,
@@ -699,7 +684,8 @@ def _list_w_moments(
                 group_index, unit_index, gradients + allocated + shard * experts_come_first + table, kept_here, other
             )
             if reduces:
-                reducing_bytes, kept_by_others = gradients + change.during_reduction, kept_here - profile.deferred_bytes
+                reducing_bytes = gradients + change.during_reduction
+                kept_by_others = kept_here - profile.deferred_bytes
                 yield LiveBytes(
                     (group_index, unit_index, "reduce"), reducing_bytes, kept_by_others, 0, profile.last_wgrad_bytes
                 )
@@ -713,10 +699,8 @@ def _count_change_by_w(rules: PassRules, unit: UnitGroupMemory, *, first: bool, 
     sums = rules.reductions
     reduces = sums.is_reduced(unit, last=last)
     if rules.makes_all or sums.is_bucketed:
-        change, bias_sums = (
-            sums.count_gradient_change(unit, first=first, reduces=reduces),
-            first * sums.bias_sum_bytes(unit),
-        )
+        change = sums.count_gradient_change(unit, first=first, reduces=reduces)
+        bias_sums = first * sums.bias_sum_bytes(unit)
         return GradientChange(change.during_reduction - bias_sums, change.after_backward - bias_sums, change.tied_table)
     experts = first * (unit.first_sums.experts - sums.bias_sum_bytes(unit))
     made_by_w = _split_profile(rules, unit).wgrad_bytes if sums.destination == "late" else 0
@@ -757,7 +741,8 @@ def _with_coalesced(
         yield from moments
         return
     first_units = [0, *accumulate(unit.group.times for unit in units)]
-    gathers, element_bytes = _list_fetches(rules, stage), rules.counts.job.precision.high_precision_bytes
+    gathers = _list_fetches(rules, stage)
+    element_bytes = rules.counts.job.precision.high_precision_bytes
     for moment in moments:
         if len(moment.cause) > 2:
             group_index, unit_index, phase, *_ = moment.cause

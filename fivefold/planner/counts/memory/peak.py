@@ -100,7 +100,8 @@ def count_rank_memory(counts: Counts, layout: Layout) -> list[RankMemory]:
 
     All passes of all ranks are compared as arrays.
     """
-    cache, key = counts.caches.get_cache(RankCache), (*stages_key(counts, layout), layout.schedule, layout.pp, layout.v)
+    cache = counts.caches.get_cache(RankCache)
+    key = (*stages_key(counts, layout), layout.schedule, layout.pp, layout.v)
     if (known := cache.get(key)) is not None:
         return known
     stages = build_stages(counts, layout)
@@ -147,11 +148,9 @@ def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Pe
         )
         fullest[sort_key] = max(fullest.get(sort_key, (-1, live_pass)), (size, live_pass), key=itemgetter(0))
     moments = [moment for sort_key in sorted(fullest) for moment in _moments(rank_bytes, fullest[sort_key][1], rank)]
-    base, gradients, update = (
-        rank_bytes.resident_bytes[rank],
-        _count_gradients(rank_bytes.rules, rank_bytes.states[rank]),
-        rank_bytes.update_bytes[rank],
-    )
+    base = rank_bytes.resident_bytes[rank]
+    gradients = _count_gradients(rank_bytes.rules, rank_bytes.states[rank])
+    update = rank_bytes.update_bytes[rank]
     if rank_bytes.rules.reductions.is_persistent:
         base -= gradients
     temporary = update + rank_bytes.recv_buffer_bytes[rank]
@@ -279,19 +278,24 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
 
 def _rank_memory(rank_bytes: RankBytes, rank: int, peak_bytes: int, cause: str, *, kept: int) -> RankMemory:
     """Return the memory of a rank whose fullest pass takes ``peak_bytes`` bytes, including what is in flight."""
-    total, base = rank_bytes.states[rank], rank_bytes.resident_bytes[rank] + rank_bytes.recv_buffer_bytes[rank]
-    gradients, passes_peak = _count_gradients(rank_bytes.rules, total), base + peak_bytes
+    total = rank_bytes.states[rank]
+    base = rank_bytes.resident_bytes[rank] + rank_bytes.recv_buffer_bytes[rank]
+    gradients = _count_gradients(rank_bytes.rules, total)
+    passes_peak = base + peak_bytes
     update = base + (0 if rank_bytes.rules.reductions.is_persistent else gradients) + rank_bytes.update_bytes[rank]
     if update > passes_peak:
         cause = "optimizer"
-    parameters, peak = _count_parameters(rank_bytes.rules, total), max(update, passes_peak)
+    parameters = _count_parameters(rank_bytes.rules, total)
+    peak = max(update, passes_peak)
     return RankMemory(parameters, gradients, total.moments, kept, peak, cause, total.updated_numel, passes_peak)
 
 
 def _pass_moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> PassMoments:
     """Return the moments of a pass, with activations before and after it."""
-    moments, pass_kind = list(_moments(rank_bytes, live_pass, rank)), live_pass.pass_kind
-    other_bytes, kept = moments[0].kept_bytes, rank_bytes.kept_bytes[pass_kind.stage]
+    moments = list(_moments(rank_bytes, live_pass, rank))
+    pass_kind = live_pass.pass_kind
+    other_bytes = moments[0].kept_bytes
+    kept = rank_bytes.kept_bytes[pass_kind.stage]
     late_size = deferred_bytes(rank_bytes.rules, pass_kind.stage) if pass_kind.kind in ("B", "W") else 0
     before, after = {"F": (0, kept), "B": (kept, late_size), "BW": (kept, 0), "W": (late_size, 0)}[pass_kind.kind]
     return PassMoments(other_bytes + before, other_bytes + after, moments)
@@ -299,9 +303,12 @@ def _pass_moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> Pass
 
 def _moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> Iterator[PeakMoment]:
     """Yield the moments of a pass, including what is in flight during it."""
-    stages, in_flight = len(rank_bytes.stages[rank]), live_pass.counts * rank_bytes.bytes_per_count[rank]
-    other_bytes, gradient_sums = int(in_flight[: 2 * stages].sum()), int(in_flight[2 * stages : 6 * stages].sum())
-    base, gathered = rank_bytes.resident_bytes[rank], int(in_flight[6 * stages : 7 * stages].sum())
+    stages = len(rank_bytes.stages[rank])
+    in_flight = live_pass.counts * rank_bytes.bytes_per_count[rank]
+    other_bytes = int(in_flight[: 2 * stages].sum())
+    gradient_sums = int(in_flight[2 * stages : 6 * stages].sum())
+    base = rank_bytes.resident_bytes[rank]
+    gathered = int(in_flight[6 * stages : 7 * stages].sum())
     messages = int(in_flight[-1]) + rank_bytes.recv_buffer_bytes[rank]
     if rank_bytes.rules.reductions.is_persistent:
         gradients = _count_gradients(rank_bytes.rules, rank_bytes.states[rank])
@@ -337,7 +344,8 @@ def _count_bytes_per_count(
     rules: PassRules, rank_stages: Sequence[int], gathered_heads: GatheredHeads, kept_bytes: Sequence[int]
 ) -> list[int]:
     """Return the bytes for each element of ``LivePass.counts``, on a rank that holds these stages."""
-    reductions, chunks = rules.reductions, [rules.stages.chunks[stage] for stage in rank_stages]
+    reductions = rules.reductions
+    chunks = [rules.stages.chunks[stage] for stage in rank_stages]
     in_flight = [0 if rules.offloads_activations else kept_bytes[stage] for stage in rank_stages]
     split = rules.layout.pipeline.splits_backward and not rules.offloads_activations
     deferred = [deferred_bytes(rules, stage) if split else 0 for stage in rank_stages]
@@ -402,7 +410,8 @@ def _count_receive_buffers(rules: PassRules, rank_stages: Sequence[int]) -> int:
     if not rules.buffers.has_recv_buffers:
         return 0
     layout, job = rules.layout, rules.counts.job
-    micro_batches, last = layout.micro_batches(job), len(rules.stages.chunks) - 1
+    micro_batches = layout.micro_batches(job)
+    last = len(rules.stages.chunks) - 1
     unsimulated = micro_batches - _count_enough_micro_batches(layout, job)
     inputs, outputs = (sum(stage != end for stage in rank_stages) for end in (0, last))
     leftover = inputs + outputs * (layout.v > 1)

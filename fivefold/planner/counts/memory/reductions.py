@@ -174,7 +174,9 @@ class Reductions(NamedTuple):
         self, unit: UnitGroupMemory, *, first: bool, reduces: bool, made_later: int = 0
     ) -> GradientChange:
         """Return the change by a backward; ``made_later``: bytes of weight gradients that W makes."""
-        state, table, is_late = unit.states, self.table, self.destination == "late"
+        state = unit.states
+        table = self.table
+        is_late = self.destination == "late"
         made_bytes, sum_bytes = self.element_bytes
         bucket_bytes = self.bucket_bytes if unit.group.name == "head" and (first or not self.keeps_unsharded) else 0
         if self.is_bucketed:
@@ -258,12 +260,12 @@ class Reductions(NamedTuple):
 
 def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
     """Return how the gradients of a layout are reduced by the job's software."""
-    job, stack, zero_policy = counts.job, counts.job.stack, policy(layout, counts.job)
-    gradients_stay, reduces_every_backward, kernel_facts = (
-        zero_policy.gradients_stay,
-        counts.reduces_every_micro_batch(layout),
-        stack.kernel_facts,
-    )
+    job = counts.job
+    stack = counts.job.stack
+    zero_policy = policy(layout, counts.job)
+    gradients_stay = zero_policy.gradients_stay
+    reduces_every_backward = counts.reduces_every_micro_batch(layout)
+    kernel_facts = stack.kernel_facts
     destination = _destination(counts, stays=gradients_stay, weights_stay=zero_policy.weights_stay)
     bucketed = destination in ("bucket", "lasting_bucket")
     release: Release = "at_once"

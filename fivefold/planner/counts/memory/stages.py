@@ -94,10 +94,12 @@ def stages_key(counts: Counts, layout: Layout) -> tuple[object, ...]:
 
 def build_stages(counts: Counts, layout: Layout) -> PipelineStages:
     """Return the stages of a layout, which layouts of the same ``stages_key`` share."""
-    cache, key = counts.caches.get_cache(StageCache), stages_key(counts, layout)
+    cache = counts.caches.get_cache(StageCache)
+    key = stages_key(counts, layout)
     all_stages = cache.get(key)
     if all_stages is None:
-        stages, units = counts.stage_groups(layout), dict[UnitKey, UnitGroupMemory]()
+        stages = counts.stage_groups(layout)
+        units = dict[UnitKey, UnitGroupMemory]()
         for run in chain(*stages):
             if _unit_key(run) not in units:
                 units[_unit_key(run)] = _count_group_memory(counts, layout, run)
@@ -169,7 +171,8 @@ def _move_to_layers(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChun
 
 def _count_group_memory(counts: Counts, layout: Layout, group: UnitGroup) -> UnitGroupMemory:
     """Return the live bytes and states of one unit of a group."""
-    degrees, states = get_group_degrees(get_local_degrees(layout), group), counts.states(layout, group.name)
+    degrees = get_group_degrees(get_local_degrees(layout), group)
+    states = counts.states(layout, group.name)
     parts, dense_sums = counts.parts(layout, group.name), states.sums
     expert_sums = parts[-1].sums if counts.count_moe_layers(group.name) else 0
     if counts.adds_table_gradient(layout):

@@ -84,9 +84,11 @@ def part_states(unit: FsdpUnit, *, unsharded: Iterable[Weight], shards: int, lay
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     shards_frozen = keeps_copy or not zero_policy.weights_stay
-    frozen, unit = frozen_bytes(all_weights, shards=shards if shards_frozen else 1, job=job), select_trained(unit, job)
+    frozen = frozen_bytes(all_weights, shards=shards if shards_frozen else 1, job=job)
+    unit = select_trained(unit, job)
     padded = padded_numel(unit, shards=shards)
-    shard_numel_padded, weights_bytes = padded // shards, kept_gathered_bytes(unit, shards=shards, recipe=recipe)
+    shard_numel_padded = padded // shards
+    weights_bytes = kept_gathered_bytes(unit, shards=shards, recipe=recipe)
     stays_gathered = shards == 1 and not zero_policy.weights_stay  # experts without replicas stay gathered
     gathers_fp8 = recipe.gathers == "fp8" and any(map(is_gemm_weight, unit.weights))
     has_own_shard = (

@@ -63,7 +63,10 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     (rows, out_features, in_features), (source, *_) = op.shape, op.reads
     base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
     yield _freeze(op, local, adapter)._replace(writes={base: size})
-    keeps, scratch, regathered, held = op.keeps, op.backward_scratch, op.regathered_bytes, tuple[str, ...]()
+    keeps = op.keeps
+    scratch = op.backward_scratch
+    regathered = op.regathered_bytes
+    held = tuple[str, ...]()
     size_of_input, width = rows * in_features * local.width, 1
     widens = local.job.precision.autocasts and adapter.base not in ("nf4", "int8")
     if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
@@ -124,8 +127,10 @@ def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> 
     The norms have no gradient; identity and B A are held until the layer returns, and so is W if it is a copy.
     """
     (out, *_), (_, out_features, in_features) = op.writes, op.shape
-    width, autocasts = (2 if widens else 1) * local.width, local.job.precision.autocasts
-    identity, numel = in_features * in_features * local.width, out_features * in_features
+    width = (2 if widens else 1) * local.width
+    autocasts = local.job.precision.autocasts
+    identity = in_features * in_features * local.width
+    numel = out_features * in_features
     low = matmul(
         f"{op.name}.lora_norm_a",
         op.reads[0],
@@ -164,10 +169,13 @@ def _list_rescaled(op: Op, local: Local, adapter: Adapter, *, held: tuple[str, .
     """
     (out, size), *_ = op.writes.items()
     rows, out_features, in_features = op.shape
-    base, high, factor = f"{out}.base", f"{out}.lora_b", 2 if local.job.precision.autocasts else 1
+    base = f"{out}.base"
+    high = f"{out}.lora_b"
+    factor = 2 if local.job.precision.autocasts else 1
     result, plain = (f"{out}.lora_wide_sum" if factor == 2 else out), base
     if adapter.dropout:
-        plain, dropped = f"{out}.lora_base", f"{out}.lora_x" if widens else f"{out}.lora_drop"
+        plain = f"{out}.lora_base"
+        dropped = f"{out}.lora_x" if widens else f"{out}.lora_drop"
         second = matmul(
             f"{op.name}.lora_base",
             dropped,
@@ -230,7 +238,8 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         accumulates_dgrad=True,
     )
     if adapter.dropout:
-        dropped, moved = rows * in_features * width, rows * in_features * (2 * width + 1)
+        dropped = rows * in_features * width
+        moved = rows * in_features * (2 * width + 1)
         factor = factor._replace(
             writes=factor.writes | {mask: rows * in_features},
             keeps=(*op.keeps, mask),
@@ -365,7 +374,8 @@ def differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
     needs_gradient, result = set(entry), list[Op]()
     for op in ops:
         inputs = op.reads if op.differentiates is None else op.differentiates
-        wanted, trains = tuple(name for name in inputs if name in needs_gradient), bool(op.wgrad_numels)
+        wanted = tuple(name for name in inputs if name in needs_gradient)
+        trains = bool(op.wgrad_numels)
         if not wanted and not trains:
             result.append(drop_backward(op))
             continue

@@ -80,7 +80,10 @@ def _find_shorter_window(model: Model, job: Job, *, layer: int) -> int | None:
 
 def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations of grouped-query attention."""
-    model, rows, width, shape = local.model, local.rows, local.width, local.attention(layer)
+    model = local.model
+    rows = local.rows
+    width = local.width
+    shape = local.attention(layer)
     q_columns, out_columns = shape.query_dims, shape.output_dims
     columns = {"q": q_columns, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
     ops, factors = list[Op](), model.multipliers or Multipliers()
@@ -91,7 +94,8 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     qkv_input = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows)
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
     gate_columns = shape.heads if model.gate_per_head else out_columns
-    ops, sizes = [*ops, *qkv_input.ops], columns | ({"gate": gate_columns} if model.output_gate else {})
+    ops = [*ops, *qkv_input.ops]
+    sizes = columns | ({"gate": gate_columns} if model.output_gate else {})
     own_kv = not model.shares_kv(layer)
     for name in () if own_kv and not shape.tied_values else "v" if own_kv else "kv":
         del sizes[name]
@@ -215,7 +219,10 @@ def _list_experts(local: Local, source: str, *, layer: int) -> list[Op]:
 
     Source: transformers 5.23, ``JetMoeMoA``.
     """
-    model, moe, shape, width = local.model, local.model.moe, local.attention(layer), local.width
+    model = local.model
+    moe = local.model.moe
+    shape = local.attention(layer)
+    width = local.width
     assert moe is not None
     rows, dim, size = local.rows, model.width, shape.kv_heads * shape.head_dim
     copies = rows * moe.topk
@@ -223,7 +230,8 @@ def _list_experts(local: Local, source: str, *, layer: int) -> list[Op]:
     routing = {"gates": copies * width, "order": 3 * 8 * copies}
 
     def multiply(name: str, tensor: str, out: str, in_features: int, out_features: int) -> Op:
-        numel, n = in_features * out_features * moe.experts, max(1, copies // moe.experts)
+        numel = in_features * out_features * moe.experts
+        n = max(1, copies // moe.experts)
         op = matmul(name, tensor, out, rows=copies, in_features=in_features, out_features=out_features, width=width)
         return op._replace(
             parameters=numel, wgrad_numels=(numel,), batch=moe.experts, shape=(n, out_features, in_features)
@@ -326,7 +334,8 @@ def _subtract_heads(local: Local, source: str, *, columns: int, dim: int) -> lis
 def _norm_heads(local: Local, name: str, source: str, *, columns: int, dim: int) -> Op:
     """Return the norm over ``dim`` of queries, keys or values [rows, columns] of this rank: ``source`` → ``name``n."""
     rows, qk_norm = local.rows, "unit" if name == "v" else local.model.qk_norm
-    heads, kind = columns // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if qk_norm == "unit" else local.norm
+    heads = columns // dim
+    kind = local.norm._replace(norm=NORMS["rmsnorm"]) if qk_norm == "unit" else local.norm
     op = norm(f"attention.{name}_norm", source, f"{name}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
     if qk_norm == "unit":
         return op._replace(parameters=0, wgrad_numels=())
@@ -363,7 +372,8 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
         message = OpMessage(
             "cp", "p2p", "p2p", kv_bytes, times=part.cp - 1, backward_payload=2 * kv_bytes, backward_parts=2
         )
-    window, chunk = get_window(model, job, layer=layer), get_chunk(model, job, layer=layer) or job.sequence
+    window = get_window(model, job, layer=layer)
+    chunk = get_chunk(model, job, layer=layer) or job.sequence
     by_bands = model.attention_softcap is not None or model.position == "alibi" or _uses_dropout_kernel(local)
     windowed = window is not None or by_bands  # by the kernel that pads no head dim
     kernel = dims if windowed else _kernel_dims(local, shape._replace(kv_heads=kv_heads))
@@ -456,7 +466,10 @@ def _count_scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, in
     a half of the queries, and fp32 sums; in the backward a result, and sums of the gradients of keys and values: the
     local ones and, with more than two ranks, those that arrive and leave.
     """
-    n_rows, width, cp, dims = local.rows * shape.heads, local.width, local.part.cp, (shape.head_dim, shape.value_dim)
+    n_rows = local.rows * shape.heads
+    width = local.width
+    cp = local.part.cp
+    dims = (shape.head_dim, shape.value_dim)
     padded_bytes = n_rows * max(dims) * width if kernel != dims else 0
     if not ring_bytes:
         return 2 * padded_bytes, 4 * padded_bytes
@@ -482,9 +495,14 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
 
     Down-projections work on the rank's local tokens, and tp gathers the small latents.
     """
-    model, mla, rows, width = local.model, local.model.get_latent(layer), local.rows, local.width
+    model = local.model
+    mla = local.model.get_latent(layer)
+    rows = local.rows
+    width = local.width
     assert mla is not None
-    N, q_dim, indexer = local.attention(layer).heads, mla.nope_dim + mla.rope_dim, mla.indexer
+    N = local.attention(layer).heads
+    q_dim = mla.nope_dim + mla.rope_dim
+    indexer = mla.indexer
     gate_columns = N if model.gate_per_head else N * mla.v_dim
     local_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows, needs_all_rows=False)
     ops, up_ops = [*local_input.ops], list[Op]()
@@ -590,7 +608,8 @@ def _list_up_projection(
     local: Local, mla: MLA, name: Literal["q", "kv"], *, out: str, out_features: int
 ) -> tuple[list[Op], LinearInput]:
     """List the norm of a latent and its up-projection to the heads of this rank; return the gathered latent too."""
-    latent, rank = f"c{name}", (mla.q_rank or 0) if name == "q" else mla.kv_rank
+    latent = f"c{name}"
+    rank = (mla.q_rank or 0) if name == "q" else mla.kv_rank
     norm_op = norm(
         f"attention.{name}_norm",
         latent,

@@ -36,7 +36,8 @@ def _autocast(ops: Sequence[Op], *, stream_bytes: int, stream_in_16_bits: bool) 
     sizes = dict.fromkeys(stream, stream_bytes)  # as listed
     for op in ops:
         sizes |= op.writes
-        result, read = next(iter(op.writes)), [name for name in dict.fromkeys(op.reads) if name in fp32_tensors]
+        result = next(iter(op.writes))
+        read = [name for name in dict.fromkeys(op.reads) if name in fp32_tensors]
         if op.kind in ("matmul", "attention") and op.name != "moe.router":
             casts = {name: f"{op.name}.{name}" for name in read}
             for name, cast in casts.items():

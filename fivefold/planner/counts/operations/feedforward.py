@@ -42,7 +42,9 @@ def experts(local: Local, source: str) -> list[Op]:
     """
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
-    size, sent, received = rows * model.width * local.width, rows * moe.computed_per_token, routed_rows(local)
+    size = rows * model.width * local.width
+    sent = rows * moe.computed_per_token
+    received = routed_rows(local)
     gather = Op(
         "moe.dispatch",
         "embedding",
@@ -57,10 +59,8 @@ def experts(local: Local, source: str) -> list[Op]:
     shared = _mlp(local, source, ungated, name="moe.shared", ffn=moe.shared_width) if moe.shared_experts else []
     shared += [_shared_gate(local, source, ungated)] if moe.shared_gate else []
     if local.part.ep > 1 or local.part.etp > 1:
-        dispatch_ops, expert_ops = (
-            _dispatch(local, sent=sent, received=received),
-            _grouped_mlp(local, "arrived", "made", rows=received),
-        )
+        dispatch_ops = _dispatch(local, sent=sent, received=received)
+        expert_ops = _grouped_mlp(local, "arrived", "made", rows=received)
         if local.facts.overlaps_expert_wgrad and local.trains("moe.experts.up"):
             dispatch_ops, expert_ops = _overlap_wgrad(local, dispatch_ops, expert_ops)
         combine_ops = _combine(local, "made", "returned", sent=sent, received=received)
@@ -97,7 +97,8 @@ def experts(local: Local, source: str) -> list[Op]:
 
 def _shared_gate(local: Local, source: str, shared: str) -> Op:
     """Return the shared experts' output times a sigmoid of each row, which is memory-bound."""
-    width, size = local.model.width, local.stream_rows * local.model.width * local.width
+    width = local.model.width
+    size = local.stream_rows * local.model.width * local.width
     kept = (source, shared)
     op = elementwise("moe.shared_gate", "activation", kept, "shared", size=size, keeps=kept, backward_scratch=size)
     return op._replace(parameters=width, wgrad_numels=(width,))
@@ -162,10 +163,13 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
 
     Rows dispatched in fp8 are cast back on arrival; their gradients are not cast.
     """
-    part, row_bytes, moe = local.part, local.model.width * local.width, local.model.moe
+    part = local.part
+    row_bytes = local.model.width * local.width
+    moe = local.model.moe
     assert moe is not None
     ops, tensor, rows = list[Op](), "routed", ceil_div(received, part.etp)
-    sent_row_bytes, scaled_row_bytes = local.row_bytes, local.row_bytes + local.row_scales_bytes
+    sent_row_bytes = local.row_bytes
+    scaled_row_bytes = local.row_bytes + local.row_scales_bytes
     if part.ep > 1:
         message = OpMessage("ep", "all_to_all", "all_to_all", sent * sent_row_bytes, backward_payload=sent * row_bytes)
         ops.append(
@@ -215,11 +219,9 @@ def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -
     """List the reverse of ``_dispatch``: reduce_scatter of partial sums over etp, all_to_all over ep."""
     part, row_bytes = local.part, local.model.width * local.width
     ops, tensor, rows = list[Op](), source, ceil_div(received, part.etp)
-    sent_row_bytes, scaled_row_bytes, in_fp8 = (
-        local.row_bytes,
-        local.row_bytes + local.row_scales_bytes,
-        local.row_scales_bytes > 0,
-    )
+    sent_row_bytes = local.row_bytes
+    scaled_row_bytes = local.row_bytes + local.row_scales_bytes
+    in_fp8 = local.row_scales_bytes > 0
     if part.etp > 1:
         message = OpMessage(
             "etp", "reduce_scatter", "all_gather", received * row_bytes, backward_payload=received * sent_row_bytes
@@ -254,17 +256,14 @@ def _overlap_wgrad(local: Local, remote_ops: list[Op], local_ops: list[Op]) -> t
     ``moe.arrive``.
     """
     first = [op for op in local_ops if op.kind == "matmul" and op.name != "moe.experts.down"]
-    held_bytes, weights = (
-        sum(sum(op.writes.values()) for op in first),
-        [size for op in first for size in op.wgrad_numels],
-    )
+    held_bytes = sum(sum(op.writes.values()) for op in first)
+    weights = [size for op in first for size in op.wgrad_numels]
     casts = max(op.casts.columns + op.casts.gradient_columns for op in first)
-    arrival, sent_bytes = (
-        remote_ops[-1],
-        (remote_ops[0].message.backward_payload or 0) if remote_ops[0].message and local.part.ep > 1 else 0,
-    )
+    arrival = remote_ops[-1]
+    sent_bytes = (remote_ops[0].message.backward_payload or 0) if remote_ops[0].message and local.part.ep > 1 else 0
     if local.part.etp > 1:  # the input of the reduce_scatter over etp is freed before them
-        arrived_bytes, wgrad_bytes = arrival.writes["arrived"], max(weights) * local.job.precision.gradients_bytes
+        arrived_bytes = arrival.writes["arrived"]
+        wgrad_bytes = max(weights) * local.job.precision.gradients_bytes
         local_bytes = arrived_bytes // local.part.etp
         sent_bytes = (
             max(local_bytes + arrived_bytes, local_bytes + sent_bytes + wgrad_bytes) - arrived_bytes - wgrad_bytes
@@ -284,7 +283,8 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     """List the grouped matmuls of this rank's experts, each on its share of ``rows``."""
     model, moe, width = local.model, local.model.moe, local.width
     assert moe is not None
-    local_experts, ffn = ceil_div(moe.experts, local.part.ep), moe.ffn // local.part.etp
+    local_experts = ceil_div(moe.experts, local.part.ep)
+    ffn = moe.ffn // local.part.etp
     activated, share = "moe.experts.m", "share"
     ends: tuple[str, ...] = ("ends",)
     if source == "arrived":
@@ -433,7 +433,8 @@ def _list_up_and_gate(local: Local, entry: LinearInput, name: str, *, ffn: int, 
 
 def _activation(local: Local, name: str, *, size: int) -> Op:
     """Return the activation of u, or silu(g)·u, with its trained numbers; ``size``: bytes of its output."""
-    op, numbers = _elementwise_activation(local, name, size=size), len(ACTIVATIONS[local.model.activation].parameters)
+    op = _elementwise_activation(local, name, size=size)
+    numbers = len(ACTIVATIONS[local.model.activation].parameters)
     if not numbers:
         return op
     softplus = 4 * 2 * numbers  # of each number in fp32, and what is made from it

@@ -57,11 +57,9 @@ def _fuse(ops: Sequence[Op], *, width: int) -> Op:
         ((gathered_name, size),) = gather.writes.items()
         backward += (gather.gradients or gather.writes)[gathered_name]
         if first.recomputed and size and reader.wgrad_numels:  # kept instead of the rank's local rows
-            keeps, writes, backward = (
-                (gathered_name, *reader.keeps[1:]),
-                writes | {gathered_name: size},
-                backward - reader.backward_scratch,
-            )
+            keeps = (gathered_name, *reader.keeps[1:])
+            writes = writes | {gathered_name: size}
+            backward = backward - reader.backward_scratch
         elif gather.message is None or gather.message.uncast_payload is None:  # else only the cast is gathered
             forward = size
     if reduce is not None:  # the partial output, and its gathered gradient
@@ -70,7 +68,9 @@ def _fuse(ops: Sequence[Op], *, width: int) -> Op:
             name: written_bytes for name, written_bytes in writes.items() if name not in last.writes
         }
         if size < partial:  # a reduce-scatter: its result is another tensor
-            forward, backward, product = forward + partial, backward + partial, partial
+            forward = forward + partial
+            backward = backward + partial
+            product = partial
     forward += _forward_cast_bytes(linears, cut=reduce is not None and size < partial)
     keeps = tuple(dict.fromkeys((*keeps, *(gather.keeps if gather else ()), *(reduce.keeps if reduce else ()))))
     return first._replace(

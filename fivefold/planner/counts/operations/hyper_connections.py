@@ -45,7 +45,8 @@ def mix(local: Local, name: str, branch: str, onto: str, out: str) -> Op:
     hyper, rows, width = _get(local), local.stream_rows, local.width
     size, n = local.stream_bytes, hyper.streams
     reads = (onto, branch, f"{name}.m")
-    kept, writes = (*(reads[:1] if hyper.mixes else ()), *reads[1:]), {out: n * size}
+    kept = (*(reads[:1] if hyper.mixes else ()), *reads[1:])
+    writes = {out: n * size}
     if local.norm.plain:  # post and comb in the stream's dtype, or post and the branch's output in fp32
         size_of_number = width if hyper.mixes else 4
         numbers = {f"{name}.weights": rows * n * (1 + n * hyper.mixes) * size_of_number}

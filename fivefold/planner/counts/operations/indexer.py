@@ -107,7 +107,8 @@ def attend_to_chosen(local: Local, latent: LinearInput, *, q: str, key: str, cho
     assert mla is not None
     assert mla.indexer is not None
     tokens, sequences = local.job.sequence, local.part.sequences
-    dim, indices = mla.kv_rank + mla.rope_dim, ("indices",) if chosen_here else ()
+    dim = mla.kv_rank + mla.rope_dim
+    indices = ("indices",) if chosen_here else ()
     topk = min(mla.indexer.topk, tokens)
     pairs = sequences * (topk * (topk + 1) // 2 + (tokens - topk) * topk)
     flops = 2 * N * pairs * (dim + mla.kv_rank)

@@ -143,15 +143,19 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
         return []
     stream = "x" if model.mixer_name(layer) == "none" else "y"
     block_kind = model.get_block(layer)
-    pre, post = block_kind not in ("post", "post_sum"), block_kind == "post" or model.norms_feed_forward(layer)
+    pre = block_kind not in ("post", "post_sum")
+    post = block_kind == "post" or model.norms_feed_forward(layer)
     hyper = model.hyper_connections
-    ops, source = [connect(local, "hyper2", stream)] if hyper else list[Op](), "norm1.out"
+    ops = [connect(local, "hyper2", stream)] if hyper else list[Op]()
+    source = "norm1.out"
     if block_kind != "parallel_shared":  # else the MLP reads what attention reads
         source = "x" if block_kind == "parallel" else "hyper2.out" if hyper else stream
         if pre:
-            ops, source = [*ops, _list_norm(local, "norm2", source)], "norm2.out"
+            ops = [*ops, _list_norm(local, "norm2", source)]
+            source = "norm2.out"
             if model.gates_norm(layer, "norm2"):
-                ops, source = [*ops, *_gate_norm(local, "norm2")], "norm2.gated"
+                ops = [*ops, *_gate_norm(local, "norm2")]
+                source = "norm2.gated"
     branch = "d"
     if model.has_mlp(layer):
         ops += mlp(local, source, layer=layer)
@@ -173,7 +177,8 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if hyper:
         return _apply_software(local, [*ops, mix(local, "hyper2", branch, stream, "z")], layer=layer)
     onto = source if block_kind == "norm_stream" else stream
-    factors, inputs = model.get_residual_factors(layer)[1], model.per_layer_inputs
+    factors = model.get_residual_factors(layer)[1]
+    inputs = model.per_layer_inputs
     ops += _residual(local, "mlp", branch, onto, "z" if inputs is None else "z.mlp", factors)
     if inputs is not None and model.altup is not None:
         first = "c.s" if model.altup.scales else "c.0"
@@ -188,7 +193,8 @@ def _join_mamba2(local: Local, ops: Sequence[Op], source: str) -> list[Op]:
 
     Tensors of the Mamba-2 have the prefix "m.". A factor other than 1 is a kernel that writes a copy.
     """
-    size, factors = local.stream_bytes, local.model.multipliers or Multipliers()
+    size = local.stream_bytes
+    factors = local.model.multipliers or Multipliers()
     joined = [*ops]
 
     def scale(name: str, tensor: str, factor: float) -> str:
@@ -211,7 +217,9 @@ def _gate_norm(local: Local, name: str) -> list[Op]:
     """List the product of a norm's output and a sigmoid of two matrices of low rank on it: ``name``.out → .gated."""
     model, rows, width, rank = local.model, local.stream_rows, local.width, local.model.norm_gate_rank
     assert rank is not None
-    source, size, latent_size = f"{name}.out", local.stream_bytes, rows * rank * width
+    source = f"{name}.out"
+    size = local.stream_bytes
+    latent_size = rows * rank * width
     kept = (source, f"{name}.up")
     act = elementwise(f"{name}.gate_act", "activation", (f"{name}.low",), f"{name}.lowa", size=latent_size)
     product = elementwise(f"{name}.gate", "activation", kept, f"{name}.gated", size=size, keeps=kept)
@@ -331,7 +339,8 @@ def get_kind(model: Model, layer: int) -> Kind:
 
 def list_kinds(model: Model, job: Job) -> list[Kind]:
     """Return the kind of each block, with what the job freezes of it."""
-    frozen, kinds = resolve_freeze(model, job.freeze), [get_kind(model, layer) for layer in range(model.layers)]
+    frozen = resolve_freeze(model, job.freeze)
+    kinds = [get_kind(model, layer) for layer in range(model.layers)]
     if job.adapter is not None:
         kinds[0] = kinds[0]._replace(leads=True)
         return kinds
@@ -376,10 +385,8 @@ def head(local: Local) -> list[Op]:
         forward_scratch=_softmax_bytes(local, rows // sequences),
         message=vocab_reduce,
     )
-    fp32_logits, keeps_logits = (
-        rows * vocab * 4,
-        job.stack.loss == "low_precision" or (part.piped and job.stack.stage_outputs == "retained"),
-    )
+    fp32_logits = rows * vocab * 4
+    keeps_logits = job.stack.loss == "low_precision" or (part.piped and job.stack.stage_outputs == "retained")
     if job.stack.loss == "plain" or (
         job.stack.loss == "low_precision" and local.autocast_loss
     ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
@@ -463,7 +470,9 @@ def _chunked_loss(local: Local, hidden: str) -> list[Op]:
     model, part = local.model, local.part
     rows, vocab, width = local.rows, local.vocab, local.width
     chunk, bias = min(rows, LOSS_CHUNK_ROWS), vocab if model.head_bias else 0
-    weight, flops, logits = vocab * model.width, 2 * rows * vocab * model.width, chunk * vocab * width
+    weight = vocab * model.width
+    flops = 2 * rows * vocab * model.width
+    logits = chunk * vocab * width
     gathered_bytes = rows * model.width * width if part.sp else 0  # the gathered input; its gradient has the same size
     softmax = _softmax_bytes(local, chunk)
     if rows == chunk and local.trains("loss"):  # dW is allocated after it is freed

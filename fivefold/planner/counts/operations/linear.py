@@ -98,7 +98,8 @@ class LinearInput:
             bias=bias,
         )
         if inner > 1:
-            size, kinds = self.rows * out_features * local.width, ("reduce_scatter", "all_gather")
+            size = self.rows * out_features * local.width
+            kinds = ("reduce_scatter", "all_gather")
             message = OpMessage("tp_inner", *kinds, payload=inner * size)
             if shared:  # every inner rank needs the full columns
                 size, message = inner * size, OpMessage("tp_inner", "all_reduce", "all_reduce", payload=inner * size)
@@ -231,7 +232,8 @@ def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cas
     if keeps_casts(local):  # W reads the output gradient as cast for dx (Transformer Engine's WeightGradStore)
         return op._replace(wgrad_operand_bytes=low_precision_bytes(local, rows * op.batch * out_features))
     n_groups, rows = max(1, experts), rows * op.batch
-    input_bytes, gradient_bytes = cast_bytes(local, rows, in_features), cast_bytes(local, rows, out_features)
+    input_bytes = cast_bytes(local, rows, in_features)
+    gradient_bytes = cast_bytes(local, rows, out_features)
     weight = cast_bytes(local, out_features, in_features, matrices=n_groups, weight="forward")
     transposed = cast_bytes(local, in_features, out_features, matrices=n_groups, weight="backward")
     if recipe.holds_casts:  # the weight is its cast; dx reads a transposed copy
@@ -337,7 +339,8 @@ def low_precision_bytes(local: Local, numel: int) -> int:
 
 def _row_of_blocks(local: Local, columns: int, *, groups: int) -> int:
     """Return the bytes of a row of ``columns`` in MXFP8 or NVFP4 with scales; ``groups`` adds space for uneven ends."""
-    elements, in_fp4 = SCALED_ELEMENTS[local.job.precision.scaling], local.job.precision.compute == "fp4"
+    elements = SCALED_ELEMENTS[local.job.precision.scaling]
+    in_fp4 = local.job.precision.compute == "fp4"
     if groups:
         return (columns // 2 + groups if in_fp4 else columns) + columns // elements + groups + 1
     return (ceil_div(columns, 2) if in_fp4 else columns) + ceil_div(columns, elements)

@@ -233,7 +233,8 @@ def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, k
     )
     if not kind.plain or kind.norm.is_one_kernel:
         return op
-    normalized, fp32_copy = {f"{out}.normal": numel * width}, {f"{out}.wide": numel * 4} if copy_bytes else {}
+    normalized = {f"{out}.normal": numel * width}
+    fp32_copy = {f"{out}.wide": numel * 4} if copy_bytes else {}
     keeps = (*(fp32_copy or (source,)), *normalized, f"{out}.stat")
     return op._replace(writes=op.writes | normalized | fp32_copy, keeps=keeps, backward_scratch=numel * 12)
 

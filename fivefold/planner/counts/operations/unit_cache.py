@@ -76,7 +76,8 @@ class UnitCache:
 
     def _unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
         if isinstance(name, Kind):
-            ops, local = self._block(part, name, layer=self.example[name]), self.get_local(part, name.frozen)
+            ops = self._block(part, name, layer=self.example[name])
+            local = self.get_local(part, name.frozen)
             checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
             input_gradient = not name.leads or (checkpoints and self.job.adapter is not None)
             ops = apply_frozen_weights(ops, local, input_gradient=input_gradient)

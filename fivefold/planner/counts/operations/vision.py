@@ -131,10 +131,8 @@ def _make_tower_precision(recipe: Recipe, *, frozen: bool) -> Recipe:
 def _list_patches(local: Local, tower: VisionTower, finish: Finish) -> tuple[list[Op], str]:
     """List the operations from pixels to the first block, and return the name of its input."""
     width, rows, size = local.width, local.rows, local.stream_bytes
-    n_pixels, n_patches = (
-        tower.channels * tower.frames * tower.patch**2,
-        rows - local.part.sequences * tower.class_token,
-    )
+    n_pixels = tower.channels * tower.frames * tower.patch**2
+    n_patches = rows - local.part.sequences * tower.class_token
     pixels = n_patches * n_pixels * width  # cast from the fp32 of the data
     read = Op("pixels", "activation", ("ids",), {"pixels": pixels}, moved_bytes=3 * pixels, differentiates=())
     product = matmul(
@@ -203,7 +201,8 @@ def _project(
             made = size // layer.size if layer.kind == "pool" else size
             moved = size + made
             ops.append(Op(name, "activation", (source,), {out: made}, moved_bytes=moved, moved_backward_bytes=moved))
-            rows, width = rows // layer.size, width * (1 if layer.kind == "pool" else layer.size)
+            rows = rows // layer.size
+            width = width * (1 if layer.kind == "pool" else layer.size)
         elif layer.kind == "norm":
             kind = local.norm._replace(norm=NORMS[layer.norm], bias=layer.bias)
             ops.append(norm(name, source, out, rows=rows, dim=width, width=local.width, kind=kind))

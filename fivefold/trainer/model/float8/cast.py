@@ -118,7 +118,8 @@ def _cast(
     x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, power_of_two_scales: bool, fused: bool
 ) -> tuple[Tensor, Tensor]:
     """Compute data and scale as one custom op, so that the dry run counts only its outputs, as for a fused kernel."""
-    data, format_max = torch.empty(x.shape, dtype=dtype, device=x.device), torch.finfo(dtype).max
+    data = torch.empty(x.shape, dtype=dtype, device=x.device)
+    format_max = torch.finfo(dtype).max
     if fused and x.numel() and (amax is None or amax.numel() == 1):
         scale = x.new_empty(_scale_shape(x, rows, columns) if amax is None else amax.shape, dtype=torch.float32)
         casts.cast(x, amax, data, scale, rows=rows, columns=columns, power_of_two_scales=power_of_two_scales)

@@ -44,7 +44,8 @@ class OperandCasts(NamedTuple):
     weight_back: Caster
 
 
-_row, _matrix = partial(cast_per_row, power_of_two_scales=True), partial(cast_per_matrix, power_of_two_scales=True)
+_row = partial(cast_per_row, power_of_two_scales=True)
+_matrix = partial(cast_per_matrix, power_of_two_scales=True)
 CASTS: dict[Scaling, OperandCasts] = {
     "tensorwise": OperandCasts(
         cast_per_tensor, partial(cast_per_tensor, dtype=torch.float8_e5m2), cast_per_matrix, cast_per_matrix
@@ -112,11 +113,9 @@ class Float8Gemms(LinearGemms):
 
     def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return ``x Wᵀ + b`` [R, out]."""
-        weight_cast, inner, dtype = (
-            get_stored_cast(weight) or self.casts.weight(weight),
-            weight.shape[1],
-            width_of(weight),
-        )
+        weight_cast = get_stored_cast(weight) or self.casts.weight(weight)
+        inner = weight.shape[1]
+        dtype = width_of(weight)
         y = product(operand, weight_cast, inner=inner, dtype=dtype, kernel=self.kernel, fast=True)
         return y if bias is None else y.add_(bias)
 
@@ -140,7 +139,8 @@ class Float8Gemms(LinearGemms):
         """Return ``gᵀ x`` [out, in], in fp8 with one scale if the recipe has such gradients."""
         if not isinstance(columns, Cast):
             return gradient.t() @ columns
-        gradient_cast, inner = self.casts.gradient(gradient.t()), gradient.shape[0]
+        gradient_cast = self.casts.gradient(gradient.t())
+        inner = gradient.shape[0]
         if self.gradients_in_8_bits:
             return Cast(*scaled_mm_cast(*gradient_cast, *columns, inner))
         return product(gradient_cast, columns, inner=inner, dtype=gradient.dtype, kernel=self.kernel)

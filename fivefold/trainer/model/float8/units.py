@@ -29,7 +29,8 @@ def describe_missing(recipe: Recipe, *, experts: bool) -> str:
         return "a CPU has no fp8 units"
     if torch.version.hip is not None:
         return "" if not experts and recipe.scaling != "tiles" else "the trainer has no kernel for it on AMD's chips"
-    capability, device_name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
+    capability = torch.cuda.get_device_capability()
+    device_name = torch.cuda.get_device_name()
     if capability < FIRST_FP8:
         return f"{device_name} has no fp8 units (compute capability {capability[0]}.{capability[1]}, not 8.9)"
     if recipe.gradients_bytes == 1:

@@ -267,7 +267,8 @@ class _WeightedClamped(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gate, up, share = ctx.saved_tensors
         weighted = (gradient * share[:, None]).to(gradient.dtype)
-        clamped_gate, clamped_up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+        clamped_gate = gate.clamp(max=LIMIT)
+        clamped_up = up.clamp(-LIMIT, LIMIT)
         sigmoid = (clamped_gate * GAIN).sigmoid_()
         glu = clamped_gate * sigmoid
         share_gradient = (clamped_up + 1).mul_(gradient).mul_(glu).sum(-1, dtype=share.dtype)

@@ -22,7 +22,8 @@ def check_kernels(job: Job) -> tuple[Job, str]:
 
     Raises a user error if the job asks for Triton's kernels and they cannot run.
     """
-    requires_triton, has_gpu = job.stack.kernels == "triton", torch.cuda.is_available()
+    requires_triton = job.stack.kernels == "triton"
+    has_gpu = torch.cuda.is_available()
     if not (requires_triton or has_gpu):
         return job, ""  # answered without importing Triton
     reason = unavailable()

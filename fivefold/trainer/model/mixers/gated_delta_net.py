@@ -163,7 +163,8 @@ def delta_chunk(
     dtype = get_sum_dtype(v.dtype)
     repeats = v.shape[2] // k.shape[2]
     k = normalize_to_unit_length(k.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
-    v, beta = v.to(dtype).transpose(1, 2), b.to(dtype).sigmoid().transpose(1, 2)[..., None]
+    v = v.to(dtype).transpose(1, 2)
+    beta = b.to(dtype).sigmoid().transpose(1, 2)[..., None]
     if doubles:
         beta = beta * 2
     decay = F.softplus(a.to(dtype) + dt_bias.to(dtype)) * -a_log.to(dtype).exp()

@@ -113,7 +113,9 @@ def kimi_delta_chunk(
     bound = shape.lower_bound
     decay = F.softplus(logits) * -rates if bound is None else (logits * rates).sigmoid() * bound
     decay = decay.cumsum(2)  # its log, from the start of the chunk [B, heads, C, dim]
-    k, v, beta = normalize_to_unit_length(k.to(dtype)), v.to(dtype), b.to(dtype).sigmoid().transpose(1, 2)[..., None]
+    k = normalize_to_unit_length(k.to(dtype))
+    v = v.to(dtype)
+    beta = b.to(dtype).sigmoid().transpose(1, 2)[..., None]
     k_beta, lefts = k * beta, [k * beta]
     if not only_state:
         q = normalize_to_unit_length(q.to(dtype)) * shape.dim**-0.5

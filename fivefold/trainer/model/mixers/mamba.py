@@ -149,7 +149,8 @@ class _MambaCore(torch.autograd.Function):
         with torch.enable_grad():
             parts = _norm_parts(leaves[0], norms, shape, epsilon)
         dt, b, c = (part.detach() for part in parts)
-        inputs, factors = (convolved, dt @ step.t(), b, c), (step_bias, a_log, d)
+        inputs = (convolved, dt @ step.t(), b, c)
+        factors = (step_bias, a_log, d)
         grads = [torch.empty_like(part) for part in inputs]
         factor_grads = scan_backward(selective_chunk, inputs, factors, o_grad, grads=grads, tokens=tokens, size=CHUNK)
         del inputs, o_grad

@@ -123,7 +123,9 @@ class _Mamba2Core(torch.autograd.Function):
         o_grad, norm_grad = gate_backward(grad, o, z, norm, rstd, shape, z_grad=z_grad)
         filters = _take_filters(weight, bias, shape, share)
         convolved = convolve_silu_rows(xbc, *filters, tokens=tokens)
-        chunk, factors, grads = partial(ssd_chunk, shape=shape), (a_log, dt_bias, d), (xbc_grad, dt_grad)
+        chunk = partial(ssd_chunk, shape=shape)
+        factors = (a_log, dt_bias, d)
+        grads = (xbc_grad, dt_grad)
         factor_grads = scan_backward(
             chunk, (convolved, dt), factors, o_grad, grads=grads, tokens=tokens, size=shape.chunk
         )
@@ -203,7 +205,8 @@ def ssd_chunk(
     [B, groups, state, heads of a group · head dim].
     """
     xbc, dt, a_log, dt_bias, d = inputs
-    dtype, heads = get_sum_dtype(xbc.dtype), (shape.groups, shape.heads // shape.groups)
+    dtype = get_sum_dtype(xbc.dtype)
+    heads = (shape.groups, shape.heads // shape.groups)
     x, b, c = xbc.to(dtype).split((shape.inner_width, *[shape.groups * shape.state] * 2), dim=-1)
     b, c = (part.unflatten(-1, (shape.groups, -1)).transpose(1, 2) for part in (b, c))
     x = x.unflatten(-1, (*heads, -1)).permute(0, 2, 3, 1, 4)  # [B, groups, heads of a group, T, head dim]

@@ -173,7 +173,8 @@ def rg_lru_chunk(
     root = _BoundedRoot.apply(-(log_decay * 2).expm1())  # type: ignore[no-untyped-call]
     if state is None:  # a sequence begins with its input as it is
         root = torch.cat([torch.ones_like(root[:, :1]), root[:, 1:]], dim=1)
-    states, decay = x.to(dtype) * input_logits.to(dtype).sigmoid() * root, log_decay.exp()
+    states = x.to(dtype) * input_logits.to(dtype).sigmoid() * root
+    decay = log_decay.exp()
     if state is not None:
         states = torch.cat([states[:, :1] + decay[:, :1] * state[:, None], states[:, 1:]], dim=1)
     reach = 1  # tokens whose inputs a state contains

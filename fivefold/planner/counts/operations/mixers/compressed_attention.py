@@ -98,7 +98,9 @@ def _compress(local: Local, net: CompressedAttention, source: str, *, name: str,
     """List the operations that make compressed keys of ``dim``, tensor ``name``.r."""
     rows, width, columns = local.rows, local.width, net.series * dim
     assert net.rate is not None
-    keys, numel, bias = _count_keys(local, net), rows * columns, net.rate * columns
+    keys = _count_keys(local, net)
+    numel = rows * columns
+    bias = net.rate * columns
     D = local.model.width
     values, gates, pooled = f"{name}.v", f"{name}.g", f"{name}.p"
     # overlapping keys are made of a copy, in which each token is part of two
@@ -170,7 +172,8 @@ def _attend(local: Local, net: CompressedAttention) -> Op:
         reads.append("mixer.compress.r")
     indices = ("indices",) if net.indexer is not None else ()
     flops = 4 * net.heads * sequences * pairs * net.head_dim
-    out_bytes, key_bytes = rows * net.query_width * width, key_rows * net.head_dim * width
+    out_bytes = rows * net.query_width * width
+    key_bytes = key_rows * net.head_dim * width
     # keys that an indexer chose are those of one query, read for it alone
     chosen = sequences * pairs * (net.head_dim * width + INDEX_BYTES) if indices else key_bytes
     return Op(

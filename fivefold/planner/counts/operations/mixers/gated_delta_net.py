@@ -123,7 +123,8 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
     forward, backward = (heads * flops for flops in scan_flops(chunks, key_dim=net.key_dim, value_dim=net.value_dim))
     state = 4 * heads * net.key_dim * net.value_dim  # bytes
     # fp32 numbers of a token and head in a chunk: of its keys, values and pairs
-    chunk_rows, largest = heads * chunks[0], net.key_dim + net.value_dim + chunks[0]
+    chunk_rows = heads * chunks[0]
+    largest = net.key_dim + net.value_dim + chunks[0]
     moved = rows * (2 * net.key_width + 2 * net.value_width) * width + 2 * len(chunks) * state
     return Op(
         "mixer.core.scan",

@@ -44,7 +44,8 @@ def operations(local: Local, source: str) -> list[Op]:
         for name, latent, out in (("decay_up", "fd", "f"), ("gate_up", "gd", "gate")):
             up = LinearInput(local, latent, in_features=net.rank, rows=local.rows, needs_all_rows=False)
             ops += [*up.ops, up.column(f"mixer.{name}", out, out_features=inner)]
-    convolution, mixed = list_convolution(local, dict.fromkeys("qkv", inner), taps=net.taps), "qkvf"
+    convolution = list_convolution(local, dict.fromkeys("qkv", inner), taps=net.taps)
+    mixed = "qkvf"
     sizes = {**dict.fromkeys(mixed, inner), "b": net.heads}
     return [
         *ops,
@@ -66,7 +67,8 @@ def _scan(local: Local, net: KimiDelta) -> Op:
     pairs = numbers * min(SUBCHUNK, chunks[0])  # of those within sub-chunks
     last_pairs = pairs * min(SUBCHUNK, chunks[0]) // chunks[0]  # of one sub-chunk
     # when the triangle's inverse gets its gradient, and when the last sub-chunk's decays do
-    of_inverse, of_decays = (19 if width == 4 else 26) * numbers + 5 * triangle, 11 * numbers + 2 * last_pairs
+    of_inverse = (19 if width == 4 else 26) * numbers + 5 * triangle
+    of_decays = 11 * numbers + 2 * last_pairs
     moved = rows * (5 * inner + N) * width + 2 * len(chunks) * state
     return Op(
         "mixer.core.scan",
@@ -99,7 +101,8 @@ def scan_flops(chunks: Sequence[int], *, dim: int) -> tuple[int, int]:
     for index, tokens in enumerate(chunks):
         has_state, updates = index > 0, index + 1 < len(chunks)
         pairs = 2 * _count_pairs(tokens) * dim
-        triangle, through_state = 2 * tokens * tokens * dim, 2 * tokens * dim * dim
+        triangle = 2 * tokens * tokens * dim
+        through_state = 2 * tokens * dim * dim
         half = pairs + triangle + has_state * through_state  # of what the next state needs, and of the output
         products = 2 * half + updates * through_state
         forward += products + tokens**3

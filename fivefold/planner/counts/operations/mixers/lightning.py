@@ -35,7 +35,8 @@ def operations(local: Local, source: str) -> list[Op]:
     assert net is not None
     net = net.shard(local.part.tp)
     rows, width, inner = local.rows, local.width, net.inner_width
-    size, scratch = rows * inner * width, ACTIVATIONS[model.activation].plain_scratch * 3 * rows * inner * width
+    size = rows * inner * width
+    scratch = ACTIVATIONS[model.activation].plain_scratch * 3 * rows * inner * width
     entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     project = entry.column("mixer.project", "projected", out_features=3 * inner)
     gate = entry.column("mixer.gate", "gate", out_features=inner)

@@ -95,5 +95,6 @@ def _list_core(local: Local, net: Mamba) -> list[Op]:
 
 def scan_flops(net: Mamba) -> tuple[int, int]:
     """Return the FLOPs of a token in a layer's core: of the forward, and of the backward."""
-    select, step = 2 * net.inner * sum(net.selected_widths), 2 * net.rank * net.inner
+    select = 2 * net.inner * sum(net.selected_widths)
+    step = 2 * net.rank * net.inner
     return select + step, 2 * select + 3 * step

@@ -47,7 +47,9 @@ def operations(local: Local, source: str) -> list[Op]:
 def _core(local: Local, net: Mamba2) -> Op:
     """Return convolution, scan, gate and norm."""
     rows, width, tokens = local.rows, local.width, local.job.sequence
-    inner, convolved, has_norm = net.inner_width, net.conv_width, net.norm != "none"
+    inner = net.inner_width
+    convolved = net.conv_width
+    has_norm = net.norm != "none"
     chunks = split_chunks(tokens, net.chunk)
     heads = local.part.sequences * net.heads // local.part.cp
     forward, backward = (local.part.sequences * flops // local.part.cp for flops in scan_flops(chunks, net))
@@ -89,12 +91,18 @@ def _scratch(local: Local, net: Mamba2, chunks: Sequence[int]) -> tuple[int, int
     ``pairs``, ``dims``, ``shared``, ``state``: bytes in fp32 of a chunk's pairs of tokens, of its heads, of the pairs,
     B and C of its groups, and of a state.
     """
-    width, size, sequences, is_wide = local.width, chunks[0], local.part.sequences, local.width == 4
-    inner, convolved = local.rows * net.inner_width, local.rows * net.conv_width  # elements
-    tokens, part = sequences * size, net.shard(local.part.cp)  # under cp the heads that this rank scans
+    width = local.width
+    size = chunks[0]
+    sequences = local.part.sequences
+    is_wide = local.width == 4
+    inner = local.rows * net.inner_width
+    convolved = local.rows * net.conv_width  # elements
+    tokens = sequences * size
+    part = net.shard(local.part.cp)  # under cp the heads that this rank scans
     pairs, dims = 4 * tokens * size * part.heads, 4 * tokens * part.inner_width
     state = 4 * sequences * part.inner_width * part.state
-    shared_pairs, shared_dims = 4 * tokens * size * part.groups, 4 * tokens * part.groups * part.state
+    shared_pairs = 4 * tokens * size * part.groups
+    shared_dims = 4 * tokens * part.groups * part.state
     gate, gate_backward = {
         "after_gate": (4 if is_wide else 8, 16 if is_wide else 24),
         "before_gate": (4 if is_wide else 12, 20 if is_wide else 28),

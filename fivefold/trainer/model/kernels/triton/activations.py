@@ -57,7 +57,8 @@ def _factors(g, u, KIND: tl.constexpr):
     """
     if KIND == CLAMPED_SWIGLU:
         clamped_g = tl.minimum(g, 7.0)
-        value, factor = clamped_g * tl.sigmoid(1.702 * clamped_g), tl.minimum(tl.maximum(u, -7.0), 7.0) + 1.0
+        value = clamped_g * tl.sigmoid(1.702 * clamped_g)
+        factor = tl.minimum(tl.maximum(u, -7.0), 7.0) + 1.0
     else:
         value, factor = _value(g, KIND), u
     return value, factor
