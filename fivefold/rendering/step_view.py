@@ -119,7 +119,7 @@ def list_key_figures(step: Step) -> tuple[Figure, ...]:
         Figure(
             "MFU, causal",
             f"{step.mfu.causal:.1%}",
-            f"{step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%} (PyTorch's count)",
+            f"{step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%}",
         ),
         Figure("tokens/s per GPU", show_count(step.tokens_per_second_per_gpu)),
     )

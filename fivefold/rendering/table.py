@@ -94,9 +94,7 @@ def show_headline(step: Step, *, stated: Collection[str] = ()) -> Text:
 def _mfu(step: Step) -> str:
     if not step.hfu:  # the chip was not named
         return "MFU not known"
-    return (
-        f"MFU {step.mfu.causal:.1%} causal, {step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%} (PyTorch's count)"
-    )
+    return f"MFU {step.mfu.causal:.1%} causal, {step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%}"
 
 
 def _verdict(memory: Memory) -> Text:

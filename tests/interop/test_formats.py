@@ -12,7 +12,8 @@ FOLDERS = {  # formats by folder, of those that are read; our own run file has n
     form.parse.__module__.split(".")[2]: form for form in FORMATS if form.parse is not None and form.stack != "fivefold"
 }
 MODULES = {"__init__", "keys", "parse", "to_job", "emit"}
-DATA = {"adapters", "data", "dialects", "effects", "harmless", "flavors"}  # tables of what a software has
+# Tables of what a software has, and readers of what is its own.
+DATA = {"adapters", "axolotl_deepspeed", "data", "dialects", "effects", "flavors", "freeze", "harmless"}
 
 
 def test_every_format_that_is_written_is_a_choice() -> None:
