@@ -103,11 +103,15 @@ class BranchAndBound:
         """Yield the layouts that complete the partial layouts of ``floor``, the most promising partial layouts first.
 
         A partial layout has its degrees and micro-batch; its pipeline schedule, ZeRO stage, mesh order and
-        recomputation are still open.
+        recomputation are still open. Those that can no longer win once others were expanded are left out.
         """
-        best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
-        for start in range(0, len(best), EXPANDED_AT_ONCE):
-            yield self._open_up(bounds.restrict_to(floor.partials.take(best[start : start + EXPANDED_AT_ONCE])))
+        rows = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
+        while len(rows):
+            yield self._open_up(bounds.restrict_to(floor.partials.take(rows[:EXPANDED_AT_ONCE])))
+            rows = rows[EXPANDED_AT_ONCE:]
+            worth = self.incumbents.can_win(floor.seconds[rows], floor.size[rows], bounds.space)
+            self._count_slower(bounds.restrict_to(floor.partials.take(rows[~worth])), floor.seconds[rows[~worth]])
+            rows = rows[worth]
 
     def _count_too_large(self, bounds: Bounds, size: Floats) -> None:
         """Count partial layouts, without their recomputation, that are too large whatever their schedule."""

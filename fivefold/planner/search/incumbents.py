@@ -113,7 +113,8 @@ class Incumbents:
         full = len(self.best) == self.top
         if self.best_only and self.best:  # slower layouts in another precision do not fill the ``top``
             evaluated = self.evaluated_by_precision[self.best[0].precision]
-            if (full and self.has_one_precision) or evaluated >= MIN_EVALUATED_LAYOUTS:
+            is_enough = evaluated >= MIN_EVALUATED_LAYOUTS or (self.work is not None and self.work.is_spent)
+            if (full and self.has_one_precision) or is_enough:
                 return self.best[0].score * (1 + self.slack)
         return self.best[-1].score if full else np.inf
 

@@ -32,7 +32,9 @@ from fivefold.planner.search.work import CLIMBING_UNITS, REFINING_UNITS, SearchW
 MAX_LIKELY = 2000  # likely good partial layouts whose bound is computed with their messages
 MAX_LIKELY_MICRO_BATCH = 8  # sequences of a micro-batch of a likely good layout
 MAX_EXPLORED = 400  # the best of them, which are explored before all other layouts
-FIRST_EXPLORED, GROWTH = 8, 4  # number explored first if any layout that fits will do, and the factor of the next round
+ROUND = 50  # number explored at once if time matters
+LIKELY_UNITS = 2_000_000  # of work, after which no further round of them starts
+FIRST_EXPLORED, GROWTH = 8, 4  # number explored first, and the factor of the next round if that found too few
 MAX_SCHEDULES = 4000  # candidates with one of all schedules that are evaluated, the most promising ones
 FEW_FIT = 40  # layouts whose memory is counted before one is found that fits: then few fit
 MAX_REFINED = 4 * 60  # candidates whose exact bound is computed where time does not matter
@@ -56,15 +58,8 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     floors = solver.floors(bounds, bounds.space.blocks)
     likely = _select_likely(solver, bounds, floors)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
-    n_evaluated = FIRST_EXPLORED if incumbents.any_will_do else MAX_EXPLORED
-    start = 0
-    end = min(len(best), MAX_EXPLORED) if incumbents.any_will_do else len(best)
-    while start < end and incumbents.threshold == np.inf:
-        _evaluate_likely(solver, bounds, likely, best[start : start + n_evaluated])
-        start = start + n_evaluated
-        n_evaluated = min(MAX_EXPLORED, n_evaluated * GROWTH)
-        if solver.timed and not incumbents.best:
-            break
+    for rows in _list_rounds(solver, bounds, best):
+        _evaluate_likely(solver, bounds, likely, rows)
     if solver.timed and not incumbents.best:
         if not _evaluate_any(solver, bounds, before, done):
             return
@@ -75,6 +70,22 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
         solver.sweep(bounds, part)
     if incumbents.allowed_gap and incumbents.best:
         _refine_best(solver, bounds)
+
+
+def _list_rounds(solver: BranchAndBound, bounds: Bounds, best: Ints) -> Iterator[Ints]:
+    """Yield rows of likely layouts in rounds: ``MAX_EXPLORED`` if time matters and the work allows it.
+
+    Later rounds open less, as the best of those before excludes layouts. Where memory alone matters the first round
+    that finds enough is the last.
+    """
+    incumbents, work, start = solver.incumbents, bounds.estimates.work, 0
+    size = ROUND if solver.timed else FIRST_EXPLORED if incumbents.any_will_do else MAX_EXPLORED
+    max_units = work.units + LIKELY_UNITS
+    while start < min(len(best), MAX_EXPLORED):
+        if incumbents.threshold < np.inf and not (solver.timed and work.units < max_units):
+            return
+        yield best[start : start + size]
+        start, size = start + size, size * (1 if solver.timed else GROWTH)
 
 
 def _split_plain(floors: list[BoundedSpace]) -> tuple[list[BoundedSpace], list[BoundedSpace]]:

@@ -11,7 +11,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
-from fivefold.planner.search import search
+from fivefold.planner.search import UNLIMITED_BYTES, search
+from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.neighbours import neighbours
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import UNITS_PER_ESTIMATE, SearchWork
@@ -20,18 +21,18 @@ pytestmark = pytest.mark.slow
 
 MARGIN = 1.05  # of units, which do not depend on the computer
 SEARCHES = [  # model, machine, sequence, batch: units, and seconds of a step of the best layout; None: none fits
-    ("llama3.2-1b", "h100:8", 4096, 64, 1_472_297, 0.56118),
-    ("gemma3-4b", "h100:16", 8192, 64, 2_202_575, 1.68818),
+    ("llama3.2-1b", "h100:8", 4096, 64, 508_499, 0.56118),
+    ("gemma3-4b", "h100:16", 8192, 64, 665_935, 1.68818),
     ("llama3-70b", "h200:8", 4096, 8, 333_078, None),
     ("deepseek-v3", "h200:64", 4096, 64, 58_414, None),
 ]
 LONG_SEARCHES = [
-    ("llama3-8b", "h100:8", 8192, 64, 1_320_956, 6.72612),
-    ("llama3-8b", "h200:16", 8192, 64, 1_582_901, 3.16291),
-    ("llama3-8b", "h100:64", 8192, 256, 1_510_128, 3.32677),
-    ("qwen3-8b", "a100:16", 4096, 256, 1_628_591, 16.59458),
-    ("qwen3-8b", "h200:8", 4096, 64, 1_472_877, 2.99497),
-    ("lfm2-1.2b", "a100:8", 4096, 64, 1_408_037, 1.22026),
+    ("llama3-8b", "h100:8", 8192, 64, 444_696, 6.72612),
+    ("llama3-8b", "h200:16", 8192, 64, 509_891, 3.16291),
+    ("llama3-8b", "h100:64", 8192, 256, 507_986, 3.32677),
+    ("qwen3-8b", "a100:16", 4096, 256, 551_877, 16.59458),
+    ("qwen3-8b", "h200:8", 4096, 64, 504_278, 2.99497),
+    ("lfm2-1.2b", "a100:8", 4096, 64, 686_430, 1.22026),
 ]
 
 
@@ -54,6 +55,17 @@ def test_an_ordinary_search_takes_no_more_work(
     assert 0.8 * units < work.units < MARGIN * units, work.units
     best_seconds = [ranked.step.time.step_seconds for ranked in result.best]
     assert best_seconds == ([] if seconds is None else [pytest.approx(seconds, rel=1e-3)])
+
+
+def test_once_the_work_is_spent_the_best_layout_alone_is_enough() -> None:
+    """Where few layouts fit, a search that waited for ten of them expanded all the others after its limit."""
+    model, machine, job = build_model("nano"), resolve("h100:2", local=Path("/nowhere")), Job(global_batch=8)
+    work = SearchWork(exact_units=2 * UNITS_PER_ESTIMATE)
+    incumbents = Incumbents(UNLIMITED_BYTES, by="time", top=10, levels=1, best_only=True, work=work)
+    incumbents.evaluate(Planner(model=model, machine=machine, job=job), Layout.parse("dp2"))
+    assert incumbents.threshold == float("inf")
+    work.add(2 * UNITS_PER_ESTIMATE)
+    assert incumbents.threshold == incumbents.best[0].score
 
 
 def test_a_long_schedule_is_counted_once_and_its_simulation_each_time() -> None:
