@@ -24,6 +24,10 @@ class Key(NamedTuple):
     default: Any = None
     words: Mapping[Any, Any] | None = None
 
+    def is_off(self, value: Any) -> bool:
+        """Return whether a value of the key has no effect, as it is the default or another word for it."""
+        return is_off((self.words or {}).get(str(value), value), self.default)
+
 
 Table = Mapping[str, Key]
 
@@ -236,7 +240,7 @@ class Values:
                     yield ParsedKey(key=name, value="", means="an empty table")
             elif key.kind == "idle":
                 yield ParsedKey(key=name, value=shorten_value(value), means="no effect on a training step")
-            elif key.kind in ("foreign", "near") and is_off(value, key.default):
+            elif key.kind in ("foreign", "near") and key.is_off(value):
                 yield ParsedKey(key=name, value=shorten_value(value), means="off, as it is counted")
 
     def _iterate_unknown(self) -> Iterator[ParsedKey]:
@@ -254,7 +258,7 @@ class Values:
         """Yield the keys of one kind that are not off."""
         for name, value in self.given.items():
             key = self.find_key(name)
-            if key and key.kind == kind and not self._is_marked(name) and not is_off(value, key.default):
+            if key and key.kind == kind and not self._is_marked(name) and not key.is_off(value):
                 yield ParsedKey(key=name, value=shorten_value(value), means=key.means)
 
     def _iterate_marked(self, reasons: Mapping[str, str]) -> Iterator[ParsedKey]:

@@ -106,7 +106,7 @@ class Layout(Record):
         if self.pipeline.is_interleaved and self.v < 2:
             raise ValueError(f"{self.schedule} needs virtual stages; write v2 or more, or {DEFAULT_SCHEDULE}")
         if self.v > 1 and self.pipeline.stages_per_rank == 1:
-            other = "dualpipev" if self.schedule == "dualpipe" and self.v == 2 else get_1f1b_name(self.v)
+            other = "dualpipev" if self.pipeline.enters_both_ends and self.v == 2 else get_1f1b_name(self.v)
             raise ValueError(f"{self.schedule} runs one stage per rank; drop v{self.v} or write {other}")
         if self.pipeline.enters_both_ends and self.pp % 2:
             raise ValueError(f"{self.schedule} needs an even pp, not {self.pp}; try pp{self.pp + 1}")
@@ -172,6 +172,8 @@ class Layout(Record):
         """Parse text such as ``dp2 zero1 mbs4``; a ``UserError`` names the invalid token."""
         if not text.strip():
             raise UserError(f"layout {text!r} is empty; write for example 'dp8 zero1', or dp1 for a single GPU")
+        if (written := _OPTION.sub(r"\1\2", text)) != text:
+            raise UserError(f"layout {text!r} has options of a command; write {written!r}")
         fields: dict[str, object] = {}
         for token in split_tokens(text):
             for key, value in read_token(token).items():
@@ -264,6 +266,8 @@ _DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
 _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
 _ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
+_OPTION = re.compile(r"--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
+_JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
 _DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
 _COUNTED_DATA_PARALLEL = re.compile(r"(ddp|fsdp)(\d+)")
 _ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
@@ -342,6 +346,9 @@ def read_token(token: str) -> Mapping[str, object]:
         return {"cp_kind": token[3:]}
     if token.startswith("offload="):
         return {"offload": _parse_offload(token)}
+    name, assigned, value = token.partition("=")
+    if assigned and name in _JOB_OPTIONS:
+        raise UserError(f"layout token {token!r} is not part of a layout; give the option --{name} {value}")
     raise make_unknown_name_error(token, _WORDS, kind="layout token")
 
 

@@ -125,9 +125,19 @@ L40S: dict[Dtype, float] = {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362,
 L4: dict[Dtype, float] = {"fp32": 30.3, "bf16": 121, "fp8": 242}
 RTX4090: dict[Dtype, float] = {"fp32": 82.58, "bf16": 165.2}
 RTX3090: dict[Dtype, float] = {"fp32": 35.58, "bf16": 71}
+A6000: dict[Dtype, float] = {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8}
+RTX6000_ADA: dict[Dtype, float] = {"fp32": 91.1, "tf32": 182.1, "bf16": 364.2, "fp16": 364.2, "fp8": 728.5}
 
 DIE = f"one die of two per module, each a rank: half of the module in {SHEET}"
 GH200 = f"the 96 GB part, {SHEET}#L466"
+GA102 = (
+    "16 bits and memory rate: NVIDIA's GA102 white paper 2 as quoted in "
+    f"hahnyuan/LLM-Viewer@f307ca5:hardwares/hardware_params.py; others: {RECALLED}"
+)
+PROVIZ = (
+    "16 bits and fp8: NVIDIA's Ada ProViz white paper 1.1 as public tables quote it; fp32, memory rate and watts: "
+    f"grafikkarten.com; tf32: {RECALLED}"
+)
 GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}"
 
 ROWS: dict[str, ChipRow] = {
@@ -370,6 +380,43 @@ ROWS: dict[str, ChipRow] = {
         far=NIC_SHARED,
         source=f"RTX 3090: fp32 digitaltrends.com, {RECALLED}",
     ),
+    "a6000": ChipRow(
+        generation="ampere",
+        efficiency=measured.A6000,
+        memory=TotalMemory(
+            48676 * MIB, f"{POSTED}: total_memory=48676MB, pytorch/ao@b5b9525:torchao/prototype/hqq/README.md; ECC off"
+        ),
+        tflops=A6000,
+        terabytes_per_second=0.768,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"RTX A6000, {GA102}",
+        watts=300,
+    ),
+    "rtx6000-ada": ChipRow(
+        generation="ada",
+        efficiency=measured.RTX6000_ADA,
+        memory=TotalMemory(
+            48622 * MIB,
+            f"{POSTED}: total_memory=48622MB, torch 2.3; ECC off, with it 44.43 GiB in DINGYANB/MTVCrafter issue 21",
+        ),
+        tflops=RTX6000_ADA,
+        terabytes_per_second=0.96,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"RTX 6000 Ada, {PROVIZ}",
+        watts=300,
+    ),
+}
+
+ALIASES = {  # other names of the catalog's chips
+    **dict.fromkeys(("a100-80", "a100-80g", "a100-80gb", "a100-sxm", "a100-sxm4-80gb"), "a100"),
+    **dict.fromkeys(("a100-40g", "a100-40gb", "a100-sxm4-40gb"), "a100-40"),
+    **dict.fromkeys(("h100-80", "h100-80g", "h100-80gb", "h100-sxm", "h100-80gb-hbm3"), "h100"),
+    **dict.fromkeys(("rtxa6000", "rtx-a6000"), "a6000"),
+    **dict.fromkeys(("rtx6000ada", "rtx-6000-ada", "a6000-ada"), "rtx6000-ada"),
 }
 
 
@@ -390,12 +437,16 @@ _COUNT_LAST = re.compile(r"(?P<name>[A-Za-z][\w.-]*?)\s*[x*×]\s*(?P<count>\d+)"
 
 
 def spell_machine(text: str) -> str:
-    """Normalize a machine to ``NAME:GPUS``, which people also write as ``h100x8``, ``8xh100`` or ``8*h100``."""
+    """Normalize a machine to ``NAME:GPUS``, which people also write as ``h100x8``, ``8xh100`` or ``8*h100``.
+
+    ``NAME`` becomes that of the catalog: ``a100-80gb`` is ``a100``.
+    """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", text.strip())
     match = _COUNT_FIRST.fullmatch(name) or _COUNT_LAST.fullmatch(name)
-    if match is None or match["name"].lower() not in (*ROWS, "local"):
-        return text.strip()
-    return " ".join([f"{match['name']}:{match['count']}", *overrides])
+    if match and match["name"].lower() in (*ROWS, *ALIASES, "local"):
+        name = f"{match['name']}:{match['count']}"
+    chip, colon, count = name.partition(":")
+    return " ".join([f"{ALIASES.get(chip.lower(), chip)}{colon}{count}", *overrides])
 
 
 def is_counted(text: str) -> bool:
@@ -444,7 +495,7 @@ def _read(path: Path) -> Machine:
     if "base" not in values:
         return toml.read(path)
     base = values.pop("base")
-    chip = re.split("[: ]", base.lower())[0] if isinstance(base, str) else None
+    chip = re.split("[: ]", spell_machine(base).lower())[0] if isinstance(base, str) else None
     if chip not in ROWS:
         raise UserError(
             f"{path}: base={base!r} does not begin with a chip of the catalog; write for example 'l40s:320'"

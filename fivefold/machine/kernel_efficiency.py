@@ -99,6 +99,8 @@ RTX4090 = KernelEfficiency(
     attention_backward_share=0.8,
 )
 RTX3090 = KernelEfficiency(82, {"bf16": 76.6}, TORCH)
+A6000 = KernelEfficiency(84, {}, UNKNOWN)
+RTX6000_ADA = KernelEfficiency(142, {}, UNKNOWN)
 
 
 def chip_fields(efficiency: KernelEfficiency, *, tflops: dict[Dtype, float]) -> dict[str, Any]:

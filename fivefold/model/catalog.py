@@ -64,9 +64,10 @@ def build_model(name: str) -> Model:
 def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     """Build the model that ``text`` names: of the catalog, a file, or a Hugging Face repository of a catalog model.
 
-    ``find`` maps a path in ``text`` to the file. A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face
-    config (a folder: its ``config.json``); any other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises
-    ``UserError``; warns (``UsageWarning``) about keys that may change the model but that its family does not read.
+    A repository's name is enough without its owner. ``find`` maps a path in ``text`` to the file. A ``.json`` with
+    ``architectures`` or ``model_type`` is a Hugging Face config (a folder: its ``config.json``); any other ``.json`` or
+    ``.toml`` holds the fields of ``Model``. Raises ``UserError``; warns (``UsageWarning``) about keys that may change
+    the model but that its family does not read.
     """
     if text in CATALOG:
         return build_model(text)
@@ -80,10 +81,10 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     if path.suffix not in (".json", ".toml"):
         if is_file:
             raise UserError(f"{text}: a model file ends in .json or .toml")
-        if not _is_repository(text):
-            raise make_unknown_name_error(text, names(), kind="model")
         if name := find_repository(text):
             return build_model(name)
+        if not _is_repository(text):
+            raise make_unknown_name_error(text, names(), kind="model")
         similar = f" (similar: {join_names(close, 'and')})" if (close := list_similar(text)) else ""
         raise UserError(
             f"unknown model {text!r}: not a repository of the catalog{similar}, and Fivefold downloads nothing. Save "
@@ -176,6 +177,11 @@ def _llama3_stretch(factor: float) -> dict[str, Any]:
     """Return the rope scaling since Llama 3.1: low frequencies divided by ``factor``, for 131 072 positions."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": {**scaling, "original_max_position_embeddings": 8192}}
+
+
+def _qwen25(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int = 152_064) -> dict[str, Any]:
+    shape = _shape("qwen2", layers=layers, width=width, heads=heads, ffn=ffn, vocab=vocab, positions=131_072)
+    return shape | {"num_key_value_heads": kv_heads, "rope_theta": 1e6}
 
 
 def _qwen3(*, family: str = "qwen3", layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
@@ -326,6 +332,9 @@ _TIED = {"tie_word_embeddings": True}
 
 _GEMMA = "google-deepmind/gemma@7691fd4:gemma/gm/nn/_gemma.py"
 _SLIME = "THUDM/slime@624b824:scripts/models"
+_VIME = "vllm-project/vime@b332ffc:scripts/models"
+_COPIED = "citsjtu2020/LLM-Prof@8434c8d:sglang/Model_Config.md, a copy"
+_QWEN25 = "Qwen2.5 report, arXiv:2412.15115, table 1"
 _BRIDGE = "NVIDIA-NeMo/Megatron-Bridge@067f987:docs/models/glm/glm45.md"
 
 CATALOG: dict[str, CatalogEntry] = {
@@ -367,10 +376,40 @@ CATALOG: dict[str, CatalogEntry] = {
         _shape("mixtral", layers=32, width=4096, heads=32, ffn=14_336, vocab=32_000, positions=32_768)
         | {"router_aux_loss_coef": 0.02},
     ),
-    "qwen2-7b": CatalogEntry(
-        "Qwen/Qwen2-7B",
-        _shape("qwen2", layers=28, width=3584, heads=28, ffn=18_944, vocab=152_064, positions=131_072)
-        | {"num_key_value_heads": 4, "rope_theta": 1e6},
+    "qwen2-7b": CatalogEntry("Qwen/Qwen2-7B", _qwen25(layers=28, width=3584, heads=28, kv_heads=4, ffn=18_944)),
+    "qwen2.5-0.5b": CatalogEntry(
+        "Qwen/Qwen2.5-0.5B",
+        _qwen25(layers=24, width=896, heads=14, kv_heads=2, ffn=4864, vocab=151_936)
+        | {"max_position_embeddings": 32_768}
+        | _TIED,
+        f"{_VIME}/qwen2.5-0.5B.sh; {_QWEN25}",
+    ),
+    "qwen2.5-1.5b": CatalogEntry(
+        "Qwen/Qwen2.5-1.5B",
+        _qwen25(layers=28, width=1536, heads=12, kv_heads=2, ffn=8960, vocab=151_936) | _TIED,
+        f"{_VIME}/qwen2.5-1.5B.sh; {_QWEN25}",
+    ),
+    "qwen2.5-3b": CatalogEntry(
+        "Qwen/Qwen2.5-3B",
+        _qwen25(layers=36, width=2048, heads=16, kv_heads=2, ffn=11_008, vocab=151_936)
+        | {"max_position_embeddings": 32_768}
+        | _TIED,
+        _COPIED,
+    ),
+    "qwen2.5-14b": CatalogEntry(
+        "Qwen/Qwen2.5-14B",
+        _qwen25(layers=48, width=5120, heads=40, kv_heads=8, ffn=13_824) | {"rms_norm_eps": 1e-5},
+        _COPIED,
+    ),
+    "qwen2.5-32b": CatalogEntry(
+        "Qwen/Qwen2.5-32B",
+        _qwen25(layers=64, width=5120, heads=40, kv_heads=8, ffn=27_648) | {"rms_norm_eps": 1e-5},
+        _COPIED,
+    ),
+    "qwen2.5-72b": CatalogEntry(
+        "Qwen/Qwen2.5-72B",
+        _qwen25(layers=80, width=8192, heads=64, kv_heads=8, ffn=29_568) | {"rms_norm_eps": 1e-5},
+        _QWEN25,
     ),
     "qwen3-0.6b": CatalogEntry("Qwen/Qwen3-0.6B", _qwen3(layers=28, width=1024, heads=16, ffn=3072) | _TIED),
     "qwen3-1.7b": CatalogEntry("Qwen/Qwen3-1.7B", _qwen3(layers=28, width=2048, heads=16, ffn=6144) | _TIED),

@@ -76,7 +76,9 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
     app.mount("/static", StaticFiles(packages=[("fivefold.web", "static")]), name="static")
 
     @app.get("/", include_in_schema=False)
-    def redirect_to_start() -> Response:
+    def redirect_to_start(request: Request) -> Response:
+        if request.url.query:
+            return RedirectResponse(f"/plan?{request.url.query}")
         machine = load_settings().machine
         return RedirectResponse(f"{FIRST}&machine={quote(machine, safe=':')}" if machine else FIRST)
 

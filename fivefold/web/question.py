@@ -120,11 +120,12 @@ class JobQuestion(MachineRequest, defer_build=False):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty_fields(cls, values: object) -> object:
-        """Drop the fields that a form leaves empty."""
+        """Drop the fields that a form leaves empty, except the model, which is needed without a config."""
         if not isinstance(values, dict):
             return values
         lists = {k: [entry for entry in v if entry] for k, v in values.items() if isinstance(v, list | tuple)}
-        return {k: lists.get(k, v) for k, v in values.items() if v != ""}
+        needed = () if values.get("config") else ("model",)
+        return {k: lists.get(k, v) for k, v in values.items() if v != "" or k in needed}
 
     def resolve(self, *, folder: ServedFolder, local: Path) -> ResolvedRequest:
         """Resolve the records that the question names; raises ``UserError`` in one line."""
@@ -157,6 +158,8 @@ class JobQuestion(MachineRequest, defer_build=False):
         if self.config:
             name = "pasted" if self.model == type(self).model_fields["model"].default else self.model
             model = models.from_values(_table(self.config), name=name, source="pasted config")
+        elif not self.model.strip():
+            raise UserError("name a model, such as llama3-8b or a file, or paste a config.json")
         else:
             model = models.resolve(self.model, find=folder.path)
         changes = {name: getattr(self, name) for name in self.shape if getattr(self, name) is not None}
@@ -188,7 +191,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         parameters = {
             k: v
             for k, v in parameters.items()
-            if v not in (None, "", ()) and (k not in fields or fields[k].default != v)
+            if (v not in (None, "", ()) or k == "model") and (k not in fields or fields[k].default != v)
         }
         parameters = {k: spell_value(v) if isinstance(v, float) else v for k, v in parameters.items()}
         return f"{path}?{urlencode(parameters, doseq=True, quote_via=quote, safe=':=,/')}" if parameters else path

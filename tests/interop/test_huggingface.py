@@ -470,6 +470,13 @@ def test_keys_of_trl_s_adapters_are_not_those_of_llamafactory(tmp_path: Path) ->
     assert eight.not_understood == ()
     assert eight.job is not None
     assert eight.job.adapter == Adapter(rank=8, base="int8")
+    for method in ("bnb", "bitsandbytes"):
+        four = read_files({"train.yaml": text + f"quantization_bit: 4\nquantization_method: {method}\n"}, tmp_path)
+        assert four.not_understood == ()
+        assert four.job is not None
+        assert four.job.adapter == Adapter(rank=8, base="nf4")
+    other = read_files({"train.yaml": text + "quantization_bit: 4\nquantization_method: hqq\n"}, tmp_path)
+    assert [said.key for said in other.not_understood] == ["quantization_method"]
 
 
 def test_trl_s_adapters_have_its_defaults(tmp_path: Path) -> None:

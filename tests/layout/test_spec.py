@@ -156,6 +156,8 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("dp16 hsdp", "needs the number of ranks that share one copy of the states; write hsdp/8"),
         ("dp8 ddp/4", "zero0/4 shards nothing"),
         ("dp=x", "unknown layout token 'dp=x'; did you mean"),
+        ("--tp 8 --pp=2 zero1", "layout '--tp 8 --pp=2 zero1' has options of a command; write 'tp8 pp2 zero1'"),
+        ("dp8 precision=fp8", "layout token 'precision=fp8' is not part of a layout; give the option --precision fp8"),
         ("tp2 tp4x2", "'tp4x2' sets tp a second time"),
         ("dp8 zero1/3", "dp·cp=8 is not divisible by the shard group 3; try zero1/2"),
         ("dp8 zero0/4", "zero0/4 shards nothing"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fivefold.cli.arguments import machine_of
 from fivefold.machine import toml
-from fivefold.machine.catalog import is_named, names, resolve, spell_machine, with_ranks
+from fivefold.machine.catalog import ALIASES, is_named, names, resolve, spell_machine, with_ranks
 from fivefold.machine.spec import Calibration
 from fivefold.record import UserError
 from fivefold.web.question import replace_ranks
@@ -36,6 +36,8 @@ def machine(text: str):
         ("gb300", "bf16", 2500, 8.0, 900, 800),
         ("mi300x", "fp8", 2610, 5.3, 448, 400),
         ("mi355x", "fp32", 157.3, 8.0, 535.5, 400),
+        ("a6000", "bf16", 154.8, 0.768, 31, 12.5),
+        ("rtx6000-ada", "bf16", 364.2, 0.96, 31, 12.5),
     ],
 )
 def test_figures_are_those_of_the_data_sheets(name, dtype, tflops, terabytes, near, nic):
@@ -48,6 +50,7 @@ def test_figures_are_those_of_the_data_sheets(name, dtype, tflops, terabytes, ne
 
 def test_memory_is_what_torch_reports_and_less_than_nvidia_smi_shows():
     shown = {"h100": 81559, "h200": 143771, "b200": 183359, "a100": 81920, "l4": 23034, "rtx4090": 24564}  # MiB
+    shown |= {"a6000": 49140, "rtx6000-ada": 49140}
     assert machine("h100").chip.memory_bytes == 81_089 * 2**20
     for name, mebibytes in shown.items():
         assert 0.975 < machine(name).chip.memory_bytes / 2**20 / mebibytes < 0.997, name
@@ -148,3 +151,17 @@ def test_the_machine_of_a_config_is_read_however_its_number_is_written():
     assert machine_of("8xh100", 64).ranks == 8
     assert machine_of("h100", 64).ranks == 64
     assert replace_ranks("8xh100 nic=1Gbit", 64) == "h100:64 nic=1Gbit"
+
+
+def test_other_names_of_a_chip() -> None:
+    assert [machine(name).name for name in ("a100-80g", "A100-80GB:16", "a100-40gb", "h100-80gb", "rtx-a6000")] == [
+        "a100",
+        "a100",
+        "a100-40",
+        "h100",
+        "a6000",
+    ]
+    assert spell_machine("8xa100-80gb nic=1Gbit") == "a100:8 nic=1Gbit"
+    assert is_named("a100-80gb")
+    assert not set(ALIASES) & set(names())
+    assert set(ALIASES.values()) <= set(names())

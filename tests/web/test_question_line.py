@@ -27,3 +27,19 @@ def test_an_answer_says_what_was_asked(client: TestClient, path: str, more: dict
 def test_idle_ranks_are_reported(client: TestClient, path: str, layout: list[str]) -> None:
     text = client.get(path, params={"model": "tiny", "machine": "h100:8", "layout": layout}).text
     assert text.count("uses 4 of the 8 ranks of h100; 4 stay idle") == 1
+
+
+def test_an_emptied_model_is_asked_for(client: TestClient) -> None:
+    asked = ASKED | {"model": "", "layout": "dp2"}
+    page = client.get("/plan", params=asked).text
+    assert "name a model, such as llama3-8b or a file, or paste a config.json" in page
+    assert "model=&amp;" in page  # in the links to other pages too
+    assert client.get("/api/predict", params=asked).status_code == 422
+    config = '{"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8}'
+    assert client.get("/api/predict", params=asked | {"config": config}).json()["model"] == "pasted"
+
+
+def test_the_start_page_keeps_the_question(client: TestClient) -> None:
+    question = "model=tiny&machine=h100:2&set=a&set=b"
+    assert client.get(f"/?{question}", follow_redirects=False).headers["location"] == f"/plan?{question}"
+    assert client.get("/", follow_redirects=False).headers["location"] == "/plan?seq=8192&gbs=64"

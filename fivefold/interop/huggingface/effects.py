@@ -6,7 +6,7 @@ Sources: as in keys.py and dialects.py.
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, approximate_keys, unmodelled_keys
+from fivefold.interop.keys import Key, Table, approximate_keys, unmodelled_keys
 
 OBJECTIVE = "another objective than the next token"
 ADAPTERS = "adapters, not the weights, are trained"
@@ -208,7 +208,7 @@ AXOLOTL: Table = {
 }
 
 LLAMAFACTORY: Table = {
-    **unmodelled_keys(QUANTIZED, "quantization_method", default="bnb"),
+    "quantization_method": Key("foreign", QUANTIZED, "bnb", {"bitsandbytes": "bnb"}),  # its older name
     **unmodelled_keys(QUANTIZED, "quantization_type", default="nf4"),
     **unmodelled_keys("layers spread over GPUs one after another", "quantization_device_map", "device_map"),
     **unmodelled_keys(OPTIMIZER, "use_adam_mini"),

@@ -20,7 +20,7 @@ function target(changed) {
   url.search = new URL(location.href).pathname === url.pathname ? location.search : "";
   const names = new Set([...form.elements].map((field) => field.name).filter(Boolean));
   names.forEach((name) => url.searchParams.delete(name));
-  for (const [name, value] of new FormData(form)) if (value !== "") url.searchParams.append(name, value);
+  for (const [name, value] of new FormData(form)) if (value !== "" || name === "model") url.searchParams.append(name, value);
   if (changed === "config" || changed === "model") for (const name of ["layers", "width", "heads", "kv_heads", "ffn", "vocab"]) if (changed === "model" || !names.has(name)) url.searchParams.delete(name);
   return url;
 }
@@ -33,7 +33,7 @@ function withEdits(url) {
     const isLinked = url.searchParams.has(name) && values(url.searchParams, name) !== values(before, name);
     if (isLinked || values(before, name) === values(now, name)) continue;
     url.searchParams.delete(name);
-    for (const value of now.getAll(name)) if (value) url.searchParams.append(name, value);
+    for (const value of now.getAll(name)) if (value || name === "model") url.searchParams.append(name, value);
   }
   return url;
 }
