@@ -54,7 +54,7 @@ def test_figures_are_those_of_the_records() -> None:
     assert (listed.parameters, listed.active_parameters) == (model.parameters, model.active_parameters)
     assert (listed.experts, listed.experts_per_token) == (128, 8)
     row = next(line for line in run("models").splitlines() if line.startswith("qwen3-30b"))
-    assert row.split()[1:5] == ["30.5", "B", "3.35", "B"]
+    assert row.split()[1:5] == ["30.53", "B", "3.35", "B"]
     row = next(line for line in run("machines").splitlines() if line.startswith("h100 "))
     assert " ".join(row.split()) == "h100 79.2 GiB 3.35 TB/s 989 TFLOP/s 8 GPUs 450 GB/s 50 GB/s"
 
