@@ -94,7 +94,8 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     """
     from fivefold.planner.predict import predict as run
 
-    step = run(model=_model(model), machine=_machine(machine), layout=_layout(layout), job=build_job(job))
+    chips = _machine(machine)
+    step = run(model=_model(model), machine=chips, layout=_layout(layout, chips), job=build_job(job))
     _warn(step.remarks)
     return step
 
@@ -669,7 +670,7 @@ def _machine(what: str | Machine) -> Machine:
     return load_machine(fspath(what)) if isinstance(what, str | PathLike) else what
 
 
-def _layout(what: str | Layout) -> Layout:
+def _layout(what: str | Layout, machine: Machine | None = None) -> Layout:
     from fivefold.layout.spec import Layout
 
-    return Layout.parse(what) if isinstance(what, str) else what
+    return Layout.parse(what, ranks=machine and machine.ranks) if isinstance(what, str) else what

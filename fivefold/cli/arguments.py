@@ -40,10 +40,14 @@ def resolve_words(words: dict[str, str | None]) -> dict[str, Any]:
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
-    resolvers: dict[str, Callable[[str], Any]] = {"layout": Layout.parse, "model": resolve, "machine": load_machine}
-    return {
+    resolvers: dict[str, Callable[[str], Any]] = {"model": resolve, "machine": load_machine}
+    records = {
         name: None if words[name] is None else resolvers[name](words[name] or "") for name in resolvers if name in words
     }
+    if "layout" in words:
+        machine, text = records.get("machine"), words["layout"]
+        records["layout"] = None if text is None else Layout.parse(text, ranks=machine and machine.ranks)
+    return records
 
 
 def read_config(

@@ -10,10 +10,11 @@ World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from itertools import accumulate, groupby
-from math import isqrt
+from math import isqrt, prod
 from operator import mul
 from typing import Self, get_args
 
@@ -31,7 +32,7 @@ from fivefold.layout.schedule.pipeline_schedule import (
     get_1f1b_name,
     names_of_one_way_pairing,
 )
-from fivefold.record import Record, UserError, make_unknown_name_error
+from fivefold.record import Record, UsageWarning, UserError, make_unknown_name_error
 
 # Groups of operations that can be recomputed in the backward, by the part of the name before the dot, or the full name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
@@ -168,8 +169,12 @@ class Layout(Record):
         return int(self.ac.partition("@")[2] or self.pp)
 
     @classmethod
-    def parse(cls, text: str) -> Layout:
-        """Parse text such as ``dp2 zero1 mbs4``; a ``UserError`` names the invalid token."""
+    def parse(cls, text: str, *, ranks: int | None = None) -> Layout:
+        """Parse text such as ``dp2 zero1 mbs4``; a ``UserError`` names the invalid token.
+
+        ``ranks``: those of the machine, over which ``fsdp``, or ``zero3`` as the only keyword of a mesh, spreads its
+        data-parallel ranks where the text gives no number; a ``UsageWarning`` says so.
+        """
         if not text.strip():
             raise UserError(f"layout {text!r} is empty; write for example 'dp8 zero1', or dp1 for a single GPU")
         if (written := _OPTION.sub(r"\1\2", text)) != text:
@@ -182,11 +187,8 @@ class Layout(Record):
                         f"layout {text!r}: {token!r} sets {key.removesuffix('_kind')} a second time; keep one"
                     )
                 fields[key] = value
-        if not fields.keys() & {"dp", "cp"} and (sharding := _DATA_PARALLEL.search(" ".join(split_tokens(text)))):
-            raise UserError(
-                f"layout {text!r}: {sharding[1]} says what the data-parallel ranks share, not how many there are; "
-                f"add their number, such as 'dp8 {sharding[0]}', or dp1 for one rank"
-            )
+        if not fields.keys() & {"dp", "cp"}:
+            fields |= _fill_data_parallel(text, fields, ranks)
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
             fields["schedule"] = get_1f1b_name(v)
@@ -293,6 +295,23 @@ _WORDS = [
     "offload=activations",
     "offload=optimizer+activations",
 ]
+
+
+def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | None) -> dict[str, int]:
+    """Return the degree dp that a layout without dp and cp leaves open: all ranks of the machine are used."""
+    sharding = _DATA_PARALLEL.search(" ".join(split_tokens(text)))
+    if not (sharding or (ranks and fields.get("zero") and not fields.keys() & {*DEFAULT_ORDER, "ep"})):
+        return {}
+    degrees = [degree for axis in ("tp", "pp") if isinstance(degree := fields.get(axis, 1), int)]
+    if ranks and ranks % prod(degrees) == 0:
+        degree = ranks // prod(degrees)
+        warnings.warn(f"layout {text!r}: dp{degree} is filled in, for all {ranks} ranks", UsageWarning, stacklevel=3)
+        return {"dp": degree}
+    word = sharding[1] if sharding else text
+    raise UserError(
+        f"layout {text!r}: {word} says what the data-parallel ranks share, not how many there are; "
+        f"add their number, such as 'dp8 {word}', or dp1 for one rank"
+    )
 
 
 def split_tokens(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 
@@ -62,6 +63,26 @@ def test_a_data_parallel_keyword_needs_a_number_of_ranks(layout: str) -> None:
     with pytest.raises(ff.UserError, match=r"; add their number, such as .dp8 "):
         Layout.parse(layout)
     assert Layout.parse("dp1 fsdp").zero == Layout.parse("cp2 fsdp").zero == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [("fsdp", "dp8 zero3 mbs1"), ("zero3 mbs2", "dp8 zero3 mbs2"), ("tp2 ddp", "dp4 tp2 zero0 mbs1")],
+)
+def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree(
+    text: str, layout: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.warns(UsageWarning, match=r"dp. is filled in, for all 8 ranks"):
+        assert ff.predict("nano", "h100:8", text, gbs=64, seq=512).layout == layout
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UsageWarning)
+        assert run(monkeypatch, "predict", "nano", "h100:8", text, "--gbs", "64", "--seq", "512") == 0
+    printed = capsys.readouterr()
+    assert f"fivefold: layout {text!r}: dp{layout[2]} is filled in, for all 8 ranks" in printed.err
+    assert layout in printed.out
+    with pytest.raises(ff.UserError, match="add their number"):
+        ff.predict("nano", "h100:8", "tp3 fsdp")
+    assert str(Layout.parse("tp8 zero1", ranks=8)) == "dp1 tp8 zero1 mbs1"
 
 
 def test_answers_in_python_print_as_the_table_of_the_terminal(

@@ -275,7 +275,14 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
         assert search_machines(choices=gaps, deadline=deadline, **common).offers == (result,)  # type: ignore[arg-type]
     (late,) = search_machines(choices=choices, deadline=every[32].seconds / 2, **common).offers  # type: ignore[arg-type]
     assert late.run is None
-    assert "2.0 times the deadline; at this speed of a rank, 64 ranks would meet it" in late.error
+    assert late.error.endswith("a rank, 64 ranks would meet it; try --gpu-counts 64-128")
+    priced = [MachineChoice(NODE.replace(dollars_per_rank_hour=2.0), (8,))]
+    (late,) = search_machines(choices=priced, deadline=every[8].seconds / 2, **common).offers  # type: ignore[arg-type]
+    dollars = 2 * 8 * every[8].seconds / 3600
+    assert (
+        f"2.0 times the deadline; at this speed of a rank, 16 ranks would meet it for the same ${dollars:,.0f};"
+        in late.error
+    )
     assert list_sizes(64, 512, node=8) == (64, 96, 128, 192, 256, 384, 512)
 
 

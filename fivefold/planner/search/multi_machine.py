@@ -19,7 +19,7 @@ from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
 from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Goal
-from fivefold.results.run_estimate import Offer, Offers
+from fivefold.results.run_estimate import Offer, Offers, RunEstimate
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 
@@ -153,13 +153,11 @@ def _find_fewest_ranks(
         remaining.pop()
     largest = offers[remaining[-1]]
     if not is_possible:
-        seconds = 0.0 if largest.run is None else largest.run.seconds
-        needs = ceil(largest.ranks * seconds / deadline / machine.ranks_per_node) * machine.ranks_per_node
-        reason = (
-            f"takes {seconds / DAY:,.1f} days, {seconds / deadline:,.1f} times the deadline; at this speed of a rank, "
-            f"{needs:,} ranks would meet it"
+        if largest.run is None:
+            return largest
+        return largest.replace(
+            run=None, error=_describe_miss(largest.run, machine, ranks=largest.ranks, deadline=deadline)
         )
-        return largest if largest.run is None else largest.replace(run=None, error=reason)
     first, last = 0, len(remaining) - 1
     while first < last:
         middle = (first + last) // 2
@@ -170,6 +168,17 @@ def _find_fewest_ranks(
         else:
             first, last = (first, middle) if kept else (middle + 1, last)
     return offers[remaining[last]] if remaining[last] in offers else offer(machine, remaining[last])
+
+
+def _describe_miss(run: RunEstimate, machine: Machine, *, ranks: int, deadline: float) -> str:
+    """Describe by how much a run misses the deadline, and which number of ranks would meet it at which cost."""
+    factor = run.seconds / deadline
+    needs = ceil(ranks * factor / machine.ranks_per_node) * machine.ranks_per_node
+    cost = "" if run.dollars is None else f" for the same ${run.dollars:,.0f}"
+    return (
+        f"takes {run.seconds / DAY:,.1f} days, {factor:,.1f} times the deadline; at this speed of a rank, "
+        f"{needs:,} ranks would meet it{cost}; try --gpu-counts {needs}-{2 * needs}"
+    )
 
 
 def _has_layouts(offer: Offer) -> bool:
