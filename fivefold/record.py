@@ -83,12 +83,16 @@ class Record(BaseModel):
         return sorted(names - type(self).__class_vars__ - {"model_config"})
 
     @classmethod
-    def read(cls, values: dict[str, Any], *, origin: str) -> Self:
-        """Validate ``values``; a ``UserError`` names ``origin``, the field and the nearest known field."""
+    def read(cls, values: dict[str, Any], *, origin: str, options: Mapping[str, str] | None = None) -> Self:
+        """Validate ``values``; a ``UserError`` names ``origin``, the field and the nearest known field.
+
+        ``options``: what the user typed for a field, such as ``--gbs``, which the error then names.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise UserError(f"{origin}: {explain(error, cls)}") from None
+            line = explain(error, cls, options or {})
+            raise UserError(line if line.startswith("--") else f"{origin}: {line}") from None
 
 
 MAX_ERRORS = 8  # errors listed in one line at most
@@ -114,10 +118,15 @@ WORDS = {
 }
 
 
-def explain(error: ValidationError, record: type[BaseModel]) -> str:
-    """Describe all of pydantic's errors in one line; suggest the nearest field for an unknown key."""
+def explain(error: ValidationError, record: type[BaseModel], options: Mapping[str, str] | None = None) -> str:
+    """Describe all of pydantic's errors in one line; suggest the nearest field for an unknown key.
+
+    ``options``: what the user typed for a field, in place of its name.
+    """
     errors = error.errors()
-    messages = list(dict.fromkeys(_explain(item, record) for item in errors if item["type"] != "missing"))
+    messages = list(
+        dict.fromkeys(_explain(item, record, options or {}) for item in errors if item["type"] != "missing")
+    )
     missing = [_field_path(item, record) for item in errors if item["type"] == "missing"]
     if len(missing) > 1:
         messages.insert(0, f"missing: {', '.join(missing)}")
@@ -155,24 +164,33 @@ def _field_path(error: ErrorDetails, record: type[BaseModel]) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
 
 
-def _explain(error: ErrorDetails, record: type[BaseModel]) -> str:
-    """Describe one of pydantic's errors, with its field."""
+VERBS = ("is ", "has ", "holds ", "must ", "cannot ")  # a message that begins so has the field as its subject
+
+
+def _explain(error: ErrorDetails, record: type[BaseModel], options: Mapping[str, str]) -> str:
+    """Describe one of pydantic's errors, with its field or what the user typed for it."""
     place = _field_path(error, record)
     if error["type"] == "extra_forbidden":
-        return f"unknown key {place!r}{_describe_unknown(str(error['loc'][-1]), error['loc'], record)}"
+        hint = _describe_unknown(str(error["loc"][-1]), error["loc"], record)
+        if place not in options:
+            return f"unknown key {place!r}{hint}"
+        return f"{options[place]}: no such field{hint or f'; {_list_keys(record)}'}"
+    field, _, part = place.partition(".")
+    place = options.get(place) or (f"{options[field]}: {part}" if field in options else place)
     words = WORDS.get(error["type"])
     bounds = {key: f"{value:g}" if isinstance(value, float) else value for key, value in error.get("ctx", {}).items()}
     message = words.format(**bounds) if words else error["msg"].removeprefix("Value error, ")
     if error["type"] not in ("value_error", "missing"):
         message += f", not {reprlib.repr(error['input'])}"
-    return f"{place}: {message}" if place else message
+    separator = " " if message.startswith(VERBS) else ": "
+    return f"{place}{separator}{message}" if place else message
 
 
 def _describe_unknown(key: str, place: tuple[int | str, ...], record: type[BaseModel]) -> str:
     """Return the hint after the name of an unknown key: why it is not supported, or the nearest known key."""
     reasons: dict[str, str] = getattr(record, "not_supported", {})
     if reason := next((reason for word, reason in reasons.items() if word in key.lower()), ""):
-        return f": {reason}; the keys are {', '.join(record.model_fields)}, and those of its stack, such as attention"
+        return f": {reason}; {_list_keys(record)}"
     close = get_close_matches(key, _known_keys(record, place), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -221,6 +239,11 @@ def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
             return False
         record = inner[0]
     return path[-1] in record.model_fields and get_origin(record.model_fields[path[-1]].annotation) is tuple
+
+
+def _list_keys(record: type[BaseModel]) -> str:
+    inlined = "".join(f", and those of its {name}" for name in getattr(record, "inlined", ()))
+    return f"the keys are {', '.join(record.model_fields)}{inlined}"
 
 
 def _known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
@@ -275,9 +298,9 @@ def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             raise UserError(f"{path}: too long for a file name; check the spelling") from None
         reason = error.strerror or error if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
-        raise UserError(f"{path}: cannot be read as {kind}: {reason}") from None
+        raise UserError(f"{path} cannot be read as {kind}: {reason}") from None
     except ValueError as error:  # a file name with a null byte
-        raise UserError(f"{str(path)!r}: is not a file name: {error}") from None
+        raise UserError(f"{str(path)!r} is not a file name: {error}") from None
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -288,7 +311,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also a number of 5000 digits, or 100 000 brackets
         raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: holds {describe_json(values)}, not a table of keys")
+        raise UserError(f"{path} holds {describe_json(values)}, not a table of keys")
     return values
 
 
@@ -302,7 +325,7 @@ def describe_json(value: object) -> str:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON-lines file; empty if it does not exist. Stops at a line that was cut short."""
     if path.exists() and path.stat().st_size > ROWS_BYTES:
-        raise UserError(f"{path}: holds more than {ROWS_BYTES >> 20} MiB, the limit for rows; split the file")
+        raise UserError(f"{path} holds more than {ROWS_BYTES >> 20} MiB, the limit for rows; split the file")
     return list(iterate_lines(path))
 
 
@@ -320,7 +343,7 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
             except UnicodeDecodeError:
                 if count and not line.endswith(b"\n"):  # cut short within a character
                     return
-                raise UserError(f"{path}: cannot be read as UTF-8 text; convert it") from None
+                raise UserError(f"{path} cannot be read as UTF-8 text; convert it") from None
             except (ValueError, RecursionError):
                 return
             count += 1
@@ -338,8 +361,10 @@ def locate(name: str, *, named_in: Path) -> str:
 CATALOGS = {"model": "fivefold models", "machine": "fivefold machines", "stack": "fivefold stacks"}  # by kind of name
 
 
-def make_unknown_name_error(word: str, known: list[str], *, kind: str) -> UserError:
+def make_unknown_name_error(word: str, known: list[str], *, kind: str, forms: str = "") -> UserError:
     """Make the ``UserError`` for an unknown name, with similar names or where to find all of them.
+
+    ``forms``: what to list instead of ``known`` if no name is similar.
 
     ``unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all``
     """
@@ -348,7 +373,7 @@ def make_unknown_name_error(word: str, known: list[str], *, kind: str) -> UserEr
     if kind in CATALOGS:
         hint = f"{question} `{CATALOGS[kind]}` lists all".strip()
     else:
-        hint = question or f"known: {', '.join(sorted(known))}"
+        hint = question or f"known: {forms or ', '.join(sorted(known))}"
     return UserError(f"unknown {kind} {word!r}; {hint}")
 
 

@@ -65,9 +65,9 @@ def test_a_bad_value_is_shown_and_cut_short() -> None:
 
 def test_all_mistakes_of_a_file_are_one_line() -> None:
     assert line({"front": {"spokes": "many", "spoks": 3}, "basket": 7, "spares": [{"spokes": 0.5}]}) == (
-        "bike.toml: name is missing; front.spokes: must be a whole number, not 'many'; "
-        "unknown key 'front.spoks'; did you mean 'spokes'?; spares[0].spokes: must be a whole number, not 0.5; "
-        "basket: must be a table of fields, not 7"
+        "bike.toml: name is missing; front.spokes must be a whole number, not 'many'; "
+        "unknown key 'front.spoks'; did you mean 'spokes'?; spares[0].spokes must be a whole number, not 0.5; "
+        "basket must be a table of fields, not 7"
     )
     assert line({}, Model).startswith("bike.toml: missing: name, layers, width, ")
     many = line({"name": "red", **{f"q{number}": 1 for number in range(20)}})
@@ -79,11 +79,11 @@ def test_a_truth_value_is_no_number(values: dict[str, Any]) -> None:
     """Python's True would be one layer."""
     ((field, value),) = values.items()
     named = field if isinstance(value, bool) else f"{field}.{next(iter(value))}"
-    assert f"{named}: must be a " in line(values, Model)
+    assert f"{named} must be a " in line(values, Model)
     assert "number, not '" in line(values, Model)
     assert line({"chip": {"peak_flops": {"bf16": True}}, "ranks": 1}, Machine).count("number, not 'true'") == 1
-    assert "stages[1]: must be a whole number, not 'true'" in line({"stages": [1, True], "dp": 2}, Layout)
-    assert "shard_group: must be a whole number, not 'true'" in line({"shard_group": True, "zero": 1}, Layout)
+    assert "stages[1] must be a whole number, not 'true'" in line({"stages": [1, True], "dp": 2}, Layout)
+    assert "shard_group must be a whole number, not 'true'" in line({"shard_group": True, "zero": 1}, Layout)
 
 
 def test_a_varied_record_is_checked_without_what_it_holds() -> None:

@@ -51,7 +51,7 @@ def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int
             {"optimizer": {"groups": [{"of": "head"}, {"of": "head", "rate": 2}]}},
             "2 groups are of head; put their settings into one",
         ),
-        ({"optimizer": {"groups": [{"of": "heads"}]}}, r"optimizer.groups\[0\].of: must be 'embeddings', 'head'"),
+        ({"optimizer": {"groups": [{"of": "heads"}]}}, r"optimizer.groups\[0\].of must be 'embeddings', 'head'"),
         ({"optimizer": {"undecayed": ["head"]}}, r"unknown key 'optimizer.undecayed'"),
     ],
 )

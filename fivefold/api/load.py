@@ -97,6 +97,6 @@ def _load_json(path: Path) -> Answer:
         if "kind" in data:
             return Step.read(data, origin=str(path))
     raise UserError(
-        f"{path}: is not a step, comparison, search, plan or sweep; load what --json printed, rows of a sweep, "
+        f"{path} is not a step, comparison, search, plan or sweep; load what --json printed, rows of a sweep, "
         "or a run's folder"
     )

@@ -25,7 +25,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fivefold.cli.errors import launcher, print_warning, settle
-from fivefold.cli.strict_command import StrictCommand
+from fivefold.cli.strict_command import PlainCommand, PlainGroup, StrictCommand
 from fivefold.requests.commands import COMMANDS
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
 from fivefold.version import __version__
@@ -37,14 +37,17 @@ SETTINGS = {"read": {"ignore_unknown_options": True}}  # its arguments are launc
 
 def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """Build the command line with the commands of ``names``, importing only their modules."""
-    commands = typer.Typer(name="fivefold", pretty_exceptions_enable=False)
+    commands = typer.Typer(name="fivefold", cls=PlainGroup, pretty_exceptions_enable=False)
     commands.callback()(face)
     for name in names:
         module = f"{name}_" if iskeyword(name) else name
         command = getattr(import_module(f"fivefold.cli.commands.{module}"), module)
         panel = COMMANDS[name].panel
-        shape = None if name in SETTINGS else StrictCommand
-        commands.command(name, cls=shape, context_settings=SETTINGS.get(name), rich_help_panel=panel)(command)
+        example = f"Example: fivefold {COMMANDS[name].example}"
+        shape = PlainCommand if name in SETTINGS else StrictCommand
+        commands.command(name, cls=shape, context_settings=SETTINGS.get(name), rich_help_panel=panel, epilog=example)(
+            command
+        )
     return commands
 
 

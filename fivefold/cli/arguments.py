@@ -25,10 +25,12 @@ def read_words(
 ) -> dict[str, Any]:
     """Resolve the records that the arguments name, of which those ``required`` must be given."""
     if missing := [name for name in required if words[name] is None]:
-        example = ", such as 'dp8 zero3 mbs1', or let `search` find one" if missing[0] == "layout" else ""
+        fix = {
+            "layout": "add it, such as 'dp8 zero3 mbs1', or let `search` find one",
+            "machine": "add it, such as h100:64, or set it for all commands: fivefold config set machine h100:64",
+        }.get(missing[0], "add it")
         raise UserError(
-            f"Missing argument {missing[0]!r}; add it{example}, or read everything from a config with "
-            "--from FILE --gpus h100:64"
+            f"Missing argument {missing[0]!r}; {fix}, or read everything from a config with --from FILE --gpus h100:64"
         )
     if gpus:
         raise UserError(f"--gpus {gpus} is valid with --from FILE only; name the machine after the model")

@@ -38,7 +38,7 @@ def show_question(
     job: Job,
     *,
     remarks: Sequence[str] = (),
-    open_fields: Sequence[str] = (),
+    open_fields: Collection[str] = (),
     stated: Collection[str] = (),
 ) -> None:
     """Print the question, and remarks on it, above an answer that does not contain it."""

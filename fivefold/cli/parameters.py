@@ -15,11 +15,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fivefold.cli import completion
-from fivefold.requests.commands import ConfigOptions, JobOptions, MachineRequest
+from fivefold.requests.commands import ConfigOptions, JobOptions, MachineRequest, SearchRequest
 from fivefold.requests.schema import Argument, Option, Request
 from fivefold.requests.words import split_list
 
 RECORDS = ("model", "machine", "layout")  # arguments that a config may replace
+COMPARES_MACHINES = ("tokens", "deadline", "gpu_counts", "price", "assume")  # options of a search of several machines
+JOB_PANELS = {"trace": "With --against", "calibrate": "With --for"}  # commands that take a job only with an option
 Asked = TypeVar("Asked", bound=Request)
 Mark = TypeVar("Mark", Argument, Option)
 
@@ -32,8 +34,17 @@ def make_parameters(schema: type[Request]) -> Iterator[inspect.Parameter]:
     for name in (*arguments, *(name for name in fields if name not in places)):
         in_config = name in RECORDS and issubclass(schema, ConfigOptions)
         in_settings = name == "machine" and issubclass(schema, MachineRequest)
-        panel = "With --against" if "against" in fields and name in JobOptions.model_fields else None
+        panel = _find_panel(name, schema)
         yield make_parameter(name, fields[name], optional=in_config or in_settings, panel=panel)
+
+
+def _find_panel(name: str, schema: type[Request]) -> str | None:
+    """Return the group of an option on the help page; None for the main one."""
+    if name in COMPARES_MACHINES and issubclass(schema, SearchRequest):
+        return "Comparing machines"
+    if name in JobOptions.model_fields and schema.command in JOB_PANELS:
+        return JOB_PANELS[schema.command]
+    return None
 
 
 def make_parameter(
@@ -60,7 +71,8 @@ def make_parameter(
         shown = f"{default / 1e12:g}T"
         settings["show_default"], default = (True, shown) if option.parser else (shown, default)
     settings |= {"autocompletion": getattr(completion, form.completion)} if form.completion else {}
-    settings |= {"metavar": form.metavar} if form.metavar else {}
+    metavar = name.upper() if optional and field.is_required() else form.metavar
+    settings |= {"metavar": metavar} if metavar else {}
     if argument is None:
         settings |= {"parser": option.parser} if option.parser else {}
         settings |= {"rich_help_panel": panel} if panel else {}

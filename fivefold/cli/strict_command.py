@@ -1,15 +1,56 @@
-"""A command that refuses an option that is given twice, of which only the last would count."""
+"""Commands with plain help pages, which refuse an option given twice, as only the last would count."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from fivefold.record import UserError
 
 
-class StrictCommand(TyperCommand):
+class PlainCommand(TyperCommand):
+    """A command whose help shows arguments in capitals, and flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the arguments and options, flags without a type."""
+        return _drop_flag_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line; a config may replace the arguments of a command that takes ``--from``."""
+        pieces = [_spell_argument(piece) for piece in super().collect_usage_pieces(ctx)]
+        reads_config = "MODEL" in pieces and any("--from" in parameter.opts for parameter in self.params)
+        return [*pieces, "| --from FILE --gpus MACHINE"] if reads_config else pieces
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the arguments and options, flags without a type."""
+        return _drop_flag_types(super().get_params(ctx))
+
+
+def _drop_flag_types(parameters: list[Any]) -> list[Any]:
+    for option in parameters:
+        if isinstance(option, TyperOption) and option.is_flag:
+            option.metavar = ""
+    return parameters
+
+
+def _spell_argument(piece: str) -> str:
+    """Return an argument of the usage line in capitals: ``{run}`` → ``RUN``, ``[word]`` → ``[WORD]``."""
+    if match := re.fullmatch(r"\{(.+)\}(?:\.\.\.)?", piece):
+        return match[1].upper() if match[1].isidentifier() else match[1]
+    if piece in ("[MODEL]", "[MACHINE]", "[LAYOUT]"):  # needed, unless a config or a setting gives them
+        return piece[1:-1]
+    if match := re.fullmatch(r"\[\[?([^\[\]]+(?:\[[^\]]*\])?)\]?\](?:\.\.\.)?", piece):
+        return f"[{match[1].upper() if match[1].isidentifier() else match[1]}]"
+    return piece
+
+
+class StrictCommand(PlainCommand):
     """A command whose options are given once, unless they take several values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

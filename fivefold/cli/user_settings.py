@@ -36,7 +36,7 @@ def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
             applied = applied.replace(stack=settings.stack)
         if isinstance(request, MachineRequest) and not isinstance(request, ConfigOptions) and request.machine is None:
             raise UserError(
-                "Missing argument 'machine'; name it after the model, such as llama3-8b h100:64, or set it: "
+                "Missing argument 'machine'; add it, such as h100:64, or set it for all commands: "
                 "fivefold config set machine h100:64"
             )
     return request, applied

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def put(config: WrittenConfig, output: Path | None) -> None:
     """Write the files to a file or folder, or print them to stdout; remarks go to stderr."""
     for remark in config.remarks:
-        say(f"fivefold: {remark}")
+        say(f"note: {remark}")
     if output is None:
         for name, text in config.files.items():
             show(f"# {name}\n{text}" if len(config.files) > 1 else text.rstrip("\n"))
@@ -136,4 +136,4 @@ def write_best(
     say(f"fivefold: {choice.layout} as {choice.format}{why}")
     put(choice.written, path)
     if line := describe_defaults(job, stated=stated):
-        say(f"fivefold: {line}")
+        say(f"note: {line}")

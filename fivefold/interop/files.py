@@ -50,11 +50,11 @@ def document(path: Path) -> Document:
         raise UserError(f"{path}: not valid {kind.upper()}: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(
-            f"{path}: holds {describe_json(values)}, not a table of keys by name; give the config of one run"
+            f"{path} holds {describe_json(values)}, not a table of keys by name; give the config of one run"
         )
     if _deduct_values(values, MAX_FILE_VALUES) <= 0:
         raise UserError(
-            f"{path}: holds more than {MAX_FILE_VALUES} values, too many for a config; give the config alone"
+            f"{path} holds more than {MAX_FILE_VALUES} values, too many for a config; give the config alone"
         )
     return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)
 

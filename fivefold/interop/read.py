@@ -78,7 +78,7 @@ def _documents(words: Sequence[str]) -> list[Document]:
     if only_variables and Path(words[0]).is_dir():
         config_file = next((file for name in MAIN_FILES if (file := Path(words[0]) / name).is_file()), None)
         if config_file is None:
-            raise UserError(f"{words[0]}: is a folder without {' or '.join(MAIN_FILES)}; name a file in it")
+            raise UserError(f"{words[0]} is a folder without {' or '.join(MAIN_FILES)}; name a file in it")
         return _documents([str(config_file), *words[1:]])
     if only_variables and (is_script(Path(words[0])) or Path(words[0]).suffix == ""):
         return _commands(Path(words[0]), variables)
@@ -119,5 +119,5 @@ def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
         documents.append(command_document._replace(remarks=parsed.remarks, values=parsed.variables))
     if not documents:
         skipped = "".join(f", and {remark.key}, {remark.value!r}, {remark.means}" for remark in parsed.remarks[:1])
-        raise UserError(f"{path}: holds no command{skipped}; name a config, a script, or a launch line")
+        raise UserError(f"{path} holds no command{skipped}; name a config, a script, or a launch line")
     return documents

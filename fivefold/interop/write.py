@@ -96,7 +96,11 @@ def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str
         raise UserError(f"{option}: the config cannot express the job: read back, it has {why}; use another format")
     remarks = list(describe_model(plan.model, read_back.model))
     if plan.model.rope_scaling != read_back.model.rope_scaling:
-        remarks.append("rotary positions are scaled otherwise than the model's")
+        written, wanted = (
+            f"{scaling.kind} scaling" if (scaling := model.rope_scaling) else "no scaling"
+            for model in (read_back.model, plan.model)
+        )
+        remarks.append(f"the config's rotary embedding has {written}, that of {plan.model.name} {wanted}")
     if plan.model.moe and read_back.model.moe and plan.model.moe.balance != read_back.model.moe.balance:
         remarks.append(f"experts are balanced by {read_back.model.moe.balance!r}, not by {plan.model.moe.balance!r}")
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (read_back.job, plan.job)]

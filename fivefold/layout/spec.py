@@ -120,10 +120,10 @@ class Layout(Record):
                 f"list {stages}, or change pp or v"
             )
         if not _AC.fullmatch(self.ac):
-            groups = self.recomputation.split("+")
-            unknown = next((group for group in groups if group not in RECOMPUTABLE), self.ac)
-            known = [f"ac={group}" for group in ("none", "selective", "full", *RECOMPUTABLE)]
-            raise ValueError(str(make_unknown_name_error(f"ac={unknown}", known, kind="recomputation")))
+            raise ValueError(
+                f"unknown recomputation 'ac={self.ac}'; write ac=none, selective, full, or several of "
+                f"{', '.join(RECOMPUTABLE)} as in ac=norm+act"
+            )
         if self.ac == self.recomputation:
             return
         if not 0 < self.recompute_ranks < self.pp:
@@ -274,27 +274,17 @@ _DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
 _COUNTED_DATA_PARALLEL = re.compile(r"(ddp|fsdp)(\d+)")
 _ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
 _WORDS = [
-    "dp2",
-    "tp2",
-    "cp2",
-    "pp2",
-    "ep2",
-    "etp2",
-    "v2",
-    "mbs1",
-    "zero1",
-    "nosp",
-    *SCHEDULES,
-    *_ZERO_STAGES,
-    "ac=none",
-    "ac=selective",
-    "ac=full",
-    "cp=ring",
-    "cp=ulysses",
-    "offload=optimizer",
-    "offload=activations",
-    "offload=optimizer+activations",
+    *(f"{axis}2" for axis in ("dp", "tp", "cp", "pp", "ep", "etp", "v")),
+    *("mbs1", "zero1", "nosp", *SCHEDULES, *_ZERO_STAGES),
+    *("ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses"),
+    *("offload=optimizer", "offload=activations", "offload=optimizer+activations"),
 ]
+_FORMS = (
+    "dpN, tpN, tpNxN, cpN, ppN, vN, epN, etpN, mbsN, zero0 to zero3, zero3/N, "
+    f"{', '.join((*_ZERO_STAGES, *SCHEDULES))}, "
+    "ac=none, ac=selective, ac=full, ac=norm+act, cp=ring, cp=ulysses, nosp, stages=9-8, order=tp-cp-dp-pp, "
+    "offload=optimizer+activations"
+)
 
 
 def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | None) -> dict[str, int]:
@@ -368,7 +358,7 @@ def read_token(token: str) -> Mapping[str, object]:
     name, assigned, value = token.partition("=")
     if assigned and name in _JOB_OPTIONS:
         raise UserError(f"layout token {token!r} is not part of a layout; give the option --{name} {value}")
-    raise make_unknown_name_error(token, _WORDS, kind="layout token")
+    raise make_unknown_name_error(token, _WORDS, kind="layout token", forms=_FORMS)
 
 
 def _parse_offload(token: str) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
         yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or use {world} ranks"
     yield from list_mismatches(model, job)
     yield from _stack(layout, job.stack)
-    yield from _batch(layout, job)
+    yield from _batch(layout, job, machine)
     yield from _check_sharding(layout, model, machine)
     if (reason := explain_unsupported_2d(layout, model=model, job=job)) is not None:
         yield reason
@@ -346,7 +346,7 @@ def _format_orders(runs: SupportedLayouts) -> str:
     return " or ".join(["it without order=", *(f"order={order}" for order in orders)])
 
 
-def _batch(layout: Layout, job: Job) -> Iterator[str]:
+def _batch(layout: Layout, job: Job, machine: Machine | None) -> Iterator[str]:
     chunk = layout.dp * layout.mbs
     if job.global_batch % chunk == 0:
         return
@@ -354,7 +354,8 @@ def _batch(layout: Layout, job: Job) -> Iterator[str]:
     is_default = job.global_batch == Job.model_fields["global_batch"].default
     batch = f"global batch {job.global_batch}{' (the default)' if is_default else ''}"
     if job.global_batch % layout.dp:
-        alternative = f"dp{divisor_below(job.global_batch, layout.dp)} mbs1"
+        most = layout.dp if machine is None else max(layout.dp, machine.ranks * layout.dp // layout.world)
+        alternative = f"dp{divisor_below(job.global_batch, most)} mbs1"
     else:
         alternative = f"mbs{divisor_below(job.global_batch // layout.dp, layout.mbs)}"
     yield (

@@ -87,7 +87,7 @@ def apply_assumptions(words: Sequence[str]) -> Site:
         try:
             values |= READ[key](text)
         except ValueError as error:
-            raise UserError(f"--assume {word}: {error}") from None
+            raise UserError(f"--assume {word} {error}") from None
     return Site.read(values, origin="--assume")
 
 

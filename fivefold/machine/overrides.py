@@ -33,7 +33,7 @@ def apply_overrides(machine: Machine, words: list[str], *, text: str) -> Machine
         try:
             changed = WORDS[key](machine, value_by_key[key])
         except ValueError as error:
-            raise UserError(f"machine {text!r}: {key}={value_by_key[key]}: {error}") from None
+            raise UserError(f"machine {text!r}: {key}={value_by_key[key]} {error}") from None
         machine = Machine.read(changed.model_dump(), origin=f"machine {text!r}: {key}={value_by_key[key]}")
     return machine.replace(name=" ".join([machine.name, *words]))
 
@@ -49,7 +49,7 @@ def _node(machine: Machine, value: str) -> Machine:
 
 def _nic(machine: Machine, value: str) -> Machine:
     if len(machine.links) < 2:
-        raise ValueError(f"{machine.name} has no links between nodes; leave it out")
+        raise ValueError(f"needs links between nodes, and {machine.name} has none; leave it out")
     sharers = machine.ranks_per_node if value.endswith("/node") else 1
     outer_link = _copy(machine.links[-1], bandwidth=_rate(value.removesuffix("/node")) / sharers)
     return machine.model_copy(update={"links": (*machine.links[:-1], outer_link)})

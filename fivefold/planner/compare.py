@@ -179,12 +179,11 @@ def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
         ),
     )
     yield row("peak memory", "bytes", "less", lambda step: step.memory.peak_bytes)
-    yield Quantity(
-        name="free memory",
-        unit="bytes",
-        better="more",
-        values=tuple(float(_free_bytes(case, step)) for case, step in predicted),
-    )
+    reserved = [float(_reserved_bytes(case, step)) for case, step in predicted]
+    capacities = [case.machine.chip.memory_bytes for case, _ in predicted]
+    yield Quantity(name="reserved, with driver", unit="bytes", better="less", values=tuple(reserved))
+    free = tuple(capacity - size for capacity, size in zip(capacities, reserved, strict=True))
+    yield Quantity(name="free memory", unit="bytes", better="more", values=free)
     yield row("risk of out of memory", "share", "less", lambda step: step.memory.risk)
     for part in STATES:
         name = STATES[part]
@@ -204,11 +203,10 @@ def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
         yield row(f"sent over axis {axis}", "bytes", "less", lambda step, axis=axis: _sum_sent_bytes(step, axis))  # type: ignore[misc]
 
 
-def _free_bytes(case: ComparedCase, step: Step) -> int:
-    """Return what the allocator and the driver leave of the device's memory."""
+def _reserved_bytes(case: ComparedCase, step: Step) -> int:
+    """Return what the allocator and the driver take of the device's memory."""
     driver = driver_bytes(case.machine, Layout.parse(step.layout))
-    peak = step.memory.peak_bytes
-    return case.machine.chip.memory_bytes - driver - max(peak, step.memory.reserved_bytes or 0)
+    return driver + max(step.memory.peak_bytes, step.memory.reserved_bytes or 0)
 
 
 def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[Quantity]:

@@ -403,6 +403,7 @@ def list_reasonable_batches(
     return [
         Batch(
             global_batch=size * chunk,
+            layout=str(layout),
             tokens=size * chunk * job.sequence,
             micro_batches=size,
             steps=ceil(tokens / (size * chunk * job.sequence)),

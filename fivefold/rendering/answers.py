@@ -10,7 +10,7 @@ from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.search import ANSWERS, BATCHES, CHANGES, FINE_TUNES
 from fivefold.rendering.sections import AnswerSection
 
-COLUMNS: dict[str, tuple[Column[Any], ...]] = {"batch": BATCHES, "changes": CHANGES, "finetune": FINE_TUNES}
+COLUMNS: dict[str, tuple[Column[Any], ...]] = {"changes": CHANGES, "finetune": FINE_TUNES}
 
 
 def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
@@ -19,4 +19,7 @@ def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
         return run_estimate.list_sections(replies[0])
     if question == "sequence":
         return lengths.list_sections(replies[0])
+    if question == "batch":
+        remark = "micro-batches: of each pipeline; powers of two around what is recommended"
+        return [AnswerSection((make_grid(BATCHES, replies),), f"Global batches of {replies[0].layout}", remark)]
     return [AnswerSection((make_grid(COLUMNS.get(question, ANSWERS), replies),))]

@@ -47,7 +47,8 @@ MODELS: tuple[Column[CatalogModel], ...] = (
 FAMILIES: tuple[Column[CatalogFamily], ...] = (
     Column("model_type", attrgetter("name"), is_text=True),
     Column("status", attrgetter("status"), is_text=True),
-    Column("what is missing, or text model", lambda family: family.needs or family.text, is_text=True, missing=""),
+    Column("text model", lambda family: family.text or None, is_text=True, missing=""),
+    Column("why not", lambda family: family.needs or None, is_text=True, missing=""),
     Column("class", attrgetter("architecture"), is_text=True, is_wide=True),
 )
 MACHINES: tuple[Column[CatalogMachine], ...] = (

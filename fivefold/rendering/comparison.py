@@ -46,11 +46,17 @@ def page(comparison: Comparison) -> RenderableType:
     ]
     parts += [
         make_difference_grid(comparison),
-        Text("* best value; in brackets: relative to the first column", style="dim"),
+        Text(f"* best value; in brackets: relative to the first column{_qualify_mfu(comparison)}", style="dim"),
     ]
     if equal_quantities := list_equal(comparison):
         parts += [heading("Equal in all"), Text(" · ".join(equal_quantities), overflow="fold")]
     return Group(*parts)
+
+
+def _qualify_mfu(comparison: Comparison) -> str:
+    steps = [variant.step for variant in comparison.predicted_variants if variant.step is not None]
+    precisions = {Job.read(dict(step.job), origin="job").precision.compute for step in steps}
+    return "; MFU: of the peak of each one's matmul format" if len(precisions) > 1 else ""
 
 
 def describe_shared(comparison: Comparison) -> list[str]:

@@ -65,7 +65,7 @@ def page(
     parts += [show_bars(Parts(split_bytes(moment.parts), fullest.peak_bytes))]
     if len(stages) > 1:
         by_stage = StageTable(stages)
-        parts += [heading("Memory by pipeline rank", by_stage.unit), by_stage]
+        parts += [heading("Memory by pipeline rank", by_stage.legend), by_stage]
     parts += [heading("First step and later steps", "the optimizer allocates its states in the first step")]
     parts += [_make_steps_grid(first, fullest)]
     parts += [

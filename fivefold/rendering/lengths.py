@@ -21,6 +21,7 @@ def list_sections(lengths: Lengths) -> list[AnswerSection]:
     """Return the longest sequences, a row for each cp and recomputation, and the changes needed for more."""
     rows = tuple(_row(lengths, curve) for curve in lengths.curves)
     sizes = [_tokens(point) for point in _sizes(lengths)]
+    kind = "Ulysses" if any("cp=ulysses" in curve.layout for curve in lengths.curves) else "ring attention"
     answers = (lengths.longest, lengths.offloaded, lengths.answer)
     return [
         AnswerSection(
@@ -31,7 +32,7 @@ def list_sections(lengths: Lengths) -> list[AnswerSection]:
         ),
         AnswerSection(
             (Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),),
-            "By context parallelism and recomputation",
+            f"By context parallelism ({kind}) and recomputation",
             f"{_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",
         ),
         AnswerSection(

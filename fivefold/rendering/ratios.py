@@ -20,7 +20,7 @@ def page(ratios: Ratios) -> RenderableType:
     rows = tuple(
         (axis.axis, axis.sends, axis.overlapped_with, _format_limit(axis), axis.reason) for axis in ratios.axes
     )
-    words = ("axis", "sends", "overlapped with", "worth it up to", "because")
+    words = ("axis", "sends", "overlapped with", "overlapped up to", "because")
     parts: list[RenderableType] = [_headline(ratios), Grid(words, rows, words=words)]
     if ratios.sizing:
         parts += [
@@ -50,17 +50,17 @@ def degrees(ratios: Ratios) -> RenderableType:
 
 
 def _headline(ratios: Ratios) -> Text:
-    balances = ", ".join(f"{link} {balance:,.0f}" for link, balance in ratios.balances.items())
+    balances = ", ".join(f"{balance:,.0f} ({link})" for link, balance in ratios.balances.items())
     return Text.assemble(
         (f"{ratios.layout}, one axis varied at a time\n\n", "bold"),
-        f"{show_flops(ratios.peak_flops)}FLOP/s at peak. FLOPs that overlap the time of one byte sent: {balances}\n",
+        f"{show_flops(ratios.peak_flops)}FLOP/s at peak. FLOPs that the GPU does while it sends one byte: {balances}\n",
         overflow="fold",
     )
 
 
 def _format_limit(axis: Axis) -> Text:
     if axis.largest == 1:
-        return Text("never" if axis.degrees else "–", style="red" if axis.degrees else "dim")
+        return Text("none" if axis.degrees else "–", style="red" if axis.degrees else "dim")
     return Text(next(degree.token for degree in axis.degrees if degree.degree == axis.largest), style="green")
 
 

@@ -86,7 +86,10 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if len(result.front) > 1:
         parts += [_heading("Pareto front of peak memory and step time"), make_front_grid(result)]
     if result.reasons:
-        parts += [_heading("Why the other layouts lost"), make_grid(REASONS, result.reasons)]
+        parts += [
+            _heading("Why the other layouts lost" if result.best else "Why no layout fits"),
+            make_grid(REASONS, result.reasons),
+        ]
     return Group(*parts)
 
 
@@ -188,7 +191,19 @@ def make_front_grid(result: SearchResult) -> Grid:
         Column("precision", attrgetter("precision"), is_text=True),
         Column("layout", lambda point: _append_reduce(point.layout, point.reduce, stack=stack), is_text=True),
     )
-    return make_grid(columns, result.front)
+    return make_grid(columns, _distinguish(result.front))
+
+
+def _distinguish(front: Sequence[Point]) -> list[Point]:
+    """Return the points of a front, the fastest first, that differ from their neighbours as they are shown."""
+    points: list[Point] = []
+    for point in front:
+        if points and show_bytes(points[-1].memory_bytes) == show_bytes(point.memory_bytes):
+            continue
+        if points and show_seconds(points[-1].step_seconds) == show_seconds(point.step_seconds):
+            points.pop()
+        points.append(point)
+    return points
 
 
 def _money(dollars: float) -> str:
@@ -271,9 +286,9 @@ def _show_longest(way: FineTune) -> str:
 
 FINE_TUNES: tuple[Column[FineTune], ...] = (
     Column("method", attrgetter("method"), is_text=True),
-    Column("longest sequence", _show_longest),
-    Column("micro-batch", lambda way: way.micro_batch or "–"),
-    Column("tokens/s", lambda way: show_count(way.tokens_per_second)),
+    Column("longest at mbs1", _show_longest),
+    Column("mbs at --seq", lambda way: way.micro_batch or None),
+    Column("tokens/s", lambda way: way.tokens_per_second if way.micro_batch else None, show_count),
     Column("layout", attrgetter("layout"), is_text=True),
     Column("peak", attrgetter("memory_bytes"), show_bytes),
     Column("with driver", attrgetter("driver_bytes"), show_bytes),

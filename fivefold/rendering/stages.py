@@ -26,11 +26,12 @@ ORDER = ("stage", "states", "activations", "temporary", "peak", "", "cause")  # 
 
 
 class StageTable:
-    """A rich renderable of the table, for any width of terminal. ``unit``: GiB or MiB, by the highest peak."""
+    """A rich renderable of the table, for any width of terminal. ``legend``: GiB or MiB, and the bar's parts."""
 
     def __init__(self, stages: Sequence[StageMemory]) -> None:
         self.highest = max(stage.peak_bytes for stage in stages)
-        self.size, self.unit = byte_unit(self.highest)
+        self.size, unit = byte_unit(self.highest)
+        self.legend = "; ".join((unit, " ".join(f"{letter} {part}" for part, (_, letter) in MEMORY_PARTS.items())))
         self.rows = [self._row(list(equal_stages)) for _, equal_stages in groupby(stages, key=self._numbers)]
 
     def _numbers(self, stage: StageMemory) -> dict[str, str]:

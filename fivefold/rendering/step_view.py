@@ -34,8 +34,8 @@ OPERATIONS: tuple[Column[Operation], ...] = (
     Column("times", attrgetter("times")),
     Column("FLOPs", attrgetter("flops"), show_flops),
     Column("saved", attrgetter("kept_bytes"), show_bytes),
-    Column("forward", attrgetter("forward_seconds"), show_seconds),
-    Column("backward", attrgetter("backward_seconds"), show_seconds),
+    Column("forward", lambda operation: operation.forward_seconds or None, show_seconds),
+    Column("backward", lambda operation: operation.backward_seconds or None, show_seconds),
 )
 
 
@@ -100,7 +100,7 @@ def view_step(step: Step) -> StepView:
         Section("Time", bound, Parts(list_time_parts(step.time), step.time.step_seconds)),
         Section("Communication", "what one rank sends per step", make_grid(TRAFFIC, traffic)),
         Section("Work", "of one step, all ranks together", list_work(step)),
-        view_operations(step.operations, "each for one micro-batch on one rank"),
+        view_operations(step.operations, "of one micro-batch on one rank, without messages and kernel launches"),
     )
 
 

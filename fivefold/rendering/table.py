@@ -37,7 +37,7 @@ def step(step: Step, *, stated: Collection[str] = ()) -> RenderableType:
     page += [show_section(view.memory)] if view.memory else []
     if len(stages) > 1:
         by_stage = StageTable(stages)
-        page += [heading("Memory by pipeline stage", by_stage.unit), by_stage]
+        page += [heading("Memory by pipeline stage", by_stage.legend), by_stage]
     return Group(*page, show_section(view.time), show_section(view.traffic), show_section(view.work))
 
 

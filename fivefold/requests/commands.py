@@ -142,6 +142,7 @@ class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, CalibrationO
 
     command = "predict"
     panel = "Plan"
+    example = "predict llama3-8b h100:64 'dp64 zero3 mbs1' --seq 8192 --gbs 512"
     operations: Annotated[bool, Field(description="Also list every operation with its FLOPs, bytes and seconds.")] = (
         False
     )
@@ -236,6 +237,7 @@ class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption)
 
     command = "search"
     panel = "Plan"
+    example = "search llama3-70b h100:64 --gbs 512 --where 'cp=1'"
     chart: Annotated[
         Path | None, Field(description="Draw the Pareto front of memory and time into this file (.svg or .html).")
     ] = None
@@ -243,7 +245,11 @@ class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption)
         int, Field(ge=0, description="Number of best layouts to also train for a few steps each, on this computer.")
     ] = 0
     write: Annotated[
-        Path | None, Field(description="Write the best layout as a config for --stack, to this file or folder.")
+        Path | None,
+        Field(
+            description="Write the proposed layout, or the first of the ranking that the software can run, as a config "
+            "for --stack, to this file or folder."
+        ),
     ] = None
 
 
@@ -269,6 +275,7 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
 
     command = "plan"
     panel = "Plan"
+    example = "plan llama3-8b h100:64 --tokens 1T"
     write: Annotated[
         Path | None,
         Field(
@@ -292,6 +299,7 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
 
     command = "compare"
     panel = "Plan"
+    example = "compare llama3-8b h100:8 'dp8 zero3 mbs1' 'dp4 tp2 zero1 mbs1' --gbs 64"
     words: Annotated[
         tuple[str, ...],
         Field(description="A model, machines and layouts; or run files."),
@@ -327,6 +335,7 @@ class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
 
     command = "ratios"
     panel = "Plan"
+    example = "ratios llama3-8b h100:64 'dp8 tp8'"
     degrees: Annotated[bool, Field(description="Also list each degree of each axis.")] = False
 
 
@@ -357,6 +366,7 @@ class AskOptions(AskRequest, ConfigOptions, JsonOption):
 
     command = "ask"
     panel = "Plan"
+    example = "ask sequence llama3-8b h100:8 --gbs 8"
     question: Annotated[
         Question,
         Field(description="The question: micro-batch, sequence, gpus, model, batch, run, changes or finetune."),
@@ -389,6 +399,7 @@ class SweepOptions(SweepRequest, JsonOption):
 
     command = "sweep"
     panel = "Plan"
+    example = "sweep sweep.toml --out rows.csv"
     file: Annotated[Path, Field(description="The sweep file (.toml)."), Argument()]
     out: Annotated[
         Path | None,
@@ -422,6 +433,7 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
 
     command = "dryrun"
     panel = "Run"
+    example = "dryrun llama3-8b h100:8 'dp8 zero3 mbs1' --gbs 64"
     schedule: Annotated[
         Path | None,
         Field(
@@ -464,6 +476,7 @@ class ModelsOptions(CatalogRequest, JsonOption):
 
     command = "models"
     panel = "Plan"
+    example = "models llama3"
     families: Annotated[
         bool,
         Field(
@@ -478,6 +491,7 @@ class MachinesOptions(CatalogRequest, JsonOption):
 
     command = "machines"
     panel = "Plan"
+    example = "machines h100"
 
 
 class StacksOptions(CatalogRequest, JsonOption):
@@ -485,6 +499,7 @@ class StacksOptions(CatalogRequest, JsonOption):
 
     command = "stacks"
     panel = "Plan"
+    example = "stacks megatron"
 
 
 class ReportOptions(JobOptions):
@@ -492,11 +507,12 @@ class ReportOptions(JobOptions):
 
     command = "report"
     panel = "Share"
+    example = "report llama3-8b h100:64 --gbs 512 --out report.html"
     what: Annotated[
         tuple[str, ...],
         Field(
-            description="A run's folder, the output of --json, the rows of a sweep, or MODEL MACHINE [LAYOUT] with "
-            "job options."
+            description="A run's folder; files that predict, search, plan or compare --json, or sweep, wrote; or MODEL "
+            "MACHINE [LAYOUT] with job options."
         ),
         Argument(metavar="RUN | FILE… | MODEL MACHINE [LAYOUT]"),
     ] = ()
@@ -516,6 +532,7 @@ class ReadOptions(JsonOption):
 
     command = "read"
     panel = "Share"
+    example = "read train.toml --gpus h100:64"
     words: Annotated[
         tuple[str, ...], Field(description="A config, a script, or a launch command."), Argument(metavar="FILE|ARGS…")
     ]
@@ -529,6 +546,7 @@ class WriteOptions(JobOptions):
 
     command = "write"
     panel = "Share"
+    example = "write 'dp8 tp4 zero1 mbs1' --model llama3-8b --to megatron --gbs 512"
     what: Annotated[
         str,
         Field(description="A layout, a run file, or any config to translate."),
@@ -542,6 +560,9 @@ class WriteOptions(JobOptions):
         ),
         Option(completion="formats"),
     ]
+    stack: Annotated[
+        StackName, Field(description="Software whose defaults fill the fields of the job that are not given.")
+    ] = None
     model: ConfigModel = None
     gpus: ConfigTarget = None
     output: Annotated[
@@ -555,6 +576,7 @@ class DrawOptions(JobOptions):
 
     command = "draw"
     panel = "Understand"
+    example = "draw pipeline llama3-8b h100:8 'pp4 dp2 mbs1' --gbs 32"
     picture: Annotated[
         Picture,
         Field(
@@ -588,6 +610,7 @@ class CalibrateOptions(JobOptions, JsonOption):
 
     command = "calibrate"
     panel = "Run"
+    example = "calibrate --quick"
     layout: Annotated[str | None, Field(description="With --for MODEL: the layout to measure."), Argument()] = None
     run: Annotated[
         str | None,
@@ -629,6 +652,7 @@ class TraceOptions(TraceRequest, JobOptions, JsonOption):
 
     command = "trace"
     panel = "Understand"
+    example = "trace traces/ --machine h100:8"
     files: Annotated[
         tuple[Path, ...],
         Field(description="Traces (.json, .json.gz), one per rank, or their folder."),
@@ -645,6 +669,7 @@ class ExplainOptions(JobOptions, JsonOption):
 
     command = "explain"
     panel = "Understand"
+    example = "explain train.log"
     files: Annotated[
         tuple[Path, ...],
         Field(
@@ -689,6 +714,7 @@ class TrainOptions(TrainRequest, CalibrationOption, JsonOption):
 
     command = "train"
     panel = "Run"
+    example = "train run.toml"
     run: RunFile
     slurm: Annotated[
         bool, Field(description="Submit the run as a Slurm job (sbatch), instead of starting it here.")
@@ -700,6 +726,7 @@ class DataOptions(JsonOption):
 
     command = "data"
     panel = "Run"
+    example = "data run.toml"
     run: Annotated[Path, Field(description="The run file (.toml) whose data is prepared."), Argument()]
     samples: Annotated[
         int,
@@ -713,6 +740,7 @@ class ShowOptions(JsonOption):
 
     command = "show"
     panel = "Understand"
+    example = "show runs/llama3-8b"
     folder: Annotated[Path, Field(description="The folder of a run."), Argument()]
     charts: Annotated[bool, Field(description="Also draw loss.svg, memory.svg and compare.svg into the folder.")] = (
         False
@@ -724,6 +752,7 @@ class DoctorOptions(JsonOption):
 
     command = "doctor"
     panel = "Understand"
+    example = "doctor model.py"
     file: Annotated[
         Path,
         Field(
@@ -751,6 +780,7 @@ class GenerateOptions(JsonOption):
 
     command = "generate"
     panel = "Run"
+    example = "generate run.toml --prompt 'Once upon a time'"
     source: Annotated[
         Path,
         Field(
@@ -783,6 +813,7 @@ class NumericsOptions(JsonOption):
 
     command = "numerics"
     panel = "Understand"
+    example = "numerics run.toml"
     run: RunFile
     weights: Annotated[
         Path | None,
@@ -806,6 +837,7 @@ class ImportOptions(JsonOption):
 
     command = "import"
     panel = "Share"
+    example = "import Llama-3.1-8B --to run.toml"
     folder: Annotated[
         Path,
         Field(description="A Hugging Face folder (config.json and safetensors), or a PEFT adapter folder."),
@@ -820,6 +852,7 @@ class ExportOptions(JsonOption):
 
     command = "export"
     panel = "Share"
+    example = "export runs/llama3-8b --to weights"
     source: Annotated[
         Path, Field(description="The folder of a run (its newest checkpoint) or of a checkpoint."), Argument()
     ]
@@ -840,6 +873,7 @@ class McpOptions(Request):
 
     command = "mcp"
     panel = "Share"
+    example = "mcp"
     folder: Annotated[
         Path,
         Field(description="The folder below which tools may write, if --write is given. Default: this folder."),
@@ -856,6 +890,7 @@ class SchemaOptions(Request):
 
     command = "schema"
     panel = "Share"
+    example = "schema predict"
     of: Annotated[
         Line,
         Field(description="The command whose output is described, such as predict."),
@@ -868,6 +903,7 @@ class SettingsOptions(JsonOption):
 
     command = "config"
     panel = "Share"
+    example = "config set machine h100:64"
     action: Annotated[SettingsAction, Field(description="What to do: set, get, unset or list settings."), Argument()]
     key: Annotated[
         Line | None,
@@ -882,6 +918,7 @@ class WebOptions(Request):
 
     command = "web"
     panel = "Share"
+    example = "web"
     folder: Annotated[Path, Field(description="The folder whose runs and files the page may read."), Argument()] = (
         Path()
     )

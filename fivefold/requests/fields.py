@@ -104,14 +104,14 @@ Prices = Annotated[
     Lines,
     Field(
         description="Price in dollars per GPU hour, such as 'h100=2.2/h', or '2.2' for all machines; adds the cost to "
-        "the answer."
+        "the answer; may be repeated."
     ),
 ]
 Assumptions = Annotated[
     Lines,
     Field(
         description="Assumptions on the run, such as failures=2 (per 1,000 GPU days), restart=15min, pue=1.2 or "
-        "grid=france."
+        "grid=france; may be repeated."
     ),
 ]
 

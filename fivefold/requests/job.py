@@ -26,7 +26,9 @@ def load_job(
     from fivefold.job import Job
 
     values = collect_fields(job, settings, base, **options)
-    return Job.read(values, origin=str(job) if job else "job")
+    given = [(FIELDS.get(name, name), f"--{name}") for name, value in options.items() if value is not None]
+    given += [(key, f"--set {key}") for key in (setting.partition("=")[0] for setting in settings or [])]
+    return Job.read(values, origin=str(job) if job else "job", options=dict(given))
 
 
 def collect_fields(
@@ -41,7 +43,7 @@ def collect_fields(
 
     file_values = read_file(job) if job else {}
     if isinstance(file_values.get("job"), dict):
-        raise UserError(f"{job}: has the table [job]; --job takes its fields without the table")
+        raise UserError(f"{job} has the table [job]; --job takes its fields without the table")
     values = (base or {}) | file_values
     given_options = {
         FIELDS.get(name, name): (f"--{name}", value) for name, value in options.items() if value is not None

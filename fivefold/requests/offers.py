@@ -91,7 +91,8 @@ def apply_prices(machines: Sequence[Machine], prices: Sequence[str]) -> list[Mac
         ]
         if not matching:
             names = ", ".join(dict.fromkeys(machine.name.split()[0] for machine in priced_machines))
-            fix = "give --price once for each machine" if "," in name else f"there is {names}"
+            options = " ".join(f"--price {part}" for part in word.split(","))
+            fix = f"give --price once for each machine: {options}" if "," in name else f"there is {names}"
             raise UserError(f"--price {word!r}: no machine is called {name!r}; {fix}")
         for index in matching:
             priced_machines[index] = priced_machines[index].replace(

@@ -12,7 +12,7 @@ from importlib import import_module
 from operator import or_
 from typing import Any, NamedTuple
 
-from fivefold.record import make_unknown_name_error
+from fivefold.record import UserError
 from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -72,7 +72,7 @@ def write_schema(command: str) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
     if command not in OUTPUTS:
-        raise make_unknown_name_error(command, list(OUTPUTS), kind="command with --json")
+        raise UserError(f"no schema for {command!r}; commands that print JSON: {', '.join(sorted(OUTPUTS))}")
     output = OUTPUTS[command]
     kinds: list[Any] = [_import_record(name) for name in output.records]
     if output.entries:

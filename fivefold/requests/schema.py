@@ -45,6 +45,7 @@ class Request(Record):
 
     command: ClassVar[str] = ""  # the command of the terminal with these arguments and options
     panel: ClassVar[Panel] = "Plan"  # the group of commands in which the help page lists it
+    example: ClassVar[str] = ""  # what one types after ``fivefold``, which the help page shows
 
 
 def describe_fields(schema: type[Request]) -> Iterator[tuple[str, str]]:

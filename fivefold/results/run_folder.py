@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -64,8 +65,10 @@ def read(folder: Path) -> RunFolder:
 def find_step_file(folder: Path) -> Path:
     """Return the path of the run's step.json; raises ``UserError`` if there is none."""
     path = folder / "step.json"
+    if not os.path.lexists(folder) and len(os.fsencode(folder.name)) < 256:  # reading the file refuses longer names
+        raise UserError(f"{folder}: no such run folder; `fivefold train` and `watch` write one")
     if folder.is_dir() and not path.exists():
-        raise UserError(f"{folder}: has no step.json; a run of 5 or more steps writes it at its end")
+        raise UserError(f"{folder} has no step.json; a run of 5 or more steps writes it at its end")
     return path
 
 

@@ -387,6 +387,7 @@ class Batch(Record):
     """A global batch size in the range of recent runs, with its micro-batches under a layout."""
 
     global_batch: PositiveInt
+    layout: str
     tokens: PositiveInt
     micro_batches: PositiveInt  # per pipeline and step (gradient accumulation)
     steps: PositiveInt  # for the full token budget

@@ -43,7 +43,7 @@ def read_pair(path: Path) -> tuple[Step, Step]:
     try:
         predicted, measured = (Step.read(pair[kind], origin=f"{path}: {kind}") for kind in ("predicted", "measured"))
     except KeyError as error:
-        raise UserError(f"{path}: holds no {error} step; was it written by fivefold train?") from None
+        raise UserError(f"{path} holds no {error} step; was it written by fivefold train?") from None
     return predicted, measured
 
 

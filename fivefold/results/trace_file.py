@@ -40,7 +40,7 @@ def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
         rows_by_kind = json.loads(_read_text(path)) if path.exists() else {}
         return {kind: [_spans(row) for row in rows] for kind, rows in rows_by_kind.items()}
     except (OSError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
-        raise UserError(f"{path}: is damaged; {RETRACE_ADVICE}") from None
+        raise UserError(f"{path} is damaged; {RETRACE_ADVICE}") from None
 
 
 def read(folder: Path) -> list[RankTrace]:
@@ -63,7 +63,7 @@ def read(folder: Path) -> list[RankTrace]:
     traces += map(_read, paths)
     for path, trace in zip(paths, traces[1:], strict=True):
         if [step.step for step in trace.steps] != [step.step for step in traces[0].steps]:
-            raise UserError(f"{path}: has different steps from rank 0, so it belongs to another run; {RETRACE_ADVICE}")
+            raise UserError(f"{path} has different steps from rank 0, so it belongs to another run; {RETRACE_ADVICE}")
     return traces
 
 
@@ -74,11 +74,11 @@ def _read(path: Path) -> RankTrace:
         evaluations = tuple(_spans(values.pop("evaluations")))
         return RankTrace(**values, steps=steps, evaluations=evaluations)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}: is cut off or damaged at character {error.pos}; {RETRACE_ADVICE}") from None
+        raise UserError(f"{path} is cut off or damaged at character {error.pos}; {RETRACE_ADVICE}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: is not a trace of a rank; {RETRACE_ADVICE}") from None
+        raise UserError(f"{path} is not a trace of a rank; {RETRACE_ADVICE}") from None
 
 
 def _read_text(path: Path) -> str:

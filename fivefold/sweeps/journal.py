@@ -48,7 +48,7 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._file, end)
             raise RunFailure(
-                f"{self.path}: cannot be written: {error.strerror}; the same command goes on from there"
+                f"{self.path} cannot be written: {error.strerror}; the same command goes on from there"
             ) from None
         self._values[kind, key] = value
 
@@ -72,7 +72,7 @@ def open_journal(path: Path) -> Iterator[Journal]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; name another file with --out") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}; name another file with --out") from None
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

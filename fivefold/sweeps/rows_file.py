@@ -94,4 +94,4 @@ def _parquet_rows(path: Path) -> list[Any]:
     try:
         return list(parquet.read_table(path).to_pylist())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None

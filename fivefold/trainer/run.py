@@ -154,7 +154,7 @@ class Run(Record):
             )
         if self.job.freezes_text:
             field = "freeze" if self.job.freeze else "adapter"
-            raise UserError(f"noise_scale: is not supported with frozen weights yet; drop it, or [job] {field}")
+            raise UserError(f"noise_scale is not supported with frozen weights yet; drop it, or [job] {field}")
         if layout.cp > 1:
             raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of a full sequence; take cp1")
         if layout.dp == 1:
@@ -165,12 +165,12 @@ class Run(Record):
         if self.schedule is None:
             return None
         if self.job.ramp is not None:
-            raise UserError(f"{self.schedule}: has a fixed number of micro-batches, but a ramp changes it; drop either")
+            raise UserError(f"{self.schedule} has a fixed number of micro-batches, but a ramp changes it; drop either")
         table = read_table(self.schedule)
         sizes = (table.pp, table.stages, table.micro_batches)
         if sizes != (wanted := (layout.pp, layout.pp * layout.v, layout.micro_batches(self.job))):
             has, needs = ("{} ranks, {} stages and {} micro-batches".format(*counts) for counts in (sizes, wanted))
-            raise UserError(f"{self.schedule}: has {has}, but layout {str(layout)!r} needs {needs}; change either")
+            raise UserError(f"{self.schedule} has {has}, but layout {str(layout)!r} needs {needs}; change either")
         return table
 
     def samples(self) -> SampleFormat | None:

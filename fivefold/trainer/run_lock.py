@@ -108,7 +108,7 @@ def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> I
         folder.mkdir(parents=True, exist_ok=True)
         _take(path, holder, report=report)
     except OSError as error:
-        line = f"{folder}: cannot be written: {error.strerror or error}; make room or give the run another folder"
+        line = f"{folder} cannot be written: {error.strerror or error}; make room or give the run another folder"
         raise (RunFailure if error.errno in (errno.ENOSPC, errno.EDQUOT) else UserError)(line) from None
     lock = RunLock(path, holder)
     lock.start()

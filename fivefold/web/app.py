@@ -16,7 +16,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 import fivefold
-from fivefold.record import RunFailure, UserError, reword
+from fivefold.record import VERBS, RunFailure, UserError, reword
 from fivefold.rendering.drawing.style import file_css
 from fivefold.requests.settings import load_settings
 from fivefold.web import api
@@ -114,4 +114,5 @@ def _explain(error: dict[str, object]) -> str:
     location = error["loc"]
     name = ".".join(str(part) for part in location[1:]) if isinstance(location, tuple) else ""
     line = reword(str(error["msg"]).removeprefix("Value error, "))
-    return f"{name}: {line}" if name else line
+    separator = " " if line.startswith(VERBS) else ": "
+    return f"{name}{separator}{line}" if name else line

@@ -60,11 +60,11 @@ def log(folder: ServedFolder, name: str) -> list[dict[str, Any]]:
     """Return the lines of a run's log; raises ``UserError`` if ``name`` is no run."""
     path = folder.path(f"{name}/{LOG}")
     if not path.is_file():
-        raise UserError(f"{name}: holds no {LOG}; name the folder of a run")
+        raise UserError(f"{name} holds no {LOG}; name the folder of a run")
     try:
         log_lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{name}/{LOG}: cannot be read: {error}") from None
+        raise UserError(f"{name}/{LOG} cannot be read: {error}") from None
     return [line for line in log_lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 

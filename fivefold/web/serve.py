@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[[str], None]) -> None:
     """Serve the page for the files below ``folder``; ``port`` 0: any free port."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: is not a folder; name the one whose runs and files the page may read")
+        raise UserError(f"{folder} is not a folder; name the one whose runs and files the page may read")
     listener = _listen(port)
     port = listener.getsockname()[1]
     address = f"http://{HOST}:{port}/"

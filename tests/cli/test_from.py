@@ -112,7 +112,7 @@ def test_a_question_is_asked_of_the_layout_and_job_of_a_config(
     assert run(monkeypatch, "ask", "run", "llama3.2-1b", "h100:2", "--from", path, "--gpus", "h100:2") == 2
     assert "leave out 'h100:2'" in capsys.readouterr().err
     assert run(monkeypatch, "ask", "run", "llama3-8b") == 2
-    assert "Missing argument 'machine'; add it, or read everything from a config" in capsys.readouterr().err
+    assert "Missing argument 'machine'; add it, such as h100:64, or set it for all commands" in capsys.readouterr().err
 
 
 def test_what_a_config_states_is_no_default(
@@ -189,7 +189,7 @@ def test_write_lists_the_defaults_that_it_used(
     assert "sequence 4096 (--seq), global batch 8 (--gbs), precision bf16 (--precision), 1000 steps" in line
     assert run(monkeypatch, *words, "--seq", "2048", "--gbs", "16") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "Fivefold's defaults" in line]
-    assert line.startswith("fivefold: left at Fivefold's defaults: precision bf16")
+    assert line.startswith("note: left at Fivefold's defaults: precision bf16")
 
 
 def test_write_lists_the_defaults_of_a_run_file_that_does_not_state_them(
@@ -199,7 +199,7 @@ def test_write_lists_the_defaults_of_a_run_file_that_does_not_state_them(
     path.write_text('model = "llama3-8b"\nmachine = "h100:8"\nlayout = "dp8 zero3 mbs1"\n[job]\nglobal_batch = 8\n')
     assert run(monkeypatch, "write", path, "--to", "torchtitan", "-o", tmp_path / "config.py") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "Fivefold's defaults" in line]
-    assert line.startswith("fivefold: left at Fivefold's defaults: sequence 4096 (--seq), precision bf16")
+    assert line.startswith("note: left at Fivefold's defaults: sequence 4096 (--seq), precision bf16")
 
 
 def test_write_says_what_a_config_leaves_to_its_software(

@@ -65,7 +65,7 @@ def test_generated_text_is_equal_from_every_kind_of_source(run: Path) -> None:
 
 
 def test_invalid_input_is_a_one_line_error(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"top_p: must be 1 or less"):
+    with pytest.raises(UserError, match=r"top_p must be 1 or less"):
         generate(str(run), "--top-p", "2")
     with pytest.raises(UserError, match=r"holds no complete checkpoint"):
         generate(str(tmp_path / "nowhere"))

@@ -96,7 +96,7 @@ def test_a_user_error_is_one_line(tmp_path: Path) -> None:
         ("predict", STEP | {"model": "lama3-8b"}, "did you mean llama3-8b"),
         ("predict", {"model": "nano"}, "predict: missing: machine, layout"),
         ("predict", STEP | {"charts": "here"}, "unknown key 'charts'"),
-        ("search", {"model": "nano", "machine": "h100:8", "top": 5000}, "top: must be 50 or less"),
+        ("search", {"model": "nano", "machine": "h100:8", "top": 5000}, "top must be 50 or less"),
         ("train", {}, "unknown tool 'train'"),
     ):
         got = call(tmp_path, name, **arguments)

@@ -155,7 +155,7 @@ def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path
             {"deepspeed.optimizer.type": "Adam", "deepspeed.optimizer.params.betas": 2},
             "must be two numbers",
         ),
-        ("bridge", {"model.mtp_num_layers": 10**30}, "depth: must be 4096 or less"),
+        ("bridge", {"model.mtp_num_layers": 10**30}, "depth must be 4096 or less"),
         ("trainer", {"dataset_text_field": ["x"]}, "dataset_text_field must be the name of a column"),
         (
             "axolotl",

@@ -31,7 +31,7 @@ def test_every_optimizer_states_its_facts_and_is_trained() -> None:
 
 
 def test_an_unknown_optimizer_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"optimizer.kind: must be 'adafactor', 'adamw', .* not 'lion'"):
+    with pytest.raises(UserError, match=r"optimizer.kind must be 'adafactor', 'adamw', .* not 'lion'"):
         Job.read({"optimizer": {"kind": "lion"}}, origin="job")
 
 

@@ -193,7 +193,7 @@ def test_assumptions_are_read_by_name() -> None:
     for word, line in (
         ("failure=2", "unknown assumption 'failure'; did you mean failures"),
         ("pue", "'pue' is not NAME=VALUE"),
-        ("pue=0.5", "pue: must be 1 or more"),
+        ("pue=0.5", "pue must be 1 or more"),
         ("grid=mars", "is not a known grid"),
         ("restart=10", "is not a number and a unit; write for example 90s"),
         ("failures=-1", "is not a number"),

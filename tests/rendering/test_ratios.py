@@ -33,9 +33,9 @@ FOUND = Ratios(
 
 def test_one_row_for_each_message() -> None:
     lines = to_text(ratios.page(FOUND), width=120).splitlines()
-    assert "NVLink 4 2,198, NIC 19,780" in "\n".join(lines)
+    assert "2,198 (NVLink 4), 19,780 (NIC)" in "\n".join(lines)
     cells = {line.split()[0]: line.split()[3] for line in lines if line.startswith(("tp ", "pp ", "cp "))}
-    assert cells == {"tp": "tp2", "pp": "never", "cp": "–"}
+    assert cells == {"tp": "tp2", "pp": "none", "cp": "–"}
     assert any(line.endswith(WHY) for line in lines)
     assert lines[-1].split() == ["NIC", "2,048", "13,187", "11,345", "8", "any"]
 

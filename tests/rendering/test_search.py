@@ -97,7 +97,7 @@ def test_changes_and_batches_are_rows() -> None:
     text = print_page(render_sections(list_sections("changes", [change])))
     assert "+25.0%" in text
     assert "+1.00 GiB" in text
-    batch = Batch(global_batch=1024, tokens=2**22, micro_batches=4, steps=10)
+    batch = Batch(global_batch=1024, layout="dp8", tokens=2**22, micro_batches=4, steps=10)
     assert "4.19 M" in print_page(render_sections(list_sections("batch", [batch])))
 
 

@@ -39,9 +39,9 @@ def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) ->
     ("settings", "options", "reason"),
     [
         (["stack=torchtitan"], {"stack": "fivefold"}, "--stack and --set 'stack=torchtitan' both set stack"),
-        (["loss=gone"], {}, "job: loss: must be 'plain'"),
+        (["loss=gone"], {}, "--set loss must be 'plain'"),
         (["los=plain"], {}, "did you mean 'loss'"),
-        (["name=mine"], {}, "unknown key 'name'"),
+        (["name=mine"], {}, "--set name: no such field"),
         ([], {"stack": "megatron"}, "unknown stack 'megatron'"),
     ],
 )

@@ -36,15 +36,15 @@ def test_unreadable_trace_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"of 2 ranks 1 have no file here \(1\); copy them from their hosts"):
         trace_file.read(tmp_path)
     trace_file.write(trace(1, step=6), tmp_path)
-    with pytest.raises(UserError, match=r"rank1\.json: has different steps from rank 0"):
+    with pytest.raises(UserError, match=r"rank1\.json has different steps from rank 0"):
         trace_file.read(tmp_path)
     text = first.read_text()
     first.write_text(text[: len(text) // 2])
-    with pytest.raises(UserError, match=r"rank0.json: is cut off or damaged at character \d+"):
+    with pytest.raises(UserError, match=r"rank0.json is cut off or damaged at character \d+"):
         trace_file.read(tmp_path)
     for wrong in ("", "[]", "{}", text.replace("own", "mine").replace('"world"', '"word"')):
         first.write_text(wrong)
-        with pytest.raises(UserError, match=r"rank0.json: is (not a trace|cut off)"):
+        with pytest.raises(UserError, match=r"rank0.json is (not a trace|cut off)"):
             trace_file.read(tmp_path)
 
 
@@ -54,7 +54,7 @@ def test_planned_rows_are_stored_next_to_the_traces(tmp_path: Path) -> None:
     trace_file.write_planned({"predicted": (SPANS[1:],), "dry_run": []}, tmp_path)
     assert trace_file.read_planned(tmp_path) == {"predicted": [list(SPANS[1:])], "dry_run": []}
     (tmp_path / "trace" / "planned.json").write_text("{")
-    with pytest.raises(UserError, match=r"planned\.json: is damaged; train again"):
+    with pytest.raises(UserError, match=r"planned\.json is damaged; train again"):
         trace_file.read_planned(tmp_path)
 
 

@@ -106,10 +106,10 @@ def test_best_of() -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"models": []}, "test: models: must have 1 or more entries"),
-        ({"models": "nano"}, "test: models: must be a list, not 'nano'"),
+        ({"models": []}, "test: models must have 1 or more entries"),
+        ({"models": "nano"}, "test: models must be a list, not 'nano'"),
         ({"modells": ["nano"]}, "unknown key 'modells'; did you mean 'models'?"),
-        ({"ranks": [0]}, "ranks[0]: must be 1 or more, not 0"),
+        ({"ranks": [0]}, "ranks[0] must be 1 or more, not 0"),
         ({"batches": [8], "batch_tokens": [512]}, "batches and batch_tokens both set the batch; keep one"),
         ({"batches": [8], "job": {"global_batch": 4}}, "batches and job.global_batch both set global_batch; keep one"),
         ({"stacks": ["nanotron"], "job": {"stack": "nemo"}}, "stacks and job.stack both set stack; keep one"),

@@ -228,8 +228,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ({"layout": "pp2 zb1p mbs4"}, r"layout '.*': zb1p needs 2 micro-batches or more, but the batch gives 1; .*"),
         ({"stepz": 3}, r"run.toml: unknown key 'stepz'.*"),
         ({"job": {"global_bach": 3}}, r"run.toml: unknown key 'job.global_bach'; did you mean 'global_batch'\?"),
-        ({"job": {"steps": 0}}, r"run.toml: job.steps: must be 1 or more, not 0"),
-        ({"folder": "corpus/0.txt"}, r".*corpus/0.txt: cannot be written: (Not a directory|File exists); make .*"),
+        ({"job": {"steps": 0}}, r"run.toml: job.steps must be 1 or more, not 0"),
+        ({"folder": "corpus/0.txt"}, r".*corpus/0.txt cannot be written: (Not a directory|File exists); make .*"),
         (
             {"machine": "h100:64", "layout": "dp64", "job": {"global_batch": 64}},
             r"machine 'h100:64': layout 'dp64 .*' has 64 ranks, each on a GPU of its own, but this host has no GPU .*; "
@@ -251,7 +251,7 @@ def test_a_folder_of_another_model_is_refused(refused: Callable[..., str], monke
     fivefold.profiling.closed_loop.write_steps(Path("run") / run_folder.PREDICTED, step)
     assert_line(
         refused("train", "run.toml"),
-        r"run: holds a run of tiny, and run.toml trains nano; give run.toml another folder, such as folder = "
+        r"run holds a run of tiny, and run.toml trains nano; give run.toml another folder, such as folder = "
         r'"run-nano", or remove run',
     )
     assert [path.name for path in Path("run").iterdir()] == [run_folder.PREDICTED]
@@ -290,7 +290,7 @@ def test_a_schedule_that_is_not_for_the_layout(refused: Callable[..., str]) -> N
     write_table(schedule("zb2p", pp=2, v=1, micro_batches=4), Path("mine.csv"))
     set_run(layout="pp2 mbs2", schedule="mine.csv")
     line = refused("train", "run.toml")
-    assert_line(line, r"mine.csv: has 2 ranks, 2 stages and 4 micro-batches, but .* and 2 micro-batches; change either")
+    assert_line(line, r"mine.csv has 2 ranks, 2 stages and 4 micro-batches, but .* and 2 micro-batches; change either")
     assert not Path("run").exists()
 
 
@@ -304,7 +304,7 @@ def test_a_run_file_that_cannot_be_read(refused: Callable[..., str], command: st
     Path("run.toml").write_text("model = nano")
     assert_line(refused(command, "run.toml"), r"run.toml: not valid TOML: .*\(at line 1, column \d+\)")
     Path("run.toml").write_bytes(b"model = '\xff'")
-    assert_line(refused(command, "run.toml"), r"run.toml: cannot be read as UTF-8 text: not UTF-8 at byte 9")
+    assert_line(refused(command, "run.toml"), r"run.toml cannot be read as UTF-8 text: not UTF-8 at byte 9")
 
 
 def test_a_computer_that_is_not_calibrated(refused: Callable[..., str], workspace: Path) -> None:
@@ -335,7 +335,7 @@ CORPORA: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda corpus: (empty(corpus), (corpus / "a.txt").touch()),
         r"corpus: the corpus is empty: 1 files of 0 bytes; add text",
     ),
-    "dangling link": (link_to_nowhere, r"corpus/x.txt: cannot be read: No such file or directory"),
+    "dangling link": (link_to_nowhere, r"corpus/x.txt cannot be read: No such file or directory"),
     "not UTF-8": (
         lambda corpus: (corpus / "7.txt").write_bytes(b"good text, and then \xff"),
         r"corpus/7.txt: not UTF-8: byte 0xff at offset 20; convert the file or leave it out",
@@ -423,12 +423,12 @@ def test_a_damaged_checkpoint_is_passed_over() -> None:
         path.write_bytes(content)
 
     for damage, what in (
-        (lambda: os.truncate(newest / "__0_0.distcp", 1000), r"__0_0.distcp: holds 1000 bytes, but \d+ .* written"),
+        (lambda: os.truncate(newest / "__0_0.distcp", 1000), r"__0_0.distcp holds 1000 bytes, but \d+ .* written"),
         (
             lambda: flip(newest / "__0_0.distcp"),
             r"__0_0.distcp: its \d+ bytes have another SHA-256 than when written",
         ),
-        (lambda: (newest / ".metadata").unlink(), r".metadata: is missing, but \d+ bytes were written"),
+        (lambda: (newest / ".metadata").unlink(), r".metadata is missing, but \d+ bytes were written"),
         (
             lambda: flip(newest / "checkpoint.json"),
             r"checkpoint.json: (does not hold what was written|.*read.*|.*JSON.*)",
@@ -468,13 +468,13 @@ def test_a_checkpoint_that_cannot_be_resumed() -> None:
 
     mend = "there is none before it to resume from"
     cut = run_damaged(cut_the_only_one)
-    assert_line(cut, rf"{newest}/__0_0.distcp: holds 1000 bytes, but \d+ bytes were written; {mend}")
+    assert_line(cut, rf"{newest}/__0_0.distcp holds 1000 bytes, but \d+ bytes were written; {mend}")
     manifest = newest / "checkpoint.json"
     newer = run_damaged(lambda: manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 7})))
     assert newer == f"{newest}: written by a newer version 7; this one reads up to 1; upgrade fivefold"
     other = resolve("nano").replace(name="other", ffn=160)
     foreign = run_damaged(lambda: Path("other.toml").write_text(emit(other.model_dump(exclude_none=True))))
-    assert_line(foreign, rf"{newest}: holds another model, with ffn=176 instead of 160; give that model or start .*")
+    assert_line(foreign, rf"{newest} holds another model, with ffn=176 instead of 160; give that model or start .*")
     shutil.rmtree(newest)  # the fix
     Path("other.toml").unlink()
     set_run(job={"steps": 16})
@@ -502,7 +502,7 @@ def test_no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended.code == 1
     assert_line(
         ended.line,
-        r"run/checkpoints/step-00000008: cannot be written: rank 0: .*(disk is full|File too large).*"
+        r"run/checkpoints/step-00000008 cannot be written: rank 0: .*(disk is full|File too large).*"
         r"\(at least 1\.\d+ MiB to write, .* free\); the last good checkpoint is run/checkpoints/step-00000004",
     )
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-00000004"]
@@ -734,7 +734,7 @@ def test_two_processes_end_and_go_on(is_thorough: bool) -> None:
     ended = run.wait()
     said = [line for line in ended.error.splitlines() if line.startswith("fivefold: ") or "set aside" in line]
     patterns = (
-        rf"step \d+  {cut}: is missing, but \d+ bytes were written; set aside",
+        rf"step \d+  {cut} is missing, but \d+ bytes were written; set aside",
         r"fivefold: rank 0 was ended by SIGKILL, perhaps for want of memory; the same command goes on from \S+",
         r"fivefold: started again from run/checkpoints/step-\d+",
         r"fivefold: rank 0 did not come for 9 s: no answer, stopped or cut off; every rank's stack is in .*",
@@ -745,7 +745,7 @@ def test_two_processes_end_and_go_on(is_thorough: bool) -> None:
         assert_line(line, pattern)
     logged_events = [event["event"] for event in events()[-4:]]
     assert len(logged_events) == 4
-    assert_line(logged_events[0], rf"{cut}: is missing, but .*; set aside")
+    assert_line(logged_events[0], rf"{cut} is missing, but .*; set aside")
     assert_line(logged_events[1], r"rank 0 was ended by SIGKILL, .*; started again")
     assert logged_events[2] == said[3].removeprefix("fivefold: ")
     assert_line(logged_events[3], r"started again from run/checkpoints/step-\d+")

@@ -110,6 +110,6 @@ def test_a_batch_that_a_layout_cannot_take_is_refused(ramp: Ramp, text: str, lin
 def test_a_custom_schedule_has_a_fixed_batch(tmp_path: Path) -> None:
     run = Run(job=JOB, schedule=tmp_path / "mine.csv")
     with pytest.raises(
-        UserError, match=r"mine.csv: has a fixed number of micro-batches, but a ramp changes it; drop either"
+        UserError, match=r"mine.csv has a fixed number of micro-batches, but a ramp changes it; drop either"
     ):
         run.table(Layout.parse("pp2 mbs1"))

@@ -28,7 +28,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing: is not a folder"):
+    with pytest.raises(UserError, match="nothing is not a folder"):
         CliRunner().invoke(cli, ["web", str(tmp_path / "nothing")], catch_exceptions=False)
 
 

@@ -64,7 +64,8 @@ def ask(
     if request.as_json:
         show(json_module.dumps([reply.model_dump(mode="json") for reply in replies], indent=2))
     else:
-        open_fields = () if question != "gpus" or counted else ("ranks",)
+        chosen: dict[str, set[str]] = {"gpus": set() if counted else {"ranks"}, "batch": {"global_batch"} - stated}
+        open_fields = chosen.get(question, set())  # those that the answer chooses
         remarks = replies[0].remarks if replies else ()
         show_question(model, priced_machine, job, remarks=remarks, open_fields=open_fields, stated=stated)
         show(render_sections(list_sections(question, replies)))

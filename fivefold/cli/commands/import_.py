@@ -48,7 +48,7 @@ def import_(request: ImportOptions) -> None:
         folder = adapters.base.path
         opened = adapters.base
     elif request.base is not None:
-        raise UserError(f"{folder}: has no {peft_adapter.CONFIG}; drop --base")
+        raise UserError(f"{folder} has no {peft_adapter.CONFIG}; drop --base")
     else:
         opened = HuggingFaceFolder.open(folder)
     if warning := remark(read_file(folder / CONFIG), name=opened.model.name):
@@ -96,7 +96,7 @@ def _write_run(path: Path, opened: HuggingFaceFolder, start: StartAdapter | None
     tokenizer = opened.path / "tokenizer.json"
     if not tokenizer.is_file():
         raise UserError(
-            f"{opened.path}: has no tokenizer.json, which defines what its token ids mean; copy it into the folder"
+            f"{opened.path} has no tokenizer.json, which defines what its token ids mean; copy it into the folder"
         )
     values: dict[str, Any] = {
         "model": str(opened.path),

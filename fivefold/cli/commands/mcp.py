@@ -9,13 +9,13 @@ from fivefold.requests.commands import McpOptions
 
 @accept_request(McpOptions)
 def mcp(request: McpOptions) -> None:
-    """Serve predict, search, compare, ask, explain, read and write as tools of the Model Context Protocol (extra mcp).
+    """Serve predict, search, compare, ask, explain, read and write as tools of the Model Context Protocol.
 
-    A coding assistant starts this command and communicates with it over stdin and stdout. It writes no file, unless
-    --write allows its tool write to do so below FOLDER.
+    It needs `pip install 'fivefold[mcp]'`. A coding assistant starts this command and communicates with it over stdin
+    and stdout. It writes no file, unless --write allows its tool write to do so below FOLDER.
     """
     from fivefold.cli.tool_server import serve
 
     if not request.folder.is_dir():
-        raise UserError(f"{request.folder}: is not a folder; name the folder that the tools may write to")
+        raise UserError(f"{request.folder} is not a folder; name the folder that the tools may write to")
     serve(request.folder, writes=request.write)

@@ -80,6 +80,6 @@ def _source(run: Run, weights: Path | None, *, model: Model) -> WeightSource | N
     source = WeightSource.find(path)
     if (parameters := source.model.parameters) != model.parameters:
         raise UserError(
-            f"{path}: has {parameters} parameters, but {model.name} has {model.parameters}; name a checkpoint of it"
+            f"{path} has {parameters} parameters, but {model.name} has {model.parameters}; name a checkpoint of it"
         )
     return source

@@ -147,7 +147,10 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
 
     if len(what) == 1:
         if not Path(what[0]).exists():
-            resolve(what[0])  # raises, if there is no such model either
+            try:
+                resolve(what[0])
+            except UserError as error:
+                raise UserError(f"no run folder or file {what[0]!r}, and {error}") from None
         raise UserError(f"report {what[0]} needs a machine; write for example: fivefold report {what[0]} h100:8")
     if len(what) > 3:
         raise UserError("a report needs a run's folder, files that a command wrote, or MODEL MACHINE [LAYOUT]")

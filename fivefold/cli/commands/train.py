@@ -187,7 +187,7 @@ def _check_folder(run: Run, *, model: Model, file: Path) -> None:
     before = read_prediction(run.folder)
     if before is not None and before.model != model.name and before.work.parameters != model.parameters:
         raise UserError(
-            f"{run.folder}: holds a run of {before.model}, and {file} trains {model.name}; give {file} another folder, "
+            f"{run.folder} holds a run of {before.model}, and {file} trains {model.name}; give {file} another folder, "
             f'such as folder = "{run.folder}-{model.name}", or remove {run.folder}'
         )
 

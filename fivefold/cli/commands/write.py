@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @accept_request(WriteOptions)
 def write(request: WriteOptions, job: Job) -> None:
-    """Write the config with which another software runs a layout; it names what that software cannot do."""
+    """Write a config for Megatron, torchtitan, DeepSpeed, …; it lists what that software cannot do."""
     from fivefold.interop.write import write as run
 
     plan = _plan(request, job)
@@ -36,7 +36,7 @@ def say_defaults(what: str, plan: ConfigPlan) -> None:
         return
     job = (run_file or {}).get("job")
     if line := describe_defaults(plan.job, stated=job if isinstance(job, dict) else ()):
-        say(f"fivefold: {line}")
+        say(f"note: {line}")
 
 
 def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
@@ -53,7 +53,7 @@ def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
         return ConfigPlan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
     config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):
-        say(f"fivefold: {line}")
+        say(f"note: {line}")
     machine = gpus or _read_machine(Path(what))
     config_job = load_job(**get_job_words(request), base=config.job.model_dump())
     return ConfigPlan(config.model, config.layout, config_job, nodes, machine, config.data)

@@ -36,11 +36,11 @@ def load(path: Path) -> UserFile:
     source = read_text(path, kind="Python")
     name = str(path)
     if path.suffix not in (".py", ""):
-        raise UserError(f"{name}: is not Python source; doctor takes the .py file of a module, or a memory snapshot")
+        raise UserError(f"{name} is not Python source; doctor takes the .py file of a module, or a memory snapshot")
     if "\0" in source:
         number = source[: source.index("\0")].count("\n") + 1
         raise UserError(
-            f"{name}:{number}: has a null byte, so it is not Python source; doctor takes the .py file of a module"
+            f"{name}:{number} has a null byte, so it is not Python source; doctor takes the .py file of a module"
         )
     module = ModuleType(f"doctored_{path.stem}", path.stem)
     module.__file__ = name
@@ -68,5 +68,5 @@ def _build_user_file(name: str, values: dict[str, Any], module_names: dict[str, 
         what = (
             "def model(): … that returns a Module" if missing == "model" else "def loss(model): … that returns a Tensor"
         )
-        raise UserError(f"{name}: has no function {missing!r}; write {what}{hint}")
+        raise UserError(f"{name} has no function {missing!r}; write {what}{hint}")
     return UserFile(name, **values)

@@ -245,4 +245,4 @@ def check_ranks(ranks: Sequence[tuple[str, int | None]]) -> None:
     """Validate numbers of ranks; raises ``UserError`` for one outside of 2 to 65536."""
     for option, number in ranks:
         if number is not None and not 2 <= number <= 65536:
-            raise UserError(f"{option} {number}: must be a number of ranks from 2 to 65536")
+            raise UserError(f"{option} {number} must be a number of ranks from 2 to 65536")

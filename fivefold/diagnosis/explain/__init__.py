@@ -84,13 +84,13 @@ def _explain_file(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
         with open_stream(path) as file:
             return _explain_open_file(path, file, ranks, top=top)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _explain_open_file(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> list[Explanation]:
     begin = file.peek(4096)[:4096]
     if not begin.strip():
-        raise UserError(f"{path}: is empty; write the file again")
+        raise UserError(f"{path} is empty; write the file again")
     if begin.startswith(safe_pickle.MAGIC):
         return _explain_data(safe_pickle.load_open(file, path=path), path, ranks, top=top)
     if begin.startswith(b"PK\x03\x04"):
@@ -144,7 +144,7 @@ def _explain_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Exp
             return [snapshot.explain(data, files=(str(path),), top=top)]
     if not flight_recorder.is_dump(data):
         key_list = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""
-        raise UserError(f"{path}: holds a {type(data).__name__}{key_list[:200]}; it is {UNKNOWN_TEXT}")
+        raise UserError(f"{path} holds a {type(data).__name__}{key_list[:200]}; it is {UNKNOWN_TEXT}")
     rank = _find_rank(path, data.get("rank"))
     if rank is None:
         rank = next(number for number in range(len(ranks.dumps) + 1) if number not in ranks.dumps)

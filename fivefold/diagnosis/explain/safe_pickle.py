@@ -48,7 +48,7 @@ def load_open(file: BufferedReader, *, path: Path) -> Any:
     """Return what the pickle of an open file holds, as ``load`` does."""
     if os.fstat(file.fileno()).st_size > MAX_BYTES:
         raise UserError(
-            f"{path}: holds more than {MAX_BYTES // 2**30} GiB, the limit for a snapshot; record fewer events "
+            f"{path} holds more than {MAX_BYTES // 2**30} GiB, the limit for a snapshot; record fewer events "
             "(max_entries)"
         )
     try:

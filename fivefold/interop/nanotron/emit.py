@@ -30,7 +30,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         raise UserError(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; take one of them")
     if job.optimizer.kind != "adamw":
         raise UserError(
-            f"optimizer {job.optimizer.kind}: cannot be written for nanotron, which has adamw only; take adamw"
+            f"optimizer {job.optimizer.kind} cannot be written for nanotron, which has adamw only; take adamw"
         )
     dtype, sums_in_fp32 = dtypes[job.precision.name]
     rate = job.learning_rate

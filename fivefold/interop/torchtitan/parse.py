@@ -45,7 +45,7 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
         known = configs(text, origin=origin)
         if len(known) != 1:
             raise UserError(
-                f"{origin}: holds {len(known)} configs; name one, as {origin}:{known[0] if known else 'NAME'}"
+                f"{origin} holds {len(known)} configs; name one, as {origin}:{known[0] if known else 'NAME'}"
             )
         name = known[0]
     config_function = config(text, str(name), origin=origin)

@@ -83,7 +83,7 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
         if path.is_dir():
             files_inside = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
             if not files_inside:
-                raise UserError(f"{path}: holds no .json or .json.gz; name trace files or their folder")
+                raise UserError(f"{path} holds no .json or .json.gz; name trace files or their folder")
             files += [(file, False) for file in files_inside]
         else:
             files.append((path, True))

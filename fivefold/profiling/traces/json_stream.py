@@ -55,7 +55,7 @@ class JsonStream:
             self._opened.close()
             raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
         except ValueError as error:  # a file name with a null byte
-            raise UserError(f"{str(path)!r}: is not a file name: {error}") from None
+            raise UserError(f"{str(path)!r} is not a file name: {error}") from None
         self._file: Any = gzip.GzipFile(fileobj=self._source) if zipped else self._source
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class JsonStream:
         """Yield every event; raises ``UserError`` if the file is empty or holds no list of events."""
         opening = self._peek()
         if not opening:
-            raise UserError(f"{self.path}: is empty{f' ({self.cut})' if self.cut else ''}; take another trace")
+            raise UserError(f"{self.path} is empty{f' ({self.cut})' if self.cut else ''}; take another trace")
         if opening == "[":
             yield from self._items()
             return
@@ -88,9 +88,7 @@ class JsonStream:
         except MalformedJson:
             self.cut = self.cut or "from some place on it is no JSON"
         if not has_events:
-            raise UserError(
-                f"{self.path}: is not a PyTorch profiler trace: it has no traceEvents{self._describe_cut()}"
-            )
+            raise UserError(f"{self.path} is not a PyTorch profiler trace: it has no traceEvents{self._describe_cut()}")
 
     def _describe_cut(self) -> str:
         return f"; {self.cut}" if self.cut else ""
@@ -99,7 +97,7 @@ class JsonStream:
         """Yield the keys of the outermost object; the caller reads the value after each key."""
         if self._peek() != "{":
             raise UserError(
-                f"{self.path}: is not a PyTorch profiler trace, as it is not JSON; write one with torch.profiler's "
+                f"{self.path} is not a PyTorch profiler trace, as it is not JSON; write one with torch.profiler's "
                 "export_chrome_trace"
             )
         self._at += 1

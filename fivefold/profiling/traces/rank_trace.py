@@ -91,7 +91,7 @@ def rank_trace(recording: TraceEvents, *, rank: int) -> RankEvents:
     """Classify the rows of a recording."""
     rows = _gpu_rows(recording) if recording.has_gpu_kernels else _cpu_rows(recording)
     if not len(rows):
-        raise UserError(f"{recording.path}: has no operator that computes; record complete steps with torch.profiler")
+        raise UserError(f"{recording.path} has no operator that computes; record complete steps with torch.profiler")
     rows = rows[np.argsort(recording.start[rows], kind="stable")]
     activity = _classify_rows(recording, rows)
     launch = _launches(recording, rows) if recording.has_gpu_kernels else recording.start[rows]

@@ -153,7 +153,7 @@ def read_trace(path: Path, *, report: Callable[[int], object] = lambda _: None) 
     kind = np.frombuffer(columns.kind, np.int8)
     if not np.isin(kind, (KERNEL, OPERATOR)).any():
         cut = f" before its cut ({stream.cut})" if stream.cut else ""
-        raise UserError(f"{path}: holds no kernel and no operator{cut}; record with torch.profiler, CPU and CUDA")
+        raise UserError(f"{path} holds no kernel and no operator{cut}; record with torch.profiler, CPU and CUDA")
     name, lane, correlation, start, duration = (
         np.frombuffer(column, np.int64)
         for column in (columns.name, columns.lane, columns.correlation, columns.start, columns.duration)

@@ -111,7 +111,7 @@ def write(
             shutil.rmtree(temporary, ignore_errors=True)  # this save's alone
         last_good = find_latest(directory)
         rest = f"the last good checkpoint is {last_good}" if last_good else "there is no checkpoint before it"
-        raise RunFailure(f"{final}: cannot be written: {_reason(error)}{sizes}; {rest}") from None
+        raise RunFailure(f"{final} cannot be written: {_reason(error)}{sizes}; {rest}") from None
     return final
 
 
@@ -144,7 +144,7 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     try:
         load_tensors({**_tensors(built), **generators, **scaler}, storage_reader=FileSystemReader(path))
     except (OSError, RuntimeError, CheckpointException) as error:
-        raise RunFailure(f"{path}: cannot be restored: {_reason(error)}") from None
+        raise RunFailure(f"{path} cannot be restored: {_reason(error)}") from None
     for name, state in generators.items():
         torch.cuda.set_rng_state(state, ranks.device) if name.endswith("/cuda") else torch.set_rng_state(state)
     if built.scaler is not None and scaler:
@@ -185,10 +185,10 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
     """Raise ``UserError`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
     checkpoint = read(path)
     if mismatch := difference(checkpoint.model, model, skip=("name", "source")):
-        raise UserError(f"{path}: holds another model, with {mismatch}; give that model or start a new run")
+        raise UserError(f"{path} holds another model, with {mismatch}; give that model or start a new run")
     if (old := checkpoint.job.optimizer.kind) != (new := job.optimizer.kind):
         raise UserError(
-            f"{path}: holds moments of optimizer.kind={old}, which {new} cannot continue with; set "
+            f"{path} holds moments of optimizer.kind={old}, which {new} cannot continue with; set "
             f"optimizer.kind={old} or start a new run"
         )
     if checkpoint.job.adapter != job.adapter:
@@ -236,7 +236,7 @@ def _check_tensors(path: Path, names: Collection[str]) -> None:
     saved_names = FileSystemReader(path).read_metadata().state_dict_metadata
     if missing := sorted(name for name in names if name not in saved_names):
         raise UserError(
-            f"{path}: holds no {missing[0]}, and {len(missing)} such in all, which the optimizer needs; give the "
+            f"{path} holds no {missing[0]}, and {len(missing)} such in all, which the optimizer needs; give the "
             f"optimizer that it was trained with or start a new run"
         )
 

@@ -176,7 +176,7 @@ def read(path: Path) -> Checkpoint:
     """Read the manifest of the checkpoint ``path``; raises ``UserError`` if missing, damaged or of a newer version."""
     manifest = path / MANIFEST
     if not manifest.is_file():
-        raise UserError(f"{path}: is not a complete checkpoint, because it has no {MANIFEST}; {recovery_hint(path)}")
+        raise UserError(f"{path} is not a complete checkpoint, because it has no {MANIFEST}; {recovery_hint(path)}")
     try:
         values = read_file(manifest)
     except UserError as error:
@@ -197,10 +197,10 @@ def verify(path: Path, files: tuple[CheckpointFile, ...]) -> None:
         file_path = path / file.name
         size_text = f"{file.size_bytes} bytes were written"
         if not file_path.is_file():
-            raise UserError(f"{file_path}: is missing, but {size_text}; {recovery_hint(path)}")
+            raise UserError(f"{file_path} is missing, but {size_text}; {recovery_hint(path)}")
         size = file_path.stat().st_size
         if size != file.size_bytes:
-            raise UserError(f"{file_path}: holds {size} bytes, but {size_text}; {recovery_hint(path)}")
+            raise UserError(f"{file_path} holds {size} bytes, but {size_text}; {recovery_hint(path)}")
         if CheckpointFile.from_path(file_path) != file:
             raise UserError(
                 f"{file_path}: its {size} bytes have another SHA-256 than when written; {recovery_hint(path)}"

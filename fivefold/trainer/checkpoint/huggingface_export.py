@@ -70,7 +70,7 @@ def find(source: Path) -> Path:
     for folder in (source / "checkpoints", source):
         if (newest := checkpoint_folder.find_latest(folder)) is not None:
             return newest
-    raise UserError(f"{source}: holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
+    raise UserError(f"{source} holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
 
 
 def export(
@@ -94,7 +94,7 @@ def export(
         raise UserError(f"{folder} exists already; remove it or give another folder")
     manifest = checkpoint_folder.read(checkpoint)
     if manifest.job.adapter is None and (merge or base):
-        raise UserError(f"{checkpoint}: holds all weights and no adapter; drop {'--merge' if merge else '--base'}")
+        raise UserError(f"{checkpoint} holds all weights and no adapter; drop {'--merge' if merge else '--base'}")
     if manifest.job.adapter is not None and not merge:
         return _export_adapter(checkpoint, folder, manifest, dtype=dtype or "fp32", base=base)
     dtype = dtype or "bf16"
@@ -178,10 +178,10 @@ def _new_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Path]
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RunFailure(
-            f"{folder}: cannot be written: {reason} ({show_bytes(total)} in all); the partial output is removed"
+            f"{folder} cannot be written: {reason} ({show_bytes(total)} in all); the partial output is removed"
         ) from None
     except (RuntimeError, CheckpointException) as error:
-        raise RunFailure(f"{checkpoint}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise RunFailure(f"{checkpoint} cannot be read: {str(error).splitlines()[0]}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -80,7 +80,7 @@ class HuggingFaceFolder:
                 model = model.replace(mtp=None)
                 stored = stored.replace(mtp=None)
             if mismatch := find_difference(stored, model):
-                raise UserError(f"{path}: holds another model, with {mismatch}; give the run model = {str(path)!r}")
+                raise UserError(f"{path} holds another model, with {mismatch}; give the run model = {str(path)!r}")
         wanted = list(
             parts(
                 stored,
@@ -190,14 +190,14 @@ def _files(path: Path) -> list[Path]:
     if (path / INDEX).is_file():
         places = read_file(path / INDEX).get("weight_map")
         if not isinstance(places, dict) or not places:
-            raise UserError(f"{path / INDEX}: has no weight_map; fetch the file again")
+            raise UserError(f"{path / INDEX} has no weight_map; fetch the file again")
         files = [path / str(name) for name in sorted({str(place) for place in places.values()})]
     else:
         files = [path / SINGLE]
     for file in files:
         if not file.is_file():
             reason = f"{INDEX} names it" if len(files) > 1 else f"there is no {INDEX} either"
-            raise UserError(f"{file}: is missing, and {reason}; only safetensors are read")
+            raise UserError(f"{file} is missing, and {reason}; only safetensors are read")
     return files
 
 
@@ -296,7 +296,7 @@ def _check(
         if not (_can_be_unused(name, model) or name in foreign or (wrapped and name.startswith(OTHER_SENSES)))
     ]:
         raise UserError(
-            f"{path}: holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}; "
+            f"{path} holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}; "
             f"take the {CONFIG} of these weights"
         )
     for head in set(HEADS).intersection(spare):

@@ -122,5 +122,5 @@ def read_checkpoint_factors(path: Path, manifest: Checkpoint) -> dict[str, Tenso
             warnings.simplefilter("ignore")  # torch warns that no process group is initialised
             load_tensors(dict(targets), storage_reader=FileSystemReader(path), no_dist=True)
     except (OSError, RuntimeError, CheckpointException) as error:
-        raise RunFailure(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise RunFailure(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     return factors

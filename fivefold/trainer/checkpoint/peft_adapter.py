@@ -74,7 +74,7 @@ class AdapterFolder:
         config = read_file(path / CONFIG)
         if (kind := config.get("peft_type")) != "LORA":
             raise UserError(
-                f"{path}: holds an adapter of peft_type {kind}, and only LORA is read; train a LoRA, or merge it into "
+                f"{path} holds an adapter of peft_type {kind}, and only LORA is read; train a LoRA, or merge it into "
                 "its base with peft"
             )
         if parameters := config.get("target_parameters"):
@@ -112,7 +112,7 @@ class AdapterFolder:
         every = dict(_tensor_names(model, family, Adapter(kind=self.adapter.kind, rank=self.adapter.rank)))
         if unknown := sorted(self.tensors.keys() - {name for name, _ in every.values()}):
             raise UserError(
-                f"{self.path}: holds {len(unknown)} tensors that are not factors of the linear layers of "
+                f"{self.path} holds {len(unknown)} tensors that are not factors of the linear layers of "
                 f"{model.name}, such as {unknown[0]}"
             )
         linears = {
@@ -204,7 +204,7 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
     wanted = {weight.name for weight in adapter_weights(model, adapter)}
     if (stored.rank, stored.scale, set(factors)) != (adapter.rank, adapter.scale, wanted):
         raise UserError(
-            f"{path}: holds an adapter of {_describe(stored)}, and [job] adapter has {_describe(adapter)}; "
+            f"{path} holds an adapter of {_describe(stored)}, and [job] adapter has {_describe(adapter)}; "
             f"`fivefold import {path}` writes a run file that fits it"
         )
     return factors

@@ -82,7 +82,7 @@ def list_files(corpus: str) -> list[CorpusFile]:
 
 def _walk(root: Path, *, skip: frozenset[str]) -> list[Path]:
     def refuse(error: OSError) -> None:
-        raise UserError(f"{error.filename}: cannot be read: {error.strerror}")
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}")
 
     paths: list[Path] = []
     for folder, inner, names in os.walk(root, onerror=refuse):
@@ -95,7 +95,7 @@ def _file(path: Path, root: Path) -> CorpusFile:
     try:
         status = path.stat()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
         raise UserError(
             f"{path}: not a regular file; the corpus is read several times, so write a pipe to a file first"
@@ -159,7 +159,7 @@ def read_records(
     elif piece.path.suffix == ".jsonl":
         yield from _read_lines(piece.path, *_read_bytes(piece), parse)
     else:
-        raise UserError(f"{piece.path}: holds text; records are read from files in {' and '.join(RECORD_SUFFIXES)}")
+        raise UserError(f"{piece.path} holds text; records are read from files in {' and '.join(RECORD_SUFFIXES)}")
 
 
 def clean(text: str) -> str:
@@ -185,7 +185,7 @@ def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
             file.seek(start)
             return start, file.read(stop - start)
     except OSError as error:
-        raise UserError(f"{piece.path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{piece.path} cannot be read: {error.strerror}") from None
 
 
 def _document_end(file: BinaryIO, offset: int, limit: int) -> int:
@@ -263,7 +263,7 @@ def _read_rows(
         names = parquet.schema_arrow.names
         for column in columns or ():
             if column not in names:
-                raise UserError(f"{piece.path}: has no column {column!r}; it has {', '.join(map(repr, names))}")
+                raise UserError(f"{piece.path} has no column {column!r}; it has {', '.join(map(repr, names))}")
         rows = parquet.read_row_group(piece.start, columns=columns and list(columns)).to_pylist()
         for number, row in enumerate(rows):
             record = {name: value for name, value in row.items() if value is not None}
@@ -285,4 +285,4 @@ def _parquet(path: Path) -> Iterator[Any]:
             yield file
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be read as Parquet: {reason}") from None
+        raise UserError(f"{path} cannot be read as Parquet: {reason}") from None

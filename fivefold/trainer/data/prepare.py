@@ -85,7 +85,7 @@ def prepare(
 def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> UserError | RunFailure:
     """Return the error to raise if writing failed. Call it before files are removed, as it states free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"{directory}: cannot be written: {error.strerror or error}")
+        return UserError(f"{directory} cannot be written: {error.strerror or error}")
     free_text = show_bytes(shutil.disk_usage(directory.parent).free)
     return RunFailure(
         f"{directory}: the disk is full: {free_text} are free, the corpus has {show_bytes(plan.size_bytes)}; "
@@ -195,7 +195,7 @@ def _check_replaceable(directory: Path) -> None:
     shard_files = {name for name in names if name in (INDEX, TOKENIZER) or SHARD_NAME.fullmatch(name)}
     other_files = [name for name in names if name not in shard_files or INDEX not in names]
     if other_files:
-        raise UserError(f"{directory}: holds {other_files[0]!r}, which is not a shard; choose another folder")
+        raise UserError(f"{directory} holds {other_files[0]!r}, which is not a shard; choose another folder")
 
 
 def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> Index:

@@ -99,7 +99,7 @@ class Shards:
         index = read_index(directory)
         tokenizer = load(directory / TOKENIZER)
         if tokenizer.fingerprint != index.tokenizer:
-            raise UserError(f"{directory / TOKENIZER}: is not the tokenizer of these shards; prepare the corpus again")
+            raise UserError(f"{directory / TOKENIZER} is not the tokenizer of these shards; prepare the corpus again")
         if fingerprint not in (None, index.tokenizer):
             raise UserError(
                 f"{directory}: made with another tokenizer ({index.tokenizer[:12]}, expected {fingerprint[:12]}); "
@@ -139,7 +139,7 @@ def read_index(directory: Path) -> Index:
     """Read ``index.json`` in ``directory``; raises ``UserError`` if there is none or it has another version."""
     path = directory / INDEX
     if not path.exists():
-        raise UserError(f"{directory}: holds no prepared corpus; run `fivefold data` first")
+        raise UserError(f"{directory} holds no prepared corpus; run `fivefold data` first")
     values = read_file(path)
     if isinstance(version := values.get("version"), int) and version > VERSION:
         raise UserError(f"{path}: written by a newer fivefold (version {version}, this one reads {VERSION}); update it")
@@ -160,7 +160,7 @@ def _check_size(path: Path, expected: int) -> None:
     try:
         actual = path.stat().st_size
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; prepare the corpus again") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}; prepare the corpus again") from None
     if actual != expected:
         state = f"cut short by {expected - actual}" if actual < expected else f"longer by {actual - expected}"
         raise UserError(f"{path}: {state} bytes, should be {expected}; prepare the corpus again")

@@ -124,7 +124,7 @@ class BpeTokenizer:
         ids = rust.get_vocab(with_added_tokens=True)
         end = next((ids[name] for name in KNOWN_ENDS if name in ids), None)
         if end is None:
-            raise UserError(f"{origin}: has no end-of-document token; add one of {' '.join(KNOWN_ENDS)} to it")
+            raise UserError(f"{origin} has no end-of-document token; add one of {' '.join(KNOWN_ENDS)} to it")
         return cls(vocab=max(ids.values()) + 1, end=end, text=text, fingerprint=_sha256(text), rust=rust)
 
     def encode(self, text: str) -> Tokens:

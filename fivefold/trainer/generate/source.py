@@ -57,7 +57,7 @@ class WeightSource:
         """
         source = cls._find(path, base=base)
         if source.adapted is None and base is not None:
-            raise UserError(f"{path}: has no adapters; drop --base")
+            raise UserError(f"{path} has no adapters; drop --base")
         return source
 
     @classmethod
@@ -85,11 +85,11 @@ class WeightSource:
         """
         source = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
         if named is None and not (source / "tokenizer.json").is_file():
-            raise UserError(f"{source}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
+            raise UserError(f"{source} holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
         loaded = tokenizer.tokenizer("bytes") if str(source) == "bytes" else tokenizer.load(source)
         if loaded.vocab > self.model.vocab:
             raise UserError(
-                f"{source}: has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}; name the "
+                f"{source} has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}; name the "
                 "model's own with --tokenizer"
             )
         return loaded
@@ -163,4 +163,4 @@ def _read_checkpoint(path: Path, tensors: dict[str, Tensor], biases: dict[int, T
                 no_dist=True,
             )
     except (OSError, RuntimeError, CheckpointException) as error:
-        raise RunFailure(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise RunFailure(f"{path} cannot be read: {str(error).splitlines()[0]}") from None

@@ -137,4 +137,4 @@ def note(folder: Path, *, text: str, step: int | None = None) -> None:
             drop_torn_line(file.fileno())
             file.write(json.dumps(line) + "\n")
     except OSError as error:
-        raise RunFailure(f"{path}: cannot be written: {error.strerror}") from None
+        raise RunFailure(f"{path} cannot be written: {error.strerror}") from None

@@ -113,7 +113,7 @@ def test_tied_weights_count_once() -> None:
     mark_share(
         3,
         [
-            ({"fsdp": 1}, "--fsdp 1: must be a number of ranks from 2"),
+            ({"fsdp": 1}, "--fsdp 1 must be a number of ranks from 2"),
             ({"tp": 2}, "--tp needs a plan"),
             (
                 {"tp": 2, "plan": lambda _: {"*.0": "colwide"}},

@@ -260,7 +260,7 @@ def test_an_adapter_is_read_in_words_or_as_a_table() -> None:
         ("vera:16", "adapter 'vera:16' is none of lora:RANK, qlora:RANK, dora:RANK, qdora:RANK"),
         ("lora:many", "adapter 'lora:many' is none of lora:RANK"),
         ({"targets": ["lm_head"]}, "'lm_head' is not a linear layer of a block"),
-        ({"rank": 0}, "adapter.rank: must be 1 or more"),
+        ({"rank": 0}, "adapter.rank must be 1 or more"),
     ],
 )
 def test_other_adapters_are_a_mistake_of_one_line(text: object, words: str) -> None:

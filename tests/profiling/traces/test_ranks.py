@@ -331,7 +331,7 @@ class TestOneJob:
         self.check_invalid(tmp_path, said="holds no .json or .json.gz")
         (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
         self.check_invalid(
-            tmp_path, said="contains no PyTorch profiler trace; left out: notes.json: is not a PyTorch profiler trace"
+            tmp_path, said="contains no PyTorch profiler trace; left out: notes.json is not a PyTorch profiler trace"
         )
         self.check_invalid(tmp_path / "notes.json", said="has no traceEvents")
         self.check_invalid(tmp_path / "gone.json", said="no such file")

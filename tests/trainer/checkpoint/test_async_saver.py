@@ -130,7 +130,7 @@ def test_a_full_disk_is_told_by_the_next_call(forked, tmp_path: Path) -> None:
     assert (first[0], first[2]) == (f"{tmp_path}/step-00000001", f"{tmp_path}/step-00000003")
     assert_line(
         first[1],
-        rf"{tmp_path}/step-00000002: cannot be written: rank 1: No space left on device \(at least .* free\); "
+        rf"{tmp_path}/step-00000002 cannot be written: rank 1: No space left on device \(at least .* free\); "
         rf"the last good checkpoint is {tmp_path}/step-00000001",
     )
 
@@ -173,7 +173,7 @@ def test_a_run_ends_after_a_save_that_failed(monkeypatch: pytest.MonkeyPatch) ->
     (line,) = (line for line in ranks.read_output().splitlines() if line.startswith("fivefold: "))
     assert_line(
         line,
-        r"fivefold: run/checkpoints/step-00000008: cannot be written: rank 1: No space left on device \(at least .*\); "
+        r"fivefold: run/checkpoints/step-00000008 cannot be written: rank 1: No space left on device \(at least .*\); "
         r"the last good checkpoint is run/checkpoints/step-00000004",
     )
     assert saved_step() == 4

@@ -193,7 +193,7 @@ def test_a_folder_that_is_there_stays(saved: Path) -> None:
 
 
 def test_a_source_without_checkpoints(tmp_path: Path) -> None:
-    assert re.match("UserError: SOURCE: holds no complete checkpoint", refusal(tmp_path))
+    assert re.match("UserError: SOURCE holds no complete checkpoint", refusal(tmp_path))
 
 
 def test_a_flipped_bit(saved: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_disk_that_fills_up(saved: Path, monkeypatch: pytest.MonkeyPatch, erro
     line = refusal(saved, file_bytes=20_000)
     reason = "No space left on device" if isinstance(error, OSError) else "os error 28"
     assert re.fullmatch(
-        rf"RunFailure: SOURCE/out: cannot be written: {reason} \(.* in all\); the partial output is removed", line
+        rf"RunFailure: SOURCE/out cannot be written: {reason} \(.* in all\); the partial output is removed", line
     )
 
 

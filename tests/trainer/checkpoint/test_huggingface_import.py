@@ -365,7 +365,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (lambda p: (p / "model.safetensors").unlink(), "is missing, and there is no model.safetensors.index.json"),
     "elsewhere": (
         lambda p: (p / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b", "c": "d"}}'),
-        "b: is missing, and model.safetensors.index.json names it",
+        "b is missing, and model.safetensors.index.json names it",
     ),
     "family": (
         lambda p: change(p, architectures=["RwkvForCausalLM"]),

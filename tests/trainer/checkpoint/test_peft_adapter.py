@@ -197,7 +197,7 @@ def folder_of(path: Path, base: Path) -> Path:
         ({"target_parameters": ["gate_up_proj"]}, "target_parameters=gate_up_proj: adapters of routed experts"),
         ({"r": 4}, r"is \[3, 48\] instead of \[4, 48\]"),
         ({"lora_alpha": 7}, "scale 4.04145 .* and .job. adapter has kind lora, rank 3, scale 2.88675"),
-        ({"r": 0}, "rank: must be 1 or more, not 0"),
+        ({"r": 0}, "rank must be 1 or more, not 0"),
     ],
     ids=str,
 )

@@ -119,7 +119,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty files": (lambda folder: (folder / "a.txt").touch(), "the corpus is empty: 1 files of 0 bytes"),
     "dangling link": (
         lambda folder: (folder / "a.txt").symlink_to("nowhere"),
-        r"a\.txt: cannot be read: No such file or directory",
+        r"a\.txt cannot be read: No such file or directory",
     ),
     "not UTF-8": (
         lambda folder: (folder / "a.txt").write_bytes(b"line\n" * 20_000 + "é".encode("latin-1")),
@@ -156,7 +156,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "jsonl, too deep": (_write_deep, r"a\.jsonl:2: .*recursion"),
     "parquet without the column": (
         lambda folder: rows(folder / "a.parquet", ["one"], column="body"),
-        r"a\.parquet: has no column 'text'; it has 'body'",
+        r"a\.parquet has no column 'text'; it has 'body'",
     ),
     "parquet, no text": (
         lambda folder: rows(folder / "a.parquet", [1, 2, 3]),
@@ -164,7 +164,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "parquet, cut short": (
         lambda folder: (folder / "a.parquet").write_bytes(b"PAR1 and no more"),
-        r"a\.parquet: cannot be read as Parquet",
+        r"a\.parquet cannot be read as Parquet",
     ),
 }
 

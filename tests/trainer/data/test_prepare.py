@@ -190,7 +190,7 @@ def test_prepared_shards_are_reused_until_something_changes(texts: Path, tmp_pat
 def test_a_folder_of_other_things_is_left_alone(stranger: str, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / stranger).touch()
-    with pytest.raises(UserError, match=f"out: holds '{stranger}', which is not a shard; choose another folder"):
+    with pytest.raises(UserError, match=f"out holds '{stranger}', which is not a shard; choose another folder"):
         prepare(str(texts), directory=tmp_path / "out")
     with pytest.raises(UserError, match="is a file; choose another folder"):
         prepare(str(texts), directory=tmp_path / "out" / stranger)
@@ -202,7 +202,7 @@ def test_a_checkpoint_beside_the_shards_is_not_thrown_away(texts: Path, tmp_path
     prepare(str(texts), directory=tmp_path / "out")
     (tmp_path / "out/checkpoint").mkdir()
     prepare(str(texts), directory=tmp_path / "out")  # nothing to do
-    with pytest.raises(UserError, match="out: holds 'checkpoint', which is not a shard"):
+    with pytest.raises(UserError, match="out holds 'checkpoint', which is not a shard"):
         prepare(str(texts), directory=tmp_path / "out", holdout=0.5)
 
 
@@ -273,7 +273,7 @@ def test_a_full_disk(failing: str, texts: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_that_cannot_be_written(texts: Path) -> None:
-    with pytest.raises(UserError, match=r"out: cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(UserError, match=r"out cannot be written: (Not a directory|File exists)"):
         prepare(str(texts), directory=texts / "00.txt" / "out")
 
 
@@ -387,7 +387,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "gone": (
         lambda folder: (folder / "train-ends.bin").unlink(),
-        r"train-ends\.bin: cannot be read: No such file or directory; prepare the corpus again",
+        r"train-ends\.bin cannot be read: No such file or directory; prepare the corpus again",
     ),
     "newer": (
         lambda folder: _edit(folder, version=3, novelty=1),
@@ -397,7 +397,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no JSON": (lambda folder: _cut(folder / "index.json"), r"index\.json: not valid JSON"),
     "other tokenizer": (
         lambda folder: (folder / "tokenizer.json").write_bytes((folder / "../other/tokenizer.json").read_bytes()),
-        r"tokenizer\.json: is not the tokenizer of these shards",
+        r"tokenizer\.json is not the tokenizer of these shards",
     ),
 }
 

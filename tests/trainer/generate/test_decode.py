@@ -293,7 +293,7 @@ def test_a_source_without_weights_or_tokenizer_is_refused(tmp_path: Path, forked
         WeightSource.find(tmp_path)
     forked(1, save, tmp_path, MODELS[0], Layout.parse("dp1 mbs1"))
     source = WeightSource.find(tmp_path)
-    with pytest.raises(UserError, match=r"data: holds no tokenizer.json; name one with --tokenizer"):
+    with pytest.raises(UserError, match=r"data holds no tokenizer.json; name one with --tokenizer"):
         source.tokenizer()
-    with pytest.raises(UserError, match=r"bytes: has 256 tokens, but grouped only vocab=131"):
+    with pytest.raises(UserError, match=r"bytes has 256 tokens, but grouped only vocab=131"):
         source.tokenizer(Path("bytes"))
