@@ -673,4 +673,4 @@ def _machine(what: str | Machine) -> Machine:
 def _layout(what: str | Layout, machine: Machine | None = None) -> Layout:
     from fivefold.layout.spec import Layout
 
-    return Layout.parse(what, ranks=machine and machine.ranks) if isinstance(what, str) else what
+    return Layout.parse(what, ranks=machine.ranks if machine else None) if isinstance(what, str) else what

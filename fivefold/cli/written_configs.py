@@ -104,14 +104,16 @@ def show_config(layouts: Sequence[str], *, model: Model, machine: Machine, job: 
     """Print the config with which the job's software runs the best layout, or what would have to change."""
     from rich.text import Text
 
+    from fivefold.interop.registry import find_stack_format
     from fivefold.rendering.table import heading
 
-    software = job.stack.name
+    software = form = job.stack.name
     try:
-        choice = choose_written(layouts, model=model, machine=machine, job=job)
+        form = find_stack_format(job)
+        choice = choose_written(layouts, model=model, machine=machine, job=job, form=form)
     except UserError as error:
         show(heading(f"With {software}"))
-        show(Text(f"no config can be written: {error}", overflow="fold"))
+        show(Text(f"no config can be written for {form}: {error}", overflow="fold"))
         return
     show(heading(f"With {software}", f"{choice.layout}; --write PATH writes it"))
     if choice.why:

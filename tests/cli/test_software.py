@@ -49,7 +49,7 @@ def test_a_search_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
     assert Path("best.py").read_text().rstrip() in shown
     shown = run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--set", "optimizer.kind=muon")
     refusal = "--to torchtitan: the config cannot express the job: read back, it has optimizer.kind='adamw'"
-    assert f"no config can be written: {refusal}" in " ".join(shown.split())
+    assert f"no config can be written for torchtitan: {refusal}" in " ".join(shown.split())
     assert "With" not in run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--stack", "fivefold")
 
 
@@ -64,4 +64,6 @@ def test_a_search_in_several_precisions_names_that_of_each_layout_and_writes_it(
     assert read["job"]["precision"]["name"] == "fp8-rowwise"
     assert " in bf16\n" not in run("search", *words)
     refused = run("search", *words, "--also", "fp8")
-    assert "no config can be written: precision fp8: torchtitan 0.3 has fp8-rowwise" in " ".join(refused.split())
+    assert "no config can be written for torchtitan: precision fp8: torchtitan 0.3 has fp8-rowwise" in " ".join(
+        refused.split()
+    )

@@ -94,6 +94,8 @@ def search(
     legal.
     """
     start, work = time.perf_counter(), None if exact else work or SearchWork()
+    where = space_arguments.get("where", ANY)
+    unsearched = _describe_unsearched(model, job, where)
     own_planner = Planner(model=model, machine=machine, job=job, risk=risk) if own else None
     ranked_own = _rank(own_planner, own, machine) if own and own_planner else None
     spaces = _list_spaces(
@@ -120,12 +122,12 @@ def search(
     planners = _search_until_stopped(
         solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk
     )
-    where = space_arguments.get("where", ANY)
     total += even_out(incumbents, where=where) if planners and proposes else 0
     result = SearchResult(
         by=by,
         remarks=(
             *describe_assumed_batch(job, machine),
+            *unsearched,
             *(line for recipe in (job.precision, *recipes) for line in describe_number_format(machine, recipe)),
         ),
         own=ranked_own,
@@ -334,6 +336,24 @@ def find_fitting_layout(
         if incumbents.best:
             return incumbents.best[0].estimate.layout
     return None
+
+
+def _describe_unsearched(model: Model, job: Job, where: Where) -> tuple[str, ...]:
+    """Return a remark on recomputations that ``where`` names and the software's config cannot express, else nothing.
+
+    Raises ``UserError`` if it names no others.
+    """
+    named = where.values_of("ac")
+    skipped = [ac for ac in named if not job.stack.runs.can_express(ac, experts=model.moe is not None)]
+    if not skipped:
+        return ()
+    line = (
+        f"search does not try ac={','.join(skipped)} with {job.stack.name}, whose config cannot express it; "
+        "predict and compare take it"
+    )
+    if len(skipped) == len(named):
+        raise UserError(f"where {str(where)!r}: {line}")
+    return (line,)
 
 
 def _find_binding_constraint(model: Model, machine: Machine, job: Job, *, where: Where, risk: float) -> str:

@@ -392,6 +392,14 @@ def test_a_layout_that_cannot_run_is_refused_in_one_line(text: str, said: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_recomputation_that_the_software_cannot_express_is_named() -> None:
+    job = JOB.replace(stack=stack("fsdp2"))
+    with pytest.raises(UserError, match="search does not try ac=mlp with fsdp2"):
+        search(model=SMALL, machine=NODE, job=job, where=Where.parse("ac=mlp"))
+    result = search(model=SMALL, machine=NODE, job=job, where=Where.parse("ac=none,mlp tp=1"))
+    assert any("does not try ac=mlp with fsdp2" in remark for remark in result.remarks)
+
+
 def test_ranks_that_nothing_can_share_are_refused() -> None:
     with pytest.raises(UserError, match="try gbs 14"):
         search(model=SMALL, machine=NODE.replace(ranks=7), job=FEW.replace(global_batch=8))
