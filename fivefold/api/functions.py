@@ -567,18 +567,18 @@ def trace(
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
     from fivefold.results.traced import Traced
 
-    links = None if machine is None else _machine(machine)
+    rated_machine = None if machine is None else _machine(machine)
     predicted, axes = None, None
     if against is not None:
         model = _model(against[0])
         chips = _machine(against[1])
         layout = _layout(against[2])
         predicted = predict(model, chips, layout, **job)
-        links, axes = links or chips, find_axes(layout)
+        rated_machine, axes = rated_machine or chips, find_axes(layout)
     elif job:
         raise UserError("job fields apply to a prediction only; add against=(MODEL, MACHINE, LAYOUT)")
     names = [files] if isinstance(files, str | PathLike) else list(files)
-    result = read([Path(name) for name in names], step=step, top=top, machine=links, axes=axes)
+    result = read([Path(name) for name in names], step=step, top=top, machine=rated_machine, axes=axes)
     rows = compare_with_prediction(predicted, result.report, messages=result.lowest) if predicted else []
     advice = advise(result.report, predicted)
     return Traced(**dict(result.report), against=tuple(rows), predicted=predicted, advice=advice)

@@ -2,7 +2,7 @@
 
 It serves to time the compute of one rank on real tensors. A gather fills every position with this rank's own shard; a
 receive writes small random numbers: with uninitialized buffers, activations would become NaN and all tokens would be
-routed to the same experts. Making up the contents is not part of the step, so the context manager ``aside`` is entered
+routed to the same experts. Making up the contents is not part of the step, so ``untimed`` is entered
 around it, which stops the clock. Another thread writes the contents, as gloo's threads do, so that caches are as cold.
 """
 
@@ -29,9 +29,9 @@ Group: Any = dist.ProcessGroup  # untyped: the methods of a group differ between
 
 
 class NullProcessGroup(Group):  # type: ignore[misc]
-    """A process group of which only this process exists; ``aside`` is shared by all groups."""
+    """A process group of which only this process exists; ``untimed`` is shared by all groups."""
 
-    aside: ClassVar[list[Callable[[], AbstractContextManager[None]]]] = [nullcontext]
+    untimed: ClassVar[list[Callable[[], AbstractContextManager[None]]]] = [nullcontext]
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -53,7 +53,7 @@ class NullProcessGroup(Group):  # type: ignore[misc]
             with torch.no_grad():
                 write()
 
-        with self.aside[0]():
+        with self.untimed[0]():
             if target.is_cuda:
                 write_without_grad()
             else:
@@ -100,6 +100,6 @@ def silent_world(*, rank: int, world: int) -> Iterator[None]:
     try:
         yield
     finally:
-        NullProcessGroup.aside[0] = nullcontext
+        NullProcessGroup.untimed[0] = nullcontext
         dist.destroy_process_group()
         sys.excepthook = hook

@@ -226,7 +226,7 @@ class SearchRequest(MachineRequest):
     assume: Assumptions = ()
 
     @property
-    def is_of_run(self) -> bool:
+    def compares_machines(self) -> bool:
         """Tell whether the answer is one run on several machines or numbers of ranks, not layouts of one machine."""
         words = (self.machines, self.tokens, self.deadline, self.gpu_counts, self.assume)
         return self.by == "energy" or any(word not in (None, ()) for word in words)

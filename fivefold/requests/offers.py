@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TOKENS = 1e12
 
 
-def refuse_of_one(request: SearchRequest) -> None:
+def refuse_single_machine_options(request: SearchRequest) -> None:
     """Raise ``UserError`` naming the options that are for layouts of one machine, if a run on several is asked."""
     words = {"keep": request.keep, "also": request.also, "front": request.front > 1}
     words |= {name: getattr(request, name, None) for name in ("chart", "measure", "write")} | {"2d": request.two}

@@ -17,7 +17,7 @@ from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.rendering.pipeline import remark
 from fivefold.requests.answers import answers, read_noise_scale
 from fivefold.requests.commands import Question as AskedQuestion
-from fivefold.requests.offers import apply_prices, list_offers, refuse_of_one
+from fivefold.requests.offers import apply_prices, list_offers, refuse_single_machine_options
 from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
 from fivefold.results.run_estimate import Offers, RunEstimate
 from fivefold.results.search_result import Batch, Change, FineTune, Lengths, QuestionAnswer, SearchResult, Walk
@@ -98,13 +98,13 @@ def search(
     done: Callable[[str], None],
     fitted: Fitted | None = None,
 ) -> Found:
-    """Search: the data of ``fivefold search --json``, for layouts, single changes, or a run on several machines.
+    """Return what ``fivefold search --json`` prints: a comparison of machines, changes (``keep``) or a search.
 
     ``machine``: resolves a machine's name; ``done`` is called with each machine whose layouts are searched, ``fitted``
     with every evaluated layout of one machine that fits.
     """
-    if question.is_of_run:
-        refuse_of_one(question)
+    if question.compares_machines:
+        refuse_single_machine_options(question)
         candidates = (resolved.machine, *map(machine, question.machines))
         return list_offers(
             resolved.model,

@@ -144,7 +144,7 @@ def _name_search(
 
     What it does not take is a setting of the machine.
     """
-    function = "compare_machines" if asked.is_of_run else "walk" if asked.keep else "search"
+    function = "compare_machines" if asked.compares_machines else "walk" if asked.keep else "search"
     keep = keywords.pop("keep", "")
     price, memory = keywords.get("price", ()), keywords.get("memory")
     settings = f" memory={memory}" if memory and function == "compare_machines" else ""

@@ -35,7 +35,12 @@ from typing import NamedTuple
 from tests.docs.figures import list_figures
 
 ROOT = Path(__file__).parents[2]
-OTHER_PAGES = ("docs/index.md", "docs/how-to/fsdp.md", "docs/explanation/mfu.md", "README.md")
+OTHER_PAGES = (
+    "docs/index.md",
+    *(f"docs/how-to/{name}.md" for name in ("conversations", "fsdp", "settings")),
+    *(f"docs/explanation/{name}.md" for name in ("mfu", "how-a-step-costs/search")),
+    "README.md",
+)
 PAGES = [*sorted((ROOT / "docs" / "getting-started").glob("*.md")), *(ROOT / page for page in OTHER_PAGES)]
 COLUMNS = 100
 SHELL = re.compile(r"[|<>;&$`*\n]|^(?!fivefold )", flags=re.MULTILINE)

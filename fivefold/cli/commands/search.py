@@ -14,7 +14,7 @@ from fivefold.cli.request_options import accept_request
 from fivefold.cli.written_configs import choose_format, show_config, write_best
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine
-from fivefold.requests.offers import apply_prices, refuse_of_one
+from fivefold.requests.offers import apply_prices, refuse_single_machine_options
 from fivefold.requests.search import limit_memory, parse_where, resolve_tolerance, search_layouts, walk
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def search(
     """Find the best of all valid layouts that fit, and explain the choice; or compare one run on several machines."""
     constraints = parse_where(request.where)
     tolerance = resolve_tolerance(request)
-    if request.is_of_run:
-        refuse_of_one(request)
+    if request.compares_machines:
+        refuse_single_machine_options(request)
         machines = [
             limit_memory(one_machine, request.memory) for one_machine in (machine, *map(load_machine, request.machines))
         ]

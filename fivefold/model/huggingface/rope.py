@@ -52,10 +52,10 @@ class Rotary(Record):
         return self.rope_type or self.type or "default"
 
 
-def read_rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = KINDS) -> dict[str, Any]:
+def read_rope(config: Config, *, has_partial_rotary: bool = False, kinds: dict[str, str] = KINDS) -> dict[str, Any]:
     """Return the rotary fields of ``Model`` for a family with equal settings in all layers.
 
-    ``partly``: the family applies ``partial_rotary_factor``; others ignore it, or fail if rope is scaled.
+    ``has_partial_rotary``: the family applies ``partial_rotary_factor``; others ignore it, or fail if rope is scaled.
     ``kinds``: the scalings that the family supports, its name → ours.
     """
     given = config.rope_scaling or config.rope_parameters or {}
@@ -63,7 +63,7 @@ def read_rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = K
         raise config.mistake(f"rotary parameters of {nested[0]} alone are not read in this family; give one for all")
     rotary = Rotary.read(given, origin=f"{config.name}: rope_scaling")
     scaling = _scaling(config, rotary, kinds=kinds, original=config.original_max_position_embeddings)
-    if not partly:
+    if not has_partial_rotary:
         return {"rope_theta": rotary.rope_theta or config.rope_theta, **_read_full_heads(config, rotary, scaling)}
     fraction = rotary.partial_rotary_factor
     return {
@@ -90,7 +90,7 @@ def read_temperature(config: Config) -> dict[str, Any]:
     return {"temperature": {"scale": scale, "floor": floor, "rotated": True, "first": 0}}
 
 
-def read_rope_by_layers(config: Config) -> dict[str, Any]:
+def read_gemma3_rope(config: Config) -> dict[str, Any]:
     """Return the rotary fields of Gemma 3: sliding layers have their own base; ``rope_scaling`` is for the others."""
     given, scaled = config.rope_parameters or {}, config.rope_scaling or {}
     for key, values in (("rope_parameters", given), ("rope_scaling", scaled)):
@@ -117,8 +117,8 @@ def read_rope_by_layers(config: Config) -> dict[str, Any]:
     }
 
 
-def read_rope_of_layers(config: Config, *, slides: tuple[bool, ...]) -> dict[str, Any]:
-    """Return the rotary fields of a family whose kinds of layers have tables of their own, or null: no rotation.
+def read_rope_per_layer_type(config: Config, *, slides: tuple[bool, ...]) -> dict[str, Any]:
+    """Return the rotary fields of a family with a table, or null for no rotation, per layer type.
 
     ``slides``: the pattern of sliding layers. A flat table is that of all layers.
     """
@@ -149,11 +149,11 @@ def read_rope_of_layers(config: Config, *, slides: tuple[bool, ...]) -> dict[str
 
 
 def read_rope_tables(
-    config: Config, *, slides: Sequence[bool], partly: bool = True, kinds: dict[str, str] = KINDS
+    config: Config, *, slides: Sequence[bool], has_partial_rotary: bool = True, kinds: dict[str, str] = KINDS
 ) -> dict[str, Any]:
-    """Return the rotary fields of a family each of whose kinds of layers has a table, with its own rotated share.
+    """Return the rotary fields of a family with one rope_parameters table per layer type (full, sliding).
 
-    ``slides``: whether each layer that attends slides. ``partly`` and ``kinds``: as in ``read_rope``.
+    ``slides``: whether each layer that attends slides. ``has_partial_rotary`` and ``kinds``: as in ``read_rope``.
     """
     tables, read = config.rope_parameters or {}, dict[bool, dict[str, Any]]()
     for sliding in dict.fromkeys(slides):
@@ -161,7 +161,9 @@ def read_rope_tables(
             raise config.mistake(
                 f"rope_parameters has no table of {LAYERS[sliding]}, with which transformers' code fails; give it"
             )
-        read[sliding] = read_rope(config.replace(rope_parameters=table, rope_scaling=None), partly=partly, kinds=kinds)
+        read[sliding] = read_rope(
+            config.replace(rope_parameters=table, rope_scaling=None), has_partial_rotary=has_partial_rotary, kinds=kinds
+        )
     full, sliding_table = read.get(False), read.get(True)
     if full is None or sliding_table is None or full == sliding_table:
         return full or sliding_table or {}

@@ -54,7 +54,7 @@ class SearchPage(Begun, SearchQuestion):
     def question(self) -> SearchQuestion:
         """Return the question; a run on several machines has a front only if the reader asked for one."""
         is_default = self.front == type(self).model_fields["front"].default
-        return self.convert(SearchQuestion).replace(front=1 if self.is_of_run and is_default else self.front)
+        return self.convert(SearchQuestion).replace(front=1 if self.compares_machines and is_default else self.front)
 
 
 def router(site: WebServer) -> APIRouter:

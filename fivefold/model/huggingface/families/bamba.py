@@ -19,7 +19,7 @@ def _build_bamba(config: Config) -> Model:
     layers = range(config.num_hidden_layers)
     default: tuple[MixerName, ...] = tuple("attention" if layer in attends else "mamba2" for layer in layers)
     mixers = read_mixers(config, {"mamba2": state_space.read_mamba2(config)}, kinds={}, default=default)
-    fields = read_rope(config, partly=True) | read_attention_bias(config)
+    fields = read_rope(config, has_partial_rotary=True) | read_attention_bias(config)
     return build_model(config, **fields, **mixers, mlp_bias=config.mlp_bias)
 
 

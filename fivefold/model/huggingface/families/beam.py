@@ -16,7 +16,7 @@ from fivefold.model.huggingface.mapping import (
     read_mlp_layer_types,
     read_windows,
 )
-from fivefold.model.huggingface.rope import read_rope_of_layers
+from fivefold.model.huggingface.rope import read_rope_per_layer_type
 from fivefold.model.spec import Model
 
 
@@ -33,7 +33,7 @@ def _build_beam(config: Config) -> Model:
         "logit_softcap": config.final_logit_softcapping,
         "moe": read_biased_experts(config) | read_mlp_layer_types(config, dense=3),
     }
-    rope = read_rope_of_layers(config, slides=windows.get("window_pattern", (False,)) or (True,))
+    rope = read_rope_per_layer_type(config, slides=windows.get("window_pattern", (False,)) or (True,))
     if rope.get("position") == "none" or rope.get("rope_pattern"):
         fields["temperature"] = {"form": "power", "scale": 0.1, "floor": 2048}
     return build_model(config, **windows, **rope, **fields)

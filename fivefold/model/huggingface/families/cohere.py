@@ -16,7 +16,7 @@ from fivefold.model.huggingface.mapping import (
     read_mlp_layer_types,
     read_windows,
 )
-from fivefold.model.huggingface.rope import read_rope, read_rope_of_layers
+from fivefold.model.huggingface.rope import read_rope, read_rope_per_layer_type
 from fivefold.model.spec import Model
 
 KEYS = decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | map_same_names("attention_bias logit_scale")
@@ -58,7 +58,7 @@ def _build_compass(config: Config) -> Model:
     """Build Compass's text model: Cohere2 with rotary parameters by kind of layer, of which one may not rotate."""
     slides = read_windows(config, default=(False,) * config.num_hidden_layers)
     scale = 1.0 if config.logit_scale is None else config.logit_scale
-    rope = read_rope_of_layers(config, slides=slides.get("window_pattern", (False,)) or (True,))
+    rope = read_rope_per_layer_type(config, slides=slides.get("window_pattern", (False,)) or (True,))
     return _build_command(config.replace(logit_scale=scale), **slides, **rope)
 
 

@@ -113,7 +113,9 @@ def _read_rope(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
             {**scaling, "rope_theta": config.compress_rope_theta, "partial_rotary_factor": share},
         ]
     plain, compressed = (
-        read_rope(config.replace(rope_parameters=table, rope_scaling=None, partial_rotary_factor=1.0), partly=True)
+        read_rope(
+            config.replace(rope_parameters=table, rope_scaling=None, partial_rotary_factor=1.0), has_partial_rotary=True
+        )
         for table in tables
     )
     for fields in (plain, compressed):

@@ -10,7 +10,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
-from fivefold.model.huggingface.rope import read_rope, read_rope_by_layers
+from fivefold.model.huggingface.rope import read_gemma3_rope, read_rope
 from fivefold.model.spec import Model
 
 KEYS = (
@@ -81,7 +81,7 @@ def _build_gemma3(config: Config) -> Model:
             "attn_logit_softcapping is not supported, as the code of Gemma 3 does not apply it; remove it"
         )
     slides = (*(True,) * (config.sliding_window_pattern - 1), False)
-    return _build_gemma(config, slides=slides, **read_rope_by_layers(config), qk_norm="head")
+    return _build_gemma(config, slides=slides, **read_gemma3_rope(config), qk_norm="head")
 
 
 GEMMA = Family(

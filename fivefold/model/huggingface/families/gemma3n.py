@@ -13,7 +13,7 @@ from fivefold.model.huggingface.families.gemma import GEMMA3_TEXT
 from fivefold.model.huggingface.families.gemma4 import GEMMA4_TEXT, read_per_layer_inputs
 from fivefold.model.huggingface.family import Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
-from fivefold.model.huggingface.rope import read_rope_by_layers
+from fivefold.model.huggingface.rope import read_gemma3_rope
 from fivefold.model.spec import Model
 
 SPARSE_LAYERS, SPARSITY = 10, 0.95  # of a model of more layers, where the file does not say
@@ -29,7 +29,7 @@ def _build_gemma3n(config: Config) -> Model:
         raise config.mistake("hidden_size_per_layer_input=0 or altup_num_inputs=1 makes layers that do nothing")
     return build_model(
         config.replace(intermediate_size=sizes[0]),
-        **read_rope_by_layers(config),
+        **read_gemma3_rope(config),
         **read_windows(config, default=(True,) * 4 + (False,)),
         **read_attention_bias(config),
         value_norm=True,

@@ -33,7 +33,9 @@ def _build_gemma4(config: Config) -> Model:
     windows = read_windows(config)
     pattern = windows["window_pattern"] if windows else (False,)
     slides = [pattern[layer % len(pattern)] for layer in range(layers)]
-    rope = read_rope_tables(config, slides=slides, partly=False, kinds={**KINDS, "proportional": "proportional"})
+    rope = read_rope_tables(
+        config, slides=slides, has_partial_rotary=False, kinds={**KINDS, "proportional": "proportional"}
+    )
     head_dim, kv_heads = _read_full_layers(config, slides)
     sliding_kv_heads = config.num_key_value_heads or config.num_attention_heads
     sliding_fields: dict[str, Any] = {"tied_values": False} if config.ties_values else {}

@@ -39,7 +39,7 @@ TENSORS = decoder.TENSORS | decoder.FUSED_GATE_UP
 
 def _build_glm(config: Config) -> Model:
     """Build GLM-4 of 2024, in which half of each head rotates."""
-    return build_model(config, **read_rope(config, partly=True), qkv_bias=config.attention_bias)
+    return build_model(config, **read_rope(config, has_partial_rotary=True), qkv_bias=config.attention_bias)
 
 
 def _build_glm4(config: Config) -> Model:
@@ -55,7 +55,7 @@ def _build_glm4_moe(config: Config) -> Model:
         "qk_norm": "head" if config.use_qk_norm else "none",
         "head_dim": config.head_dim or config.hidden_size // config.num_attention_heads,
     }
-    return build_model(config, **read_rope(config, partly=True), **fields, moe=moe, mtp=read_mtp(config))
+    return build_model(config, **read_rope(config, has_partial_rotary=True), **fields, moe=moe, mtp=read_mtp(config))
 
 
 def _build_glm4_moe_lite(config: Config) -> Model:

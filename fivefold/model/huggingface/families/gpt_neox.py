@@ -27,7 +27,7 @@ def _build_gpt_neox(config: Config) -> Model:
     block = "parallel" if config.use_parallel_residual else "pre"
     # one key for embedding and branches, so embedding_dropout follows that of the branches
     fields |= {"block": block, "embedding_dropout": None}
-    return build_model(config, **read_rope(config, partly=True), **read_attention_bias(config), **fields)
+    return build_model(config, **read_rope(config, has_partial_rotary=True), **read_attention_bias(config), **fields)
 
 
 def _build_japanese(config: Config) -> Model:
@@ -35,7 +35,7 @@ def _build_japanese(config: Config) -> Model:
     _check_head_dim(config)
     return build_model(
         config,
-        **read_rope(config, partly=True),
+        **read_rope(config, has_partial_rotary=True),
         norm="layernorm",
         mlp="plain",
         ffn=config.width_multiple * config.hidden_size,

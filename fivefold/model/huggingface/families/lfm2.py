@@ -67,7 +67,7 @@ def _build_lfm3(config: Config) -> Model:
     rope = read_rope_tables(
         config,
         slides=[sliding for kind, sliding in zip(types, slides, strict=True) if kind != "conv"],
-        partly=False,
+        has_partial_rotary=False,
         kinds={**ROPE_KINDS, "proportional": "proportional"},
     )
     fields: dict[str, Any] = {

@@ -20,7 +20,7 @@ def _build_mistral4(config: Config) -> Model:
         "balance": "none",
         "dense_layers": min(config.first_k_dense_replace, config.num_hidden_layers),
     }
-    latent = read_latent(config, read_rope(config, partly=True) | {"rope_fraction": 1.0})
+    latent = read_latent(config, read_rope(config, has_partial_rotary=True) | {"rope_fraction": 1.0})
     return build_model(config, **latent, **read_attention_bias(config), **read_temperature(config), moe=moe)
 
 

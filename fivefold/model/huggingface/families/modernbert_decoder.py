@@ -15,7 +15,7 @@ from fivefold.model.huggingface.mapping import (
     read_attention_bias,
     read_windows,
 )
-from fivefold.model.huggingface.rope import LAYERS, read_rope_by_layers
+from fivefold.model.huggingface.rope import LAYERS, read_gemma3_rope
 from fivefold.model.spec import Model
 
 NO_DROPOUT = Supported((0,), "dropout within the MLP, or of attention's output alone")
@@ -32,7 +32,7 @@ def _build_modernbert(config: Config) -> Model:
     transform = config.replace(hidden_act=config.head_activation)
     return build_model(
         config,
-        **read_rope_by_layers(config),
+        **read_gemma3_rope(config),
         **read_windows(config, default=list_sliding_layers(layers, period=period, full=0)),
         **read_attention_bias(config),
         kv_heads=config.num_attention_heads,

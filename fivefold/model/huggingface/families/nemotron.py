@@ -14,7 +14,7 @@ from fivefold.model.spec import Model
 def _build_nemotron(config: Config) -> Model:
     """Build Nemotron-4: squared ReLU, and a LayerNorm whose weight is the factor minus one."""
     fields = {"norm": "layernorm", "norm_plus_one": True, "mlp": "plain", "mlp_bias": config.mlp_bias}
-    return build_model(config, **read_rope(config, partly=True), **read_attention_bias(config), **fields)
+    return build_model(config, **read_rope(config, has_partial_rotary=True), **read_attention_bias(config), **fields)
 
 
 def _build_cosmos3_edge(config: Config) -> Model:

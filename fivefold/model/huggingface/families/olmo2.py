@@ -16,7 +16,7 @@ from fivefold.model.huggingface.mapping import (
     read_head_dim,
     read_windows,
 )
-from fivefold.model.huggingface.rope import read_rope, read_rope_by_layers
+from fivefold.model.huggingface.rope import read_gemma3_rope, read_rope
 from fivefold.model.spec import Model
 
 POST_NORMS = {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm"}
@@ -44,7 +44,7 @@ def _build_olmo2(config: Config) -> Model:
 def _build_olmo3(config: Config) -> Model:
     """Build OLMo 3: OLMo 2 with a sliding window in three of four layers, whose positions are not scaled."""
     windows = read_windows(config, default=list_sliding_layers(config.num_hidden_layers, period=4))
-    return _build_olmo(config, **read_rope_by_layers(config), **windows)
+    return _build_olmo(config, **read_gemma3_rope(config), **windows)
 
 
 def _read_experts(config: Config) -> dict[str, Any]:

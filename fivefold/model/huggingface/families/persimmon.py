@@ -15,7 +15,7 @@ def _build_persimmon(config: Config) -> Model:
     """Build Persimmon: LayerNorms of queries and keys per head, half of which rotates; biases in all layers."""
     return build_model(
         config,
-        **read_rope(config, partly=True),
+        **read_rope(config, has_partial_rotary=True),
         norm="layernorm",
         mlp="plain",
         mlp_bias=True,

@@ -15,7 +15,7 @@ def _build_phi(config: Config) -> Model:
     """Build Phi-1, 1.5 or 2: attention and MLP in parallel on one norm, half of each head rotates, biases."""
     return build_model(
         config,
-        **read_rope(config, partly=True),
+        **read_rope(config, has_partial_rotary=True),
         norm="layernorm",
         mlp="plain",
         mlp_bias=True,
@@ -30,7 +30,7 @@ def _build_phi(config: Config) -> Model:
 def _build_phi3(config: Config) -> Model:
     """Build Phi-3 or Phi-4: a part of the head rotates. "su" and "yarn" were early names of longrope."""
     kinds = dict.fromkeys(("longrope", "su", "yarn"), "longrope")
-    return build_model(config, **read_rope(config, partly=True, kinds=kinds), **read_windows(config))
+    return build_model(config, **read_rope(config, has_partial_rotary=True, kinds=kinds), **read_windows(config))
 
 
 def _build_phimoe(config: Config) -> Model:

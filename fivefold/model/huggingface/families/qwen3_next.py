@@ -39,7 +39,7 @@ def _build(config: Config, **of_family: Any) -> Model:
             "taps": config.conv_taps,
         }
     }
-    fields = read_rope(config, partly=True) | read_attention_bias(config)
+    fields = read_rope(config, has_partial_rotary=True) | read_attention_bias(config)
     fields |= read_mixers(config, geometry, kinds=KINDS, default=default)
     return build_model(config, **fields, **of_family, qk_norm="head", norm_plus_one=True, output_gate=True)
 

@@ -42,7 +42,7 @@ def _build(config: Config) -> Model:
     return build_model(
         config,
         **fields,
-        **read_rope(config, partly=True, kinds={}),
+        **read_rope(config, has_partial_rotary=True, kinds={}),
         window=config.sliding_window,
         qkv_bias=config.attention_bias,
         out_bias=True,

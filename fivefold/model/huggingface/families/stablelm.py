@@ -15,7 +15,7 @@ def _build_stablelm(config: Config) -> Model:
     """Build StableLM: LayerNorm, a quarter of the head rotates; attention and MLP may be parallel, on one norm."""
     block = "parallel_shared" if config.use_parallel_residual else "pre"
     fields = {"norm": "layernorm", "qkv_bias": config.attention_bias, "block": block}
-    return build_model(config, **read_rope(config, partly=True), **fields)
+    return build_model(config, **read_rope(config, has_partial_rotary=True), **fields)
 
 
 STABLELM = Family(
