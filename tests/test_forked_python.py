@@ -38,9 +38,9 @@ def test_forked_python_prints_and_exits_like_an_interpreter(words: tuple[str, ..
 
 
 def test_only_the_package_itself_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_module([sys.executable, "-P", "-m", "fivefold.web.worker", "ranked"]) == [
+    assert find_module([sys.executable, "-P", "-m", "fivefold.web.worker", "search"]) == [
         "fivefold.web.worker",
-        "ranked",
+        "search",
     ]
     assert find_module([sys.executable, "-c", "import torch"]) is None
     assert find_module([sys.executable, "-m", "torch.distributed.run", "-m", "fivefold"]) is None

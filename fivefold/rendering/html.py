@@ -169,7 +169,7 @@ def search_parts(what: SearchResult) -> list[str]:
     parts += _render_robustness(what.robust) if what.robust else []
     if what.best:
         parts += [
-            heading(f"The {what.superlative} layouts" if what.proposal else "The best layouts"),
+            heading(what.title if what.proposal else "The best layouts"),
             grid(make_best_grid(what.best, own=what.own)),
         ]
         legend = explain_layouts(ranked.step.layout for ranked in what.best)

@@ -63,7 +63,7 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if result.tight:
         parts.append(Text(result.tight.line(), style="yellow", overflow="fold"))
     if result.best:
-        parts += [_heading(f"The {result.superlative} layouts")] if result.proposal else []
+        parts += [_heading(result.title)] if result.proposal else []
         parts.append(make_best_grid(result.best, own=result.own, with_precision=is_mixed))
         if legend := explain_layouts(ranked.step.layout for ranked in result.best):
             parts.append(Text(legend, style="dim", overflow="fold"))

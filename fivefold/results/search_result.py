@@ -186,7 +186,8 @@ class SearchResult(Shown):
     """The result of ``planner.search``.
 
     ``tried`` = ``evaluated`` + layouts excluded by bounds. ``gap``: the share of the best possible score by which that
-    of the best layout may exceed it, where the search ended at its work limit; None: no layout is better.
+    of the best layout may exceed it, where the search ended at its work limit; None: no layout is better. ``ranked``:
+    no other layout is better than those of ``best``; False: the first is proven alone, as a ranking would take long.
     ``undecided``: the search ended there without a layout, though one may fit. ``stopped``: interrupted by Ctrl-C, so
     that others may be better.
     """
@@ -209,6 +210,7 @@ class SearchResult(Shown):
     tried: NonNegativeInt
     evaluated: NonNegativeInt
     gap: NonNegativeFloat | None = None
+    ranked: bool = True
     undecided: bool = False
     seconds: NonNegativeFloat
     finalists: tuple[Finalist, ...] = ()  # for ``search --measure``, fastest first
@@ -251,6 +253,11 @@ class SearchResult(Shown):
     def superlative(self) -> str:
         """Return what the best layout is: the cheapest in a search by cost, otherwise the fastest."""
         return "cheapest" if self.by == "cost" else "fastest"
+
+    @property
+    def title(self) -> str:
+        """Return what the best layouts are, as a heading."""
+        return f"The {self.superlative} {'' if self.ranked else 'evaluated '}layouts"
 
     def gap_line(self) -> str:
         """Return how near the best is to the best possible, in words; empty if no layout is better."""

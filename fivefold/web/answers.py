@@ -140,9 +140,8 @@ def layouts(
     *,
     report: Report,
     fitted: Fitted | None = None,
-    exact: bool | None = None,
 ) -> SearchResult:
-    """Search the best layouts of one machine; ``exact``: without a work limit, by default if the question says so."""
+    """Search the best layouts of one machine."""
     from fivefold.planner.compare import with_precision
     from fivefold.planner.search import search as run
 
@@ -162,7 +161,7 @@ def layouts(
         report=report,
         fitted=fitted,
         risk=question.risk,
-        exact=question.exact if exact is None else exact,
+        exact=question.exact,
     )
 
 

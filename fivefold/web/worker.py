@@ -27,10 +27,9 @@ from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.record import RunFailure, StopSignal, UserError
 from fivefold.requests.commands import Question
 from fivefold.requests.offers import apply_prices
-from fivefold.results.search_result import SearchResult
 from fivefold.results.sweep_row import SweepRow
 from fivefold.web import answers
-from fivefold.web.answers import Fitted, Found, Report
+from fivefold.web.answers import Report
 from fivefold.web.dropped import DroppedFiles
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import (
@@ -124,52 +123,23 @@ def place(asked: dict[str, Any]) -> tuple[ServedFolder, Path]:
 
 
 def search(asked: dict[str, Any], report: Report) -> Any:
-    """Search: the data of ``fivefold search --json``."""
+    """Search: the data of ``fivefold search --json``, and the progress of each of its searches."""
     question, resolved = read_question(asked, SearchQuestion)
-    return _run_search(asked, question, resolved, report).model_dump(mode="json")
-
-
-def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
-    """Search with the ranking of ``--exact``, because next to a proposal only the best layout is certain."""
-    question, resolved = read_question(asked, SearchQuestion)
-    proposed = _run_search(asked, question, resolved, report)
-    if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
-        return proposed.model_dump(mode="json")
-
-    def report_ranking(done: int, total: int, _: str = "") -> None:
-        report(done, total, "the proposal is known; the others are ranked")
-
-    try:
-        ranking = question.replace(exact=True, front=1)
-        every = answers.layouts(ranking, resolved, report=report_ranking, fitted=_listener(report), exact=False)
-    except StopSignal:
-        return proposed.replace(stopped=True).model_dump(mode="json")
-    if every.stopped:
-        return proposed.replace(stopped=True).model_dump(mode="json")
-    counts = {"evaluated": proposed.evaluated + every.evaluated, "seconds": proposed.seconds + every.seconds}
-    return every.replace(proposal=proposed.proposal, front=proposed.front, **counts).model_dump(mode="json")
-
-
-def _run_search(asked: dict[str, Any], question: SearchQuestion, nouns: ResolvedRequest, report: Report) -> Found:
-    """Run the searches of a question, one per machine and precision, and report the progress of each."""
     (folder, local), numbers = place(asked), count(1)
 
     def begin(name: str) -> None:
         number = next(numbers)
         report(number, 0, f"search {number}: {name}")
 
-    return answers.search(
+    result = answers.search(
         question,
-        nouns,
+        resolved,
         machine=lambda name: resolve(name, local=local, find=folder.path),
         report=report,
         done=begin,
-        fitted=_listener(report),
+        fitted=report.on_fit if isinstance(report, ProgressReporter) else None,
     )
-
-
-def _listener(report: Report) -> Fitted | None:
-    return report.on_fit if isinstance(report, ProgressReporter) else None
+    return result.model_dump(mode="json")
 
 
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
@@ -279,7 +249,6 @@ def _read_files(asked: dict[str, Any], kind: Any, verb: str, report: Report) -> 
 
 VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "search": search,
-    "ranked": rank_layouts,
     "dryrun": dryrun,
     "sweep": sweep,
     "trace": read_trace,
@@ -288,7 +257,7 @@ VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "ratios": ratios,
     **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},
 }
-SEARCHES = ("search", "ranked", "sweep")  # commands that return what they have found so far when they are stopped
+SEARCHES = ("search", "sweep")  # commands that return what they have found so far when they are stopped
 
 if __name__ == "__main__":
     main()

@@ -117,7 +117,6 @@ def test_a_search_of_another_kind_is_what_the_command_prints(
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
     printed_ = run_cli("search", "nano", "h100:2", *machines, "--gbs", "8", "--where", where, *options)
     assert worker.search(asked, lambda *done: None) == printed_
-    assert worker.rank_layouts(asked, lambda *done: None) == printed_
 
 
 @pytest.mark.parametrize(
@@ -126,9 +125,8 @@ def test_a_search_of_another_kind_is_what_the_command_prints(
 def test_single_machine_options_are_errors_with_several_machines(folder: Path, asked: dict[str, Any]) -> None:
     question = {"model": "nano", "machine": "h100:2", "gbs": 8, "machines": ["h100:4"]} | asked
     name = {"two": "2d"}.get(next(iter(asked)), next(iter(asked)))
-    for run in (worker.search, worker.rank_layouts):
-        with pytest.raises(UserError, match=f"--{name}: valid for a search of one machine only"):
-            run({"question": question, "root": str(folder), "local": str(folder / "none")}, lambda *done: None)
+    with pytest.raises(UserError, match=f"--{name}: valid for a search of one machine only"):
+        worker.search({"question": question, "root": str(folder), "local": str(folder / "none")}, lambda *done: None)
 
 
 def test_a_page_that_shows_more_does_not_say_so_of_several_machines() -> None:

@@ -31,21 +31,9 @@ def streamed_search(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(worker, "say", lambda **event: sent.extend(Fit(*fit) for fit in event.get("fitted", ())))
         request = {"question": ASKED | {"front": 4}, "root": str(folder), "local": "none"}
-        result = worker.rank_layouts(request, progress)
+        result = worker.search(request, progress)
         progress.say_fitted()
     return sorted(sent), FOUND.validate_python(json.loads(json.dumps(result)))
-
-
-def test_the_ranking_says_that_it_is_what_is_counted(tmp_path: Path) -> None:
-    """The page would otherwise go back to "0 of N layouts" when the proposal is known."""
-    said: list[tuple[int, str]] = []
-    request = {"question": ASKED | {"where": "cp=1 ac=none order=default mbs=1 tp=1"}, "root": str(tmp_path)}
-    worker.rank_layouts(request | {"local": "none"}, lambda done, _, doing="": said.append((done, doing)))
-    ranking = "the proposal is known; the others are ranked"
-    first = next(place for place, (_, doing) in enumerate(said) if doing == ranking)
-    assert {doing for _, doing in said[:first]} != {ranking}
-    assert {doing for _, doing in said[first:]} == {ranking}
-    assert said[first][0] < max(done for done, _ in said[:first])
 
 
 @pytest.mark.slow

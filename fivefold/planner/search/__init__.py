@@ -151,6 +151,7 @@ def search(
         else _find_binding_constraint(model, machine, job, where=where, risk=risk),
         tried=total if planners else solver.done,
         gap=incumbents.gap,
+        ranked=incumbents.gap is None and not incumbents.is_ranking_over,
         undecided=incumbents.is_undecided and not incumbents.best,
         stopped=not planners,
         evaluated=incumbents.evaluated,

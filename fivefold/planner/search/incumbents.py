@@ -24,7 +24,7 @@ from fivefold.planner.search.work import SearchWork
 from fivefold.results.objectives import By
 from fivefold.step import TIGHT_RISK
 
-MIN_EVALUATED_LAYOUTS = 100  # evaluated layouts after which a search for the best alone no longer fills the ``top``
+MIN_EVALUATED_LAYOUTS = 100  # evaluated layouts after which a ranking may end
 
 
 class EvaluatedLayout(NamedTuple):
@@ -50,9 +50,9 @@ class EvaluatedLayout(NamedTuple):
 class Incumbents:
     """The ``top`` best, the fastest under each of ``levels`` memory budgets, and the losers by cause.
 
-    ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``best_only``: only the best must
-    be found, and what is within ``slack`` of it. ``improved``: called with each better layout and its score;
-    ``fitted``: called with every evaluated layout that fits.
+    ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``best_only``: once the work for a
+    ranking is spent, only the best must be found. What is within ``slack`` of those is found, too. ``improved``: called
+    with each better layout and its score; ``fitted``: called with every evaluated layout that fits.
 
     ``work``: that of the search, which allows a gap to the optimum once it is large; without it, the best is exact. If
     ``any_will_do``, the search ends there without a layout.
@@ -93,7 +93,6 @@ class Incumbents:
         self.seen: set[tuple[Layout, Job]] = set()
         self.evaluated = 0
         self.evaluated_by_precision: Counter[str] = Counter()
-        self.has_one_precision = True  # whether all of the ``best`` are in the same
 
     @property
     def capacity(self) -> int:
@@ -110,13 +109,20 @@ class Incumbents:
         """Return the score that a layout must not exceed to be among the ``top``, or the best."""
         if self.is_over:
             return -np.inf
-        full = len(self.best) == self.top
-        if self.best_only and self.best:  # slower layouts in another precision do not fill the ``top``
-            evaluated = self.evaluated_by_precision[self.best[0].precision]
-            is_enough = evaluated >= MIN_EVALUATED_LAYOUTS or (self.work is not None and self.work.is_spent)
-            if (full and self.has_one_precision) or is_enough:
-                return self.best[0].score * (1 + self.slack)
-        return self.best[-1].score if full else np.inf
+        if self.best and self.is_ranking_over:
+            return self.best[0].score * (1 + self.slack)
+        return self.best[-1].score * (1 + self.slack) if len(self.best) == self.top else np.inf
+
+    @property
+    def is_ranking_over(self) -> bool:
+        """Return whether the best alone is looked for, as ``best_only`` allows once much work is spent.
+
+        Before that, some layouts in the best's precision are evaluated, which is perhaps searched last.
+        """
+        if self.work is None or not (self.best_only and self.best):
+            return False
+        evaluated = self.evaluated_by_precision[self.best[0].precision]
+        return self.work.is_spent or (self.work.is_ranking_spent and evaluated >= MIN_EVALUATED_LAYOUTS)
 
     @property
     def tight_threshold(self) -> float:
@@ -158,7 +164,6 @@ class Incumbents:
             self.fastest[within] = np.minimum(self.fastest[within], seconds)
         if score <= self.threshold:
             self.best = sorted([*self.best, evaluated], key=lambda candidate: candidate[:4])[: self.top]
-            self.has_one_precision = len({candidate.precision for candidate in self.best}) == 1
             if self.improved and self.best[0] is evaluated:
                 self.improved(evaluated.text, score)
 

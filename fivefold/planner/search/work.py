@@ -23,6 +23,7 @@ UNITS_PER_ACTION = 4  # to list an action of a schedule, once for all layouts wi
 ACTIONS_PER_UNIT = 4  # of a schedule that are simulated in each estimate
 PERIODIC_ROUNDS = 4  # rounds of pp micro-batches of which a longer schedule is extrapolated (``time/steady_state.py``)
 EXACT_UNITS = 5_000_000
+RANKING_SHARE = 0.75  # of the limit, after which a search that proposes a layout proves the best alone
 REFINING_UNITS = 1_000_000  # spent on layouts near the best after the limit
 CLIMBING_UNITS = 1_000_000  # spent on single changes of a layout that fits, where few do
 DOUBLING_UNITS = 100_000
@@ -65,6 +66,11 @@ class SearchWork:
     def is_spent(self) -> bool:
         """Return whether the limit is exceeded."""
         return self.units > self.exact_units
+
+    @property
+    def is_ranking_spent(self) -> bool:
+        """Return whether the share of the limit that is meant for other layouts than the best is exceeded."""
+        return self.units > RANKING_SHARE * self.exact_units
 
     @contextmanager
     def extend(self, units: int) -> Iterator[None]:

@@ -59,7 +59,7 @@ class SearchPage(Begun, SearchQuestion):
 
 def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
-    pages, stream = APIRouter(include_in_schema=False), Stream(site, "ranked")
+    pages, stream = APIRouter(include_in_schema=False), Stream(site, "search")
 
     @pages.get("/search")
     async def search(request: Request, asked: Annotated[SearchPage, Query()]) -> HTMLResponse:

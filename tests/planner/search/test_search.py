@@ -229,9 +229,10 @@ def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
     assert narrow.job["precision"]["name"] == "fp8"  # type: ignore[index]
 
 
-def test_the_ranking_holds_the_fastest_layouts_of_all_precisions() -> None:
+@pytest.mark.parametrize("where", ["pp=1 tp=1 order=default", "pp=1 tp=1 cp=1 order=default"])
+def test_the_ranking_holds_the_fastest_layouts_of_all_precisions(where: str) -> None:
     """The slower layouts of the job's own precision, searched first, do not stand for faster ones in fp8."""
-    model, job, only = build_model("llama3-8b"), JOB.replace(global_batch=8), Where.parse("pp=1 tp=1 order=default")
+    model, job, only = build_model("llama3-8b"), JOB.replace(global_batch=8), Where.parse(where)
     result = search(model=model, machine=NODE, job=job, top=4, within=0.02, where=only, recipes=[RECIPES["fp8"]])
     seconds = {
         name: sorted(
