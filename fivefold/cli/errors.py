@@ -18,6 +18,7 @@ from fivefold.requests.extras import describe_missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
 
 LONG_WORD = 300  # characters of a word in a message; longer ones, from user input or a file, are shortened
+OTHER_OPTIONS = {"--also": "; compare takes several precisions by --precisions bf16,fp8, --also is one of search"}
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
 
 
@@ -29,7 +30,8 @@ def settle(action: Callable[[], object]) -> int:
     except SystemExit as system_exit:
         code = system_exit.code
     except _UsageError as error:
-        return _print_line(reword(error.format_message()), code=2)
+        option = getattr(error, "option_name", None)  # of an option that the command does not have
+        return _print_line(reword(error.format_message()) + OTHER_OPTIONS.get(option or "", ""), code=2)
     except UserError as error:
         return _print_line(str(error), code=2)
     except RunFailure as error:

@@ -16,7 +16,7 @@ from fivefold.adapter import ALL_LINEAR, Adapter
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job, Recipe
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
-from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
 from fivefold.layout.stages import stage_layers
 from fivefold.machine.spec import Machine
@@ -72,6 +72,16 @@ def describe_number_format(machine: Machine, recipe: Recipe) -> tuple[str, ...]:
             f"and MI355X do): matmuls are predicted at the rate of {used}, and software may refuse it",
         )
     return ()
+
+
+def describe_deferred_recompute(layout: Layout) -> tuple[str, ...]:
+    """Return a remark if weight gradients of recomputed layers run later than their backward, else nothing."""
+    if not layout.pipeline.splits_backward or layout.recomputation == "none":
+        return ()
+    return (
+        f"{layout.schedule} defers weight gradients (W), which keep recomputed activations until then: "
+        f"the memory of ac={layout.ac} is not that of {DEFAULT_SCHEDULE}",
+    )
 
 
 def describe_assumed_batch(job: Job, machine: Machine) -> tuple[str, ...]:

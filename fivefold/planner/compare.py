@@ -221,6 +221,8 @@ def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[
     for part in TIME_PARTS:
         name = {"optimizer": "optimizer step", "bubble": "pipeline bubble"}.get(part, part)
         yield row(name, "seconds", "less", lambda step, part=part: getattr(step.time, f"{part}_seconds"))
+        if part == "bubble":
+            yield row("bubble share", "share", "less", lambda step: step.time.bubble_seconds / step.time.step_seconds)
 
 
 def _find_peak_stage(step: Step) -> Any:

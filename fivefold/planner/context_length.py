@@ -25,13 +25,14 @@ from fivefold.planner.search.work import EXACT_UNITS, SearchWork
 from fivefold.record import UserError
 from fivefold.results.search_result import LengthCurve, LengthPoint, Lengths, NearMiss, QuestionAnswer, SearchResult
 from fivefold.step import FITS_RISK
-from fivefold.units import show_bytes, show_seconds
+from fivefold.units import show_bytes, show_risk, show_seconds
 
 LENGTH_RATIO = 1.01  # of the shortest sequence that was not found to fit to the longest that fits
 LENGTH_UNITS = EXACT_UNITS // 20  # of work to find a layout of one length
 RECOMPUTATIONS = ("none", "selective", "full")
 SHORTEST, TARGET = 2**12, 2**20
 MAX_CP = 64
+HIGHER_RISK = 0.2  # of running out of memory, for comparison with the limit of an answer
 
 
 def lengths(
@@ -68,6 +69,8 @@ def lengths(
     best_curve = max(curves, key=lambda curve: curve.longest, default=None)
     known = [layout, *([Layout.parse(best_curve.layout)] if best_curve else [])]
     longest = find_longest_sequence(model=model, machine=machine, job=job, known=known, risk=risk)
+    remark = describe_risk_limit(longest, model=model, machine=machine, job=job, risk=risk)
+    longest = longest.replace(remarks=(remark, *longest.remarks))
     offloaded = find_offloaded_sequence(longest, model=model, machine=machine, job=job, risk=risk)
     reached = [longest, *([offloaded] if offloaded else [])]
     changes = _changes(model, machine, job, layout, answer, reached=reached, search=search, target=target)
@@ -120,6 +123,16 @@ def find_longest_sequence(
         remark = f"whether {high:,} tokens fit with another layout was not decided within the work limit"
         return best.replace(remarks=(remark,))
     return best
+
+
+def describe_risk_limit(longest: QuestionAnswer, *, model: Model, machine: Machine, job: Job, risk: float) -> str:
+    """Return the risk of running out of memory that an answer keeps to, and how long sequences a higher one allows."""
+    line = f"the longest sequence has a risk of running out of memory of at most {show_risk(risk)}"
+    if risk >= HIGHER_RISK:
+        return line
+    layout = Layout.parse(longest.layout or "")
+    longer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=HIGHER_RISK)
+    return f"{line}; with --risk {HIGHER_RISK:g} its layout has {longer.value:,.0f} tokens"
 
 
 def find_offloaded_sequence(

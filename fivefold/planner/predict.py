@@ -13,7 +13,13 @@ from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import describe_idle, describe_number_format, describe_uncounted, refuse
+from fivefold.layout.validity import (
+    describe_deferred_recompute,
+    describe_idle,
+    describe_number_format,
+    describe_uncounted,
+    refuse,
+)
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -197,6 +203,7 @@ class Planner:
                 *describe_idle(layout, machine),
                 *describe_number_format(machine, job.precision),
                 *describe_uncounted(model, job),
+                *describe_deferred_recompute(layout),
             ),
         )
 

@@ -28,6 +28,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.attention import Sliding
 from fivefold.model.spec import Model
 from fivefold.planner.batch import find_nearby_advice, laws
+from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.run_estimate import validate_tokens
@@ -134,7 +135,28 @@ def fine_tunes(
     if not answers:
         raise next(iter(errors.values()))
     remarks += [f"no answer for {method}: {error}" for method, error in errors.items()]
+    if answers[0].method == "full" and not answers[0].micro_batch:
+        remarks += _describe_full_remedy(model, machine, full, recomputed, risk=risk)
     return [answers[0].replace(remarks=tuple(dict.fromkeys(remarks))), *answers[1:]]
+
+
+def _describe_full_remedy(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> Iterator[str]:
+    """Yield with what full fine-tuning fits: optimizer states in host memory, or else a larger number of GPUs."""
+    smallest = layout.replace(mbs=job.min_micro_batch)
+
+    def fits(chips: Machine, tried: Layout) -> bool:
+        planner = Planner(model=model, machine=chips, job=job, risk=risk)
+        return is_legal(tried, model=model, job=job, machine=chips) and _fits(planner, tried)
+
+    offloaded = smallest.replace(offload=("optimizer",))
+    if fits(machine, offloaded):
+        host = show_bytes(host_bytes(Counts(model, job), offloaded, machine))
+        yield f"full fits as {str(offloaded)!r}, with {host} in the memory of each host"
+    for ranks in (machine.ranks * 2**power for power in range(1, 8)):
+        larger = smallest.replace(dp=ranks, zero=3)
+        if fits(with_ranks(machine, ranks), larger):
+            yield f"full fits on {ranks} of {machine.name}, as {str(larger)!r}"
+            return
 
 
 def name_method(job: Job) -> str:

@@ -133,3 +133,15 @@ def test_images_are_rows() -> None:
     assert not {"FLOPs of images", "image tokens of a sequence"} & {
         row.name for row in compare([case("dp8 zero3 mbs1"), case("dp4 tp2 zero3 mbs1")]).rows
     }
+
+
+def test_a_split_backward_keeps_recomputed_activations_and_says_so() -> None:
+    result = compare([case("pp8 1f1b ac=full"), case("pp8 zb1p ac=full"), case("pp8 zb1p")])
+    steps = [variant.step for variant in result.variants if variant.step is not None]
+    assert [bool(step.remarks) for step in steps] == [False, True, False]
+    assert steps[1].remarks[0].endswith("the memory of ac=full is not that of 1f1b")
+    last = [step.memory.stages[-1].activations_bytes for step in steps]
+    assert last[1] > 2 * last[0]
+    rows = {row.name: row.values for row in result.rows}
+    shares = [step.time.bubble_seconds / step.time.step_seconds for step in steps]
+    assert rows["bubble share"] == tuple(shares)

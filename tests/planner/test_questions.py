@@ -370,6 +370,14 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
             assert (step.memory.peak_bytes, step.mfu.causal) == (point.peak_bytes, point.mfu)
             assert point.fits == planner.fits(other)
     assert result.longest.value >= max(item.longest for item in result.curves)
+    risky = questions.longest_sequence(
+        model=SMALL, machine=machine, job=job, layout=Layout.parse(result.longest.layout or ""), risk=0.2
+    )
+    assert risky.value > result.longest.value
+    assert result.longest.remarks[0] == (
+        "the longest sequence has a risk of running out of memory of at most 5 %; "
+        f"with --risk 0.2 its layout has {risky.value:,.0f} tokens"
+    )
     assert result.longest.layout is not None
     longest_planner = Planner(model=SMALL, machine=machine, job=job.replace(sequence=int(result.longest.value)))
     assert longest_planner.fits(Layout.parse(result.longest.layout))
@@ -439,6 +447,7 @@ def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
     assert [way.method for way in ways] == ["full", "lora:16", "qlora:16", "qlora:16"]
     full, lora, qlora, faster = ways
     assert (full.longest_sequence, full.micro_batch) == (0, 0)
+    assert full.remarks == ("full fits on 16 of rtx4090, as 'dp16 zero3 mbs1 ac=full'",)
     assert lora.longest_sequence < qlora.longest_sequence > 8192
     assert qlora.micro_batch >= 4
     assert faster.layout == "dp1 zero0 mbs1"
