@@ -77,7 +77,7 @@ def list_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
     recipe = counts.job.precision
     micro_batches = layout.micro_batches(counts.job)
     reduces = micro_batches if counts.reduces_every_micro_batch(layout, name) else 1
-    for unit, shards, _ in counts.local_parts(layout, name):
+    for unit, shards, _ in counts.list_local_parts(layout, name):
         group = "expert_shard" if unit.name == "experts" else "shard"
         for weight in list_weights(counts, layout, name, unit, shards):
             if not weight.stays:
@@ -111,7 +111,7 @@ def list_staying(counts: Counts, layout: Layout) -> list[tuple[RepeatedMessage, 
     """Return the gathers after the update, each of all weights that stay, with the number of parts copied out."""
     sizes: dict[tuple[str, int], list[int]] = {}
     for run, times in counts.stage_work(layout)[0]:
-        for unit, shards, _ in counts.local_parts(layout, run.name):
+        for unit, shards, _ in counts.list_local_parts(layout, run.name):
             group = "expert_shard" if unit.name == "experts" else "shard"
             weights = list_weights(counts, layout, run.name, unit, shards)
             sizes.setdefault((group, shards), []).extend([weight.numel for weight in weights if weight.stays] * times)

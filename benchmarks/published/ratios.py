@@ -27,7 +27,7 @@ from fivefold.planner.time.ratio_errors import (
     Difference,
     KindErrors,
     describe_run,
-    expected_errors,
+    estimate_ratio_errors,
     find_differences,
 )
 from fivefold.record import Record
@@ -150,7 +150,7 @@ def _cover(
     """Yield, for each source, the share of its pairs inside the two intervals that the other sources teach."""
     for group in sources:
         others = learn_ratios(pair for pair in all_pairs if pair.source != group[0].source)
-        widths = expected_errors([kind], others)
+        widths = estimate_ratio_errors([kind], others)
         if widths is not None:
             half, most = (fmean(abs(pair.error_left_out) <= width for pair in group) for width in widths)
             yield half, most

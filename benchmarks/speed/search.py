@@ -20,7 +20,7 @@ from fivefold.job import Job
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
-from fivefold.planner.questions import largest_model
+from fivefold.planner.questions import find_largest_model
 from fivefold.planner.search import search
 from fivefold.planner.search.space import Space
 from fivefold.rendering.grid import Grid
@@ -104,7 +104,7 @@ def measure_largest_model() -> list[tuple[str, str, str]]:
     machine = resolve("h200:1024", local=Path("/nowhere"))
     job = Job(sequence=4096, global_batch=1024)
     before = time.process_time()
-    answer, _ = largest_model(model=build_model("kimi-k2"), machine=machine, job=job)
+    answer, _ = find_largest_model(model=build_model("kimi-k2"), machine=machine, job=job)
     return [(LARGEST_MODEL, f"{time.process_time() - before:.1f} s", "< 10 s"), ("  answer", answer.line, "")]
 
 

@@ -497,15 +497,15 @@ def sweep(
     ['dp1 zero0 mbs1', 'dp2 zero0 mbs1']
     """
     from fivefold.display import Rows
-    from fivefold.requests.machines import local_file
-    from fivefold.requests.sweep import default_path, trials
+    from fivefold.requests.machines import find_local_machine_file
+    from fivefold.requests.sweep import choose_default_path, trials
     from fivefold.sweeps import rows_file
     from fivefold.sweeps.spec import Sweep
     from fivefold.sweeps.sweep import SweepPlan, run
 
     spec = Sweep.from_values(dict(what), origin="sweep") if isinstance(what, Mapping) else Sweep.load(Path(what))
-    plan = SweepPlan.from_sweep(spec, local=local_file())
-    path = Path(out) if out is not None else None if isinstance(what, Mapping) else default_path(Path(what))
+    plan = SweepPlan.from_sweep(spec, local=find_local_machine_file())
+    path = Path(out) if out is not None else None if isinstance(what, Mapping) else choose_default_path(Path(what))
     if path is not None:
         rows_file.check(path)
     with _journal(path) as journal:

@@ -23,7 +23,7 @@ from fivefold.calibration.processes import side_by_side
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import recomputed_layers, stage_layers
+from fivefold.layout.stages import list_recomputed_layers, list_stage_layers
 from fivefold.machine.spec import CollectivePoint, Machine, UnitPoint, UpdatePoint
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, UnitGroup
@@ -82,7 +82,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     points_by_key: dict[str, list[UnitPoint]] = defaultdict(list)
     for rank_profile in profiles:
         for run, passes in unit_seconds(rank_profile, counts=counts, layout=layout, curves=curves).items():
-            key, curve = keys.unit_key(layout, run), curves.unit(layout, run)
+            key, curve = keys.make_unit_key(layout, run), curves.unit(layout, run)
             points_by_key[key].append(_point(run, passes, key=key, curve=curve, ranks=ranks, layout=layout))
     units = {(p.key, p.ranks): p for p in calibration.units}
     units |= {(key, ranks): _mean(points) for key, points in points_by_key.items()}
@@ -137,7 +137,7 @@ def is_profiled(machine: Machine, *, model: Model, layout: Layout, job: Job) -> 
     counts = planner(model, machine, job).counts
     store = Profiled(counts, machine)
     units = {run for stage in counts.stage_work(layout) for run, _ in stage}
-    return all((p := store.unit(layout, run)) and p.key == store.unit_key(layout, run) for run in units)
+    return all((p := store.unit(layout, run)) and p.key == store.make_unit_key(layout, run) for run in units)
 
 
 def shorten_model(model: Model, layout: Layout, job: Job) -> Model:
@@ -236,7 +236,7 @@ def unit_seconds(one: RankProfile, *, counts: Counts, layout: Layout, curves: Un
 
     The weight-gradient seconds of a stage (W) are distributed over its units in proportion to the curves.
     """
-    stages = stage_layers(counts.model.layers, layout)
+    stages = list_stage_layers(counts.model.layers, layout)
     last = layout.pp * layout.v - 1
     rows_by_run: dict[UnitGroup, list[UnitPasses]] = defaultdict(list)
     for stage, work in enumerate(counts.stage_work(layout)):
@@ -299,7 +299,7 @@ def find_unit(name: str, counts: Counts, layout: Layout) -> UnitGroup:
         return UnitGroup(name, 0, 1) if name == "embed" else counts.head(layout)
     layer = int(name.split()[1])
     kind = counts.kinds[layer]
-    return UnitGroup(kind, counts.example[kind], 1, recomputed_layers(counts.model.layers, layout)[layer])
+    return UnitGroup(kind, counts.example[kind], 1, list_recomputed_layers(counts.model.layers, layout)[layer])
 
 
 def _mean(points: list[UnitPoint]) -> UnitPoint:

@@ -26,10 +26,10 @@ from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.predict import planner
-from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, kernel_kind
+from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_kernel_kind
 from fivefold.planner.time.profiled import ranks_per_host
 from fivefold.planner.time.units import Units
-from fivefold.planner.time.update_time import count_weights, elementwise_seconds
+from fivefold.planner.time.update_time import count_weights, estimate_elementwise_seconds
 from fivefold.units import Dtype
 
 CURVE_UNITS = 4.0  # units that the common factor's distance from 1 weighs as much as: kernels are those of the curves
@@ -110,7 +110,7 @@ def count_work(curves: Units, run: GridRun, unit: UnitGroup, *, ranks: int) -> t
     passes = tuple(UnitWork(defaultdict(float), defaultdict(int)) for _ in range(3))
     times = curves.kernels(part, unit, ranks=ranks)
     for op, time in zip(curves.counts.list_ops(part, unit.name), times, strict=True):
-        kind, kernels = kernel_kind(op), count_kernels(op)
+        kind, kernels = find_kernel_kind(op), count_kernels(op)
         rows = (time.forward, kernels.forward), (time.backward + time.weight, kernels.backward)
         for work, (seconds, number) in zip(passes, (*rows, rows[0]) if op.recomputed else rows, strict=False):
             work.seconds[kind] += seconds
@@ -244,7 +244,7 @@ def list_updates(
             chunks = tuple(held[stage])
             rows[run.job.precision.compute].append(
                 (
-                    elementwise_seconds(units, run.layout, memory_by_rank[stage], chunks),
+                    estimate_elementwise_seconds(units, run.layout, memory_by_rank[stage], chunks),
                     count_weights(units, run.layout, chunks),
                     profile.timed["update"].seconds,
                 )

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fivefold.cli.errors import launcher
 from fivefold.cli.options import say
-from fivefold.requests.machines import local_file
+from fivefold.requests.machines import find_local_machine_file
 
 Value = TypeVar("Value")
 
@@ -38,5 +38,5 @@ def measure() -> None:
     say("this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more")
     with bar("calibrating") as progress:
         machine = calibrate(quick=True, progress=progress)
-    write(machine, local_file())
-    say(f"wrote {local_file()}")
+    write(machine, find_local_machine_file())
+    say(f"wrote {find_local_machine_file()}")

@@ -15,7 +15,7 @@ from fivefold.interop.launch.run_file import set_objective
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
@@ -60,7 +60,9 @@ def drop_default_stages(layout: Layout, model: Model) -> Layout:
     if sum(layout.stages) != model.layers:
         return layout
     default_layout = layout.replace(stages=())
-    return default_layout if tuple(map(len, stage_layers(model.layers, default_layout))) == layout.stages else layout
+    return (
+        default_layout if tuple(map(len, list_stage_layers(model.layers, default_layout))) == layout.stages else layout
+    )
 
 
 def _read_back(written: WrittenConfig, plan: ConfigPlan) -> Reading:

@@ -74,7 +74,7 @@ def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, pla
     return LocalSlice(local, tuple(parts), holders)
 
 
-def padded_vocab(model: Model, job: Job, *, tp: int) -> int:
+def pad_vocab(model: Model, job: Job, *, tp: int) -> int:
     """Return the vocabulary size padded to a multiple of ``stack.vocab_multiple`` · tp."""
     multiple = job.stack.vocab_multiple * tp
     return ceil_div(model.vocab, multiple) * multiple

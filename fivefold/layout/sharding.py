@@ -187,7 +187,7 @@ WHOLE = (
 )  # replicated over tp; biases of row layers are added once
 
 
-def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv", "tp_outer"]:
+def find_extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Literal["", "tp", "kv", "tp_outer"]:
     """Return the axis over which gradients of a replicated weight are all_reduced, besides data parallelism; "": none.
 
     - tp: every tp rank holds the weight, but sees only its rows (under sp) or, for per-head norms, its heads
@@ -283,7 +283,7 @@ class FrozenBytes(NamedTuple):
     scales: int
 
 
-def frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
+def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
     """Return the bytes of a unit's frozen weights as they are stored; ``shards``: of ZeRO-3, else 1."""
     gathered = shard = scales = 0
     base = "bf16" if job.adapter is None else job.adapter.base

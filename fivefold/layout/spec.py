@@ -30,7 +30,7 @@ from fivefold.layout.schedule.pipeline_schedule import (
     PipelineSchedule,
     ScheduleName,
     get_1f1b_name,
-    names_of_one_way_pairing,
+    list_one_way_pairing_names,
 )
 from fivefold.record import Record, UsageWarning, UserError, make_unknown_name_error
 
@@ -75,19 +75,21 @@ class Layout(Record):
             if replicas % self.shard_group:
                 raise ValueError(
                     f"dp·cp={replicas} is not divisible by the shard group {self.shard_group}; "
-                    f"try zero{self.zero}/{divisor_below(replicas, self.shard_group)}"
+                    f"try zero{self.zero}/{find_divisor_below(replicas, self.shard_group)}"
                 )
         if self.tp % self.tp_inner:
-            inner = divisor_below(self.tp, self.tp_inner)
+            inner = find_divisor_below(self.tp, self.tp_inner)
             raise ValueError(
                 f"tp={self.tp} is not divisible by its inner degree {self.tp_inner}; try tp{self.tp // inner}x{inner}"
             )
         if self.tp % self.etp:
-            raise ValueError(f"etp={self.etp} does not divide tp={self.tp}; try etp{divisor_below(self.tp, self.etp)}")
+            raise ValueError(
+                f"etp={self.etp} does not divide tp={self.tp}; try etp{find_divisor_below(self.tp, self.etp)}"
+            )
         ranks = replicas * self.tp // self.etp
         if ranks % self.ep:
             raise ValueError(
-                f"ep={self.ep} does not divide dp·cp·tp/etp={ranks}; try ep{divisor_below(ranks, self.ep)}"
+                f"ep={self.ep} does not divide dp·cp·tp/etp={ranks}; try ep{find_divisor_below(ranks, self.ep)}"
             )
         self._check_schedule()
         self._check_stages()
@@ -116,7 +118,7 @@ class Layout(Record):
         stages = self.pp * self.v
         if self.stages and len(self.stages) != stages:
             raise ValueError(
-                f"{stages_word(self.stages)} lists {len(self.stages)} stages, but pp·v={stages}; "
+                f"{format_stages(self.stages)} lists {len(self.stages)} stages, but pp·v={stages}; "
                 f"list {stages}, or change pp or v"
             )
         if not _AC.fullmatch(self.ac):
@@ -134,7 +136,7 @@ class Layout(Record):
         if self.pipeline.enters_both_ends:
             raise ValueError(
                 f"ac={self.ac}: {self.schedule} has each stage on two ranks; take ac={self.recomputation}, "
-                f"or {names_of_one_way_pairing()}"
+                f"or {list_one_way_pairing_names()}"
             )
 
     @property
@@ -212,7 +214,7 @@ class Layout(Record):
         if self.ac != "none":
             tokens.append(f"ac={self.ac}")
         if self.stages:
-            tokens.append(stages_word(self.stages))
+            tokens.append(format_stages(self.stages))
         if self.order != DEFAULT_ORDER:
             tokens.append(f"order={'-'.join(self.order)}")
         if self.cp_kind != "ring":
@@ -251,7 +253,7 @@ class Layout(Record):
         Those of the shard group that hold the same experts, rounded down to a divisor of ``expert_replicas``.
         """
         max_shards = self.expert_replicas * self.shards // (self.dp * self.cp)
-        return divisor_below(self.expert_replicas, max(1, max_shards))
+        return find_divisor_below(self.expert_replicas, max(1, max_shards))
 
     def list_offloaded(self, job: Job) -> frozenset[Offloaded]:
         """Return what is kept in host memory, by the layout or by the job."""
@@ -390,7 +392,7 @@ def _sizes(token: str, part: str) -> list[int]:
     return [_degree(token, size)] * count
 
 
-def stages_word(stages: Sequence[int]) -> str:
+def format_stages(stages: Sequence[int]) -> str:
     """Format ``stages=7-8x14-7``: the layers of each stage; three or more equal ones in a row as ``LAYERSxSTAGES``."""
     parts = []
     for size, equal_sizes in groupby(stages):
@@ -400,7 +402,7 @@ def stages_word(stages: Sequence[int]) -> str:
 
 
 @cache
-def divisor_below(number: int, limit: int) -> int:
+def find_divisor_below(number: int, limit: int) -> int:
     """Return the largest divisor of ``number`` that is at most ``limit``."""
     return max(divisor for divisor in divisors(number) if divisor <= limit)
 

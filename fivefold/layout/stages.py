@@ -14,14 +14,14 @@ from __future__ import annotations
 from fivefold.layout.spec import Layout
 
 
-def stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
+def list_stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
     """Return the layers of each of the pp·v stages, in the order of the model."""
     sizes = layout.stages or _distribute_evenly(layers, layout.pp * layout.v)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def recomputed_stages(layout: Layout) -> tuple[bool, ...]:
+def list_recomputed_stages(layout: Layout) -> tuple[bool, ...]:
     """Tell for each of the pp·v stages whether it is recomputed; ``ac=`` may name the first N pipeline ranks."""
     rounds = (divmod(stage, layout.pp) for stage in range(layout.pp * layout.v))
     is_v_shaped = layout.pipeline.is_v_shaped
@@ -29,11 +29,11 @@ def recomputed_stages(layout: Layout) -> tuple[bool, ...]:
     return tuple(bool(layout.recomputed_operations) and rank < layout.recompute_ranks for rank in ranks)
 
 
-def recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:
+def list_recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:
     """Tell for each layer whether it is recomputed: in recomputed stages, every n-th layer under ``ac=full/n``."""
     return tuple(
         is_recomputed and layer % layout.recompute_every == 0
-        for stage, is_recomputed in zip(stage_layers(layers, layout), recomputed_stages(layout), strict=True)
+        for stage, is_recomputed in zip(list_stage_layers(layers, layout), list_recomputed_stages(layout), strict=True)
         for layer in stage
     )
 

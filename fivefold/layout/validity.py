@@ -17,8 +17,8 @@ from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job, Recipe
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES, ScheduleName
-from fivefold.layout.spec import Layout, divisor_below, divisors, stages_word
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.spec import Layout, divisors, find_divisor_below, format_stages
+from fivefold.layout.stages import list_stage_layers
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits
@@ -365,9 +365,9 @@ def _batch(layout: Layout, job: Job, machine: Machine | None) -> Iterator[str]:
     batch = f"global batch {job.global_batch}{' (the default)' if is_default else ''}"
     if job.global_batch % layout.dp:
         most = layout.dp if machine is None else max(layout.dp, machine.ranks * layout.dp // layout.world)
-        alternative = f"dp{divisor_below(job.global_batch, most)} mbs1"
+        alternative = f"dp{find_divisor_below(job.global_batch, most)} mbs1"
     else:
-        alternative = f"mbs{divisor_below(job.global_batch // layout.dp, layout.mbs)}"
+        alternative = f"mbs{find_divisor_below(job.global_batch // layout.dp, layout.mbs)}"
     yield (
         f"{batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; try gbs {nearest_batch} or {alternative}"
     )
@@ -474,7 +474,7 @@ def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind}); try seq {near}"
     heads = gcd(*(shape.heads for shape in model.attention_shapes)) // layout.tp
     if layout.cp_kind == "ulysses" and heads % layout.cp:
-        cp = divisor_below(heads, layout.cp)
+        cp = find_divisor_below(heads, layout.cp)
         fix = f"cp{cp}" if cp > 1 else "cp=ring"
         yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {fix}"
 
@@ -505,7 +505,7 @@ def _mixers(layout: Layout, model: Model, *, sequence: int) -> Iterator[str]:
                 )
         elif units.number // tp % layout.cp:
             number = units.number // tp
-            fix = f"cp{divisor_below(number, layout.cp)}"
+            fix = f"cp{find_divisor_below(number, layout.cp)}"
             yield f"{number} {units.name} of {kind} on each rank of tp are not divisible by cp={layout.cp}; try {fix}"
 
 
@@ -590,7 +590,7 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         fix = "raise dp or mbs, or lower pp or gbs"
         yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to simulate; {fix}"
     if layout.stages and sum(layout.stages) != layers:
-        yield f"{stages_word(layout.stages)} hold {sum(layout.stages)} layers, not layers={layers}"
+        yield f"{format_stages(layout.stages)} hold {sum(layout.stages)} layers, not layers={layers}"
     micro, needed = layout.micro_batches(job), layout.pipeline.min_rounds * pp
     multiple = 2 if layout.pipeline.enters_both_ends else 1
     chunk = layout.dp * layout.mbs
@@ -767,7 +767,7 @@ def _frozen(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         if (reason := explain_unpiped_freeze(model, job)) is not None:
             yield reason
         frozen = resolve_freeze(model, job.freeze)
-        stages = stage_layers(model.layers, layout)
+        stages = list_stage_layers(model.layers, layout)
         ends = (stages[0], frozen.trains_embedding), (stages[-1], frozen.trains_head)
         if not all(layers or is_trained for layers, is_trained in ends):
             yield "freeze is not modelled with a stage that trains nothing; give it a layer"

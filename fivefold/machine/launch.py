@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fivefold.layout.spec import divisor_below
+from fivefold.layout.spec import find_divisor_below
 from fivefold.machine.spec import Machine
 
 
 def divide_over_hosts(world: int, ranks_per_host: int) -> tuple[int, int]:
     """Return the number of hosts for ``world`` ranks, and the ranks per host: as many as fit and divide ``world``."""
-    ranks_each = divisor_below(world, ranks_per_host)
+    ranks_each = find_divisor_below(world, ranks_per_host)
     return world // ranks_each, ranks_each
 
 

@@ -14,7 +14,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import driver_bytes
 from fivefold.planner.predict import predict
-from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
+from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
 from fivefold.record import UserError
 from fivefold.results.comparison import Comparison, Quantity, Unit, Variant, VariantRatio
 from fivefold.stack.catalog import build_stack
@@ -81,7 +81,7 @@ def _ratios(cases: Sequence[ComparedCase], variants: Sequence[Variant]) -> Itera
     ]
     for (first, step, facts), (second, other, other_facts) in combinations(described, 2):
         speeds = [one.tokens_per_second_per_gpu * one.world for one in (step, other)]
-        if (ratio := expected_ratio(facts, other_facts, (speeds[0], speeds[1]))) is not None:
+        if (ratio := estimate_speed_ratio(facts, other_facts, (speeds[0], speeds[1]))) is not None:
             yield VariantRatio(first=first, second=second, speed=ratio)
 
 

@@ -28,7 +28,7 @@ AFTER = 2  # rungs of the ladder that are still shown after the first that fits
 LARGEST = 2**14  # sequences per step that are proposed
 
 
-def batch_stage(model: Model, job: Job, *, tokens: float, is_given: bool) -> tuple[Stage, Job]:
+def plan_batch_stage(model: Model, job: Job, *, tokens: float, is_given: bool) -> tuple[Stage, Job]:
     """Return the batch step: the job's batch, or the power-of-two number of sequences closest to the scaling laws."""
     wanted = advise_tokens(model, tokens) / job.sequence
     proposed = min(LARGEST, max(1, 2 ** round(log2(max(1.0, wanted)))))
@@ -143,7 +143,7 @@ def _spread(fields: dict[str, object], *, world: int, batch: int) -> Layout | No
         return None
 
 
-def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
+def plan_micro_batch_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
     """Return the micro-batch step: the fastest micro-batch that fits, and the gradient accumulation that follows."""
     job, tried = planner.job, list[Attempt]()
     fitting: list[tuple[float, Layout]] = []
@@ -168,7 +168,7 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
     return Stage(title="Reach the batch", question=question, tried=rows, reason=reason), best
 
 
-def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
+def plan_speed_stage(walk: Walk, proposal: Proposal) -> Stage:
     """Return the speed step: single changes of the current layout, and the layout that ``search`` proposes."""
     tried = [
         Attempt(
@@ -253,9 +253,9 @@ def stages(
 ) -> tuple[Sequence[Stage], Job, Proposal]:
     """Return all steps of the playbook. ``walk`` and ``propose`` are the functions of ``search``."""
     validate_job(model, job)
-    first, job = batch_stage(model, job, tokens=tokens, is_given=is_given)
+    first, job = plan_batch_stage(model, job, tokens=tokens, is_given=is_given)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     second, layout = fit_stage(planner, world=machine.ranks)
-    third, layout = batch_size_stage(planner, layout)
+    third, layout = plan_micro_batch_stage(planner, layout)
     proposal = propose(job)
-    return (first, second, third, fast_stage(walk(planner, layout), proposal)), job, proposal
+    return (first, second, third, plan_speed_stage(walk(planner, layout), proposal)), job, proposal

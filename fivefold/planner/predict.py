@@ -32,7 +32,7 @@ from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.time.constants import PUBLISHED, Constants
-from fivefold.planner.time.errors import expected_interval, run_class
+from fivefold.planner.time.errors import estimate_run_interval, run_class
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.planner.time.ratio_errors import RunFacts, describe_run
 from fivefold.planner.time.timeline import StepTime, step_seconds
@@ -52,10 +52,10 @@ class Estimate(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         """Return the peak bytes per rank."""
-        return max_peak_bytes(self.ranks)
+        return find_max_peak_bytes(self.ranks)
 
 
-def max_peak_bytes(ranks: list[RankMemory]) -> int:
+def find_max_peak_bytes(ranks: list[RankMemory]) -> int:
     """Return the peak bytes of the fullest of ``ranks``."""
     return max(rank.peak_bytes for rank in ranks)
 
@@ -107,7 +107,7 @@ class Planner:
 
     def peak_bytes(self, layout: Layout) -> int:
         """Return the peak bytes per rank, without estimating time."""
-        return max_peak_bytes(self.memory(layout))
+        return find_max_peak_bytes(self.memory(layout))
 
     def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:
         """Return the bytes that PyTorch reserves and the bytes that the driver reports; None on a CPU."""
@@ -117,7 +117,7 @@ class Planner:
         """Return the probability that the layout runs out of memory; ``ranks``: its memory, if known already."""
         ranks = self.memory(layout) if ranks is None else ranks
         totals = self.allocator_totals(layout, ranks)
-        return self.memory_risk.probability(layout, peak_bytes=max_peak_bytes(ranks), totals=totals)
+        return self.memory_risk.probability(layout, peak_bytes=find_max_peak_bytes(ranks), totals=totals)
 
     def fits(self, layout: Layout, ranks: list[RankMemory] | None = None) -> bool:
         """Return whether the layout runs out of memory with a probability of at most ``risk``."""
@@ -128,9 +128,9 @@ class Planner:
         ranks = self.memory(layout) if ranks is None else ranks
         if self.fits(layout, ranks):
             return 0
-        peak = max_peak_bytes(ranks)
+        peak = find_max_peak_bytes(ranks)
         totals = self.allocator_totals(layout, ranks)
-        return max(1, peak - self.memory_risk.peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
+        return max(1, peak - self.memory_risk.find_peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
 
     def describe_miss(self, layout: Layout, ranks: list[RankMemory] | None = None) -> str:
         """Return why the layout does not fit, as a predicate; "" if it fits.
@@ -141,7 +141,7 @@ class Planner:
         risk = self.out_of_memory_risk(layout, ranks)
         if risk <= self.risk:
             return ""
-        peak = max_peak_bytes(ranks)
+        peak = find_max_peak_bytes(ranks)
         totals = self.allocator_totals(layout, ranks)
         excess = self.memory_risk.excess_bytes(layout, peak_bytes=peak, totals=totals)
         if risk > TIGHT_RISK and excess:
@@ -167,7 +167,7 @@ class Planner:
         stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
         peak = max(stage.peak_bytes for stage in stages)
         of = run_class(model=model, machine=machine, layout=layout, job=job)
-        seconds = expected_interval(step_time.seconds, "time", of=of, machine=machine, ranks=layout.world)
+        seconds = estimate_run_interval(step_time.seconds, "time", of=of, machine=machine, ranks=layout.world)
         device = self.allocator_totals(layout, ranks)
         return build_step(
             "predicted",
@@ -182,7 +182,7 @@ class Planner:
                 capacity_bytes=machine.chip.memory_bytes,
                 risk=self.memory_risk.probability(layout, peak_bytes=peak, totals=device),
                 host_bytes=host_bytes(self.counts, layout, machine) if layout.list_offloaded(job) else None,
-                interval=expected_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
+                interval=estimate_run_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
                 stages=stages,
             ),
             work=work(model, layout=layout, job=job),

@@ -36,7 +36,7 @@ from fivefold.planner.search import find_fitting_layout, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.search.neighbours import climb, shrink
 from fivefold.planner.search.work import CLIMBING_UNITS, EXACT_UNITS, SearchWork
-from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
+from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
 from fivefold.record import UserError
 from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnswer
 from fivefold.step import FITS_RISK
@@ -51,7 +51,7 @@ MAX_SEQUENCE = 2**24  # tokens of the longest sequence that is tried
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
-def largest_micro_batch(
+def find_largest_micro_batch(
     *, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK
 ) -> QuestionAnswer:
     """Return the largest mbs with which ``layout`` fits, among divisors of a replica's batch.
@@ -191,7 +191,7 @@ def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk
     )
 
 
-def fewest_gpus(
+def find_fewest_gpus(
     *,
     model: Model,
     machine: Machine,
@@ -295,7 +295,9 @@ def _node_multiples(low: int, high: int, node: int) -> list[int]:
     return list(range((low // step + 1) * step, high, step))
 
 
-def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[QuestionAnswer, Model]:
+def find_largest_model(
+    *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK
+) -> tuple[QuestionAnswer, Model]:
     """Return the largest model that fits the machine.
 
     Layers and heads of ``model`` are scaled in eighths, up to 32 times or to where the states alone exceed the memory.
@@ -481,7 +483,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
                 memory_bytes=after.peak_bytes,
                 step_seconds=after.step_time.seconds,
                 faster=before.step_time.seconds / after.step_time.seconds,
-                speed=expected_ratio(describe_run(model, machine, other, changed), facts, speeds),
+                speed=estimate_speed_ratio(describe_run(model, machine, other, changed), facts, speeds),
                 saved_bytes=before.peak_bytes - after.peak_bytes,
             )
         )

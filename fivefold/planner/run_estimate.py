@@ -53,7 +53,7 @@ def compute_goodput(interval: float, *, pause_seconds: float, recovery_seconds: 
     )
 
 
-def best_checkpoint_interval(
+def find_best_checkpoint_interval(
     *, pause_seconds: float, write_seconds: float, recovery_seconds: float, mtbf_seconds: float
 ) -> float:
     """Return the checkpoint interval with the highest goodput, by golden section.
@@ -89,7 +89,7 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
     mtbf_seconds = 1000 * DAY / (site.failures * step.world) if site.failures else inf
     recovery_seconds = site.restart_seconds + write_seconds  # the last checkpoint may have been incomplete
     times = {"pause_seconds": pause_seconds, "recovery_seconds": recovery_seconds, "mtbf_seconds": mtbf_seconds}
-    interval = site.checkpoint_seconds or best_checkpoint_interval(write_seconds=write_seconds, **times)
+    interval = site.checkpoint_seconds or find_best_checkpoint_interval(write_seconds=write_seconds, **times)
     training = steps * step.time.step_seconds
     seconds = _compute_run_seconds(training, site=site, interval=interval, **times)
     if seconds == inf:

@@ -73,16 +73,16 @@ def answers(
 
     if question == "gpus":
         largest_machine = machine if counted else with_ranks(machine, MAX_SEARCHED_GPUS)
-        return [questions.fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk, report=report)]
+        return [questions.find_fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk, report=report)]
     if question == "model":
-        return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
+        return [questions.find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":
         return questions.fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
     chosen_layout, remark = (layout, "") if layout else _search_fastest(model, machine, job, risk=risk)
     run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [
-            questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk)
+            questions.find_largest_micro_batch(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk)
         ],
         "sequence": lambda: [
             lengths(

@@ -14,9 +14,9 @@ def load_machine(text: str) -> Machine:
     """Return the machine that ``text`` names."""
     from fivefold.machine.catalog import resolve
 
-    return resolve(text, local=local_file())
+    return resolve(text, local=find_local_machine_file())
 
 
-def local_file() -> Path:
+def find_local_machine_file() -> Path:
     """Return the path of the machine file that ``local`` stands for."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fivefold" / "local.toml"

@@ -115,12 +115,12 @@ def measure_best(model: Model, machine: Machine, job: Job, *, count: int) -> tup
     """
     from fivefold.machine.toml import read, write
     from fivefold.rendering.progress import bar
-    from fivefold.requests.machines import local_file
+    from fivefold.requests.machines import find_local_machine_file
     from fivefold.sweeps.finalists import measure_best
 
     with bar("measuring") as progress:
         finalists, measured_machine = measure_best(model=model, machine=machine, job=job, count=count, report=progress)
-    path = local_file()
+    path = find_local_machine_file()
     if path.exists() and machine.calibration is not None and machine.calibration == read(path).calibration:
         write(read(path).replace(calibration=measured_machine.calibration), path)
     return finalists, measured_machine

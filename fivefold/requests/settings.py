@@ -84,20 +84,20 @@ class AppliedSettings(Record):
         return f"user settings: {settings} ({self.file})"
 
 
-def settings_file() -> Path:
+def find_settings_file() -> Path:
     """Return the path of the user's settings, which need not exist."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "fivefold" / "config.toml"
 
 
 def show_settings_file() -> str:
     """Return the path of the user's settings with the home folder as ``~``."""
-    path, home = settings_file(), Path.home()
+    path, home = find_settings_file(), Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def load_settings() -> UserSettings:
     """Read the user's settings; without a file, none is set. Raises ``UserError`` for a file that is not valid."""
-    path = settings_file()
+    path = find_settings_file()
     return _read_settings(path, path.stat().st_mtime_ns) if path.exists() else UserSettings()
 
 
@@ -148,7 +148,7 @@ def save_settings(settings: UserSettings) -> Path:
     """Write the user's settings and return the path; the file is replaced in one step."""
     from fivefold.machine import toml
 
-    path, values = settings_file(), settings.model_dump(exclude_none=True)
+    path, values = find_settings_file(), settings.model_dump(exclude_none=True)
     tables = {key: value for key, value in values.items() if value or not isinstance(value, dict)}  # no empty heading
     heading = "# Written by `fivefold config set`, which does not keep comments.\n"
     with replace_file(path, contents="the settings file") as file:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fivefold.sweeps.sweep import Trials
 
 
-def default_path(file: Path) -> Path:
+def choose_default_path(file: Path) -> Path:
     """Return the default path for the rows of a sweep file."""
     return Path("runs/sweeps") / f"{file.stem}.jsonl"
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built
 from fivefold.trainer.data.packing import LAST
@@ -83,7 +83,7 @@ class Engine:
         if job.objective == "dpo":
             self.reference_log_probs = self.reference_log_probs.new_zeros(layout.micro_batches(job), layout.mbs)
         self._runs_reference = False
-        self.layers = stage_layers(model.layers, layout)
+        self.layers = list_stage_layers(model.layers, layout)
         self.sequences = job.global_batch  # of this step, over all ranks
         self.mtp_depth = model.mtp_depth
         self.scale = 1.0  # factor of each token's loss, so that gradients are of the mean loss
@@ -291,7 +291,7 @@ class Engine:
         loads, self.loads = self.loads, torch.zeros_like(self.loads)
         return dict(zip(self.moe_layers, loads.tolist(), strict=True))
 
-    def expert_shares(self) -> dict[int, list[float]]:
+    def gather_expert_shares(self) -> dict[int, list[float]]:
         """Return ``expert_loads`` of all stages, relative to the layer's mean (1 = even), by all_gather_object.
 
         Every rank calls it.

@@ -35,7 +35,7 @@ class Evaluator:
         """Log the evaluation after ``step`` steps and return its held-out loss; every rank calls it."""
         loss = self.heldout_loss()
         self.logs.write({"step": step, "heldout_loss": loss})
-        if shares := self.engine.expert_shares():
+        if shares := self.engine.gather_expert_shares():
             self.logs.write({"step": step, "expert_load": shares})
         if self.run.sample and self.run.sample_at == "evaluations" and step < self.run.job.steps:
             text = sample_run(self.built, model=self.model, run=self.run, tokenizer=self.shards.tokenizer)

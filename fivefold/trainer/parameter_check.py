@@ -16,10 +16,10 @@ from torch import nn
 
 from fivefold.adapter import Adapter, nf4_bytes
 from fivefold.job import Job
-from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.trainer.model.transformer import Transformer
@@ -48,7 +48,7 @@ def check_placement(
     device: torch.device,
 ) -> None:
     """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, sharded as listed."""
-    vocab = padded_vocab(model, job, tp=layout.tp)
+    vocab = pad_vocab(model, job, tp=layout.tp)
     local_shapes = {
         weight.name: local_weight(weight, model=model, layout=layout, vocab=vocab).shape
         for weight in weights(model, job.adapter)
@@ -72,7 +72,7 @@ def check_placement(
 
 def _stage_tensors(module: Transformer, layout: Layout, stages: Iterable[int]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and tensor of each parameter and buffer of the embedding, blocks and head in ``stages``."""
-    layers = stage_layers(len(module.blocks), layout)
+    layers = list_stage_layers(len(module.blocks), layout)
     for stage in stages:
         parts = [(f"blocks.{layer}", module.blocks[layer]) for layer in layers[stage]]
         parts += [("embed", module.embed)] * (stage == 0) + [("head", module.head)] * (stage == len(layers) - 1)

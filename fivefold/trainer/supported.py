@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.job import Job
-from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
+from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -84,7 +84,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     if job.stack.pairs and not layout.pipeline.pairs_passes:
         raise UserError(
             f"layout {str(layout)!r}: pairs=true overlaps a forward with a backward, for which it needs the schedule "
-            f"{names_of_pairing()}; use it, or leave pairs out"
+            f"{list_pairing_names()}; use it, or leave pairs out"
         )
     normed_head = model.final_norm and model.norm_weight
     if model.tied_embeddings and not normed_head and not model.head_bias and layout.zero == 3 and layout.shards > 1:

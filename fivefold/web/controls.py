@@ -16,7 +16,7 @@ from fivefold.bounded_types import RANKS
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
-from fivefold.layout.spec import Layout, divisor_below, divisors
+from fivefold.layout.spec import Layout, divisors, find_divisor_below
 from fivefold.layout.validity import reasons
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
@@ -108,7 +108,7 @@ def change_keyword(resolved: ResolvedRequest, layout: Layout, **change: Any) -> 
     _follow(values, change)
     batch = resolved.job.global_batch
     if "mbs" not in change and batch % values["dp"] == 0:
-        values["mbs"] = divisor_below(batch // values["dp"], values["mbs"])
+        values["mbs"] = find_divisor_below(batch // values["dp"], values["mbs"])
     return Layout.read(values, origin="layout")
 
 
@@ -130,7 +130,7 @@ def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
     ):
         values["ac"] = kind
     if "tp" in change:
-        values |= {"tp_inner": 1, "etp": divisor_below(values["tp"], values["etp"])}
+        values |= {"tp_inner": 1, "etp": find_divisor_below(values["tp"], values["etp"])}
         values["sp"] = values["sp"] or values["tp"] == 1
     if values["cp"] == 1 and "cp_kind" not in change:
         values["cp_kind"] = "ring"
@@ -138,7 +138,7 @@ def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
     if values["zero"] == 0 or (group and replicas % group):
         values["shard_group"] = None
     if "ep" not in change:
-        values["ep"] = divisor_below(replicas * values["tp"] // values["etp"], values["ep"])
+        values["ep"] = find_divisor_below(replicas * values["tp"] // values["etp"], values["ep"])
 
 
 def _drop_virtual_stages(schedule: ScheduleName) -> ScheduleName:

@@ -193,7 +193,7 @@ from fivefold.planner.predict import planner
 from fivefold.planner.time.profiled import Profiled
 layout, machine = Layout.parse("dp2 tp2 zero3 mbs1 ac=qkv+mlp"), resolve("h100:4", local=Path())
 counts = planner(build_model("qwen3-30b-a3b"), machine, Job(sequence=64, global_batch=4)).counts
-print([Profiled(counts, machine).unit_key(layout, run) for run, _ in counts.stage_work(layout)[0]])
+print([Profiled(counts, machine).make_unit_key(layout, run) for run, _ in counts.stage_work(layout)[0]])
 """
     said = {
         subprocess.run(

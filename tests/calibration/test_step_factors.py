@@ -28,7 +28,7 @@ from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import planner
 from fivefold.planner.time.kernels_in_step import find_factors
 from fivefold.planner.time.units import Units
-from fivefold.planner.time.update_time import elementwise_seconds
+from fivefold.planner.time.update_time import estimate_elementwise_seconds
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from tests.agree.time import cases
@@ -96,7 +96,7 @@ def made_up_profiles(run, truth):
         seconds = units.unit(run.layout, find_unit(name, counts, run.layout))
         timed[f"F {name}"] = Timed(seconds=seconds.forward, spread=0.0)
         timed[f"BW {name}"] = Timed(seconds=seconds.backward + seconds.weight, spread=0.0)
-    update = elementwise_seconds(units, run.layout, count_rank_memory(counts, run.layout)[0], (0,))
+    update = estimate_elementwise_seconds(units, run.layout, count_rank_memory(counts, run.layout)[0], (0,))
     timed["update"] = Timed(seconds=update, spread=0.0)
     return [RankProfile(place=rank, rank=rank, torch="", device="cpu", timed=timed) for rank in range(run.layout.world)]
 

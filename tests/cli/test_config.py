@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fivefold.record import UserError
-from fivefold.requests.settings import KEYS, change_setting, load_settings, settings_file
+from fivefold.requests.settings import KEYS, change_setting, find_settings_file, load_settings
 from tests.cli.commands import run
 
 JOB = ("--gbs", "16", "--seq", "512")
@@ -37,7 +37,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 def test_other_tests_read_no_settings() -> None:
     assert os.environ["XDG_CONFIG_HOME"] == os.devnull
-    assert not settings_file().exists()
+    assert not find_settings_file().exists()
     assert load_settings().model_dump(exclude_defaults=True) == {}
 
 
@@ -90,16 +90,16 @@ def test_set_get_list_unset(settings: Any, monkeypatch: pytest.MonkeyPatch, caps
 def test_a_bad_value_is_one_line_and_nothing_is_written(settings: Any, key: str, value: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         change_setting(load_settings(), key, value)
-    assert not settings_file().exists()
+    assert not find_settings_file().exists()
 
 
 def test_an_invalid_file_is_named(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings(stack="torchtitan")
-    settings_file().write_text("stak = 'torchtitan'\n", encoding="utf-8")
+    find_settings_file().write_text("stak = 'torchtitan'\n", encoding="utf-8")
     assert run(monkeypatch, "predict", "nano", "h100:8", LAYOUT, *JOB) == 2
-    assert f"{settings_file()}: unknown key 'stak'; did you mean 'stack'?" in capsys.readouterr().err
+    assert f"{find_settings_file()}: unknown key 'stak'; did you mean 'stack'?" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_settings_answer_as_options_do_and_are_named(
     got = answer(monkeypatch, capsys, *words, *JOB)
     for entry in got if isinstance(got, list) else [got]:
         named = entry.pop("settings")
-        assert (named["stack"], named["machine"], named["file"]) == ("torchtitan", "h100:8", str(settings_file()))
+        assert (named["stack"], named["machine"], named["file"]) == ("torchtitan", "h100:8", str(find_settings_file()))
     for entry in (got, wanted):
         if isinstance(entry, dict):
             entry.pop("seconds", None)  # of the search itself

@@ -8,7 +8,7 @@ from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.machine import toml
 from fivefold.machine.catalog import UncalibratedError
 from fivefold.record import UserError
-from fivefold.requests.machines import load_machine, local_file
+from fivefold.requests.machines import find_local_machine_file, load_machine
 from tests.calibration.test_profile import machine
 
 
@@ -21,8 +21,8 @@ def measured(monkeypatch, tmp_path):
 
     def write_machine():
         times.append(1)
-        local_file().parent.mkdir(parents=True, exist_ok=True)
-        toml.write(machine(), local_file())
+        find_local_machine_file().parent.mkdir(parents=True, exist_ok=True)
+        toml.write(machine(), find_local_machine_file())
 
     monkeypatch.setattr(first_calibration, "measure", write_machine)
     return times
@@ -60,5 +60,5 @@ def test_the_measurement_is_the_quick_one(monkeypatch, tmp_path, capsys):
     assert asked == [True]
     assert capsys.readouterr().err.splitlines() == [
         "this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more",
-        f"wrote {local_file()}",
+        f"wrote {find_local_machine_file()}",
     ]

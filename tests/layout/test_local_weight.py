@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.local_weight import RankCoordinate, local_slice, padded_vocab
+from fivefold.layout.local_weight import RankCoordinate, local_slice, pad_vocab
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
@@ -39,7 +39,7 @@ LATENT = ROUTED.replace(mla=MLA(q_rank=12, kv_rank=10, nope_dim=4, rope_dim=2, v
 @pytest.mark.parametrize("text", ["tp1", "tp2", "tp4", "tp8", "dp4 ep4", "tp4 etp2 ep2", "tp4 etp4", "dp2 tp4 ep8"])
 def test_shards_cover_the_tensor_without_overlap(model: Model, text: str) -> None:
     layout, job = Layout.parse(text), Job(vocab_multiple=3)
-    vocab = padded_vocab(model, job, tp=layout.tp)
+    vocab = pad_vocab(model, job, tp=layout.tp)
     assert vocab % (3 * layout.tp) == 0
     for weight in weights(model):
         expert = weight.kind.startswith("expert")

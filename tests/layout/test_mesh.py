@@ -198,7 +198,7 @@ def test_the_planner_counts_with_the_same_sizes(experts: bool) -> None:
     for layout in [*draw_layouts(experts=experts)][::8]:
         model, job = make_model_and_job(layout, experts=experts)
         counts, expected = Counts(model, job), teams(layout)
-        for unit, shards, replicas in counts.local_parts(layout, counts.stage_work(layout)[0][1][0].name):
+        for unit, shards, replicas in counts.list_local_parts(layout, counts.stage_work(layout)[0][1][0].name):
             prefix = "expert_" if unit.name == "experts" else ""
             assert shards == len(expected[f"{prefix}shard"][0]), str(layout)
             assert replicas == len(expected[f"{prefix}replica"][0]), str(layout)

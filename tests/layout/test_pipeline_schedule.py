@@ -94,5 +94,5 @@ def test_units_measured_under_a_split_backward_have_a_key_of_their_own(record: P
     counts = Counts(build_model("llama3-8b"), Job(sequence=4096, global_batch=16))
     profiled = Profiled(counts, resolve("h100:2", local=Path("/nowhere")))
     layout = Layout(pp=2, schedule=record.name, v=record.stages_per_rank or 2)
-    run = counts.stage_groups(layout)[0][-1]
-    assert profiled.unit_key(layout, run).endswith(" split") == record.splits_backward
+    run = counts.list_stage_groups(layout)[0][-1]
+    assert profiled.make_unit_key(layout, run).endswith(" split") == record.splits_backward

@@ -19,7 +19,7 @@ from fivefold.layout.schedule.action import Action, list_dependencies, parse, pa
 from fivefold.layout.schedule.batched_play import play_many, waves
 from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
-from fivefold.layout.schedule.p2p import links, p2p_steps
+from fivefold.layout.schedule.p2p import links, list_p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES, ScheduleName
 from fivefold.layout.schedule.play import SimulatedSchedule, play
 from fivefold.layout.schedule.table import Table, check
@@ -517,7 +517,7 @@ def crossings(table: Table) -> dict[tuple[str, int, int], tuple[int, int]]:
 @example(schedule("dualpipe", pp=6, v=1, micro_batches=14))
 @example(schedule("interleaved", pp=2, v=4, micro_batches=5))
 def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(table: Table) -> None:
-    rows = [p2p_steps(table, rank=rank) for rank in range(table.pp)]
+    rows = [list_p2p_steps(table, rank=rank) for rank in range(table.pp)]
     made = crossings(table)
     assert sorted(part for row in rows for cue in row for part in cue.post_receives) == sorted(made)
     for rank, row in enumerate(rows):
@@ -541,7 +541,7 @@ def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(ta
 @example(schedule("dualpipe", pp=6, v=1, micro_batches=14))
 def test_waiting_for_sends_never_locks(table: Table) -> None:
     """Played as the trainer plays it: a send that is waited for must have met a posted receive."""
-    rows = [p2p_steps(table, rank=rank) for rank in range(table.pp)]
+    rows = [list_p2p_steps(table, rank=rank) for rank in range(table.pp)]
     done: set[Any] = set()
     posted: set[Any] = set()
     at, begun = [0] * table.pp, [False] * table.pp
@@ -570,7 +570,7 @@ def test_sends_are_waited_for_once_after_they_are_made() -> None:
         under_way = []
         for rank in range(table.pp):
             open_, most = set(), 0
-            for action, _, wait_sends in p2p_steps(table, rank=rank):
+            for action, _, wait_sends in list_p2p_steps(table, rank=rank):
                 assert open_.issuperset(wait_sends)
                 open_ -= set(wait_sends)
                 open_ |= {part for part in parts(action) if crossings(table).get(part, (-1,))[0] == rank}
@@ -589,7 +589,7 @@ def test_the_links_are_those_that_are_used() -> None:
 
 
 def test_the_messages_of_1f1b_by_hand() -> None:
-    first, second = (p2p_steps(ONE, rank=rank) for rank in range(2))
+    first, second = (list_p2p_steps(ONE, rank=rank) for rank in range(2))
     assert [(str(action), post_receives, wait_sends) for action, post_receives, wait_sends in first] == [
         ("F0.0", (), ()),
         ("F0.1", (("B", 1, 0),), ()),

@@ -77,7 +77,7 @@ def check_pictures(case: Case) -> None:
 
 def check_questions(case: Case) -> None:
     """Each of them about a layout is answered, or refused in one line."""
-    for ask in (questions.largest_micro_batch, questions.longest_sequence, questions.changes):
+    for ask in (questions.find_largest_micro_batch, questions.longest_sequence, questions.changes):
         check_answered(lambda ask=ask: ask(**case._asdict()))
     check_answered(
         lambda: [

@@ -87,7 +87,7 @@ def test_deferred_weight_gradients_accumulate_in_place(schedule: str) -> None:
 def test_deferred_wgrad_keeps_its_inputs() -> None:
     part, block = get_local_degrees(Layout.parse("tp2 pp2 zb1p")), Counts(build_model("llama3-8b"), Job()).kinds[0]
     apart, summed = (
-        Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": item}, origin="test")).profile_split(
+        Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": item}, origin="test")).profile_deferred_wgrad(
             part, block
         )
         for item in ("separate", "fused")

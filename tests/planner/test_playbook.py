@@ -20,7 +20,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.datacenter import Site
 from fivefold.model.catalog import build_model
 from fivefold.planner.batch import TEAMS, advise_tokens, find_nearby_advice, laws
-from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, list_candidates
+from fivefold.planner.playbook import fit_stage, list_candidates, plan_batch_stage, plan_micro_batch_stage
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.run_file import plan_run_job, write_run_file
@@ -59,12 +59,12 @@ def test_teams_are_near_where_their_run_was_as_long() -> None:
 
 
 def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it() -> None:
-    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, is_given=False)
+    stage, job = plan_batch_stage(LLAMA, JOB, tokens=2e12, is_given=False)
     assert job.global_batch & (job.global_batch - 1) == 0
     ratio = job.tokens_per_step / advise_tokens(LLAMA, 2e12)
     assert 1 / sqrt(2) <= ratio <= sqrt(2)
     assert [item.layout for item in stage.tried if item.chosen] == [f"gbs {job.global_batch}"]
-    stage, job = batch_stage(LLAMA, JOB, tokens=2e12, is_given=True)
+    stage, job = plan_batch_stage(LLAMA, JOB, tokens=2e12, is_given=True)
     assert job.global_batch == 64
     assert "as the job says" in stage.reason
 
@@ -125,7 +125,7 @@ def test_every_rung_spreads_all_ranks_over_no_more_replicas_than_sequences() -> 
 def test_the_micro_batch_is_the_fastest_that_fits() -> None:
     planner = Planner(model=LLAMA, machine=NODE, job=JOB)
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
-    stage, best = batch_size_stage(planner, layout)
+    stage, best = plan_micro_batch_stage(planner, layout)
     estimates = {mbs: planner.estimate(layout.replace(mbs=mbs)) for mbs in (1, 2, 4, 8)}
     fits = {
         mbs: estimate.step_time.seconds

@@ -13,7 +13,7 @@ from fivefold.machine import catalog
 from fivefold.model.spec import Model
 from fivefold.planner.playbook import list_candidates
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.questions import fine_tunes, largest_micro_batch
+from fivefold.planner.questions import find_largest_micro_batch, fine_tunes
 from fivefold.planner.search import search
 from fivefold.planner.time.spans import spans
 
@@ -55,7 +55,7 @@ def test_every_command_keeps_pairs_together() -> None:
     planner = Planner(model=MODEL, machine=MACHINE, job=DPO)
     assert {layout.mbs for _, layout in list_candidates(planner, 4)} == {2}
     assert {row.micro_batch % 2 for row in fine_tunes(model=MODEL, machine=MACHINE, job=DPO)} == {0}
-    assert largest_micro_batch(model=MODEL, machine=MACHINE, job=DPO, layout=Layout.parse("dp4 mbs2")).value == 8
+    assert find_largest_micro_batch(model=MODEL, machine=MACHINE, job=DPO, layout=Layout.parse("dp4 mbs2")).value == 8
 
 
 def test_the_reference_runs_first() -> None:

@@ -49,7 +49,7 @@ def fits(layout: Layout, job: Job = JOB) -> bool:
 
 def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
     layout = Layout.parse("dp8 zero3 mbs1")
-    answer = questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    answer = questions.find_largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=layout)
     size = int(answer.value)
     assert peak(layout.replace(mbs=size)) == answer.memory_bytes
     assert fits(layout.replace(mbs=size))
@@ -57,17 +57,17 @@ def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
 
 
 def test_a_job_that_does_not_fit_the_model_is_refused_before_layouts_are_tried() -> None:
-    for question in (questions.fewest_gpus, questions.largest_model):
+    for question in (questions.find_fewest_gpus, questions.find_largest_model):
         with pytest.raises(UserError, match="images=4: small has no vision tower that is read; leave images out"):
             question(model=SMALL, machine=NODE, job=Job(global_batch=8, images=4))
 
 
 def test_a_micro_batch_that_the_global_batch_limits_says_so() -> None:
     layout, job = Layout.parse("dp8 zero3 mbs1"), Job(sequence=4096)
-    limited = questions.largest_micro_batch(model=LLAMA, machine=NODE, job=job, layout=layout)
+    limited = questions.find_largest_micro_batch(model=LLAMA, machine=NODE, job=job, layout=layout)
     assert limited.value == 1
     assert "the global batch of 8 (the default) is the limit, not memory" in limited.remarks[0]
-    answer = questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    answer = questions.find_largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=layout)
     assert answer.value > 1
     assert answer.remarks == ()
 
@@ -115,7 +115,7 @@ def test_model_that_never_fits_is_a_one_line_error() -> None:
     with pytest.raises(
         UserError, match=r"needs at least .* per GPU, which has 79.19 GiB; its risk .* is > 99 %, more than --risk 0.05"
     ):
-        questions.largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=Layout(dp=8))
+        questions.find_largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=Layout(dp=8))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
     }
     if "rows" not in why:  # else another micro-batch, sequence or batch is the answer
         asks |= {
-            "micro-batch": lambda: questions.largest_micro_batch(**about),
+            "micro-batch": lambda: questions.find_largest_micro_batch(**about),
             "sequence": lambda: questions.longest_sequence(**about),
             "batch": lambda: questions.list_reasonable_batches(**about, tokens=1e12),
         }
@@ -172,16 +172,16 @@ def test_a_layout_that_fits_with_full_recomputation_is_told_so() -> None:
     asked: dict[str, Any] = {"model": LLAMA, "machine": NODE, "job": job}
     peak = show_bytes(predict(layout=full, **asked).memory.peak_bytes)
     with pytest.raises(UserError, match=f"raise zero, tp or pp, or take ac=full, which needs {peak}$"):
-        questions.largest_micro_batch(layout=layout, **asked)
+        questions.find_largest_micro_batch(layout=layout, **asked)
     with pytest.raises(UserError, match=r"raise zero, tp or pp$"):
-        questions.largest_micro_batch(layout=Layout.parse("dp8"), **asked)
+        questions.find_largest_micro_batch(layout=Layout.parse("dp8"), **asked)
 
 
 def test_a_micro_batch_that_is_not_legal_is_not_the_smallest() -> None:
     """Of 4 tokens over tp8 it takes two sequences; of these the answer says by how much they do not fit."""
     job, layout = Job(sequence=4, global_batch=64), Layout.parse("dp1 tp8")
     with pytest.raises(UserError, match=r"'dp1 tp8 zero0 mbs2' needs at least .*"):
-        questions.largest_micro_batch(model=build_model("llama3-405b"), machine=NODE, job=job, layout=layout)
+        questions.find_largest_micro_batch(model=build_model("llama3-405b"), machine=NODE, job=job, layout=layout)
 
 
 def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
@@ -201,9 +201,9 @@ def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
 @pytest.mark.slow
 def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
     job = JOB.replace(global_batch=16)
-    answer = questions.fewest_gpus(model=LLAMA, machine=NODE, job=job)
+    answer = questions.find_fewest_gpus(model=LLAMA, machine=NODE, job=job)
     assert answer.value == 4  # 8 B parameters x 18 bytes = 135 GiB, which two GPUs hold at a higher risk
-    assert questions.fewest_gpus(model=LLAMA, machine=NODE, job=job, risk=TIGHT_RISK).value == 2
+    assert questions.find_fewest_gpus(model=LLAMA, machine=NODE, job=job, risk=TIGHT_RISK).value == 2
     assert answer.memory_bytes is not None
     assert answer.memory_bytes <= NODE.chip.memory_bytes
 
@@ -213,13 +213,13 @@ def test_fewest_gpus_have_the_layout_that_fits_if_the_search_finds_no_faster_one
 ) -> None:
     machine = NODE.replace(chip=NODE.chip.replace(memory_bytes=2 * 2**30))
     job = Job(sequence=1024, global_batch=8)
-    full = questions.fewest_gpus(model=SMALL, machine=machine, job=job)
+    full = questions.find_fewest_gpus(model=SMALL, machine=machine, job=job)
 
     def find_none(**options: Any) -> SearchResult:
         return search(**options).replace(best=(), undecided=True)
 
     monkeypatch.setattr(questions, "search", find_none)
-    limited = questions.fewest_gpus(model=SMALL, machine=machine, job=job)
+    limited = questions.find_fewest_gpus(model=SMALL, machine=machine, job=job)
     assert limited.value == full.value > 1
     assert limited.layout is not None
     assert limited.step_seconds >= full.step_seconds
@@ -232,7 +232,7 @@ def test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named(monkeypa
     machine = NODE.replace(chip=NODE.chip.replace(memory_bytes=2 * 2**30))
     monkeypatch.setattr(questions, "SearchWork", lambda **_: SearchWork(exact_units=0))
     with pytest.raises(UserError, match=r"was found to fit on no number of .* GPUs were not decided within the work"):
-        questions.fewest_gpus(model=SMALL, machine=machine, job=Job(sequence=2**15, global_batch=8))
+        questions.find_fewest_gpus(model=SMALL, machine=machine, job=Job(sequence=2**15, global_batch=8))
 
 
 @pytest.mark.long  # two searches of 192 GPUs; the tests above limit small ones
@@ -241,7 +241,7 @@ def test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named(monkeypa
 def test_fewest_gpus_of_a_large_model_of_experts(batch: int) -> None:
     """A search over all layouts of 192 GPUs meets its work limit before it finds one that fits."""
     machine = resolve("h100:256", local=Path("/nowhere"))
-    answer = questions.fewest_gpus(
+    answer = questions.find_fewest_gpus(
         model=build_model("deepseek-v3"), machine=machine, job=Job(sequence=4096, global_batch=batch)
     )
     assert answer.value == 192
@@ -252,7 +252,7 @@ def test_fewest_gpus_of_a_large_model_of_experts(batch: int) -> None:
 def test_the_largest_model_fits_and_the_next_does_not() -> None:
     machine = NODE.replace(ranks=2, chip=NODE.chip.replace(memory_bytes=4 * 2**30))
     job = Job(sequence=1024, global_batch=2)
-    answer, model = questions.largest_model(model=SMALL, machine=machine, job=job)
+    answer, model = questions.find_largest_model(model=SMALL, machine=machine, job=job)
     assert answer.value == model.parameters > SMALL.parameters
     factor = float(model.name.rpartition("x")[2]) + 1 / 8
     larger = questions.scale_model(SMALL, factor)
@@ -269,10 +269,10 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
 
 def test_a_work_limit_leaves_only_sizes_between_known_ones_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that fits and twice that size are decided whatever it takes; else the answer was far too small."""
-    answer, _ = questions.largest_model(model=LLAMA, machine=NODE, job=Job())
+    answer, _ = questions.find_largest_model(model=LLAMA, machine=NODE, job=Job())
     monkeypatch.setattr(questions, "SearchWork", partial(SearchWork, doubling_units=1))
     monkeypatch.setattr(questions, "MODEL_UNITS", 0)
-    limited, _ = questions.largest_model(model=LLAMA, machine=NODE, job=Job())
+    limited, _ = questions.find_largest_model(model=LLAMA, machine=NODE, job=Job())
     assert answer.value / 8 < limited.value <= answer.value  # twice the layers and heads are eight times the weights
 
 
@@ -285,7 +285,7 @@ def test_a_layout_that_fits_is_tried_at_the_next_size_before_a_search(monkeypatc
         return find(*where, model=model, **options)
 
     monkeypatch.setattr(questions, "find_fitting_layout", record)
-    _, largest = questions.largest_model(model=LLAMA, machine=NODE, job=Job())
+    _, largest = questions.find_largest_model(model=LLAMA, machine=NODE, job=Job())
     assert largest.name == "llama3-8b x1.5"  # whose states alone exceed the memory at twice the size
     assert searched == ["llama3-8b x1", "llama3-8b x1.75", "llama3-8b x1.625"]
 
@@ -316,7 +316,9 @@ def test_changes_are_relative_to_the_given_layout() -> None:
 
 def test_a_batch_that_no_micro_batch_divides_is_what_is_said() -> None:
     with pytest.raises(UserError, match="global batch 7 is not divisible by dp"):
-        questions.largest_micro_batch(model=LLAMA, machine=NODE, job=Job(global_batch=7), layout=Layout(dp=8, zero=3))
+        questions.find_largest_micro_batch(
+            model=LLAMA, machine=NODE, job=Job(global_batch=7), layout=Layout(dp=8, zero=3)
+        )
 
 
 def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:

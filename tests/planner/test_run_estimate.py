@@ -17,7 +17,12 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.planner.run_estimate import best_checkpoint_interval, checkpoint_bytes, compute_goodput, predict_full_run
+from fivefold.planner.run_estimate import (
+    checkpoint_bytes,
+    compute_goodput,
+    find_best_checkpoint_interval,
+    predict_full_run,
+)
 from fivefold.planner.search.multi_machine import MachineChoice, list_sizes, search_machines
 from fivefold.record import StopSignal, UserError
 from fivefold.results.run_estimate import RunEstimate
@@ -105,12 +110,12 @@ def test_the_best_interval_is_the_best_of_all_and_youngs_where_that_holds(
     pause_seconds: float, mtbf_seconds: float
 ) -> None:
     times = {"pause_seconds": pause_seconds, "recovery_seconds": 300.0, "mtbf_seconds": mtbf_seconds}
-    best = best_checkpoint_interval(write_seconds=0.0, **times)
+    best = find_best_checkpoint_interval(write_seconds=0.0, **times)
     every = [exp(i / 50) for i in range(700)]
     assert compute_goodput(best, **times) >= max(compute_goodput(item, **times) for item in every) - 1e-12
     if pause_seconds < mtbf_seconds / 1000:
         assert best == pytest.approx(sqrt(2 * pause_seconds * mtbf_seconds), rel=0.03)
-    assert best_checkpoint_interval(write_seconds=1e4, **times) == pytest.approx(max(best, 1e4), rel=1e-3)
+    assert find_best_checkpoint_interval(write_seconds=1e4, **times) == pytest.approx(max(best, 1e4), rel=1e-3)
 
 
 def test_without_failures_a_run_is_its_steps() -> None:

@@ -12,7 +12,7 @@ from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.catalog import build_model
 from tests.interop.draws import Range, list_written_plans
 
@@ -89,4 +89,4 @@ def test_stages_are_spread_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         config = parse_plan(ConfigPlan(model, layout, Job(sequence=2048, global_batch=16)), tmp_path, monkeypatch)
         parts = config.parallelism.module_fqns_per_model_part or generate(layout.pp * layout.v, model.layers, 1, 1)
         sizes = [sum(name.startswith("layers.") for name in part) for part in parts]
-        assert sizes == [len(item) for item in stage_layers(model.layers, layout)]
+        assert sizes == [len(item) for item in list_stage_layers(model.layers, layout)]

@@ -10,7 +10,7 @@ from fivefold.cli.options import parse_integers, say, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import CalibrateOptions
-from fivefold.requests.machines import local_file
+from fivefold.requests.machines import find_local_machine_file
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -34,14 +34,19 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     from fivefold.rendering import table
     from fivefold.trainer.process import Process
 
-    path = request.out or local_file()
+    path = request.out or find_local_machine_file()
     process = Process.from_environment(os.environ)
     run_or_model, layout = request.run, request.layout
     counts = parse_integers(request.processes, option="--processes", of="process counts", such="1,2")
     if run_or_model is None and layout is not None:
         raise UserError(f"calibrate {layout!r}: measuring a layout needs a model; add --for MODEL")
     machine_file = next(
-        (candidate for candidate in (path, local_file()) if run_or_model is not None and candidate.exists()), None
+        (
+            candidate
+            for candidate in (path, find_local_machine_file())
+            if run_or_model is not None and candidate.exists()
+        ),
+        None,
     )
     machine = read(machine_file) if machine_file is not None else _measure(counts, process, quick=request.quick)
     if machine is None:

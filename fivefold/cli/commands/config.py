@@ -12,11 +12,11 @@ from fivefold.requests.settings import (
     KEYS,
     UserSettings,
     change_setting,
+    find_settings_file,
     get_setting,
     list_settings,
     load_settings,
     save_settings,
-    settings_file,
 )
 
 
@@ -32,7 +32,7 @@ def config(request: SettingsOptions) -> None:
         if key is not None:
             raise UserError(f"config list takes no key; write: fivefold config get {key}")
         show(json_module.dumps(list_settings(settings), indent=2) if request.as_json else _list(settings))
-        say(f"settings file: {settings_file()}")
+        say(f"settings file: {find_settings_file()}")
         return
     if key is None or (value is None) == (action == "set"):
         raise UserError(

@@ -10,8 +10,8 @@ from fivefold.cli.options import say, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import SweepOptions
-from fivefold.requests.machines import local_file
-from fivefold.requests.sweep import default_path, trials
+from fivefold.requests.machines import find_local_machine_file
+from fivefold.requests.sweep import choose_default_path, trials
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -30,13 +30,13 @@ def sweep(request: SweepOptions) -> None:
     from fivefold.sweeps.spec import Sweep
     from fivefold.sweeps.sweep import SweepPlan, run
 
-    plan = SweepPlan.from_sweep(Sweep.load(request.file), local=local_file())
+    plan = SweepPlan.from_sweep(Sweep.load(request.file), local=find_local_machine_file())
     charts = request.charts
     if request.dry:
         size = {"rows": plan.rows, "settings": len(plan.parts)}
         show(json_module.dumps(size) if request.as_json else _size(**size))
         return
-    path = request.out or default_path(request.file)
+    path = request.out or choose_default_path(request.file)
     rows_file.check(path)
     if charts is not None and charts.exists() and not charts.is_dir():
         raise UserError(f"--charts {charts} is a file; name a folder")

@@ -37,7 +37,7 @@ from fivefold.dry_run.record.recording import (
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, Tape
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import recomputed_layers
+from fivefold.layout.stages import list_recomputed_layers
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.layer import list_kinds
 from fivefold.trainer.build import Built
@@ -55,7 +55,7 @@ def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, job: Job,
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
     known_recordings: dict[Hashable, dict[bool, BlockRecording] | None] = {}
-    is_recomputed = recomputed_layers(model.layers, layout)
+    is_recomputed = list_recomputed_layers(model.layers, layout)
     kinds = list_kinds(model, job)
     for layer, block in enumerate(built.module.blocks):
         kind = kinds[layer], is_recomputed[layer]

@@ -13,7 +13,7 @@ from fivefold.interop.render import append_comment
 from fivefold.job import Job, Recipe, recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -145,7 +145,7 @@ def emit_parallelism(plan: ConfigPlan) -> dict[str, Any]:
 
 def emit_stages(layout: Layout, layers: int) -> dict[str, Any]:
     """Return the arguments of virtual stages, and of the layers of each stage unless they are evenly divided."""
-    sizes = [len(stage) for stage in stage_layers(layers, layout)]
+    sizes = [len(stage) for stage in list_stage_layers(layers, layout)]
     if len(set(sizes)) == 1:
         return {"num_virtual_stages_per_pipeline_rank": layout.v} if layout.v > 1 else {}
     text = "|".join("t" * size for size in sizes)

@@ -15,7 +15,7 @@ from fivefold.interop.megatron.keys import ACTIVATIONS
 from fivefold.job import Recipe, recipe
 from fivefold.layout.schedule.pipeline_schedule import get_1f1b_name
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model import catalog
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
@@ -293,7 +293,7 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         )
     fields: dict[str, Any] = {"layout.v": v, "layout.schedule": get_1f1b_name(v)}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": fields["layout.schedule"]}, origin=values.origin)
-    even_sizes = tuple(map(len, stage_layers(model.layers, even_layout)))
+    even_sizes = tuple(map(len, list_stage_layers(model.layers, even_layout)))
     return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
 
 
@@ -312,7 +312,7 @@ def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, 
             )
             v = len(sizes) // pp
             even_layout = Layout(pp=pp, v=v, schedule=get_1f1b_name(v))
-            sizes = tuple(map(len, stage_layers(layers, even_layout)))
+            sizes = tuple(map(len, list_stage_layers(layers, even_layout)))
         return len(sizes) // pp, sizes
     per_stage = values["num_layers_per_virtual_pipeline_stage"]
     v = values["num_virtual_stages_per_pipeline_rank"] or 1

@@ -13,7 +13,7 @@ from fivefold.interop.torchtitan.flavors import find_flavor, llama
 from fivefold.interop.torchtitan.keys import PYTHON, SCHEDULES, SIZES, VERSION
 from fivefold.interop.torchtitan.to_job import AUTOCAST, FULL_BF16, P, distribute_layers
 from fivefold.job import recipe
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.update import LearningRate
@@ -187,7 +187,7 @@ def emit_sharding(plan: ConfigPlan) -> tuple[int, int]:
 def emit_stages(plan: ConfigPlan, *, head: str) -> list[list[str]] | None:
     """Return the modules of each stage, or None if torchtitan's default division gives the same."""
     layout, layers = plan.layout, plan.model.layers
-    stage_indices = stage_layers(layers, layout)
+    stage_indices = list_stage_layers(layers, layout)
     sizes = tuple(map(len, stage_indices))
     usual_stages = layout.pp * (1 if layout.pipeline.stages_per_rank == 1 else 2)
     if (

@@ -14,7 +14,7 @@ from fivefold.interop.torchtitan.keys import LOOPED, SCHEDULES
 from fivefold.interop.torchtitan.parse import CallValue
 from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
@@ -196,7 +196,7 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         raise UserError(f"{values.origin}: {name} does not run {v} stages per rank; take {alternative}")
     fields: dict[str, Any] = {"layout.schedule": SCHEDULES[name], "layout.v": v}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": SCHEDULES[name]}, origin=values.origin)
-    even_sizes = tuple(map(len, stage_layers(model.layers, even_layout)))
+    even_sizes = tuple(map(len, list_stage_layers(model.layers, even_layout)))
     return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
 
 

@@ -17,7 +17,7 @@ from fivefold.layout.schedule.pipeline_schedule import (
     PIPELINE_SCHEDULES,
     PipelineSchedule,
     ScheduleName,
-    names_of_one_way_pairing,
+    list_one_way_pairing_names,
 )
 from fivefold.layout.schedule.table import Table
 from fivefold.record import UserError
@@ -51,7 +51,9 @@ def _reason(pipeline: PipelineSchedule, *, pp: int, v: int, micro_batches: int) 
     if v != stages:
         return f"runs {stages} stages per rank, not v={v}; write v{stages} or interleaved"
     if pipeline.enters_both_ends and (pp % 2 or micro_batches % 2):
-        fix = f"pp{pp + pp % 2} and {micro_batches + micro_batches % 2} micro-batches, or {names_of_one_way_pairing()}"
+        fix = (
+            f"pp{pp + pp % 2} and {micro_batches + micro_batches % 2} micro-batches, or {list_one_way_pairing_names()}"
+        )
         return f"halves its ranks and micro-batches, but pp={pp} and {micro_batches} are not both even; try {fix}"
     if pipeline.pairs_passes and micro_batches < pipeline.min_rounds * pp:
         return f"needs 2·pp={2 * pp} micro-batches or more, not {micro_batches}; raise gbs or lower dp·mbs"

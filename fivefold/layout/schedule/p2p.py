@@ -49,7 +49,7 @@ def links(table: Table) -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted(kinds_and_ranks))
 
 
-def p2p_steps(table: Table, *, rank: int) -> tuple[P2PStep, ...]:
+def list_p2p_steps(table: Table, *, rank: int) -> tuple[P2PStep, ...]:
     """Return the actions of ``rank`` with its messages; ``UserError`` if the table deadlocks."""
     row = table.rows[rank]
     return tuple(map(P2PStep, row, _list_receives(table, rank=rank), _list_sends(table, rank=rank)))

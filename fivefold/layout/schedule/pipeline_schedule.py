@@ -149,12 +149,12 @@ def get_1f1b_name(v: int) -> ScheduleName:
     return "interleaved" if v > 1 else DEFAULT_SCHEDULE
 
 
-def names_of_pairing() -> str:
+def list_pairing_names() -> str:
     """Return the names of schedules that overlap a forward with a backward, for a message."""
     return " or ".join(name for name, pipeline in PIPELINE_SCHEDULES.items() if pipeline.pairs_passes)
 
 
-def names_of_one_way_pairing() -> str:
+def list_one_way_pairing_names() -> str:
     """Return the names of such schedules that have each stage on one rank, for a message."""
     schedules = PIPELINE_SCHEDULES.items()
     return " or ".join(name for name, pipeline in schedules if pipeline.pairs_passes and not pipeline.enters_both_ends)

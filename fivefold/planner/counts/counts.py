@@ -1,7 +1,7 @@
 """Caches of everything counted for one model and job: operations, live bytes, states and stages of each layout.
 
 Layers of one kind share their operations, profile and states. A stage is a sequence of groups of consecutive layers
-that are equal in memory (``stage_groups``), or a number of layers of each kind of work (``stage_work``).
+that are equal in memory (``list_stage_groups``), or a number of layers of each kind of work (``stage_work``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fivefold.job import Job
 from fivefold.layout.sharding import FsdpUnit as Sharded
 from fivefold.layout.sharding import reduces_every_micro_batch
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
+from fivefold.layout.stages import list_recomputed_layers, list_recomputed_stages, list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import vision_weights
 from fivefold.model.weights import (
@@ -67,7 +67,7 @@ class UnitGroup(NamedTuple):
         """Return True if the unit holds routed experts."""
         return self.name.moe if isinstance(self.name, Kind) else self.has_moe_mtp
 
-    def unit_name(self, index: int) -> str:
+    def name_unit(self, index: int) -> str:
         """Return the name for reports of the unit at ``index`` in the group: ``embed``, ``head``, or ``block N``."""
         return self.name if isinstance(self.name, str) else f"block {self.first + index}"
 
@@ -130,7 +130,7 @@ class Counts:
             profile = self._profiles[key] = simulate_unit(self._get_simulated_unit(part, name), sums=sums)
         return profile
 
-    def profile_split(
+    def profile_deferred_wgrad(
         self, part: LocalDegrees, name: Name, sums: GradientSums = NO_SUMS, *, waiting: WaitingGradients = NO_WAITING
     ) -> SplitUnitProfile:
         """Return the live bytes of a unit whose weight gradients (W) are deferred.
@@ -211,18 +211,18 @@ class Counts:
         key = name, self.states_key(layout)
         if key not in self._states:
             weights = self.weights(layout, name)
-            local = self.local_parts(layout, name)
+            local = self.list_local_parts(layout, name)
             # a tied head without a norm has no weights
             parts = tuple(self._part_states(layout, unit, weights, shards=shards) for unit, shards, _ in local)
             parts = parts or (UnitStates(),)
             self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
 
-    def table_states(self, layout: Layout) -> UnitStates:
+    def count_table_states(self, layout: Layout) -> UnitStates:
         """Return the states of the embedding's tables, without those of a vision tower next to them."""
         return self.parts(layout, "embed")[-1]
 
-    def local_parts(self, layout: Layout, name: Name) -> tuple[tuple[Sharded, int, int], ...]:
+    def list_local_parts(self, layout: Layout, name: Name) -> tuple[tuple[Sharded, int, int], ...]:
         """Return a unit's dense and expert weights on one rank, each with its numbers of shards and replicas."""
         key = (
             name,
@@ -282,10 +282,12 @@ class Counts:
             layout.offload,
         )
 
-    def stage_key(self, layout: Layout) -> tuple[object, ...]:
+    def make_stage_key(self, layout: Layout) -> tuple[object, ...]:
         """Return the values of a layout that the units of its stages depend on."""
         recomputed = (
-            bool(layout.recomputed_operations) if layout.recompute_ranks == layout.pp else recomputed_stages(layout)
+            bool(layout.recomputed_operations)
+            if layout.recompute_ranks == layout.pp
+            else list_recomputed_stages(layout)
         )
         return layout.pp * layout.v, layout.stages, layout.recompute_every, recomputed
 
@@ -313,12 +315,12 @@ class Counts:
         """Tell whether a unit has a backward, as it or a unit below it is trained; that of an embedding makes no dx."""
         return not (isinstance(name, Kind) and name.is_below)
 
-    def stage_groups(self, layout: Layout) -> tuple[tuple[UnitGroup, ...], ...]:
+    def list_stage_groups(self, layout: Layout) -> tuple[tuple[UnitGroup, ...], ...]:
         """Return the units of each of the pp·v stages, in model order, as groups of units equal in memory."""
-        key = self.stage_key(layout)
+        key = self.make_stage_key(layout)
         if key not in self._groups:
-            stages = stage_layers(self.model.layers, layout)
-            recomputed_flags = recomputed_layers(self.model.layers, layout)
+            stages = list_stage_layers(self.model.layers, layout)
+            recomputed_flags = list_recomputed_layers(self.model.layers, layout)
             self._groups[key] = tuple(
                 self._stage(layers, layout, recomputed_flags, first=index == 0, last=index == len(stages) - 1)
                 for index, layers in enumerate(stages)
@@ -327,10 +329,10 @@ class Counts:
 
     def stage_work(self, layout: Layout) -> tuple[tuple[tuple[UnitGroup, int], ...], ...]:
         """Return the distinct units of each stage and their number; layers with and without a window are distinct."""
-        key = self.stage_key(layout)
+        key = self.make_stage_key(layout)
         if key not in self._work:
-            stages = stage_layers(self.model.layers, layout)
-            recomputed_flags = recomputed_layers(self.model.layers, layout)
+            stages = list_stage_layers(self.model.layers, layout)
+            recomputed_flags = list_recomputed_layers(self.model.layers, layout)
             stage_units = []
             for index, layers in enumerate(stages):
                 tally = Counter((self.kinds[layer], recomputed_flags[layer]) for layer in layers)
@@ -346,7 +348,7 @@ class Counts:
 
     def equal_stages(self, layout: Layout) -> tuple[int, ...]:
         """Return, for each of the pp·v stages, the first stage with an equal ``stage_work``."""
-        key = self.stage_key(layout)
+        key = self.make_stage_key(layout)
         if key not in self._first_equal_stages:
             first: dict[object, int] = {}
             self._first_equal_stages[key] = tuple(
@@ -368,7 +370,7 @@ class Counts:
 
     def head(self, layout: Layout) -> UnitGroup:
         """Return the head as a group of one unit; its multi-token prediction blocks are recomputed if its stage is."""
-        is_recomputed = recomputed_stages(layout)[-1] and self.model.mtp is not None
+        is_recomputed = list_recomputed_stages(layout)[-1] and self.model.mtp is not None
         return UnitGroup("head", 0, 1, is_recomputed, self.count_moe_layers("head") > 0)
 
     def count_moe_layers(self, name: Name) -> int:

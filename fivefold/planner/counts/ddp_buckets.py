@@ -64,9 +64,9 @@ def list_coalesced_messages(counts: Counts, layout: Layout, *, chunks: tuple[int
 def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tuple[FsdpUnit, int, int]]:
     """Yield the weights of the stages in model order, each unit with its number of shards and of replicas."""
     for chunk in chunks:
-        for run in counts.stage_groups(layout)[chunk]:
+        for run in counts.list_stage_groups(layout)[chunk]:
             for _ in range(run.times):
-                yield from counts.local_parts(layout, run.name)
+                yield from counts.list_local_parts(layout, run.name)
 
 
 def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[BucketGradient]:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.sharding import local_weight, policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
@@ -80,10 +80,10 @@ def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
     stack = counts.job.stack
     weight_numbers = dict[tuple[int, str], int]()
     sizes = list[int]()
-    vocab, unit_index = padded_vocab(counts.model, counts.job, tp=layout.tp), 0
+    vocab, unit_index = pad_vocab(counts.model, counts.job, tp=layout.tp), 0
     units: list[list[tuple[str, int]]] = []
     recomputed: list[bool] = []
-    for run in counts.stage_groups(layout)[chunk]:
+    for run in counts.list_stage_groups(layout)[chunk]:
         for _ in range(run.times):
             unit = []
             for weight in counts.weights(layout, run.name):

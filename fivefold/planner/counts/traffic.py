@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import (
-    extra_reduce_axis,
-    frozen_bytes,
+    count_frozen_bytes,
+    find_extra_reduce_axis,
     is_gemm_weight,
     joins_ends,
     needs_backward_gather,
@@ -63,7 +63,7 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
                         op, op.message, layout, times=times * micro_batches, reference=reference
                     )
             if routed := counts.count_moe_layers(run.name):
-                rank_messages += routing_messages(counts, layout, run, times=times * micro_batches * routed)
+                rank_messages += list_routing_messages(counts, layout, run, times=times * micro_batches * routed)
         rank_messages += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
     return rank_messages
 
@@ -81,7 +81,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
     """
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
-    for whole_unit, shards, replicas in counts.local_parts(layout, name):
+    for whole_unit, shards, replicas in counts.list_local_parts(layout, name):
         unit = select_trained(whole_unit, counts.job)
         stay = policy(layout, counts.job).weights_stay
         padded = padded_numel(unit, shards=shards)
@@ -94,7 +94,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
                 gathers += 1 if name == "head" or (name == "embed" and counts.model.shares_table) else micro_batches
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)
-            payload += 0 if stay else frozen_bytes(whole_unit, shards=shards, job=counts.job).gathered
+            payload += 0 if stay else count_frozen_bytes(whole_unit, shards=shards, job=counts.job).gathered
             if payload:
                 yield RepeatedMessage("dp", "all_gather", gathers, payload, shards, group)
         if not padded:  # every weight is frozen
@@ -132,20 +132,20 @@ def _list_sent_messages(counts: Counts, layout: Layout, name: Name) -> list[Repe
 def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[RepeatedMessage]:
     """Yield the gradient all-reduces that follow those of data parallelism.
 
-    They are over tp for weights replicated over tp (``sharding.extra_reduce_axis``), and under DualPipe of all weights
-    with the other rank that holds the same stages.
+    They are over tp for weights replicated over tp (``sharding.find_extra_reduce_axis``), and under DualPipe of all
+    weights with the other rank that holds the same stages.
     """
     width, model = counts.job.precision.summed_bytes, counts.model
     outer = layout.tp // layout.tp_inner
     groups: dict[str, int] = {"tp": layout.tp, "kv": layout.tp // model.kv_heads, "tp_outer": outer}
-    for unit, shards, _ in counts.local_parts(layout, name):
+    for unit, shards, _ in counts.list_local_parts(layout, name):
         sizes: dict[str, list[int]] = {replica_group: [] for replica_group in groups}
         per_weight = (
             counts.job.stack.replicated_grad_reduce == "weight"
         )  # reduced as they are made, before ZeRO shards them
         times = passes(layout, counts.job) if per_weight and counts.reduces_every_micro_batch(layout) else 1
         for weight in select_trained(unit, counts.job).weights:
-            if kind := extra_reduce_axis(weight, model=model, layout=layout):
+            if kind := find_extra_reduce_axis(weight, model=model, layout=layout):
                 sizes[kind].append(weight.numel if per_weight else shard_numel(weight, shards=shards))
         for replica_group, ranks in groups.items():
             mesh_group = "tp" if replica_group == "kv" else replica_group
@@ -159,7 +159,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
             yield RepeatedMessage("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
 
 
-def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: int) -> Iterator[RepeatedMessage]:
+def list_routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: int) -> Iterator[RepeatedMessage]:
     """Yield an MoE layer's messages other than its tokens, ``times`` per step.
 
     They carry token counts, routing weights and the dispatch's fp8 scales; for the balance loss and capacity, counts
@@ -214,7 +214,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
         sums = counts.job.loss_sums + counts.model.mtp_depth  # besides the norm and the vote to stop
         yield RepeatedMessage("world", "all_reduce", 1, 4 * (2 + sums), layout.world, "world")
     if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.trains_table:
-        *_, (unit, shards, _) = counts.local_parts(layout, "embed")
+        *_, (unit, shards, _) = counts.list_local_parts(layout, "embed")
         table = unit._replace(weights=unit.weights[:1])
         payload = padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes
         yield RepeatedMessage("pp", "all_reduce", 1, payload, 2, "pp")
@@ -234,7 +234,7 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
     sizes, recipe = dict[tuple[str, int], int](), counts.job.precision
     if recipe.gathers == "fp8":
         for run, times in (work for chunk in chunks for work in counts.stage_work(layout)[chunk]):
-            for unit, shards, _ in counts.local_parts(layout, run.name):
+            for unit, shards, _ in counts.list_local_parts(layout, run.name):
                 group = "expert_shard" if unit.name == "experts" else "shard"
                 scales = sum(count_scales(weight, recipe) for weight in unit.weights if is_gemm_weight(weight))
                 sizes[group, shards] = sizes.get((group, shards), 0) + times * scales

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.sharding import is_trained, local_weight
 from fivefold.layout.spec import Layout
@@ -20,7 +20,7 @@ from fivefold.planner.counts.message import RepeatedMessage
 
 def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[ShardedWeight]:
     """Yield all trained weights of the stages ``chunks``, as they are sharded."""
-    vocab = padded_vocab(counts.model, counts.job, tp=layout.tp)
+    vocab = pad_vocab(counts.model, counts.job, tp=layout.tp)
     work = counts.stage_work(layout)
     for chunk in chunks:
         for run, times in work[chunk]:

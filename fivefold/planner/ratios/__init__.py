@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Link, Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.local_shapes import activation_width
+from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.ratios import exchanges
 from fivefold.planner.ratios.exchanges import Exchange
 from fivefold.record import UserError, explain
@@ -134,7 +134,7 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     layer = exchanges.most_common_layer(model, job, routed=True)
     rest = (layer.flops - layer.expert_flops) / job.sequence
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
-    row = exchanges.gathered_width(job) + activation_width(job)
+    row = exchanges.get_gathered_width(job) + get_activation_width(job)
     asked = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
     missing = model.width * (asked - two_j * moe.ffn)  # FLOPs per token that are missing for each routed expert
     return Sizing(

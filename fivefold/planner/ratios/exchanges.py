@@ -19,8 +19,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
-from fivefold.planner.counts.operations.attention import attended_pairs
-from fivefold.planner.counts.operations.local_shapes import activation_width
+from fivefold.planner.counts.operations.attention import count_attended_pairs
+from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.units import Dtype
 
 
@@ -78,7 +78,7 @@ def most_common_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
     dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
     causal = job.stack.attention != "unfused"
     attends = model.has_attention(layer)
-    pairs = attended_pairs(model, job, layer=layer, causal=causal) if attends else 0
+    pairs = count_attended_pairs(model, job, layer=layer, causal=causal) if attends else 0
     shape = model.attention(layer)
     attention = 2 * shape.heads * (shape.head_dim + shape.value_dim) * pairs
     return Layer(
@@ -99,8 +99,8 @@ def tensor(model: Model, job: Job, layout: Layout) -> Exchange:
     into = model.attention_shapes[0].output_dims
     tokens = _tokens(job, layout) / layout.tp
     near = group(layout, "tp").stride
-    gathered = Transfer(tokens * into * (y - 1) * gathered_width(job), span=near * y)
-    scattered = Transfer(tokens * model.width * (x - 1) * activation_width(job), span=near * layout.tp)
+    gathered = Transfer(tokens * into * (y - 1) * get_gathered_width(job), span=near * y)
+    scattered = Transfer(tokens * model.width * (x - 1) * get_activation_width(job), span=near * layout.tp)
     return Exchange(tokens * 2 * into * model.width, (gathered, scattered), job.precision.compute)
 
 
@@ -113,7 +113,7 @@ def context(model: Model, job: Job, layout: Layout) -> Exchange:
     n = layout.cp
     shape = model.attention_shapes[0]
     heads, kv_heads = (max(1.0, N / layout.tp) for N in (shape.heads, shape.kv_heads))
-    head_bytes = _tokens(job, layout) * (shape.head_dim + shape.value_dim) * activation_width(job)
+    head_bytes = _tokens(job, layout) * (shape.head_dim + shape.value_dim) * get_activation_width(job)
     flops = layout.mbs * most_common_layer(model, job).attention_flops / (layout.tp * n)
     dtype: Dtype = "bf16" if job.precision.is_low_precision else job.precision.compute  # attention stays in 16 bits
     if layout.cp_kind == "ulysses":
@@ -123,12 +123,12 @@ def context(model: Model, job: Job, layout: Layout) -> Exchange:
 
 def zero3_forward(model: Model, job: Job, layout: Layout) -> Exchange:
     """Gather the next layer's weights while this one runs."""
-    return _exchange_weights(model, job, layout, forwards=1, width=weight_width(job))
+    return _exchange_weights(model, job, layout, forwards=1, width=get_weight_width(job))
 
 
 def zero3_backward(model: Model, job: Job, layout: Layout) -> Exchange:
     """Gather the weights again and reduce-scatter the gradients behind a backward, twice the forward's FLOPs."""
-    return _exchange_weights(model, job, layout, forwards=2, width=weight_width(job) + job.precision.summed_bytes)
+    return _exchange_weights(model, job, layout, forwards=2, width=get_weight_width(job) + job.precision.summed_bytes)
 
 
 def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
@@ -140,7 +140,7 @@ def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
 
 def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
     """Return all that dp sends in a step against all compute of the step: the most that could ever overlap."""
-    second = weight_width(job) if layout.zero else job.precision.summed_bytes
+    second = get_weight_width(job) if layout.zero else job.precision.summed_bytes
     forwards = 3 * layout.micro_batches(job)
     return _exchange_weights(model, job, layout, forwards=forwards, width=job.precision.summed_bytes + second)
 
@@ -159,28 +159,28 @@ def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
     """Return the activations of one stage boundary, overlapped with the forward of the layers of one stage."""
     layers = model.layers / (layout.pp * layout.v)
     flops = layout.mbs * most_common_layer(model, job).flops * layers / (layout.cp * layout.tp)
-    sent = _tokens(job, layout) * model.width * activation_width(job) / (layout.tp if layout.sp else 1)
+    sent = _tokens(job, layout) * model.width * get_activation_width(job) / (layout.tp if layout.sp else 1)
     return Exchange(flops, (_transfer(sent, layout, "pp"),), job.precision.compute)
 
 
-def gathered_width(job: Job) -> float:
+def get_gathered_width(job: Job) -> float:
     """Return the bytes per element of a matmul's input in a message, without scales.
 
     Outputs always have 16 bits or more. torchao sends inputs that have a scale for each row in 16 bits.
     """
     if job.precision.scaling == "rowwise" and not job.stack.kernel_facts.fuses_linears:
-        return activation_width(job)
-    return {"fp8": 1.0, "fp4": 0.5}.get(job.precision.compute, activation_width(job))
+        return get_activation_width(job)
+    return {"fp8": 1.0, "fp4": 0.5}.get(job.precision.compute, get_activation_width(job))
 
 
-def weight_width(job: Job) -> int:
+def get_weight_width(job: Job) -> int:
     """Return the bytes per element of a weight in ZeRO's gather."""
     return 1 if job.precision.gathers == "fp8" else job.precision.weights_bytes
 
 
-def row_width(job: Job) -> float:
+def get_row_width(job: Job) -> float:
     """Return the bytes per element of a row dispatched to an expert, in fp8 with its share of a tile's scale."""
-    return 1 + 4 / SCALED_ELEMENTS["tiles"] if job.precision.dispatches == "fp8" else activation_width(job)
+    return 1 + 4 / SCALED_ELEMENTS["tiles"] if job.precision.dispatches == "fp8" else get_activation_width(job)
 
 
 def _tokens(job: Job, layout: Layout) -> float:
@@ -216,6 +216,6 @@ def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange
     """Return dispatch and combine of a layer, overlapped with ``flops`` per sequence."""
     assert model.moe is not None
     tokens = _tokens(job, layout) / layout.tp
-    row = model.moe.topk * model.width * (row_width(job) + activation_width(job))
+    row = model.moe.topk * model.width * (get_row_width(job) + get_activation_width(job))
     transfer = _transfer(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
     return Exchange(layout.mbs * flops / (layout.cp * layout.tp), (transfer,), job.precision.compute)

@@ -16,7 +16,7 @@ from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, with_virtual_stages
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.planner.time.ratio_errors import expected_ratio
+from fivefold.planner.time.ratio_errors import estimate_speed_ratio
 from fivefold.results.difference import name_largest_part
 from fivefold.results.search_result import Why
 
@@ -90,7 +90,7 @@ def _describe_cost(
 def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool:
     """Tell whether published pairs of runs that differ like these let their times be told apart."""
     facts = chosen.planner.describe(chosen.layout), by.describe(other.layout)
-    ratio = expected_ratio(*facts, (1 / chosen.seconds, 1 / other.step_time.seconds))
+    ratio = estimate_speed_ratio(*facts, (1 / chosen.seconds, 1 / other.step_time.seconds))
     return ratio is None or ratio.verdict != "not distinguishable"
 
 

@@ -31,7 +31,7 @@ from fivefold.planner.search.shapes import (
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.unit_overlap import overlaps_next_forward
-from fivefold.planner.time.update_time import elementwise_seconds
+from fivefold.planner.time.update_time import estimate_elementwise_seconds
 
 SAFE = 1 - 1e-9  # rounding: the planner sums in another order
 TIME_PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
@@ -95,21 +95,21 @@ class Bounds:
             any_recomputation=any_recomputation,
         )
 
-    def seconds_of_any_order(
+    def bound_seconds_of_any_order(
         self, candidates: CandidateLayouts, *, max_sequences: int = 1, any_recomputation: bool = False
     ) -> tuple[Floats, Floats]:
         """Return a lower bound like ``seconds`` for every order and ZeRO stage; ``max_sequences`` as in ``Estimates``.
 
         With ``any_recomputation`` the bound also holds for every recomputation.
         """
-        unit_seconds = self.estimates.adjacent_units(
+        unit_seconds = self.estimates.bound_adjacent_units(
             candidates, max_sequences=max_sequences, any_recomputation=any_recomputation
         )
         return self._seconds(candidates, unit_seconds, any_recomputation=any_recomputation)
 
     def seconds_of_adjacent_units(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return a lower bound like ``seconds``, for which only data-parallel groups are those of the order."""
-        unit_seconds = self.estimates.adjacent_units(candidates)
+        unit_seconds = self.estimates.bound_adjacent_units(candidates)
         parallel = self.estimates.parallel(candidates)
         return self._seconds(candidates, unit_seconds, parallel)
 
@@ -218,7 +218,7 @@ class Bounds:
         ``parallel``: seconds of the collective calls of dp; without it only the update is counted.
         ``unit_seconds_are_exact``: the seconds of units are known, not lower bounds of them.
         """
-        states = self.estimates.min_states(candidates) if parallel is None else self.estimates.states(candidates)
+        states = self.estimates.bound_states(candidates) if parallel is None else self.estimates.states(candidates)
         update = sum_units(units.rank_units, states[:, 4]) * self.update_slope
         if parallel is None:
             no_messages = np.zeros((2, len(unit_seconds), unit_seconds.shape[2]))
@@ -438,6 +438,6 @@ def _update_slope(planner: Planner) -> float:
         return 0.0
     sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)
     small, large = (
-        elementwise_seconds(planner.units, Layout(), empty._replace(updated_numel=size), ()) for size in sizes
+        estimate_elementwise_seconds(planner.units, Layout(), empty._replace(updated_numel=size), ()) for size in sizes
     )
     return (large - small) / (sizes[1] - sizes[0]) * (1 - 1e-6)

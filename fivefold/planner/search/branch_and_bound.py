@@ -147,11 +147,13 @@ class BranchAndBound:
             self.timed and bool(self.incumbents.best) and not self.few_fit
         )  # else no bound of time excludes a layout: memory first
         if has_incumbent and len(seconds):
-            bound = bounds.seconds_of_any_order(candidates, max_sequences=SMALL_MICRO_BATCH, any_recomputation=True)
+            bound = bounds.bound_seconds_of_any_order(
+                candidates, max_sequences=SMALL_MICRO_BATCH, any_recomputation=True
+            )
             candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order ac")
         if not has_incumbent and len(seconds) and "activations" not in bounds.planner.job.offload:
             size = bounds.memory(
-                candidates, states=bounds.estimates.min_states(candidates), scaled=True, any_recomputation=True
+                candidates, states=bounds.estimates.bound_states(candidates), scaled=True, any_recomputation=True
             )
             candidates, size, seconds = self._select_fitting(bounds, candidates, size, seconds, left="zero order ac")
             candidates, size, seconds = self._select_fast(
@@ -165,13 +167,13 @@ class BranchAndBound:
         recomputation = np.tile(np.arange(n_recomputations), len(candidates.partial) // n_recomputations)
         candidates = candidates._replace(partial=candidates.partial * n_recomputations + recomputation)
         if has_incumbent and len(seconds):
-            bound = bounds.seconds_of_any_order(candidates, max_sequences=LARGE_MICRO_BATCH)
+            bound = bounds.bound_seconds_of_any_order(candidates, max_sequences=LARGE_MICRO_BATCH)
             candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
         if len(seconds):
-            size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates), scaled=True)
+            size = bounds.memory(candidates, states=bounds.estimates.bound_states(candidates), scaled=True)
             candidates, size, seconds = self._select_fitting(bounds, candidates, size, seconds, left="zero order")
         if self.timed and not has_incumbent and len(seconds):
-            seconds, _ = bounds.seconds_of_any_order(candidates, max_sequences=LARGE_MICRO_BATCH)
+            seconds, _ = bounds.bound_seconds_of_any_order(candidates, max_sequences=LARGE_MICRO_BATCH)
         used, partial = np.unique(candidates.partial, return_inverse=True)
         return ExpandedCandidates(partials.take(used), candidates._replace(partial=partial), size, seconds)
 
@@ -219,7 +221,7 @@ class BranchAndBound:
             ((1, True), (SMALL_MICRO_BATCH, False), (1, False)) if has_incumbent else ()
         ):
             if len(seconds):
-                bound = bounds.seconds_of_any_order(
+                bound = bounds.bound_seconds_of_any_order(
                     candidates, max_sequences=max_sequences, any_recomputation=any_recomputation
                 )
                 candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
@@ -270,7 +272,7 @@ class BranchAndBound:
         seconds = np.zeros(len(size))
         if self.incumbents.best and len(size):
             candidates, size, seconds = self._select_fast(
-                bounds, candidates, size, bounds.seconds_of_any_order(candidates), left="order"
+                bounds, candidates, size, bounds.bound_seconds_of_any_order(candidates), left="order"
             )
         first = bounds.space.place_first(bounds.partials, candidates)
         layouts = (bounds.space.layout(bounds.partials, first, at) for at in range(len(size)))

@@ -109,7 +109,7 @@ class Estimates(Tables):
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
             kept = self.counts.profile(part, name).kept_bytes
-            split = self.counts.profile_split(part, name)
+            split = self.counts.profile_deferred_wgrad(part, name)
             return split.backward_peak_bytes - kept, split.deferred_bytes
 
         return self._bytes("splits", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
@@ -206,7 +206,7 @@ class Estimates(Tables):
             totals * np.where((sequences == partials.mbs) & (cp == partials.cp), 1.0, scale * ROUNDED)[:, None, None]
         )
 
-    def min_states(self, candidates: CandidateLayouts) -> Floats:
+    def bound_states(self, candidates: CandidateLayouts) -> Floats:
         """Return the minimum of ``states`` over ZeRO stages and shard groups."""
         partials = self.partials.take(candidates.partial)
         replicas = partials.dp * partials.cp
@@ -326,7 +326,7 @@ class Estimates(Tables):
         reduces_experts_midway = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
         return max(sums) if reduces_experts_midway else sum(sums)
 
-    def adjacent_units(
+    def bound_adjacent_units(
         self, candidates: CandidateLayouts, *, max_sequences: int = 1, any_recomputation: bool = False
     ) -> Floats:
         """Return a bound like ``units`` for groups of adjacent ranks.

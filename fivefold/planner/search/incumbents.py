@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory
-from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
+from fivefold.planner.predict import Estimate, Planner, find_max_peak_bytes
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.simplest import Evaluated
@@ -180,7 +180,7 @@ class Incumbents:
 
     def _peak_and_risk(self, planner: Planner, layout: Layout, ranks: list[RankMemory]) -> tuple[int, float]:
         """Return the peak bytes of a layout, and its risk of running out of memory; 1 where it is sure to."""
-        peak = max_peak_bytes(ranks)
+        peak = find_max_peak_bytes(ranks)
         return peak, planner.out_of_memory_risk(layout, ranks) if peak <= self.capacity else 1.0
 
     def score(self, seconds: Floats, size: Floats, space: Space) -> Floats:

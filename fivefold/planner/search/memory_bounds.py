@@ -15,11 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
-from fivefold.layout.stages import recomputed_layers, stage_layers
+from fivefold.layout.stages import list_recomputed_layers, list_stage_layers
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.estimates import AllocatedGradients, Estimates
-from fivefold.planner.search.shapes import SPLIT, SPLITTING, column_key, pipeline_layout, stage_units, sum_units
+from fivefold.planner.search.shapes import (
+    SPLIT,
+    SPLITTING,
+    build_pipeline_layout,
+    make_column_key,
+    stage_units,
+    sum_units,
+)
 from fivefold.planner.search.space import PipelineShape
 
 EMBED, HEAD, BLOCKS = 0, 1, 2  # index of the embedding, the head, and the first kind of block, among the units
@@ -111,12 +118,12 @@ def _last_blocks(
 ) -> tuple[list[int], list[int]]:
     """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
     layers = counts.model.layers
-    layout = pipeline_layout(shape, recompute_every=recompute_every)
-    is_recomputed = recomputed_layers(layers, layout)
-    block_index = {column_key(run): index for index, run in enumerate(runs)}
+    layout = build_pipeline_layout(shape, recompute_every=recompute_every)
+    is_recomputed = list_recomputed_layers(layers, layout)
+    block_index = {make_column_key(run): index for index, run in enumerate(runs)}
     stage_blocks = [
         [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in stage]
-        for stage in stage_layers(layers, layout)
+        for stage in list_stage_layers(layers, layout)
     ]
     return [stage[-1] for stage in stage_blocks], [stage[-2] if len(stage) > 1 else HEAD for stage in stage_blocks]
 
@@ -130,10 +137,10 @@ def _closing_blocks(
     before it.
     """
     layers = counts.model.layers
-    layout = pipeline_layout(shape, recompute_every=recompute_every)
-    is_recomputed = recomputed_layers(layers, layout)
-    block_index = {column_key(run): position for position, run in enumerate(runs)}
-    own_layers = stage_layers(layers, layout)[stage]
+    layout = build_pipeline_layout(shape, recompute_every=recompute_every)
+    is_recomputed = list_recomputed_layers(layers, layout)
+    block_index = {make_column_key(run): position for position, run in enumerate(runs)}
+    own_layers = list_stage_layers(layers, layout)[stage]
     blocks = [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in own_layers]
     first_moe = next(
         (position for position, layer in enumerate(own_layers) if counts.count_moe_layers(counts.kinds[layer])), 0

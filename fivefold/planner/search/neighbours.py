@@ -19,9 +19,9 @@ from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, rank_moves, with_zero
 from fivefold.planner.search.recomputations import list_recomputations
-from fivefold.planner.search.stage_balance import balance, recomputing_less
+from fivefold.planner.search.stage_balance import balance, reduce_recomputation
 from fivefold.planner.search.work import SearchWork
-from fivefold.planner.time.ratio_errors import expected_ratio
+from fivefold.planner.time.ratio_errors import estimate_speed_ratio
 from fivefold.results.objectives import By
 from fivefold.results.search_result import Change, Walk
 
@@ -131,7 +131,7 @@ def _changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator[Layo
         yield from (change(layout, stages=stages) for stages in ((), balanced.stages if balanced else ()))
     for ac in list_recomputations(model):
         yield change(layout, ac=ac)
-        if uneven and (less_recomputed := recomputing_less(layout.replace(ac=ac), planner)):
+        if uneven and (less_recomputed := reduce_recomputation(layout.replace(ac=ac), planner)):
             yield change(layout, ac=less_recomputed.ac)
     active = {axis for axis in DEFAULT_ORDER if getattr(layout, axis) > 1}
     orders = {tuple(axis for axis in order if axis in active): order for order in permutations(DEFAULT_ORDER)}
@@ -186,6 +186,6 @@ def _change(planner: Planner, before: Estimate, after: Estimate) -> Change:
         memory_bytes=after.peak_bytes,
         step_seconds=after.step_time.seconds,
         faster=before.step_time.seconds / after.step_time.seconds,
-        speed=expected_ratio(planner.describe(after.layout), planner.describe(before.layout), speeds),
+        speed=estimate_speed_ratio(planner.describe(after.layout), planner.describe(before.layout), speeds),
         saved_bytes=before.peak_bytes - after.peak_bytes,
     )

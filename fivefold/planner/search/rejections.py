@@ -14,7 +14,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import host_bytes
-from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
+from fivefold.planner.predict import Estimate, Planner, find_max_peak_bytes
 from fivefold.planner.search.bounds import TIME_PARTS
 from fivefold.planner.search.columns import Ints
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded
@@ -127,7 +127,7 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
         """Return the peak after a change; None if it does not fit."""
         planner = Planner(model=model, machine=machine, job=changed_job, risk=risk)
         ranks = planner.memory(changed_layout)
-        return max_peak_bytes(ranks) if planner.fits(changed_layout, ranks) else None
+        return find_max_peak_bytes(ranks) if planner.fits(changed_layout, ranks) else None
 
     if "optimizer" not in layout.list_offloaded(job):
         offloading = with_optimizer_offloaded(layout)

@@ -60,16 +60,16 @@ def stage_units(
     Embedding and head have one column each. The blocks of multi-token prediction in the head are recomputed if and
     only if the layout recomputes anything, and the figures of that column are of the layout.
     """
-    stages = counts.stage_work(pipeline_layout(shape, recompute_every=recompute_every))
+    stages = counts.stage_work(build_pipeline_layout(shape, recompute_every=recompute_every))
     table = np.zeros((len(stages), len(runs)))
-    columns = {column_key(run): column for column, run in enumerate(runs)}
+    columns = {make_column_key(run): column for column, run in enumerate(runs)}
     for stage, work in enumerate(stages):
         for run, n_units in work:
-            table[stage, columns[column_key(run)]] += n_units
-    return table, np.array([columns[column_key(work[0][0])] for work in stages])
+            table[stage, columns[make_column_key(run)]] += n_units
+    return table, np.array([columns[make_column_key(work[0][0])] for work in stages])
 
 
-def column_key(run: UnitGroup) -> tuple[Name, bool]:
+def make_column_key(run: UnitGroup) -> tuple[Name, bool]:
     """Return what tells the columns of units apart."""
     return run.name, run.recomputed and not isinstance(run.name, str)
 
@@ -99,7 +99,7 @@ def pipeline_units(
     )
 
 
-def pipeline_layout(shape: PipelineShape, *, recompute_every: int) -> Layout:
+def build_pipeline_layout(shape: PipelineShape, *, recompute_every: int) -> Layout:
     """Return a layout with this pipeline in which one of ``recompute_every`` layers is recomputed (0: none)."""
     return Layout(
         pp=shape.pp,

@@ -19,7 +19,7 @@ from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.planner.search.bounds import SAFE, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.shapes import stage_units
-from fivefold.planner.time.steady_state import rounds_of
+from fivefold.planner.time.steady_state import split_rounds
 
 MAX_GROUPED = 512  # candidates that are simulated at once
 
@@ -39,7 +39,7 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     """Return the seconds [n] of candidates of one group of ``group_schedules``."""
     shape = bounds.space.shapes[candidates.shape[0]]
     recompute_every = int(bounds.recompute_every[bounds.partials.ac[candidates.partial[0]]])
-    rounds = rounds_of(*shape, int(_micro_batches(bounds, candidates)[0]))
+    rounds = split_rounds(*shape, int(_micro_batches(bounds, candidates)[0]))
     pipe = bounds.pipelines(candidates)
     unit_seconds = bounds.estimates.units(candidates)
     parallel = bounds.estimates.parallel(candidates)

@@ -12,13 +12,13 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import is_legal
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.incumbents import Incumbents
-from fivefold.planner.time.stage_time import stage_seconds
+from fivefold.planner.time.stage_time import estimate_stage_seconds
 
 MOVES = 16  # layers that may change their rank
 LOOKED_AT, TRIED = 60, 20  # of the best pipelines, those whose stages are weighed, and evened out
@@ -52,7 +52,7 @@ def balance(layout: Layout, planner: Planner) -> Layout | None:
     return best
 
 
-def recomputing_less(layout: Layout, planner: Planner) -> Layout | None:
+def reduce_recomputation(layout: Layout, planner: Planner) -> Layout | None:
     """Return the layout with recomputation on as few pipeline ranks as it needs to fit; None if it needs all."""
     if not _recomputes_everywhere(layout, planner):
         return None
@@ -104,7 +104,7 @@ def even_out(incumbents: Incumbents, *, where: Where = ANY) -> int:
 
 def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
     """Yield the layout with balanced stages; with less recomputation; with both."""
-    less_recomputed = recomputing_less(layout, planner)
+    less_recomputed = reduce_recomputation(layout, planner)
     yield from (balanced for base in (layout, less_recomputed) if base and (balanced := balance(base, planner)))
     if less_recomputed:
         yield less_recomputed
@@ -112,7 +112,7 @@ def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
 
 def _loads(layout: Layout, planner: Planner, stages_of_ranks: tuple[tuple[int, ...], ...]) -> list[float]:
     """Return the seconds of one micro-batch through the stages of each pipeline rank, forward and backward."""
-    stages = stage_seconds(planner.units, layout).times
+    stages = estimate_stage_seconds(planner.units, layout).times
     return [
         sum(stages[stage].forward.seconds + stages[stage].full_backward.seconds for stage in rank_stages)
         for rank_stages in stages_of_ranks
@@ -123,7 +123,7 @@ def _move_layer(
     layout: Layout, planner: Planner, loads: list[float], stages_of_ranks: tuple[tuple[int, ...], ...]
 ) -> Iterator[Layout]:
     """Yield the layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
-    sizes = [len(count) for count in stage_layers(planner.model.layers, layout)]
+    sizes = [len(count) for count in list_stage_layers(planner.model.layers, layout)]
     busiest = max(range(len(loads)), key=lambda rank: loads[rank])
     giving_stages = [stage for stage in stages_of_ranks[busiest] if sizes[stage] > 1]
     if not giving_stages:

@@ -29,7 +29,7 @@ class PassTime(NamedTuple):
     min_with_gathers: float  # Σ over units min(work, those messages)
 
 
-def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, ActionCost]:
+def estimate_action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, ActionCost]:
     """Return the cost of each action; computed once for stages with equal units. No other function computes it."""
     passes: dict[tuple[int, bool], PassTime] = {}
     costs: dict[Task, ActionCost] = {}

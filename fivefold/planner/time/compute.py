@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Chip, Machine
-from fivefold.planner.counts.operations.local_shapes import activation_width
+from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.counts.operations.op import Op, list_gradient_sums
 from fivefold.planner.time import roofline
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.eager_kernels import ROPE_APART, EagerKernelCost, eager_passes
-from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_factors, kernel_kind
+from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_factors, find_kernel_kind
 from fivefold.planner.time.measured_kernels import MeasuredKernels
 from fivefold.units import Dtype, ceil_div
 
@@ -46,7 +46,7 @@ class OpTime(NamedTuple):
     backward_kernels: float = 1
 
 
-def slowest_chip(machine: Machine, constants: Constants = PUBLISHED) -> Chip:
+def find_slowest_chip(machine: Machine, constants: Constants = PUBLISHED) -> Chip:
     """Return the slowest chip of a machine, whose pace all of its ranks keep; a calibrated machine's was measured.
 
     Its FLOPs per joule are as far below the mean as the expected largest of n normal deviates (Blom 1958: the quantile
@@ -69,7 +69,7 @@ class Prices:
 
     def __init__(self, machine: Machine, *, ranks: int, job: Job, constants: Constants = PUBLISHED) -> None:
         self.machine, self.job, self.constants = machine, job, constants
-        self.chip = slowest_chip(machine, constants)
+        self.chip = find_slowest_chip(machine, constants)
         self._matmuls: dict[tuple[int, int, int, Dtype, int, int], float] = {}
         self.dtype: Dtype = job.precision.compute
         # of attention, head and router
@@ -111,7 +111,7 @@ class Prices:
     def _scale_to_step(self, op: Op, isolated_time: OpTime) -> OpTime:
         """Return the seconds of ``op`` within a step on a calibrated machine; ``isolated_time``: by the curves."""
         forward, backward, weight = isolated_time.forward, isolated_time.backward, isolated_time.weight
-        if factor := self.step_factors.get(kernel_kind(op)):
+        if factor := self.step_factors.get(find_kernel_kind(op)):
             kernels = count_kernels(op)
             host_seconds = factor.backward_kernel_seconds * kernels.backward
             weight_share = 0.5 if backward and weight else float(weight > 0)
@@ -153,7 +153,7 @@ class Prices:
         if op.kind == "loss" and self.job.stack.loss == "chunked":
             return self._chunked_loss(op)
         if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
-            return self._price_eager_kernels(op, eager_passes(op, width=activation_width(self.job)))
+            return self._price_eager_kernels(op, eager_passes(op, width=get_activation_width(self.job)))
         if op.kind == "rope" and self.job.stack.rope == "unfused" and self.measured is None:
             return self._price_eager_kernels(op, ROPE_APART)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:

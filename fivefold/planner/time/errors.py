@@ -70,7 +70,7 @@ def run_class(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Ru
     )
 
 
-def expected_interval(
+def estimate_run_interval(
     predicted: float, quantity: Quantity, *, of: RunClass, machine: Machine, ranks: int, path: Path = TABLE
 ) -> Interval | None:
     """Return ``estimate_interval`` for a run on ``ranks`` ranks of ``machine``; None on CPUs (none is published)."""
@@ -85,7 +85,7 @@ def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequ
     """Return the interval to expect for the value ``predicted``; None if no comparable run was published."""
     if not cells:
         return None
-    points = sorted(weighted_ratios(of, cells))
+    points = sorted(weigh_ratios(of, cells))
     low, lower, middle, upper, high = (predicted * exp(quantile(points, level)) for level in LEVELS)
     same_class = [cell for cell in cells if not of.count_differences(cell.of)]
     total_weight = sum(weight for _, weight in points)
@@ -103,7 +103,7 @@ def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequ
     )
 
 
-def weighted_ratios(of: RunClass, cells: Sequence[ErrorCell]) -> Iterator[tuple[float, float]]:
+def weigh_ratios(of: RunClass, cells: Sequence[ErrorCell]) -> Iterator[tuple[float, float]]:
     """Yield (ln ratio, weight) of every ratio, and again with a wider spread and a small weight: for new sources."""
     sources: dict[str, list[tuple[ErrorCell, float]]] = {}
     for cell in cells:

@@ -21,7 +21,7 @@ class KernelCount(NamedTuple):
     backward: int
 
 
-def kernel_kind(op: Op) -> KernelKind:
+def find_kernel_kind(op: Op) -> KernelKind:
     """Return the kind of kernels that compute an operation."""
     if op.kind == "matmul":
         return "experts" if op.batch > 1 else "matmul"

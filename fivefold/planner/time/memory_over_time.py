@@ -44,7 +44,7 @@ class _Filler:
     def __init__(self, planner: Planner, layout: Layout, rank: int) -> None:
         self.planner, self.layout, self.rank = planner, layout, rank
         self.counts = planner.counts
-        self.runs = self.counts.stage_groups(layout)
+        self.runs = self.counts.list_stage_groups(layout)
         self.shares: dict[int, dict[str, float]] = {}
         self.update = list_live_bytes(self.counts, layout, rank=rank)[-1]
 
@@ -109,7 +109,7 @@ class _Filler:
         now = 0.0
         for run, unit_seconds in zip(runs, seconds, strict=True):
             for index in range(run.times):
-                shares[run.unit_name(index)] = (now + (index + 0.5) * unit_seconds) / total_seconds
+                shares[run.name_unit(index)] = (now + (index + 0.5) * unit_seconds) / total_seconds
             now += run.times * unit_seconds
         return shares
 

@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, driver_bytes, min_driver_bytes
-from fivefold.planner.time.errors import RunClass, quantile, read, run_class, weighted_ratios
+from fivefold.planner.time.errors import RunClass, quantile, read, run_class, weigh_ratios
 from fivefold.units import MIB
 
 RECOMPUTATIONS = ("none", "selective", "full")  # values of ``Layout.ac``: one for each class of ``RunClass.recomputed``
@@ -45,7 +45,7 @@ class MemoryRisk:
         ratios, levels = self._distribution(layout)
         return 1 - _level(log(available / peak_bytes), ratios, levels)
 
-    def peak_limit(self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, risk: float) -> int:
+    def find_peak_limit(self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, risk: float) -> int:
         """Return the largest predicted peak with a risk of at most ``risk``, with the layout's fragmentation."""
         return int(
             max(0.0, self._room(totals, peak_bytes, layout, PUBLISHED.unreclaimable)) / self._ratio(layout, risk)
@@ -96,7 +96,7 @@ def _exact_distribution() -> tuple[tuple[float, float], ...]:
 def _points(of: RunClass) -> tuple[tuple[float, float], ...]:
     """Return (ln ratio, weight) of all published peaks, in order, weighted for runs of the class ``of``."""
     cells = read("peak")
-    return tuple(sorted(weighted_ratios(of, cells))) if cells else _exact_distribution()
+    return tuple(sorted(weigh_ratios(of, cells))) if cells else _exact_distribution()
 
 
 @lru_cache(maxsize=256)

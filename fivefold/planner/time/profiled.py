@@ -40,7 +40,7 @@ class Profiled:
         points = self._units_of(ranks_per_host(layout, self.machine))
         if not points:
             return None
-        key = self.unit_key(layout, run)
+        key = self.make_unit_key(layout, run)
         return points.get(key) or points.get(key.partition("/")[0])
 
     def update(self, layout: Layout) -> UpdatePoint | None:
@@ -58,7 +58,7 @@ class Profiled:
             self._measured_over_curve[ranks] = statistics.median(ratios) if ratios else 1.0
         return self._measured_over_curve[ranks]
 
-    def unit_key(self, layout: Layout, run: UnitGroup) -> str:
+    def make_unit_key(self, layout: Layout, run: UnitGroup) -> str:
         """Return ``compute/held``: a hash of the unit's operations and number formats, and its sharding in words."""
         part = get_group_degrees(get_local_degrees(layout), run)
         job = self.counts.job
@@ -71,7 +71,7 @@ class Profiled:
         return f"{self._hashes[part, run.name]}/{describe_sharding(layout)}{suffix}"
 
     def update_key(self, layout: Layout) -> str:
-        """Return the key of the optimizer's update, in the form of ``unit_key``."""
+        """Return the key of the optimizer's update, in the form of ``make_unit_key``."""
         job = self.counts.job
         offloaded = tuple(sorted(layout.list_offloaded(job), reverse=True))
         if offloaded not in self._update_hashes:

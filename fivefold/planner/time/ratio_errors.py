@@ -138,7 +138,7 @@ def read_errors(path: Path = TABLE) -> tuple[KindErrors, ...]:
         )
 
 
-def expected_errors(kinds: Iterable[Difference], errors: Sequence[KindErrors]) -> tuple[float, float] | None:
+def estimate_ratio_errors(kinds: Iterable[Difference], errors: Sequence[KindErrors]) -> tuple[float, float] | None:
     """Return the half-widths in ln of the intervals of ``LEVELS``; None if some kind was never measured.
 
     ``DOUBT`` sources with the mean errors of all kinds stand for sources not seen yet.
@@ -156,11 +156,11 @@ def expected_errors(kinds: Iterable[Difference], errors: Sequence[KindErrors]) -
 
 @cache
 def _published_errors(kinds: frozenset[Difference]) -> tuple[float, float] | None:
-    """Return ``expected_errors`` by the table of published pairs."""
-    return expected_errors(sorted(kinds), read_errors())
+    """Return ``estimate_ratio_errors`` by the table of published pairs."""
+    return estimate_ratio_errors(sorted(kinds), read_errors())
 
 
-def expected_ratio(first: RunFacts, second: RunFacts, speeds: tuple[float, float]) -> SpeedRatio | None:
+def estimate_speed_ratio(first: RunFacts, second: RunFacts, speeds: tuple[float, float]) -> SpeedRatio | None:
     """Return the speed of the first run over that of the second, from predicted ``speeds``, with its intervals.
 
     None on CPUs, or if the runs differ in something in which no two published runs of a source differ.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fivefold.layout.mesh import make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import passes, routing_messages, step_messages
+from fivefold.planner.counts.traffic import list_routing_messages, passes, step_messages
 from fivefold.planner.time.network import Network
 
 
@@ -22,7 +22,7 @@ def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: 
     for chunk in chunks:
         for run, times in counts.stage_work(layout)[chunk]:
             if n_moe_layers := counts.count_moe_layers(run.name):
-                messages += routing_messages(
+                messages += list_routing_messages(
                     counts, layout, run, times=times * n_moe_layers * passes(layout, counts.job)
                 )
     for message in messages:

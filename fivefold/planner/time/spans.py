@@ -17,8 +17,8 @@ from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
-from fivefold.planner.time.action_time import action_costs
-from fivefold.planner.time.stage_time import ActionCost, stage_seconds
+from fivefold.planner.time.action_time import estimate_action_costs
+from fivefold.planner.time.stage_time import ActionCost, estimate_stage_seconds
 from fivefold.planner.time.timeline import price_step_end
 from fivefold.results.spans import Span
 
@@ -62,8 +62,8 @@ class _SpanBuilder:
 
     def __init__(self, planner: Planner, layout: Layout, tasks: Sequence[Task]) -> None:
         self.units, self.layout = planner.units, layout
-        self.stages = stage_seconds(planner.units, layout)
-        costs = action_costs(self.stages, tasks)
+        self.stages = estimate_stage_seconds(planner.units, layout)
+        costs = estimate_action_costs(self.stages, tasks)
         self.seconds = {task: cost.seconds for task, cost in costs.items()}
         self.exposed = {task: _sum_exposed(cost) for task, cost in costs.items()}
 

@@ -2,7 +2,8 @@
 
 They are the sum of its units, with data parallelism's messages overlapped.
 
-``unit_overlap.py``: units → stage_seconds → ``action_time.py``: the actions of a schedule → ``timeline.py``: the step
+``unit_overlap.py``: units → estimate_stage_seconds → ``action_time.py``: the actions of a schedule →
+``timeline.py``: the step
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class StageSeconds(NamedTuple):
     p2p_send_seconds: float
 
 
-def stage_seconds(
+def estimate_stage_seconds(
     units: Units, layout: Layout, *, straggler: Units | None = None, straggling: Collection[int] = ()
 ) -> StageSeconds:
     """Return the seconds of one micro-batch through each stage.

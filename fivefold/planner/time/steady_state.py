@@ -24,8 +24,8 @@ from fivefold.layout.spec import Layout
 class Extrapolated(NamedTuple):
     """The extrapolated times and work of each pipeline rank.
 
-    They are its end in seconds, its busy seconds, how often it runs each of ``distinct_tasks`` (by index), the stages
-    it holds, and the first rank with equal stages (``first_equal_ranks``).
+    They are its end in seconds, its busy seconds, how often it runs each of ``list_distinct_tasks`` (by index), the
+    stages it holds, and the first rank with equal stages (``first_equal_ranks``).
     """
 
     ends: list[float]
@@ -62,7 +62,7 @@ class Rounds(NamedTuple):
     task_counts: list[Mapping[Task, int]]
 
 
-def distinct_tasks(layout: Layout, micro_batches: int, first_equal_stages: tuple[int, ...]) -> tuple[Task, ...]:
+def list_distinct_tasks(layout: Layout, micro_batches: int, first_equal_stages: tuple[int, ...]) -> tuple[Task, ...]:
     """Return one task of each group of equal duration.
 
     ``first_equal_stages``: for each stage the first one of equal speed.
@@ -80,11 +80,11 @@ def extrapolate(
 ) -> Extrapolated:
     """Return ends and work of the layout's schedule.
 
-    ``seconds``: those of its ``distinct_tasks``; ``hop_seconds``: seconds per message.
+    ``seconds``: those of its ``list_distinct_tasks``; ``hop_seconds``: seconds per message.
     """
     schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages
     distinct = join_equal_tasks(*schedule_key)
-    tables = rounds_of(*schedule_key[:4]).tables
+    tables = split_rounds(*schedule_key[:4]).tables
     ends, busy = _simulate(*schedule_key, tuple(seconds), hop_seconds)
     return Extrapolated(ends, busy, distinct.task_counts, tables[0][0].rank_stages, distinct.first_equal_ranks)
 
@@ -94,7 +94,7 @@ def join_equal_tasks(
     name: ScheduleName, pp: int, v: int, micro_batches: int, first_equal_stages: tuple[int, ...]
 ) -> DistinctTasks:
     """Return the tasks of a schedule with those of equal stages (``first_equal_stages``) joined."""
-    tables, _, tasks, counts_by_rank = rounds_of(name, pp, v, micro_batches)
+    tables, _, tasks, counts_by_rank = split_rounds(name, pp, v, micro_batches)
     number_of_task: dict[Task, int] = {}
     distinct: list[Task] = []
     for task in tasks:
@@ -130,7 +130,7 @@ def _simulate(
     hop: float,
 ) -> tuple[list[float], list[float]]:
     """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``join_equal_tasks``."""
-    tables, rounds, tasks, _ = rounds_of(name, pp, v, micro_batches)
+    tables, rounds, tasks, _ = split_rounds(name, pp, v, micro_batches)
     distinct = join_equal_tasks(name, pp, v, micro_batches, first_equal_stages)
     seconds_by_task = {task: durations[place] for task, place in zip(tasks, distinct.task_index, strict=True)}
 
@@ -156,7 +156,7 @@ def _simulate(
 
 
 @lru_cache(maxsize=1024)
-def rounds_of(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
+def split_rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
     """Return the tables that are simulated for ``micro_batches``, and the number of rounds that follow."""
     base = 3 * pp + micro_batches % pp
     is_short = micro_batches <= base + pp

@@ -13,11 +13,11 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.update import stages_held
-from fivefold.planner.time.action_time import action_costs
+from fivefold.planner.time.action_time import estimate_action_costs
 from fivefold.planner.time.data_parallel import StepEnds, end_seconds
 from fivefold.planner.time.small_messages import small_messages
-from fivefold.planner.time.stage_time import StageSeconds, StageTime, add_up, stage_seconds
-from fivefold.planner.time.steady_state import distinct_tasks, extrapolate
+from fivefold.planner.time.stage_time import StageSeconds, StageTime, add_up, estimate_stage_seconds
+from fivefold.planner.time.steady_state import extrapolate, list_distinct_tasks
 from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import update_seconds
@@ -61,16 +61,16 @@ def step_seconds(
     """
     if layout.pp == 1:
         return _time_without_pipeline(straggler or units, layout, memory[0])
-    step_time, busiest = _time_pipeline(layout, memory, stage_seconds(units, layout))
+    step_time, busiest = _time_pipeline(layout, memory, estimate_stage_seconds(units, layout))
     if straggler is None:
         return step_time
-    stages = stage_seconds(units, layout, straggler=straggler, straggling=stages_held(layout)[busiest])
+    stages = estimate_stage_seconds(units, layout, straggler=straggler, straggling=stages_held(layout)[busiest])
     return _time_pipeline(layout, memory, stages, straggler=straggler, straggler_rank=busiest)[0]
 
 
 def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> StepTime:
     """Return the seconds of a step without a pipeline."""
-    stages = stage_seconds(units, layout)
+    stages = estimate_stage_seconds(units, layout)
     micro_batches = layout.micro_batches(units.job)
     (stage,), end_costs = stages.times, price_step_end(units, layout, memory, (0,), stages.unit_seconds[0])
     forwards = 2 if units.job.objective == "dpo" else 1  # the reference's and the policy's
@@ -92,8 +92,8 @@ def _time_pipeline(
     units = stages.units
     equal_stages = stages.first_equal_stages
     micro_batches = layout.micro_batches(stages.units.job)
-    tasks = distinct_tasks(layout, micro_batches, equal_stages)
-    cost_of_task = action_costs(stages, tasks)
+    tasks = list_distinct_tasks(layout, micro_batches, equal_stages)
+    cost_of_task = estimate_action_costs(stages, tasks)
     costs = [cost_of_task[task] for task in tasks]
     extrapolated = extrapolate(
         layout,

@@ -101,8 +101,8 @@ class Units:
         """Return the seconds of one unit of a group."""
         place = self._placement(layout)
         part = get_group_degrees(place.part, run)
-        measured = "" if self.profiled is None else self.profiled.unit_key(layout, run)
-        key = part, run.name, places_of(run, place.groups), place.ranks, measured
+        measured = "" if self.profiled is None else self.profiled.make_unit_key(layout, run)
+        key = part, run.name, find_places(run, place.groups), place.ranks, measured
         time = self._units.get(key)
         if time is None:
             time = self._timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).to_unit_time()
@@ -210,6 +210,6 @@ def _values_of(op: Op) -> tuple[Hashable, ...]:
     return op[:WRITES], tensors, op[WRITES + 1 : GRADIENTS], gradients, op[GRADIENTS + 1 :]
 
 
-def places_of(run: UnitGroup, places: tuple[RankGroup, ...]) -> tuple[RankGroup, ...]:
+def find_places(run: UnitGroup, places: tuple[RankGroup, ...]) -> tuple[RankGroup, ...]:
     """Return the groups of ``AXES`` in which a unit sends messages."""
     return places if run.routes else places[: AXES.index("ep")]

@@ -16,7 +16,9 @@ from fivefold.planner.time.units import Units
 
 def update_seconds(units: Units, layout: Layout, memory: RankMemory, chunks: tuple[int, ...]) -> float:
     """Return the seconds of the full update of a rank that holds the stages ``chunks``."""
-    device_seconds = elementwise_seconds(units, layout, memory, chunks) + matrix_seconds(units, layout, chunks)
+    device_seconds = estimate_elementwise_seconds(units, layout, memory, chunks) + estimate_matrix_seconds(
+        units, layout, chunks
+    )
     host_seconds = launch_seconds(units, layout, chunks)
     return combine_host_and_device(device_seconds, host_seconds, units.constants) if host_seconds else device_seconds
 
@@ -40,7 +42,7 @@ def launch_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> flo
     return updated * stack.update_kernels * units.machine.chip.launch_seconds
 
 
-def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: tuple[int, ...]) -> float:
+def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: tuple[int, ...]) -> float:
     """Return the seconds of an elementwise update: it reads gradient, weight and moments and writes the last two.
 
     Clipping reads the gradient twice and writes it. Gradient sums are zeroed and, on several ranks, scaled. On a
@@ -84,7 +86,7 @@ def count_weights(units: Units, layout: Layout, chunks: tuple[int, ...]) -> int:
     )
 
 
-def matrix_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> float:
+def estimate_matrix_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> float:
     """Return the seconds of an update of full matrices (Muon): its messages and its products, with no overlap."""
     prices, network, seconds = units.prices(layout), units.network, 0.0
     for message in update_messages(units.counts, layout, chunks=chunks):

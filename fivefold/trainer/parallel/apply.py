@@ -15,7 +15,7 @@ import torch
 from fivefold.job import Job
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import recomputed_layers, recomputed_stages
+from fivefold.layout.stages import list_recomputed_layers, list_recomputed_stages
 from fivefold.model.spec import Model
 from fivefold.trainer.model.dropout import PlacedDropout
 from fivefold.trainer.model.float8.attach import attach as attach_float8
@@ -80,10 +80,10 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     attach_tf32(module, job, device=ranks.device)
     compiled = _compiler(table) if job.stack.is_compiled else None
     attach = partial(recompute.attach, groups=layout.recomputed_operations, compiled=compiled)
-    attach(zip(module.blocks, recomputed_layers(model.layers, layout), strict=True))
+    attach(zip(module.blocks, list_recomputed_layers(model.layers, layout), strict=True))
     for mtp_module in module.head.mtp:
         attach_float8(mtp_module, job)
-        attach([(mtp_module.get_submodule("block"), recomputed_stages(layout)[-1])])
+        attach([(mtp_module.get_submodule("block"), list_recomputed_stages(layout)[-1])])
     in_flight_reduction = InFlightReduction()
     placement = ShardPlacement(
         module,

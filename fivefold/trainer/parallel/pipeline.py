@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fivefold.layout.schedule.action import Action, Part, format_part
-from fivefold.layout.schedule.p2p import P2PStep, links, p2p_steps, receiver
-from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
+from fivefold.layout.schedule.p2p import P2PStep, links, list_p2p_steps, receiver
+from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import UserError
 from fivefold.trainer.model.linear import WgradStore, Work
@@ -60,7 +60,7 @@ class Pipeline:
             raise ValueError(f"rank {self.rank} runs stages {table.rank_stages[self.rank]}, but has {tuple(stages)}")
         if self.interleaver is not None:
             check_pairs(table)
-        self.row = p2p_steps(table, rank=self.rank)
+        self.row = list_p2p_steps(table, rank=self.rank)
         self.on_progress: Callable[[], None] | None = None
         self.on_action: Callable[[Action], None] | None = None
         self.on_pass: Callable[[], None] | None = None
@@ -82,7 +82,7 @@ class Pipeline:
         total = torch.zeros((), device=self.ranks.device)
         for first in range(0, micro_batches, self.table.micro_batches):
             forward = _forward_only(self.table, micro_batches=micro_batches - first)
-            total += self._run_row(p2p_steps(forward, rank=self.rank), first=first)
+            total += self._run_row(list_p2p_steps(forward, rank=self.rank), first=first)
         return total
 
     def _run_row(self, row: Sequence[P2PStep], *, first: int = 0, losses: tuple[int, ...] = ()) -> Tensor:
@@ -242,7 +242,7 @@ def check_pairs(table: Table) -> None:
     """Raise a user error if the table has no FB to interleave, or an FB whose F and B are of the same stage."""
     combined_actions = [action for row in table.rows for action in row if action.kind == "FB"]
     if not combined_actions:
-        raise UserError(f"pairs: {table.name} does not pair a forward with a backward; try {names_of_pairing()}")
+        raise UserError(f"pairs: {table.name} does not pair a forward with a backward; try {list_pairing_names()}")
     for action in combined_actions:  # F and B each gather and release the weights of their stage
         if action.stage == action.backward_stage:
             raise UserError(

@@ -11,13 +11,13 @@ from itertools import pairwise
 from math import prod
 
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
-from fivefold.layout.local_weight import RankCoordinate, local_slice, padded_vocab
+from fivefold.layout.local_weight import RankCoordinate, local_slice, pad_vocab
 from fivefold.layout.schedule.action import parts
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.sharding import (
     POLICIES,
     FsdpUnit,
-    extra_reduce_axis,
+    find_extra_reduce_axis,
     is_gemm_weight,
     is_quantized,
     policy,
@@ -26,7 +26,7 @@ from fivefold.layout.sharding import (
     units,
 )
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, resolve_freeze
 from fivefold.trainer.model.linear import WgradStore
@@ -58,7 +58,7 @@ class ShardPlacement:
     def units(self) -> list[ZeroUnit]:
         """Build all units of this rank, in the order of its stages; allocates their parameters, not initialized."""
         rank_stages = self.table.rank_stages[self.ranks["pp"].rank]
-        layers = stage_layers(self.model.layers, self.layout)
+        layers = list_stage_layers(self.model.layers, self.layout)
         last = self.table.stages - 1
         zero_units = list[ZeroUnit]()
         freezes = self.job.freezes_text
@@ -161,7 +161,7 @@ class ShardPlacement:
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
         sums = list(self._extra_reduces(weights))
-        vocab = padded_vocab(self.model, self.job, tp=self.layout.tp)
+        vocab = pad_vocab(self.model, self.job, tp=self.layout.tp)
         place = RankCoordinate(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
 
         def make_local(weight: Weight) -> LocalWeight:
@@ -234,7 +234,7 @@ class ShardPlacement:
         They are for weights replicated over tp or kv, for the two copies of a stage in DualPipe, and for tied
         embeddings.
         """
-        weight_axes = [extra_reduce_axis(weight, model=self.model, layout=self.layout) for weight in weights]
+        weight_axes = [find_extra_reduce_axis(weight, model=self.model, layout=self.layout) for weight in weights]
         for axis_name in ("tp", "kv"):
             chosen = tuple(index for index, weight_axis in enumerate(weight_axes) if weight_axis == axis_name)
             if chosen:

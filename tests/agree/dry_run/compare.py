@@ -14,7 +14,7 @@ from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import KERNEL, START, Tape
 from fivefold.dry_run.report import pipeline_rank
 from fivefold.job import Job
-from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -137,7 +137,7 @@ def _totals(tapes: list[RankTapes], model: Model, layout: Layout, job: Job, *, f
     done = sum(ranks_per_tape * work(tape.steady) for tape in tapes)
     lines = [f"flops: {done} dry-run, {flops} planned"] if done != flops else []
     parameters = round(ranks_per_tape * sum(tape.parameters for tape in tapes))
-    padded = padded_vocab(model, job, tp=layout.tp) != model.vocab  # the last tp rank holds fewer rows than the first
+    padded = pad_vocab(model, job, tp=layout.tp) != model.vocab  # the last tp rank holds fewer rows than the first
     if not padded and layout.shards == 1 and layout.expert_shards == 1 and parameters != model.parameters:
         lines.append(f"parameters: {parameters} dry-run, {model.parameters} planned")
     return lines

@@ -15,7 +15,7 @@ from fivefold.dry_run.record.repetition import NotRepeatable, insert_copies, sho
 from fivefold.dry_run.record.tape import ALLOC, Tape
 from fivefold.job import Job, recipe
 from fivefold.layout.schedule import schedule
-from fivefold.layout.schedule.p2p import P2PStep, p2p_steps
+from fivefold.layout.schedule.p2p import P2PStep, list_p2p_steps
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.engine import Engine
@@ -33,7 +33,7 @@ def test_a_shortened_row_with_its_periods_equals_the_full_row(text: str, micro_b
     layout = Layout.parse(text)
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
     for rank in (0, layout.pp // 2, layout.pp - 1):
-        row = p2p_steps(table, rank=rank)
+        row = list_p2p_steps(table, rank=rank)
         short = shorten_row(row)
         assert short is not None
         period = short.row[short.cut - short.period : short.cut]
@@ -55,8 +55,8 @@ def _later(step: P2PStep, shift: int) -> P2PStep:
 
 def test_a_row_that_never_returns_is_not_shortened() -> None:
     table = schedule("gpipe", pp=4, v=1, micro_batches=32)
-    assert shorten_row(p2p_steps(table, rank=0)) is None
-    short_row = p2p_steps(schedule("1f1b", pp=1, v=1, micro_batches=4), rank=0)
+    assert shorten_row(list_p2p_steps(table, rank=0)) is None
+    short_row = list_p2p_steps(schedule("1f1b", pp=1, v=1, micro_batches=4), rank=0)
     assert shorten_row(short_row) is None
 
 

@@ -19,7 +19,7 @@ from fivefold.machine.spec import AttentionPoint, Calibration, KernelPoint, Matm
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.planner.time import roofline
-from fivefold.planner.time.compute import slowest_chip
+from fivefold.planner.time.compute import find_slowest_chip
 from fivefold.planner.time.network import Network
 from fivefold.record import UserError
 from tests.selection import mark_share
@@ -156,7 +156,7 @@ def test_a_deadlock_has_no_time() -> None:
 
 
 def test_kernels_and_messages_cost_what_the_planner_says() -> None:
-    pricer, chip = Pricer(machine=H100, job=Job(), world=16), slowest_chip(H100)
+    pricer, chip = Pricer(machine=H100, job=Job(), world=16), find_slowest_chip(H100)
     assert pricer.price_kernel(Kernel("matmul", (4096, 1024, 512, 2), "bfloat16", 0, 0, 1, 0)) == roofline.matmul(
         chip, m=4096, n=1024, k=512, dtype="bf16", batch=2
     )

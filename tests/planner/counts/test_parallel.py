@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job
-from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import stage_layers
+from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model, names
 from fivefold.model.shape import MLA, MoE
@@ -220,9 +220,9 @@ def copies(weight: Weight, *, model: Model, tp: int) -> Fraction:
 
 def count_replica_elements(model: Model, layout: Layout) -> int:
     """Elements on all ranks that together hold the model once, from what each of them says it holds."""
-    vocab = padded_vocab(model, Job(), tp=layout.tp)
+    vocab = pad_vocab(model, Job(), tp=layout.tp)
     total = 0
-    stages = stage_layers(model.layers, layout)
+    stages = list_stage_layers(model.layers, layout)
     for index, layers in enumerate(stages):
         held = [weight for layer in layers for weight in block_weights(model, layer)]
         held += list(embedding_weights(model)) if index == 0 else []
@@ -254,7 +254,7 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
     model = build_model(name)
     layout = draw_legal(data.draw, model, sp=False)
     job = Job(sequence=64, wgrad_accumulation="separate")
-    counts, vocab = Counts(model, job), padded_vocab(model, job, tp=layout.tp)
+    counts, vocab = Counts(model, job), pad_vocab(model, job, tp=layout.tp)
     table = vocab // layout.tp * model.width
     lists = {"embed": embedding_weights(model), "head": head_weights(model)}
     lists |= {kind: block_weights(model, layer) for kind, layer in counts.example.items()}
@@ -300,7 +300,7 @@ def count_issued_flops(model: Model, layout: Layout, job: Job) -> tuple[int, int
 def copied_flops(model: Model, layout: Layout, job: Job) -> int:
     """What key heads fewer than tp and a padded vocabulary add, forward and backward."""
     tokens, tp = job.tokens_per_step, layout.tp
-    padding = padded_vocab(model, job, tp=tp) - model.vocab
+    padding = pad_vocab(model, job, tp=tp) - model.vocab
     total = 6 * tokens * model.width * padding
     if model.mla is None and tp > model.kv_heads:
         total += 6 * tokens * model.layers * 2 * model.width * model.head_dim * (tp - model.kv_heads)
@@ -396,12 +396,14 @@ def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataO
     counts, last = Counts(model, Job(sequence=64)), layout.pp * layout.v - 1
     held = stages_held(layout)[: layout.recompute_ranks]
     again = {stage for stages in held for stage in stages} if layout.ac != "none" else set()
-    layers = stage_layers(model.layers, layout)
+    layers = list_stage_layers(model.layers, layout)
     assert [layer for stage in layers for layer in stage] == list(range(model.layers))
     assert all(layers)
     sizes = [len(stage) for stage in layers]
     assert tuple(sizes) == layout.stages or max(sizes) - min(sizes) <= 1
-    for index, (runs, tally) in enumerate(zip(counts.stage_groups(layout), counts.stage_work(layout), strict=True)):
+    for index, (runs, tally) in enumerate(
+        zip(counts.list_stage_groups(layout), counts.stage_work(layout), strict=True)
+    ):
         ends = [name for at, name in ((0, "embed"), (last, "head")) if at == index]
         assert [run.name for run in runs if isinstance(run.name, str)] == ends
         assert [run.name for run, _ in tally if isinstance(run.name, str)] == ends
@@ -417,6 +419,6 @@ def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataO
 
 
 def test_ends_take_more_layers_last() -> None:
-    assert [len(stage) for stage in stage_layers(10, Layout(pp=4, schedule="1f1b"))] == [2, 3, 3, 2]
-    assert [len(stage) for stage in stage_layers(11, Layout(pp=4, schedule="1f1b"))] == [3, 3, 3, 2]
-    assert [len(stage) for stage in stage_layers(10, Layout.parse("pp2 stages=4-6"))] == [4, 6]
+    assert [len(stage) for stage in list_stage_layers(10, Layout(pp=4, schedule="1f1b"))] == [2, 3, 3, 2]
+    assert [len(stage) for stage in list_stage_layers(11, Layout(pp=4, schedule="1f1b"))] == [3, 3, 3, 2]
+    assert [len(stage) for stage in list_stage_layers(10, Layout.parse("pp2 stages=4-6"))] == [4, 6]

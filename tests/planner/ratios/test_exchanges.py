@@ -17,7 +17,7 @@ from fivefold.planner.ratios.exchanges import (
     context,
     experts_alone,
     experts_layer,
-    gathered_width,
+    get_gathered_width,
     gradients_last,
     gradients_step,
     most_common_layer,
@@ -186,6 +186,6 @@ def test_ratios_and_predict_gather_equally_wide(name: str, stack: str) -> None:
     assert len(gathers) == 2
     for message in gathers:
         width = message.payload / (4096 * model.width)
-        wide = gathered_width(job)
+        wide = get_gathered_width(job)
         assert wide <= width <= wide * (1.07 if stack != "fivefold" else 1) * (1.07 if name == "nvfp4" else 1)
         assert sum(size for _, size in message.scales) <= 0.13 * message.payload

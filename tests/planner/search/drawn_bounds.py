@@ -61,7 +61,7 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
     candidates = _draw(space.place(partials, result.take(chosen)), 4 * count, some)
     candidates = _draw(space.shard(partials, candidates), count, some)
     bounds = Bounds(planner, space, partials)
-    light = bounds.estimates.min_states(candidates)
+    light = bounds.estimates.bound_states(candidates)
     sizes = [bounds.resting_bytes()[candidates.partial]]
     sizes += [bounds.memory(candidates, states=states, scaled=limit) for states in (None, light) for limit in (0, 1)]
     if "activations" not in planner.job.offload:
@@ -75,9 +75,11 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
         ]
         seconds += [floor[candidates.partial] for floor in floors]
         seconds += [bounds.seconds(candidates)[0], bounds.seconds_of_adjacent_units(candidates)[0]]
-        seconds += [bounds.seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*MICRO_BATCH_SIZES, 1)]
         seconds += [
-            bounds.seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
+            bounds.bound_seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*MICRO_BATCH_SIZES, 1)
+        ]
+        seconds += [
+            bounds.bound_seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
             for most in (SMALL_MICRO_BATCH, 1)
         ]
     for at, (size, least) in enumerate(zip(np.max(sizes, axis=0), np.max(seconds, axis=0), strict=True)):

@@ -68,14 +68,14 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     candidates = sample(space.expand(space.partials, some.integers(0, len(space.partials.dp), 200)), 100)
     candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 100)), SAMPLED)
     sizes, (seconds, parts) = bounds.memory(candidates), bounds.seconds(candidates)
-    light = bounds.estimates.min_states(candidates)
+    light = bounds.estimates.bound_states(candidates)
     lightest = [bounds.memory(candidates, states=light, scaled=limit) for limit in (False, True)]
     cheap = [
         bounds.seconds_of_adjacent_units(candidates)[0],
-        *(bounds.seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*MICRO_BATCH_SIZES, 1)),
+        *(bounds.bound_seconds_of_any_order(candidates, max_sequences=most)[0] for most in (*MICRO_BATCH_SIZES, 1)),
     ]
     cheap += [
-        bounds.seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
+        bounds.bound_seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
         for most in (SMALL_MICRO_BATCH, 1)
     ]
     code = group_schedules(bounds, candidates)
@@ -106,8 +106,8 @@ def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() ->
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=1)
     candidates = space.expand(space.partials, np.flatnonzero(space.partials.mbs == 1))
     bounds = Bounds(planner, space, space.partials)
-    assert len(set(bounds.seconds_of_any_order(candidates, any_recomputation=True)[0])) == 1
-    assert len(set(bounds.seconds_of_any_order(candidates)[0])) > 3
+    assert len(set(bounds.bound_seconds_of_any_order(candidates, any_recomputation=True)[0])) == 1
+    assert len(set(bounds.bound_seconds_of_any_order(candidates)[0])) > 3
 
 
 @pytest.mark.parametrize("schedule", ["dualpipe", "dualpipev"])
@@ -121,7 +121,7 @@ def test_messages_at_the_ends_may_overlap_with_units_that_take_longer(schedule: 
     candidates = candidates.take(np.random.default_rng(0).permutation(len(candidates.partial))[:50])
     bounds = Bounds(planner, space, space.partials)
     pipe, parallel = bounds.pipelines(candidates), bounds.estimates.parallel(candidates)
-    unit = bounds.estimates.adjacent_units(candidates)
+    unit = bounds.estimates.bound_adjacent_units(candidates)
     least = bounds._end_seconds(pipe, candidates, unit, parallel, unit_seconds_are_exact=False)
     for times in (1, 2, 100):
         ends = bounds._end_seconds(pipe, candidates, times * unit, parallel, unit_seconds_are_exact=True)

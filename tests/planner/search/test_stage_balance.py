@@ -12,7 +12,7 @@ from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.neighbours import walk
-from fivefold.planner.search.stage_balance import balance, gain, recomputing_less
+from fivefold.planner.search.stage_balance import balance, gain, reduce_recomputation
 from fivefold.stack.spec import Stack, SupportedLayouts
 from tests.planner.search.test_search import FEW, NODE, SMALL, make_tight_machine
 
@@ -78,8 +78,8 @@ def test_smallest_number_of_ranks_recomputes(words: str) -> None:
         chip = planner.machine.chip.replace(memory_bytes=memory)
         small = Planner(model=planner.model, machine=planner.machine.replace(chip=chip), job=planner.job)
         fitting = [item for item in fewer if small.fits(item)]
-        assert recomputing_less(layout, small) == (fitting[0] if fitting else None)
-    assert recomputing_less(layout.replace(ac="none"), small) is None
+        assert reduce_recomputation(layout, small) == (fitting[0] if fitting else None)
+    assert reduce_recomputation(layout.replace(ac="none"), small) is None
 
 
 def make_too_small_machine(layouts: list[Layout], planner: Planner) -> Machine:

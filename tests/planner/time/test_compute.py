@@ -18,7 +18,7 @@ from fivefold.planner.counts.operations.linear import add_casts
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.op import NormKind, Op, list_gradient_sums, matmul, norm
 from fivefold.planner.predict import predict
-from fivefold.planner.time.compute import OpTime, Prices, slowest_chip
+from fivefold.planner.time.compute import OpTime, Prices, find_slowest_chip
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.unit_time import UnitTime
 from fivefold.planner.time.units import Units
@@ -254,15 +254,15 @@ def test_the_slowest_of_n_chips_is_that_of_draws():
     one = machine("h100:1").chip
     for ranks in (2, 8, 64, 1024):
         deviates = draw.standard_normal((4_000, ranks)).max(axis=1)
-        slower = one.flops_per_joule["bf16"] / slowest_chip(machine(f"h100:{ranks}")).flops_per_joule["bf16"]
+        slower = one.flops_per_joule["bf16"] / find_slowest_chip(machine(f"h100:{ranks}")).flops_per_joule["bf16"]
         assert slower - 1 == pytest.approx(PUBLISHED.chip_spread * deviates.mean(), rel=0.05)
-    assert slowest_chip(machine("h100:1")) == one
+    assert find_slowest_chip(machine("h100:1")) == one
 
 
 def test_chips_that_no_cap_slows_keep_one_clock():
     cluster = machine("l40s:64")
     assert not cluster.chip.flops_per_joule
-    assert slowest_chip(cluster) == cluster.chip
+    assert find_slowest_chip(cluster) == cluster.chip
 
 
 def test_row_scales_cast_each_operand_of_each_product() -> None:

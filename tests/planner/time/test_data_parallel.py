@@ -15,7 +15,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.data_parallel import _overlapped_seconds, end_seconds
 from fivefold.planner.time.network import MessageTime
-from fivefold.planner.time.stage_time import stage_seconds
+from fivefold.planner.time.stage_time import estimate_stage_seconds
 from fivefold.planner.time.unit_overlap import unit_seconds
 from fivefold.stack.catalog import build_stack as named_stack
 
@@ -76,7 +76,7 @@ def test_the_reduction_of_the_embedding_overlaps_the_next_forward() -> None:
     """In our engine, where that takes longer; the others during the backward of another unit, or not at all."""
     plan = planner(JOB.replace(reduce="micro_batch"))
     layout = Layout.parse("dp8 zero2")
-    stage = stage_seconds(plan.units, layout).times[0]
+    stage = estimate_stage_seconds(plan.units, layout).times[0]
     units = {run.name: (plan.units.unit(layout, run), times) for run, times in plan.counts.stage_work(layout)[0]}
     reduce = {name: plan.units.gather_reduce(layout, name).reduce for name in units}
     assert reduce["embed"] < sum(times * unit.forward for unit, times in units.values())

@@ -10,7 +10,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model import catalog as models
-from fivefold.planner.time.errors import ErrorCell, RunClass, estimate_interval, expected_interval, read, run_class
+from fivefold.planner.time.errors import ErrorCell, RunClass, estimate_interval, estimate_run_interval, read, run_class
 from fivefold.stack.catalog import build_stack
 
 HERE = RunClass("hopper", "many", "dense", "16 bits", "megatron", "nothing")
@@ -98,7 +98,7 @@ def test_unmeasured_class_is_reported() -> None:
 
 def test_nothing_is_published_of_cpus_and_nothing_without_a_table(tmp_path: Path) -> None:
     gpus = machines.resolve("h100:8", local=tmp_path)
-    assert expected_interval(1.0, "time", of=HERE, machine=gpus, ranks=8) is not None
-    assert expected_interval(1.0, "time", of=HERE, machine=gpus.replace(backend="gloo"), ranks=8) is None
-    assert expected_interval(1.0, "time", of=HERE, machine=gpus, ranks=8, path=tmp_path / "no") is None
+    assert estimate_run_interval(1.0, "time", of=HERE, machine=gpus, ranks=8) is not None
+    assert estimate_run_interval(1.0, "time", of=HERE, machine=gpus.replace(backend="gloo"), ranks=8) is None
+    assert estimate_run_interval(1.0, "time", of=HERE, machine=gpus, ranks=8, path=tmp_path / "no") is None
     assert read("peak", tmp_path / "no") == ()

@@ -14,8 +14,8 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
-from fivefold.planner.time.action_time import action_costs
-from fivefold.planner.time.stage_time import stage_seconds
+from fivefold.planner.time.action_time import estimate_action_costs
+from fivefold.planner.time.stage_time import estimate_stage_seconds
 
 MODEL = Model(name="small", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, ffn=768, vocab=1024)
 JOB = Job(sequence=256, global_batch=8)
@@ -107,7 +107,7 @@ def test_a_pair_runs_one_after_the_other_on_a_cpu() -> None:
     """An FB of DualPipeV, whose halves no stream runs side by side, however much its messages could hide."""
     planner = Planner(model=MODEL, machine=hosts(1e9), job=JOB)
     tasks = Task("F", 1, -1), Task("BW", 2, -1), Task("FB", 1, 2)
-    costs = action_costs(stage_seconds(planner.units, Layout.parse("pp2 v2 dualpipev mbs1")), tasks)
+    costs = estimate_action_costs(estimate_stage_seconds(planner.units, Layout.parse("pp2 v2 dualpipev mbs1")), tasks)
     forward, backward, both = (costs[task].seconds for task in tasks)
     apart = forward + backward
     assert both == pytest.approx(apart, rel=1e-9)

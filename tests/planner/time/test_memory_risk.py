@@ -14,7 +14,7 @@ from fivefold.machine.catalog import names, resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, driver_bytes
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.time.errors import quantile, read, run_class, weighted_ratios
+from fivefold.planner.time.errors import quantile, read, run_class, weigh_ratios
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.step import FITS_RISK, TIGHT_RISK, Memory
 from fivefold.units import GIB
@@ -42,7 +42,7 @@ def test_the_example_of_the_edge_no_longer_fits() -> None:
 @pytest.mark.parametrize("peak", [40, 58, 64, 70, 76, 90])
 def test_risk_is_the_share_of_comparable_runs_above_capacity(peak: int) -> None:
     size, reserved = peak * GIB, (peak + 2) * GIB
-    points = sorted(weighted_ratios(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), read("peak")))
+    points = sorted(weigh_ratios(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), read("peak")))
     probability = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
     room = NODE.chip.memory_bytes - driver_bytes(NODE, LAYOUT) - PUBLISHED.unreclaimable * 2 * GIB
     drawn = [exp(quantile(points, (at + 0.5) / 2000)) * size > room for at in range(2000)]
@@ -63,13 +63,13 @@ def test_risk_grows_with_peak_fragmentation_and_communicators() -> None:
 @pytest.mark.parametrize("text", ["dp8 zero3 mbs1", "dp4 tp2 mbs1 ac=full", "dp2 tp2 pp2 mbs1 ac=selective"])
 def test_the_limit_of_the_peak_is_where_the_risk_passes_its_limit(text: str, risk: float) -> None:
     layout = Layout.parse(text)
-    limit = RISK.peak_limit(layout, peak_bytes=0, totals=totals(0), risk=risk)
+    limit = RISK.find_peak_limit(layout, peak_bytes=0, totals=totals(0), risk=risk)
     below, above = (
         RISK.probability(layout, peak_bytes=int(limit * by), totals=totals(int(limit * by))) for by in (0.9999, 1.0001)
     )
     assert below <= risk < above
     fragmented = totals(8 * GIB)  # 8 GiB of fragments
-    assert RISK.peak_limit(layout, peak_bytes=0, totals=fragmented, risk=risk) < limit
+    assert RISK.find_peak_limit(layout, peak_bytes=0, totals=fragmented, risk=risk) < limit
     assert limit <= RISK.largest_peak(8, risk=risk), "a search may prune by it"
 
 

@@ -17,8 +17,8 @@ from fivefold.planner.time.ratio_errors import (
     KindErrors,
     RunFacts,
     describe_run,
-    expected_errors,
-    expected_ratio,
+    estimate_ratio_errors,
+    estimate_speed_ratio,
     find_differences,
     read_errors,
 )
@@ -67,35 +67,35 @@ def test_widths_are_means_over_sources_and_of_two_unseen_ones() -> None:
         KindErrors("precision", "c", 5, 0.06, 0.30),
     ]
     of_layout = (0.02 + 0.04 + DOUBT * 0.04) / (2 + DOUBT), (0.10 + 0.20 + DOUBT * 0.20) / (2 + DOUBT)
-    assert expected_errors(["layout"], errors) == pytest.approx(of_layout)
+    assert estimate_ratio_errors(["layout"], errors) == pytest.approx(of_layout)
     of_precision = (0.06 + DOUBT * 0.04) / (1 + DOUBT), (0.30 + DOUBT * 0.20) / (1 + DOUBT)
     both = tuple(hypot(*pair) for pair in zip(of_layout, of_precision, strict=True))
-    assert expected_errors(["layout", "precision"], errors) == pytest.approx(both)
-    assert expected_errors([], errors) == (0.0, 0.0)
-    assert expected_errors(["chip"], errors) is None  # never measured is not zero
+    assert estimate_ratio_errors(["layout", "precision"], errors) == pytest.approx(both)
+    assert estimate_ratio_errors([], errors) == (0.0, 0.0)
+    assert estimate_ratio_errors(["chip"], errors) is None  # never measured is not zero
 
 
 def test_a_ratio_and_its_inverse() -> None:
-    ratio = expected_ratio(facts("dp64 zero3 ac=full"), facts(), (0.8, 1.0))
+    ratio = estimate_speed_ratio(facts("dp64 zero3 ac=full"), facts(), (0.8, 1.0))
     assert ratio is not None
     assert ratio.ratio == pytest.approx(0.8)
     assert ratio.low_90 < ratio.low_50 < ratio.ratio < ratio.high_50 < ratio.high_90
     assert log(ratio.high_90 / ratio.ratio) == pytest.approx(log(ratio.ratio / ratio.low_90))
     assert ratio.verdict == "clear"
-    inverse = expected_ratio(facts(), facts("dp64 zero3 ac=full"), (1.0, 0.8))
+    inverse = estimate_speed_ratio(facts(), facts("dp64 zero3 ac=full"), (1.0, 0.8))
     assert inverse is not None
     for field in ("ratio", "low_90", "low_50", "high_50", "high_90"):
         assert getattr(inverse, field) == pytest.approx(getattr(ratio.invert(), field), rel=1e-12)
-    close = expected_ratio(facts("dp32 tp2 zero3"), facts(), (0.99, 1.0))
+    close = estimate_speed_ratio(facts("dp32 tp2 zero3"), facts(), (0.99, 1.0))
     assert close is not None
     assert close.verdict == "not distinguishable"
 
 
 def test_no_interval_without_published_pairs() -> None:
-    assert expected_ratio(facts(job=Job(stack=stack("torchtitan"))), facts(), (1.0, 1.0)) is None
+    assert estimate_speed_ratio(facts(job=Job(stack=stack("torchtitan"))), facts(), (1.0, 1.0)) is None
     machine = resolve("h100:8", local=HERE).replace(backend="gloo")
     here = describe_run(build_model("tiny"), machine, Layout.parse("dp8"), Job())
-    assert expected_ratio(here, here, (1.0, 1.0)) is None
+    assert estimate_speed_ratio(here, here, (1.0, 1.0)) is None
 
 
 def test_the_table_has_every_kind_that_compare_may_print() -> None:

@@ -15,10 +15,10 @@ from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model_of
 from fivefold.planner.predict import Planner
-from fivefold.planner.time.action_time import action_costs, pass_seconds
+from fivefold.planner.time.action_time import estimate_action_costs, pass_seconds
 from fivefold.planner.time.constants import PUBLISHED
-from fivefold.planner.time.stage_time import StageSeconds, stage_seconds
-from fivefold.planner.time.steady_state import Extrapolated, distinct_tasks, extrapolate
+from fivefold.planner.time.stage_time import StageSeconds, estimate_stage_seconds
+from fivefold.planner.time.steady_state import Extrapolated, extrapolate, list_distinct_tasks
 from fivefold.planner.time.unit_time import AXES, HOST_LAUNCHES
 from fivefold.record import UserError
 
@@ -76,14 +76,14 @@ def test_a_step_of_small_kernels_takes_most_time_in_host_launches():
 
 
 def extrapolate_step(layout, count, duration, *, hop: float, first_equal_stages) -> Extrapolated:
-    tasks = distinct_tasks(layout, count, tuple(first_equal_stages))
+    tasks = list_distinct_tasks(layout, count, tuple(first_equal_stages))
     return extrapolate(
         layout, count, seconds=list(map(duration, tasks)), hop_seconds=hop, first_equal_stages=tuple(first_equal_stages)
     )
 
 
 def costs_of(stages: StageSeconds, *tasks: Task) -> list:
-    costs = action_costs(stages, tasks)
+    costs = estimate_action_costs(stages, tasks)
     return [costs[task] for task in tasks]
 
 
@@ -188,7 +188,7 @@ def test_a_better_machine_and_less_recomputation_are_never_slower(text):
 def test_paired_passes_overlap_messages_once_and_at_a_cost(text, overlap):
     job = JOB.replace(overlap=overlap, global_batch=256, cuda_graphs="full")
     layout, plan = Layout.parse(text), planner(job, model="qwen3-30b-a3b", machine="h800:256")
-    stages = stage_seconds(plan.units, layout)
+    stages = estimate_stage_seconds(plan.units, layout)
     for other in range(layout.pp * layout.v):
         both, forward, backward = costs_of(stages, Task("FB", 1, other), Task("F", 1, -1), Task("BW", other, -1))
         one, two = pass_seconds(stages, 1, backward=False), pass_seconds(stages, other, backward=True)
@@ -222,7 +222,9 @@ def test_an_axis_without_overlap_is_exposed_in_paired_passes_too(schedule):
     )
     flat = planner(JOB.replace(overlap=("dp", "pp"), cuda_graphs="full"), **known)
     layout = Layout.parse(text)
-    fb, *apart = costs_of(stage_seconds(flat.units, layout), Task("FB", 1, 2), Task("F", 1, -1), Task("BW", 2, -1))
+    fb, *apart = costs_of(
+        estimate_stage_seconds(flat.units, layout), Task("FB", 1, 2), Task("F", 1, -1), Task("BW", 2, -1)
+    )
     assert fb.exposed["ep"] == pytest.approx(sum(item.exposed["ep"] for item in apart), rel=1e-9)
     assert hidden.exposed.get("ep", 0.0) < 0.5 * shown.exposed["ep"]
     assert hidden.seconds < shown.seconds
@@ -238,7 +240,7 @@ def test_the_parts_are_those_of_the_critical_rank_action_by_action(name, zero):
         planner(JOB.replace(global_batch=256, overlap=("dp", "cp"))),
         Layout.parse(f"dp4 tp2 cp2 pp4 zero{zero} {name}"),
     )
-    step_time, stages = plan.estimate(layout).step_time, stage_seconds(plan.units, layout)
+    step_time, stages = plan.estimate(layout).step_time, estimate_stage_seconds(plan.units, layout)
     table = schedule(layout.schedule, pp=4, v=layout.v, micro_batches=64)
     rows = [
         costs_of(stages, *(Task(action.kind, action.stage, action.backward_stage) for action in row))

@@ -11,7 +11,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.time.units import Units
-from fivefold.planner.time.update_time import elementwise_seconds, launch_seconds, update_seconds
+from fivefold.planner.time.update_time import estimate_elementwise_seconds, launch_seconds, update_seconds
 from fivefold.stack.catalog import build_stack
 
 MODEL, MACHINE = build_model("llama3-8b"), resolve("h100:8", local=Path("none"))
@@ -52,5 +52,5 @@ def test_launches_and_kernels_of_an_update_run_at_the_same_time():
     for kernels in (1, 4, 40):
         units = units_of(layout, update_kernels=kernels)
         (rank,) = count_rank_memory(units.counts, layout)
-        device, host = elementwise_seconds(units, layout, rank, (0,)), launch_seconds(units, layout, (0,))
+        device, host = estimate_elementwise_seconds(units, layout, rank, (0,)), launch_seconds(units, layout, (0,))
         assert max(device, host) < update_seconds(units, layout, rank, (0,)) < device + host

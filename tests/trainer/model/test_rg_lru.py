@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.model.mixers.rg_lru import RGLRU
-from fivefold.planner.counts.operations.mixers.rg_lru import gate_flops
+from fivefold.planner.counts.operations.mixers.rg_lru import count_gate_flops
 from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.mixers.rg_lru import core
 
@@ -67,4 +67,4 @@ def test_decays_of_one_have_finite_gradients() -> None:
 
 def test_the_flops_of_the_gates_are_those_of_the_guide() -> None:
     """The worked example of docs/explanation/how-a-step-costs/counts.md: a layer of RecurrentGemma 2B."""
-    assert gate_flops(RGLRU(inner=2560, blocks=10)) == 2 * (2 * 2560 * 256) == 2_621_440
+    assert count_gate_flops(RGLRU(inner=2560, blocks=10)) == 2 * (2 * 2560 * 256) == 2_621_440

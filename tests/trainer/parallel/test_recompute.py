@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import RECOMPUTABLE, Layout
-from fivefold.layout.stages import recomputed_layers
+from fivefold.layout.stages import list_recomputed_layers
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
@@ -74,7 +74,7 @@ class Stack(nn.Module):
                 module.scale = 0.1  # type: ignore[assignment]
         positions, device = torch.arange(TOKENS), torch.device("cpu")
         self.tables = rotary_tables(model, positions=positions, dtype=torch.float32, device=device)
-        again = recomputed_layers(len(self.blocks), Layout(ac=ac))
+        again = list_recomputed_layers(len(self.blocks), Layout(ac=ac))
         recompute.attach(
             zip(self.blocks, again, strict=True), groups=Layout(ac=ac).recomputed_operations, compiled=compiled
         )

@@ -108,7 +108,7 @@ def _count_reserved(
     """Return the bytes that PyTorch reserves on one rank with the stages ``chunks``."""
     if counts.job.stack.expandable_segments:
         return segment(rank.peak_bytes)
-    part, stages = get_local_degrees(layout), counts.stage_groups(layout)
+    part, stages = get_local_degrees(layout), counts.list_stage_groups(layout)
     runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
     passes_bytes = segment(rank.passes_bytes) + sum(
         map(segment, _count_concatenated(counts, layout, rank, runs, constants))
@@ -152,7 +152,7 @@ def _persistent_bytes(counts: Counts, layout: Layout, rank: RankMemory, chunks: 
     """
     if layout.micro_batches(counts.job) == 1 or not policy(layout, counts.job).gradients_stay:
         return rank.optimizer_bytes
-    stages = counts.stage_groups(layout)
+    stages = counts.list_stage_groups(layout)
     return sum(run.times * counts.states(layout, run.name).sums for chunk in chunks for run in stages[chunk])
 
 
@@ -190,7 +190,7 @@ def _count_concatenated(
 def _numels(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> Iterator[int]:
     """Yield the elements of every trained weight of ``runs`` on one rank."""
     for run in runs:
-        for unit, *_ in counts.local_parts(layout, run.name):
+        for unit, *_ in counts.list_local_parts(layout, run.name):
             yield from (weight.numel for weight in select_trained(unit, counts.job).weights)
 
 

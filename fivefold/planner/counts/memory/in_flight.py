@@ -184,7 +184,7 @@ def iterate_passes(table: Table, rank: int, options: PassOptions) -> Iterator[Li
 
 
 @lru_cache(maxsize=1024)
-def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, options: PassOptions) -> LivePasses:
+def list_live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, options: PassOptions) -> LivePasses:
     """Return the passes of a schedule that can be the peak of a rank."""
     if pp == 1:
         return _list_unpipelined_passes(micro_batches, options)
@@ -198,12 +198,12 @@ def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, options
 def group_equal_passes(
     name: ScheduleName, pp: int, v: int, micro_batches: int, options: PassOptions, kinds: tuple[int, ...]
 ) -> tuple[list[int], Ints]:
-    """Return one kind of each group of equivalent kinds of ``live_passes``, and the group of every pass.
+    """Return one kind of each group of equivalent kinds of ``list_live_passes``, and the group of every pass.
 
     Kinds are equivalent if they differ only in stages that are equal (``kinds``). The first result holds indices into
     ``distinct``, the second for every pass its index among these.
     """
-    passes_of_ranks = live_passes(name, pp, v, micro_batches, options)
+    passes_of_ranks = list_live_passes(name, pp, v, micro_batches, options)
     number_of_group: dict[object, int] = {}
     group_numbers = []
     for kind, stage, first, last, previous, is_gathered in passes_of_ranks.distinct:

@@ -26,7 +26,7 @@ from fivefold.planner.counts.memory.stages import (
     PipelineStages,
     StageBuffers,
     UnitGroupMemory,
-    gathered_stage_bytes,
+    count_gathered_stage_bytes,
     stage_buffers,
 )
 from fivefold.planner.counts.memory.states import UnitStates
@@ -173,7 +173,7 @@ def list_pass_moments(
     w_computes_all = rules.retains_graph and stage == 0
     if kind == "B" and w_computes_all:
         kept_size = rules.stages.chunks[stage].kept_bytes
-        gathered_bytes = gathered_stage_bytes(units) if pass_kind.is_gathered else 0
+        gathered_bytes = count_gathered_stage_bytes(units) if pass_kind.is_gathered else 0
         cause = (len(units) - 1, 0, "backward", "waits")
         other = rules.stream_bytes + rules.buffers.output_bytes(stage)
         return iter([LiveBytes(cause, pending, kept_size, gathered_bytes, other)])
@@ -234,7 +234,8 @@ def w_reduced_bytes(rules: PassRules, stage: int) -> int:
     """Return the bytes of this rank's reduced gradients that W of a stage makes, not its B."""
     deferred_units = [unit for unit in rules.stages.chunks[stage].groups if _split_profile(rules, unit).deferred_bytes]
     return sum(
-        unit.group.times * (unit.states.reduced - rules.reductions.bias_sum_bytes(unit)) for unit in deferred_units
+        unit.group.times * (unit.states.reduced - rules.reductions.count_bias_sum_bytes(unit))
+        for unit in deferred_units
     )
 
 
@@ -250,7 +251,9 @@ def b_freed_bytes(rules: PassRules, stage: int) -> int:
 
 
 def _split_profile(rules: PassRules, unit: UnitGroupMemory, sums: GradientSums = NO_SUMS) -> SplitUnitProfile:
-    return rules.counts.profile_split(unit.degrees, unit.group.name, sums, waiting=rules.reductions.get_waiting(unit))
+    return rules.counts.profile_deferred_wgrad(
+        unit.degrees, unit.group.name, sums, waiting=rules.reductions.get_waiting(unit)
+    )
 
 
 def _list_peak_candidates(unit: UnitGroupMemory, *, second: bool = False, second_last: bool = False) -> tuple[int, ...]:
@@ -406,7 +409,7 @@ def _list_backward_moments(
     sums, kept_by_earlier = rules.reductions, _sum_kept_before(rules, units)
     gathered_bytes = _gathered_table_bytes(rules, units)
     gathered_bytes += units[-1].states.gathered if rules.gathers_weights and units[-1].group.name == "head" else 0
-    gathered_bytes += gathered_stage_bytes(units, excluded="head") if weights_gathered else 0
+    gathered_bytes += count_gathered_stage_bytes(units, excluded="head") if weights_gathered else 0
     gradient_bytes = kept_for_w = 0  # gradients; kept for W
     logits = rules.buffers.output_bytes(stage)  # and outputs, kept until the pass has ended
     for group_index, unit in reversed([*enumerate(units)]):
@@ -424,7 +427,7 @@ def _list_backward_moments(
             unit, first=first, deferred=deferred > 0 and rules.makes_all, reduces=reduces
         )
         change = _count_change(rules, unit, first=first, reduces=reduces, deferred=deferred)
-        own_pending = sums.pending_sum_bytes(unit) * reduces
+        own_pending = sums.count_pending_sum_bytes(unit) * reduces
         table = sums.table_shard_bytes(unit, first=first) if reduces or sums.is_reduced_in_b(unit, last=last) else 0
         if table and rules.counts.job.stack.loss == "chunked":  # allocated after the last chunk, within the unit
             sums_with_table = allocated_sums._replace(shard_bytes=table)
@@ -565,12 +568,12 @@ def _count_change(
 ) -> GradientChange:
     """Return the change of gradient bytes by a backward.
 
-    ``deferred``: bytes that it keeps for W, which then makes all gradients, except ``bias_sum_bytes``, if reduced with
-    every micro-batch.
+    ``deferred``: bytes that it keeps for W, which then makes all gradients, except ``count_bias_sum_bytes``, if reduced
+    with every micro-batch.
     """
     sums = rules.reductions
     if deferred and rules.makes_all:
-        bias_sums = first * sums.bias_sum_bytes(unit)
+        bias_sums = first * sums.count_bias_sum_bytes(unit)
         return GradientChange(bias_sums, bias_sums, 0)
     made_later = _split_profile(rules, unit).wgrad_bytes if deferred and sums.destination == "late" else 0
     return sums.count_gradient_change(unit, first=first, reduces=reduces, made_later=made_later)
@@ -634,12 +637,12 @@ def _list_w_moments(
         allocated_sums = (
             allocated_sums if rules.makes_all and not sums.is_bucketed else allocated_sums._replace(dense=0)
         )
-        allocated_sums = allocated_sums._replace(experts=0) if sums.bias_sum_bytes(unit) else allocated_sums
+        allocated_sums = allocated_sums._replace(experts=0) if sums.count_bias_sum_bytes(unit) else allocated_sums
         allocates_table = (
             allocated_sums.tied and rules.makes_all and not sums.table.head_accumulates
         )  # else they are allocated from the first backward on
         allocated = allocated_sums.dense + allocated_sums.experts + (allocated_sums.table if allocates_table else 0)
-        own_pending = sums.pending_sum_bytes(unit) if reduces else 0
+        own_pending = sums.count_pending_sum_bytes(unit) if reduces else 0
         shard = (
             min(count_shard_bytes(unit.parts[-1]), sums.count_new_shards(unit, first=first))
             if unit.first_sums.experts
@@ -700,9 +703,9 @@ def _count_change_by_w(rules: PassRules, unit: UnitGroupMemory, *, first: bool, 
     reduces = sums.is_reduced(unit, last=last)
     if rules.makes_all or sums.is_bucketed:
         change = sums.count_gradient_change(unit, first=first, reduces=reduces)
-        bias_sums = first * sums.bias_sum_bytes(unit)
+        bias_sums = first * sums.count_bias_sum_bytes(unit)
         return GradientChange(change.during_reduction - bias_sums, change.after_backward - bias_sums, change.tied_table)
-    experts = first * (unit.first_sums.experts - sums.bias_sum_bytes(unit))
+    experts = first * (unit.first_sums.experts - sums.count_bias_sum_bytes(unit))
     made_by_w = _split_profile(rules, unit).wgrad_bytes if sums.destination == "late" else 0
     after_backward = unit.states.reduced - unit.states.sums if reduces else made_by_w
     return GradientChange(experts + sums.count_new_shards(unit, first=first), experts + after_backward, 0)

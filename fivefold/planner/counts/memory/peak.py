@@ -31,7 +31,7 @@ from fivefold.planner.counts.memory.in_flight import (
     PassOptions,
     group_equal_passes,
     iterate_passes,
-    live_passes,
+    list_live_passes,
 )
 from fivefold.planner.counts.memory.passes import (
     PassRules,
@@ -45,13 +45,13 @@ from fivefold.planner.counts.memory.passes import (
 from fivefold.planner.counts.memory.stages import (
     ModelChunk,
     build_stages,
+    count_gathered_stage_bytes,
+    count_spare_gradient_bytes,
     describe,
     gathered_head_bytes,
-    gathered_stage_bytes,
     inputs_bytes,
+    make_stages_key,
     scale_index_bytes,
-    spare_gradients_bytes,
-    stages_key,
 )
 from fivefold.planner.counts.memory.states import UnitStates, updates_flat_tensor
 from fivefold.planner.counts.update import scratch_bytes
@@ -101,7 +101,7 @@ def count_rank_memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     All passes of all ranks are compared as arrays.
     """
     cache = counts.caches.get_cache(RankCache)
-    key = (*stages_key(counts, layout), layout.schedule, layout.pp, layout.v)
+    key = (*make_stages_key(counts, layout), layout.schedule, layout.pp, layout.v)
     if (known := cache.get(key)) is not None:
         return known
     stages = build_stages(counts, layout)
@@ -209,7 +209,7 @@ class RankBytes(NamedTuple):
 
     layout: Layout
     rules: PassRules
-    schedule: tuple[ScheduleName, int, int, int, PassOptions]  # as ``live_passes`` takes it
+    schedule: tuple[ScheduleName, int, int, int, PassOptions]  # as ``list_live_passes`` takes it
     passes: LivePasses
     stages: Sequence[tuple[int, ...]]
     states: list[UnitStates]
@@ -230,7 +230,7 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
         reductions.pending_after, rules.keeps_gathered, rules.buffers.has_recv_buffers, gathered_heads
     )
     schedule_key = layout.schedule, layout.pp, layout.v, _count_enough_micro_batches(layout, job), pass_rules_key
-    passes_of_ranks = live_passes(*schedule_key)
+    passes_of_ranks = list_live_passes(*schedule_key)
     stages = make_table(layout, job).rank_stages if layout.pp > 1 else ((0,),)
     kinds = [tuple(rules.first_equal_stages[stage] for stage in held) for held in stages]
     first_equal = [kinds.index(rank_kinds) for rank_kinds in kinds]  # the first rank with equal stages
@@ -250,7 +250,7 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
     inputs = inputs_bytes(counts.model, job, layout=layout)
     index_bytes = count_distinct(lambda held: scale_index_bytes(counts, layout, stages=held))
     spare_bytes = count_distinct(
-        lambda held: spare_gradients_bytes(job, [chunks[stage] for stage in held], layout=layout)
+        lambda held: count_spare_gradient_bytes(job, [chunks[stage] for stage in held], layout=layout)
     )
     weights = count_distinct(lambda held: _count_bytes_per_count(rules, held, gathered_heads, kept_bytes))
     return RankBytes(
@@ -385,7 +385,7 @@ def _count_bytes_per_count(
         gathered_head_bytes(chunk.groups, table=shared) if gathered_heads else 0 for chunk in chunks
     ]
     gathered = (
-        [gathered_stage_bytes(chunk.groups) for chunk in chunks] if rules.keeps_gathered else gathered_heads_bytes
+        [count_gathered_stage_bytes(chunk.groups) for chunk in chunks] if rules.keeps_gathered else gathered_heads_bytes
     )
     return [*in_flight, *deferred, *sums, *made_by_w, *freed_by_b, *freed_by_reduce, *gathered, 0, rules.stream_bytes]
 

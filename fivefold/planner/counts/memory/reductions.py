@@ -101,13 +101,15 @@ class Reductions(NamedTuple):
         """Return the sums that a backward of ``unit`` allocates.
 
         ``deferred``: it is a B, whose W makes all deferred gradients, so B allocates only those of a lookup table and
-        ``bias_sum_bytes``. ``reduces``: gradients are reduced in this pass.
+        ``count_bias_sum_bytes``. ``reduces``: gradients are reduced in this pass.
         """
         if (reduces and self.copies_gradients(first=first)) or (first and self.destination == "first" and not deferred):
             return NO_SUMS._replace(keeps_gradients=True, tied=unit.first_sums.tied)
         if deferred:
             unit_sums = self.allocated_sums(unit, first=first)
-            return GradientSums(experts=first * self.bias_sum_bytes(unit), table=unit_sums.table, tied=unit_sums.tied)
+            return GradientSums(
+                experts=first * self.count_bias_sum_bytes(unit), table=unit_sums.table, tied=unit_sums.tied
+            )
         bucket_bytes = self.bucket_bytes if unit.group.name == "head" and (first or not self.keeps_unsharded) else 0
         if self.is_bucketed:
             return NO_SUMS._replace(dense=bucket_bytes)
@@ -134,7 +136,7 @@ class Reductions(NamedTuple):
             self.every_micro_batch and unit.first_sums.experts > 0 and count_shard_bytes(unit.parts[-1]) > 0,
         )
 
-    def bias_sum_bytes(self, unit: UnitGroupMemory) -> int:
+    def count_bias_sum_bytes(self, unit: UnitGroupMemory) -> int:
         """Return the bytes of experts' sums that B allocates, not W, because bias gradients do not wait for W."""
         return (
             unit.first_sums.experts if self.has_separate_biases and not self.get_waiting(unit).expert_biases_wait else 0
@@ -142,7 +144,7 @@ class Reductions(NamedTuple):
 
     def experts_by_w(self, units: Iterable[UnitGroupMemory]) -> int:
         """Return the bytes of experts' sums that W of a stage allocates."""
-        return sum(unit.group.times * (unit.first_sums.experts - self.bias_sum_bytes(unit)) for unit in units)
+        return sum(unit.group.times * (unit.first_sums.experts - self.count_bias_sum_bytes(unit)) for unit in units)
 
     def is_reduced_in_b(self, unit: UnitGroupMemory, *, last: bool) -> bool:
         """Return True if a table of ``unit`` is reduced before W: it is used for lookups and not in a matmul."""
@@ -215,7 +217,7 @@ class Reductions(NamedTuple):
             sums_bytes + wait_bytes + shard_bytes, sums_bytes + (shard_bytes - freed if reduces else 0), wait_bytes
         )
 
-    def pending_sum_bytes(self, unit: UnitGroupMemory) -> int:
+    def count_pending_sum_bytes(self, unit: UnitGroupMemory) -> int:
         """Return the bytes of a unit's sums kept until the next reduction has begun.
 
         Experts are not counted, as they come first.
@@ -255,7 +257,7 @@ class Reductions(NamedTuple):
             and self.is_reduced(last_reduced, last=previous.last)
         )
         last_reduced = next(reduced_units, None)
-        return self.pending_sum_bytes(last_reduced) if last_reduced is not None else 0
+        return self.count_pending_sum_bytes(last_reduced) if last_reduced is not None else 0
 
 
 def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
@@ -313,7 +315,7 @@ def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
         is_local=is_local,
         head_accumulates=adds,
         is_output=model.tied_embeddings,
-        states=counts.table_states(layout) if is_local else UnitStates(),
+        states=counts.count_table_states(layout) if is_local else UnitStates(),
         waits_for_last_pass=adds and not counts.reduces_every_micro_batch(layout, "embed"),
         head_gradient_bytes=gradient_bytes if is_local and not adds else 0,
     )

@@ -84,21 +84,21 @@ class PipelineStages(NamedTuple):
 
 
 class StageCache(dict[tuple[object, ...], PipelineStages]):
-    """The stages of layouts, by ``stages_key``."""
+    """The stages of layouts, by ``make_stages_key``."""
 
 
-def stages_key(counts: Counts, layout: Layout) -> tuple[object, ...]:
+def make_stages_key(counts: Counts, layout: Layout) -> tuple[object, ...]:
     """Return the values of a layout that the bytes of its stages depend on."""
-    return get_local_degrees(layout), counts.stage_key(layout), counts.states_key(layout)
+    return get_local_degrees(layout), counts.make_stage_key(layout), counts.states_key(layout)
 
 
 def build_stages(counts: Counts, layout: Layout) -> PipelineStages:
-    """Return the stages of a layout, which layouts of the same ``stages_key`` share."""
+    """Return the stages of a layout, which layouts of the same ``make_stages_key`` share."""
     cache = counts.caches.get_cache(StageCache)
-    key = stages_key(counts, layout)
+    key = make_stages_key(counts, layout)
     all_stages = cache.get(key)
     if all_stages is None:
-        stages = counts.stage_groups(layout)
+        stages = counts.list_stage_groups(layout)
         units = dict[UnitKey, UnitGroupMemory]()
         for run in chain(*stages):
             if _unit_key(run) not in units:
@@ -127,7 +127,7 @@ def describe(cause: Cause, chunk: ModelChunk | None = None) -> str:
     if len(cause) == 1 or chunk is None:
         return str(cause[0])
     group_index, unit_index, *words = cause
-    return " ".join((chunk.groups[group_index].group.unit_name(unit_index), *words)).strip()
+    return " ".join((chunk.groups[group_index].group.name_unit(unit_index), *words)).strip()
 
 
 def _chunk(
@@ -178,9 +178,9 @@ def _count_group_memory(counts: Counts, layout: Layout, group: UnitGroup) -> Uni
     if counts.adds_table_gradient(layout):
         # The head makes the first gradient of a tied table, so it allocates the embedding's sums.
         table_sums = (
-            counts.table_states(layout).sums if counts.model.tied_embeddings else 0
+            counts.count_table_states(layout).sums if counts.model.tied_embeddings else 0
         )  # else the last of the head's
-        dense_sums += {"head": table_sums, "embed": -counts.table_states(layout).sums}.get(str(group.name), 0)
+        dense_sums += {"head": table_sums, "embed": -counts.count_table_states(layout).sums}.get(str(group.name), 0)
     lookup_sums = _lookup_sum_bytes(counts, layout, group, parts)
     tied = counts.model.tied_embeddings
     if tied or not counts.adds_table_gradient(layout):
@@ -198,7 +198,7 @@ def _lookup_sum_bytes(counts: Counts, layout: Layout, group: UnitGroup, parts: t
     if group.name != "head" or not counts.model.mtp_depth:
         return 0
     if counts.adds_table_gradient(layout):
-        return counts.table_states(layout).sums
+        return counts.count_table_states(layout).sums
     table_parts = parts[1:-1] if counts.count_moe_layers(group.name) else parts[1:]
     return sum(part.sums for part in table_parts)
 
@@ -206,7 +206,7 @@ def _lookup_sum_bytes(counts: Counts, layout: Layout, group: UnitGroup, parts: t
 # Weights that stay gathered
 
 
-def gathered_stage_bytes(units: Iterable[UnitGroupMemory], *, excluded: str = "") -> int:
+def count_gathered_stage_bytes(units: Iterable[UnitGroupMemory], *, excluded: str = "") -> int:
     """Return the bytes of a stage's weights that may stay gathered from an F to a B.
 
     The embedding and ``excluded`` are not counted.
@@ -291,7 +291,7 @@ def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]
     if recipe.gathers != "fp8" or counts.job.stack.name != "fivefold":
         return 0
     for run, times in (work for stage in stages for work in counts.stage_work(layout)[stage]):
-        for unit, shards, _ in counts.local_parts(layout, run.name):
+        for unit, shards, _ in counts.list_local_parts(layout, run.name):
             if shards > 1 or recipe.holds_casts:
                 matrices = [weight for weight in unit.weights if is_gemm_weight(weight)]
                 rows = sum(shard_numel(weight, shards=shards) // weight.shape[-1] for weight in matrices)
@@ -300,7 +300,7 @@ def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]
     return total_bytes
 
 
-def spare_gradients_bytes(job: Job, chunks: Collection[ModelChunk], *, layout: Layout) -> int:
+def count_spare_gradient_bytes(job: Job, chunks: Collection[ModelChunk], *, layout: Layout) -> int:
     """Return the bytes of a rank's unused gradients.
 
     They are a placeholder per weight shape, buckets that hold every gradient again, or ZeRO-3's bucket next to its

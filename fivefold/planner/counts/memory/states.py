@@ -12,10 +12,10 @@ from math import prod
 from typing import NamedTuple
 
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
-from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.sharding import (
     FsdpUnit,
-    frozen_bytes,
+    count_frozen_bytes,
     is_gemm_weight,
     local_weight,
     padded_numel,
@@ -51,7 +51,7 @@ def local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job:
 
     In a pipeline, the head's copy of a tied table is a unit of its own.
     """
-    vocab = padded_vocab(model, job, tp=layout.tp)
+    vocab = pad_vocab(model, job, tp=layout.tp)
     local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
     experts = FsdpUnit("experts", tuple(weight for weight in local if weight.kind.startswith("expert")))
     table_weights = tuple(weight for weight in local if weight.name.startswith("embed."))
@@ -84,7 +84,7 @@ def part_states(unit: FsdpUnit, *, unsharded: Iterable[Weight], shards: int, lay
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     shards_frozen = keeps_copy or not zero_policy.weights_stay
-    frozen = frozen_bytes(all_weights, shards=shards if shards_frozen else 1, job=job)
+    frozen = count_frozen_bytes(all_weights, shards=shards if shards_frozen else 1, job=job)
     unit = select_trained(unit, job)
     padded = padded_numel(unit, shards=shards)
     shard_numel_padded = padded // shards

@@ -48,7 +48,7 @@ def attention(local: Local, source: str, *, layer: int) -> list[Op]:
     return (_list_latent if local.model.mla else _list_grouped)(local, source, layer=layer)
 
 
-def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
+def count_attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
     """Count the query-key pairs of one sequence and head: T² (``causal=False``), or those within mask and window."""
     tokens = job.sequence
     chunk = get_chunk(model, job, layer=layer)
@@ -435,7 +435,7 @@ def _with_flops(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) ->
     model, job, part = local.model, local.job, local.part
     per_pair = 2 * core.batch * sum(dims) * part.sequences
     full_flops, visible_flops = (
-        per_pair * attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True)
+        per_pair * count_attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True)
     )
     windowed_flops = visible_flops if get_window(model, job, layer=layer) or _uses_dropout_kernel(local) else 0
     return core._replace(

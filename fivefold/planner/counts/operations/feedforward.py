@@ -44,7 +44,7 @@ def experts(local: Local, source: str) -> list[Op]:
     assert moe is not None
     size = rows * model.width * local.width
     sent = rows * moe.computed_per_token
-    received = routed_rows(local)
+    received = count_routed_rows(local)
     gather = Op(
         "moe.dispatch",
         "embedding",
@@ -139,7 +139,7 @@ def _router(local: Local, source: str) -> list[Op]:
     ]
 
 
-def routed_rows(local: Local) -> int:
+def count_routed_rows(local: Local) -> int:
     """Return the rows that the most loaded expert rank computes."""
     moe = local.model.moe
     assert moe is not None

@@ -95,10 +95,10 @@ def embedding(local: Local) -> list[Op]:
 
 def block(local: Local, *, layer: int) -> list[Op]:
     """List the operations of one decoder layer: x → z."""
-    return [*attention_half(local, layer=layer), *feedforward_half(local, layer=layer)]
+    return [*list_attention_half(local, layer=layer), *list_feedforward_half(local, layer=layer)]
 
 
-def attention_half(local: Local, *, layer: int) -> list[Op]:
+def list_attention_half(local: Local, *, layer: int) -> list[Op]:
     """List a layer's operations up to its first residual addition, x → y; they do not depend on expert degrees.
 
     A layer without a token mixer has none.
@@ -136,7 +136,7 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     return _apply_software(local, ops, layer=layer)
 
 
-def feedforward_half(local: Local, *, layer: int) -> list[Op]:
+def list_feedforward_half(local: Local, *, layer: int) -> list[Op]:
     """List a layer's operations after its first residual addition: y → z; a layer without a feed-forward has none."""
     model = local.model
     if not model.has_feed_forward(layer):
@@ -529,7 +529,7 @@ def _use_bf16(local: Local) -> Local:
     return Local(local.model, local.job.replace(precision=bf16_recipe), local.part, local.frozen)
 
 
-def block_unit(ops: Sequence[Op], local: Local) -> UnitOperations:
+def build_block_unit(ops: Sequence[Op], local: Local) -> UnitOperations:
     """Return the operations of one ``block``, the recomputed ones marked."""
     stack = local.job.stack
     fused = stack.kernel_facts.fuses_linears and local.job.adapter is None

@@ -41,7 +41,7 @@ class LinearInput:
         size = rows * in_features * local.width
         if keeps_casts(local):
             self.kept = f"{tensor}.cast{reader}"
-            size = low_precision_bytes(local, rows * in_features)
+            size = count_low_precision_bytes(local, rows * in_features)
             self.ops.append(cast(local, tensor, self.kept, numel=rows * in_features))
         self.read, self.rows = self.kept, rows
         self.regathered = self.cast_rows = 0  # cast_rows: rows cast here before the gather; 0: cast after it
@@ -230,7 +230,7 @@ def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cas
         return op
     rows, out_features, in_features = op.shape
     if keeps_casts(local):  # W reads the output gradient as cast for dx (Transformer Engine's WeightGradStore)
-        return op._replace(wgrad_operand_bytes=low_precision_bytes(local, rows * op.batch * out_features))
+        return op._replace(wgrad_operand_bytes=count_low_precision_bytes(local, rows * op.batch * out_features))
     n_groups, rows = max(1, experts), rows * op.batch
     input_bytes = cast_bytes(local, rows, in_features)
     gradient_bytes = cast_bytes(local, rows, out_features)
@@ -314,7 +314,7 @@ def list_sent_casts(local: Local, in_features: int) -> Iterator[tuple[str, int]]
 
 def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
     """Return a cast to fp8 or fp4 with its scales; the same kernel writes the transposed copy that dW reads."""
-    size = low_precision_bytes(local, numel)
+    size = count_low_precision_bytes(local, numel)
     moved = numel * local.width + 2 * size
     # backward bytes: the matmul casts its output's gradient likewise, which is counted here
     return Op(
@@ -328,7 +328,7 @@ def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
     )
 
 
-def low_precision_bytes(local: Local, numel: int) -> int:
+def count_low_precision_bytes(local: Local, numel: int) -> int:
     """Return the bytes of ``numel`` elements in fp8 or fp4, scales included."""
     recipe = local.job.precision
     block = SCALED_ELEMENTS.get(recipe.scaling)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fivefold.freeze import ALL, is_frozen
 from fivefold.job import SCALED_ELEMENTS, Job
-from fivefold.layout.local_weight import padded_vocab
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.spec import Layout
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
@@ -60,7 +60,7 @@ class Local:
     def __init__(self, model: Model, job: Job, part: LocalDegrees, frozen: frozenset[str] = frozenset()) -> None:
         self.model, self.job, self.part = model, job, part
         self.frozen = frozen if job.adapter is None else frozenset({ALL})
-        self.width, self.facts = activation_width(job), job.stack.kernel_facts
+        self.width, self.facts = get_activation_width(job), job.stack.kernel_facts
         self.norm = NormKind(
             norm=NORMS[model.norm],
             bias=model.norm_bias,
@@ -87,7 +87,7 @@ class Local:
         # Token ids are a view of the step's batch if they are contiguous in it.
         self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
         self.heads = model.heads // part.tp
-        self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp
+        self.vocab = pad_vocab(model, job, tp=part.tp) // part.tp
 
     def trains(self, name: str) -> bool:
         """Tell whether the weights of an operation of the unit are trained."""
@@ -106,6 +106,6 @@ class Local:
         return self.autocast and layer >= self.model.layers
 
 
-def activation_width(job: Job) -> int:
+def get_activation_width(job: Job) -> int:
     """Return the bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only inside matmuls."""
     return job.activation_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fivefold.planner.counts.operations.autocast import apply_autocast
-from fivefold.planner.counts.operations.layer import block, block_unit, embedding, head
+from fivefold.planner.counts.operations.layer import block, build_block_unit, embedding, head
 from fivefold.planner.counts.operations.linear import LinearInput, drop_wgrad
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, elementwise, is_weight_cast, norm
@@ -19,7 +19,7 @@ Rename = Callable[[str], str]
 Finish = Callable[[Op], Op]
 
 
-def head_unit(
+def build_head_unit(
     local: Local,
     *,
     inside: Callable[[int], UnitOperations] | None = None,
@@ -40,7 +40,7 @@ def head_unit(
     dropped, hidden = set[str](), [stream]
     for depth_index in range(depth):
         layer = local.model.layers + depth_index
-        inner_block = inside(layer) if inside else block_unit(block(local, layer=layer), local)
+        inner_block = inside(layer) if inside else build_block_unit(block(local, layer=layer), local)
         module = _module(local, inner_block, finish, rename)
         rename_inner = _prefix(f"mtp{depth_index}.", {"h": hidden[-1], "ids": _ids(depth_index)})
         ops += rename(module.ops, rename_inner)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fivefold.planner.counts.operations.linear import keeps_casts, low_precision_bytes
+from fivefold.planner.counts.operations.linear import count_low_precision_bytes, keeps_casts
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
 
@@ -35,7 +35,7 @@ def _lower_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
             # the inputs that it keeps: gate and up, as one tensor or two; or up alone
             low_precision_names = {name: f"{name}.narrow" for name in op.keeps if name in op.reads}
             for source, cast in low_precision_names.items():
-                size = low_precision_bytes(local, sizes[source] // local.width)
+                size = count_low_precision_bytes(local, sizes[source] // local.width)
                 yield Op(
                     cast,
                     "add",

@@ -19,15 +19,15 @@ from fivefold.planner.counts.operations.adapters import apply_frozen_weights
 from fivefold.planner.counts.operations.kernels import fuse_kernels
 from fivefold.planner.counts.operations.layer import (
     Kind,
-    attention_half,
-    block_unit,
+    build_block_unit,
     embedding,
-    feedforward_half,
     get_kind,
+    list_attention_half,
+    list_feedforward_half,
 )
 from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.mtp import Finish, head_unit
+from fivefold.planner.counts.operations.mtp import Finish, build_head_unit
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.recompute import UnitOperations
 from fivefold.planner.counts.operations.vision import insert_images
@@ -81,7 +81,7 @@ class UnitCache:
             checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
             input_gradient = not name.leads or (checkpoints and self.job.adapter is not None)
             ops = apply_frozen_weights(ops, local, input_gradient=input_gradient)
-            return UnitOperations(tuple(ops)) if name.is_below else block_unit(ops, local)
+            return UnitOperations(tuple(ops)) if name.is_below else build_block_unit(ops, local)
         local = self.get_local(part, self._ends)
         if name == "head":
             unit = self._head(part, named=True)
@@ -93,10 +93,10 @@ class UnitCache:
 
     def _head(self, part: LocalDegrees, *, named: bool) -> UnitOperations:
         def build_unit(layer: int) -> UnitOperations:
-            return block_unit(self._block(part, get_kind(self.model, layer), layer=layer), self.get_local(part))
+            return build_block_unit(self._block(part, get_kind(self.model, layer), layer=layer), self.get_local(part))
 
         local = self.get_local(part, self._ends)
-        return head_unit(local, inside=build_unit, finish=self._make_finish(local), named=named)
+        return build_head_unit(local, inside=build_unit, finish=self._make_finish(local), named=named)
 
     def _block(self, part: LocalDegrees, kind: Kind, *, layer: int) -> list[Op]:
         """Return a block's operations, none marked; they depend on recomputation only if full layers are recomputed."""
@@ -107,9 +107,9 @@ class UnitCache:
             attention_part = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
             feedforward_part = plain_part._replace(sequences=1, cp=1, ulysses=False)
             attention_key = (attention_part, *block[1:])
-            attention = self._half(attention_half, attention_part, layer, key=attention_key, frozen=kind.frozen)
+            attention = self._half(list_attention_half, attention_part, layer, key=attention_key, frozen=kind.frozen)
             key = (feedforward_part, local.rows, *block[1:])
-            feedforward = self._half(feedforward_half, plain_part, layer, key=key, frozen=kind.frozen)
+            feedforward = self._half(list_feedforward_half, plain_part, layer, key=key, frozen=kind.frozen)
             self._blocks[block] = [*attention, *feedforward]
         return self._blocks[block]
 

@@ -9,7 +9,7 @@ import pytest
 
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import list_dependencies
-from fivefold.layout.schedule.p2p import p2p_steps
+from fivefold.layout.schedule.p2p import list_p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES as SCHEDULE_NAMES
 from fivefold.planner.counts.memory import in_flight
@@ -22,7 +22,7 @@ from fivefold.planner.counts.memory.in_flight import (
     PreviousPass,
     group_equal_passes,
     iterate_passes,
-    live_passes,
+    list_live_passes,
 )
 from fivefold.record import UserError
 from tests.planner.counts.memory.walk import walk
@@ -131,7 +131,7 @@ def test_messages_in_flight_equal_those_of_the_trainer(case: tuple[ScheduleName,
     for rank in range(pp):
         coming = gone = 0
         for (action, post_receives, wait_sends), live_pass in zip(
-            p2p_steps(table, rank=rank), iterate_passes(table, rank, PassOptions()), strict=True
+            list_p2p_steps(table, rank=rank), iterate_passes(table, rank, PassOptions()), strict=True
         ):
             coming, gone = coming + len(post_receives), gone - len(wait_sends)
             coming -= sum(
@@ -152,7 +152,7 @@ def test_the_listed_passes_include_the_peak(
     name, pp, v, micro_batches = case
     table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
     rules = PassOptions(reduced, keeps_gathered=reduced == "each")
-    listed = live_passes(name, pp, v, micro_batches, rules)
+    listed = list_live_passes(name, pp, v, micro_batches, rules)
     some = np.random.default_rng(3)
     for rank, held in enumerate(map(len, table.rank_stages)):
         row, every = list(listed.iterate_rank(rank)), list(walk(table, rank, rules))
@@ -212,7 +212,7 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
         name, pp, v, micro_batches = case
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
         monkeypatch.setattr(in_flight, "COUNTED_AT_ONCE", some.choice((1, 100, 2**19)))
-        listed = live_passes.__wrapped__(name, pp, v, micro_batches, rules)
+        listed = list_live_passes.__wrapped__(name, pp, v, micro_batches, rules)
         for rank in range(pp):
             every = list(walk(table, rank, rules))
             assert list(iterate_passes(table, rank, rules)) == every, (case, rules, rank)
@@ -233,7 +233,7 @@ def test_passes_of_equal_stages_are_told_apart_only_by_what_matters() -> None:
     pass has the kind of one of an equal stage.
     """
     asked = ("1f1b", 5, 1, 20, PassOptions("each"))
-    kinds, result = (0, 1, 1, 1, 4), live_passes(*asked)
+    kinds, result = (0, 1, 1, 1, 4), list_live_passes(*asked)
     some, place = group_equal_passes(*asked, kinds)
     assert len(some) < len(result.distinct)
     for mine, own in zip(place, result.kind_index, strict=True):

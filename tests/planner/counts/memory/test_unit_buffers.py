@@ -26,7 +26,7 @@ def moments(layout: str, **changed: object) -> dict[str, PeakMoment]:
 def gathered_bytes(name: str) -> int:
     """Bytes of a unit's gathered weights, which two ranks divide."""
     counts, layout = Counts(MODEL, Job(precision="fp32")), Layout.parse("dp2 zero3")
-    run = next(run for run in counts.stage_groups(layout)[0] if name in (run.name, run.unit_name(0)))
+    run = next(run for run in counts.list_stage_groups(layout)[0] if name in (run.name, run.name_unit(0)))
     return counts.states(layout, run.name).gathered
 
 
@@ -68,10 +68,10 @@ def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
     }
     assert all(more > less for more, less in zip(peaks["graph"], peaks["operands"], strict=True))
     counts = Counts(model, job)
-    part = counts.stage_groups(layout)[1][0]
+    part = counts.list_stage_groups(layout)[1][0]
     profile, split = (
         counts.profile(get_local_degrees(layout), part.name),
-        counts.profile_split(get_local_degrees(layout), part.name),
+        counts.profile_deferred_wgrad(get_local_degrees(layout), part.name),
     )
     sizes = {op.name: next(iter(op.writes.values())) for op in counts.unit(get_local_degrees(layout), part.name).ops}
     weighed = [op.name for op in counts.unit(get_local_degrees(layout), part.name).ops if op.wgrad_numels]
@@ -85,7 +85,7 @@ def test_a_copy_freed_when_experts_are_reduced_is_counted_once() -> None:
     moe, layout = build_model("qwen3-30b-a3b").replace(layers=3), Layout.parse("dp4 ep4 zero2 mbs1")
     job = Job(stack=stack_named("fivefold").replace(comm_buffers="retained"), sequence=128, global_batch=8)
     counts = Counts(moe, job)
-    (block,) = {counts.states(layout, run.name).sums for run in counts.stage_groups(layout)[0] if run.routes}
+    (block,) = {counts.states(layout, run.name).sums for run in counts.list_stage_groups(layout)[0] if run.routes}
     assert (
         min(item.gradients_bytes for item in list_live_bytes(counts, layout) if item.cause.endswith("reduce")) >= block
     )

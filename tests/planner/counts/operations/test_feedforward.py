@@ -12,7 +12,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import GradientSums
-from fivefold.planner.counts.operations.feedforward import routed_rows
+from fivefold.planner.counts.operations.feedforward import count_routed_rows
 from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Op
@@ -115,4 +115,4 @@ def test_a_capacity_drops_rows_and_adds_none_but_where_they_are_padded(
     model = MIXTURE.replace(moe=MIXTURE.moe.replace(capacity=capacity))
     for linears, share in (("fused_backward", ours), ("separate", padded)):
         local = Counts(model, Job(sequence=T, linears=linears)).get_local(get_local_degrees(Layout(ep=2, dp=2)))
-        assert routed_rows(local) == T * K * share
+        assert count_routed_rows(local) == T * K * share

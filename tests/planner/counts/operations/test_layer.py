@@ -16,10 +16,10 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.operations.attention import attended_pairs
+from fivefold.planner.counts.operations.attention import count_attended_pairs
 from fivefold.planner.counts.operations.layer import block, embedding
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.mtp import head_unit
+from fivefold.planner.counts.operations.mtp import build_head_unit
 from fivefold.planner.counts.operations.op import Op
 
 GPT = Model(
@@ -49,7 +49,7 @@ def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
     counts = Counts(local.model, local.job)
     for kind, times in Counter(counts.kinds).items():
         yield times, block(local, layer=counts.example[kind])
-    yield 1, list(head_unit(local).ops)
+    yield 1, list(build_head_unit(local).ops)
 
 
 def saved_bytes(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
@@ -152,8 +152,8 @@ def test_published_flops_per_token(name: str, kind: str, per_token: float, seque
 def test_attention_pairs_are_those_within_mask_and_window(tokens: int, window: int) -> None:
     model = LLAMA.replace(window=window)
     visible = sum(1 for query in range(tokens) for key in range(query + 1) if query - key < window)
-    assert attended_pairs(model, Job(sequence=tokens), layer=0, causal=True) == visible
-    assert attended_pairs(model, Job(sequence=tokens), layer=0, causal=False) == tokens**2
+    assert count_attended_pairs(model, Job(sequence=tokens), layer=0, causal=True) == visible
+    assert count_attended_pairs(model, Job(sequence=tokens), layer=0, causal=False) == tokens**2
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.operations.layer import block, block_unit, embedding, head
+from fivefold.planner.counts.operations.layer import block, build_block_unit, embedding, head
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.per_layer_inputs import add_input
@@ -141,7 +141,7 @@ def test_a_layer_whose_keys_are_lent_keeps_them_when_it_is_recomputed() -> None:
     kept = {}
     for layer in range(5):
         ops = block(local, layer=layer)
-        unit = block_unit(ops, local)
+        unit = build_block_unit(ops, local)
         core = next(op for op in ops if op.name == "attention.core")
         kept[layer] = {name for name in core.reads[1:] if name not in unit.dropped}
         written = {name: size for op in ops for name, size in op.writes.items()}

@@ -194,7 +194,9 @@ def test_tensor_parallelism_divides_flops_and_weights_of_heads_and_mlps(kind: st
         is_split = any(part in op.name for part in (".attention.", ".mlp.", ".up", ".down"))
         assert (half.name, half.flops) == (op.name, op.flops // (2 if is_split else 1))
     counts, layout = Counts(model_of(kind), job_of(kind)), Layout.parse("tp2")
-    local = {weight.name: weight.numel for unit, *_ in counts.local_parts(layout, "embed") for weight in unit.weights}
+    local = {
+        weight.name: weight.numel for unit, *_ in counts.list_local_parts(layout, "embed") for weight in unit.weights
+    }
     tower = model_of(kind).vision
     assert tower is not None
     for weight in vision_weights(tower):

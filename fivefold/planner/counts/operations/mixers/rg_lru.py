@@ -41,7 +41,7 @@ def _core(local: Local, net: RGLRU) -> Op:
     rows, width, tokens, inner, cp = local.rows, local.width, local.job.sequence, net.inner, local.part.cp
     size, chunks = rows * inner * width, ceil_div(tokens, CHUNK)
     gradients = (inner * net.taps, inner, *(inner * net.block_width, inner) * 2, inner)
-    flops = rows * gate_flops(net)
+    flops = rows * count_gate_flops(net)
     # fp32 numbers of the channels of a chunk; the scan holds several, and doubles its reach in each round
     state = 4 * local.part.sequences * inner // cp  # bytes
     states = min(tokens, CHUNK) * state
@@ -68,6 +68,6 @@ def _core(local: Local, net: RGLRU) -> Op:
     )
 
 
-def gate_flops(net: RGLRU) -> int:
+def count_gate_flops(net: RGLRU) -> int:
     """Return the FLOPs of a token in the gates of a layer's core, forward; the backward takes three times as many."""
     return 2 * 2 * net.inner * net.block_width
