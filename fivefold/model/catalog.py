@@ -90,8 +90,14 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
             f"unknown model {text!r}: not a repository of the catalog{similar}, and Fivefold downloads nothing. Save "
             f"its config by `hf download {text} config.json --local-dir DIR` and name DIR/config.json"
         )
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return from_values(read_file(path), name=name, source=text)
+    return from_values(read_file(path), name=name_model(path), source=text)
+
+
+def name_model(path: Path) -> str:
+    """Return the name of the model in a file, or of a catalog name or repository: a config.json has its folder's."""
+    if path.name == "config.json":
+        return path.resolve().parent.name
+    return path.stem if path.suffix in (".json", ".toml") else path.name
 
 
 def find_repository(text: str) -> str | None:

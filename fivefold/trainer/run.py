@@ -12,7 +12,7 @@ from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import locate_machine
-from fivefold.model.catalog import locate_model
+from fivefold.model.catalog import locate_model, name_model
 from fivefold.model.spec import Model
 from fivefold.record import Record, UserError, locate, read_file
 from fivefold.trainer.data.loader import Loader
@@ -83,7 +83,7 @@ class Run(Record):
     layout: str = "auto"  # keywords of a layout; auto: the fastest that fits
     measure: NonNegativeInt = 0  # with layout = "auto": train this many of the best for a few steps, take the fastest
     schedule: Path | None = None  # a custom pipeline schedule (.csv) instead of the layout's
-    folder: Path = Path("runs/tiny")  # where logs, checkpoints and results are written
+    folder: Path = Path("runs/tiny")  # where logs, checkpoints and results are written; default: runs/ and the model
     job: Job = Job()  # [job]: sequence, batch, precision, optimizer, software
     start: Start = Start()  # [start]: initial weights
     data: Data = Data()  # [data]: text to train on
@@ -100,10 +100,21 @@ class Run(Record):
     sample_tokens: NonNegativeInt = 200  # tokens of the sample
     sample_at: Literal["end", "evaluations"] = "end"  # evaluations: also at each of them, as an event of the log
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_folder(cls, values: object) -> object:
+        """Name the folder after the model, so that runs of two models do not share one."""
+        if not isinstance(values, dict) or "folder" in values or not isinstance(values.get("model"), str):
+            return values
+        return {**values, "folder": Path("runs") / name_model(Path(values["model"]))}
+
     @classmethod
     def load(cls, path: Path) -> Run:
         """Read a run file; files that it names are next to it or in the working directory, as ``folder`` is."""
-        run = cls.read(read_file(path), origin=str(path))
+        values = read_file(path)
+        if isinstance(values.get("model"), str):  # before the run's folder is named after it
+            values["model"] = locate_model(values["model"], named_in=path)
+        run = cls.read(values, origin=str(path))
         data = {name: getattr(run.data, name) for name in ("corpus", "tokenizer")}
         for name, value in data.items():  # working directory first: a run's folder has a ``data`` too
             data[name] = value if value in KEYWORDS or Path(value).exists() else locate(value, named_in=path)
@@ -112,7 +123,6 @@ class Run(Record):
             for file in (run.start.weights, run.start.adapter, run.schedule, run.data.chat_template)
         )
         return run.replace(
-            model=locate_model(run.model, named_in=path),
             machine=locate_machine(run.machine, named_in=path),
             schedule=schedule,
             start=run.start.replace(weights=weights, adapter=adapter),

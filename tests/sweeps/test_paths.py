@@ -52,7 +52,7 @@ def test_a_run_files_files_are_next_to_it_or_where_the_command_runs(folder: Path
     assert catalog.resolve(run.model).layers == 3
     assert resolve_machine(run.machine, local=folder / "none").ranks == 2
     assert run.data.corpus == str(folder / "text")
-    assert (run.data.tokenizer, run.folder) == ("bytes", Path("runs/tiny"))
+    assert (run.data.tokenizer, run.folder) == ("bytes", Path("runs/mine"))
     assert run.schedule == Path("own.csv")  # there is none next to the file
     (case,) = cases([str(folder / "run.toml")], Job(), stacks="", precisions="", machine=load_machine)
     assert (case.model.layers, case.machine.ranks) == (3, 2)
@@ -66,3 +66,22 @@ def test_a_file_where_the_command_runs_is_found_too(folder: Path) -> None:
 def test_a_corpus_where_the_command_runs_comes_before_the_data_of_a_runs_folder(folder: Path) -> None:
     Path("text").mkdir()
     assert Run.load(folder / "run.toml").data.corpus == "text"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("", "tiny"),
+        ('model = "llama3.2-1b"', "llama3.2-1b"),
+        ('model = "meta-llama/Llama-3.1-8B"', "Llama-3.1-8B"),
+        ('model = "mine.toml"', "mine"),
+        ('model = "config.json"', "study"),  # next to the run file
+        ('model = "nano"\nfolder = "runs/tiny"', "tiny"),
+    ],
+)
+def test_the_folder_of_a_run_is_named_after_its_model(folder: Path, text: str, name: str) -> None:
+    (folder / "config.json").write_text("{}")
+    (folder / "run.toml").write_text(text)
+    run = Run.load(folder / "run.toml")
+    assert run.folder == Path("runs") / name
+    assert run.replace(machine="h100:2").folder == run.folder

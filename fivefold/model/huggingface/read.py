@@ -18,7 +18,7 @@ from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.keys import describe_quantization, flatten_tables, list_unread, read_fields
 from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
-from fivefold.model.huggingface.vision import read_tower
+from fivefold.model.huggingface.vision import UnreadTower, read_tower
 from fivefold.model.spec import Model
 from fivefold.model.vision import VisionTower
 from fivefold.record import UserError
@@ -38,10 +38,14 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
 
 
 def _find_tower(config: dict[str, Any], *, text_width: int, name: str) -> tuple[VisionTower | None, str]:
-    """Return the vision tower of a multimodal config, or None and the reason why it is not read."""
+    """Return the vision tower of a multimodal config, or None and the reason why it is not read.
+
+    A table of the config that is broken is a ``UserError``; defaults of its family that do not fit together are not.
+    """
+    unread = UserError if config.get("vision_config") is None else UnreadTower
     try:
         return read_tower(config, kind=_model_type(config, name=name), text_width=text_width, name=name), ""
-    except UserError as error:
+    except unread as error:
         return None, str(error)
 
 

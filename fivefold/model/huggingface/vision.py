@@ -20,6 +20,10 @@ Fields = dict[str, Any]
 ACTIVATION_NAMES = {given: name for name, record in ACTIVATIONS.items() for given in record.huggingface}
 
 
+class UnreadTower(UserError):
+    """A vision tower of a kind, or with a feature, that is not read; the text model can be planned without it."""
+
+
 class VisionKeys:
     """The keys of a table with their defaults; a value of another type is a ``UserError``."""
 
@@ -66,13 +70,13 @@ class VisionKeys:
         """Return the name of an activation."""
         value = self.get(key)
         if not isinstance(value, str) or value not in ACTIVATION_NAMES:
-            raise self.mistake(key, f"one of {', '.join(sorted(ACTIVATION_NAMES))}")
+            raise UnreadTower(str(self.mistake(key, f"one of {', '.join(sorted(ACTIVATION_NAMES))}")))
         return ACTIVATION_NAMES[value]
 
     def require(self, key: str, *supported: Any) -> None:
-        """Raise ``UserError`` for a value that is not one of ``supported``."""
+        """Raise ``UnreadTower`` for a value that is not one of ``supported``."""
         if self.get(key) not in supported:
-            raise self.mistake(key, " or ".join(map(repr, supported)))
+            raise UnreadTower(str(self.mistake(key, " or ".join(map(repr, supported)))))
 
     def mistake(self, key: str, wanted: str) -> UserError:
         """Make the ``UserError`` for the value of a key."""
@@ -83,7 +87,7 @@ def read_tower(config: Mapping[str, Any], *, kind: str, text_width: int, name: s
     """Read the tower and projector of the full model of type ``kind``, whose text model is ``text_width`` wide."""
     if kind not in PROJECTORS:
         known = ", ".join(PROJECTORS)
-        raise UserError(f"{name}: the vision tower of {kind} is not read; those of {known} are")
+        raise UnreadTower(f"{name}: the vision tower of {kind} is not read; those of {known} are")
     default_type, defaults, read_projector = PROJECTORS[kind]
     values = config.get("vision_config")
     if values is None:
@@ -95,7 +99,7 @@ def read_tower(config: Mapping[str, Any], *, kind: str, text_width: int, name: s
     tower_type = str(values.get("model_type", default_type))
     tower_type = default_type if tower_type == kind else tower_type
     if tower_type not in TOWERS:
-        raise UserError(f"{name}: a vision tower of type {tower_type!r} is not read; {', '.join(TOWERS)} are")
+        raise UnreadTower(f"{name}: a vision tower of type {tower_type!r} is not read; {', '.join(TOWERS)} are")
     read, keys = TOWERS[tower_type]
     tower = VisionKeys(values, defaults={**keys, **defaults}, name=name)
     outer = VisionKeys(config, defaults=PROJECTOR_DEFAULTS.get(kind, {}), name=name)

@@ -162,8 +162,14 @@ def test_a_tower_that_is_not_read_is_named() -> None:
     assert "the vision tower of idefics3 is not read" in str(remark(wrapped, name="x"))
     config["vision_config"] = {"model_type": "dinov3_vit"}
     assert "a vision tower of type 'dinov3_vit' is not read" in str(remark(config, name="x"))
-    config["vision_config"] = [1]
-    assert "vision_config=[1] is no table of keys" in str(remark(config, name="x"))
+    del config["vision_config"]  # its family's defaults, which may not fit the other keys
+    assert from_config(config | {"image_seq_length": 5}, name="x").parameters
+
+
+def test_a_broken_tower_is_an_error_and_no_warning() -> None:
+    config = draw("llava", 1)
+    with pytest.raises(UserError, match=r"^x: vision_config=\[1\] is no table of keys$"):
+        from_config(config | {"vision_config": [1]}, name="x")
 
 
 @pytest.mark.parametrize(
@@ -174,4 +180,4 @@ def test_values_that_no_tower_has_are_named(key: str, value: object) -> None:
     config = draw("llava", 1)
     config["vision_config"] |= {"hidden_size": 16, key: value}
     with pytest.raises(UserError, match=rf"^x: .*{'heads=5' if key == 'num_attention_heads' else key}"):
-        read(config)
+        from_config(config, name="x")
