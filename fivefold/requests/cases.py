@@ -72,11 +72,10 @@ def _list_combinations(
         )
     model = resolve(words[0])
     machines = [resolve_machine(name) for name in names]
-    layouts = [Layout.parse(text) for text in texts]
+    layouts = [(machine, Layout.parse(text, ranks=machine.ranks)) for machine, text in product(machines, texts)]
     jobs = list_jobs(job, stacks, precisions)
     return [
-        ComparedCase(model, machine, layout, job_variant)
-        for job_variant, machine, layout in product(jobs, machines, layouts)
+        ComparedCase(model, machine, layout, job_variant) for job_variant, (machine, layout) in product(jobs, layouts)
     ]
 
 

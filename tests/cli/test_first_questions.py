@@ -82,6 +82,9 @@ def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree(
     assert layout in printed.out
     with pytest.raises(ff.UserError, match="add their number"):
         ff.predict("nano", "h100:8", "tp3 fsdp")
+    with pytest.warns(UsageWarning, match=r"dp. is filled in, for all 8 ranks"):
+        compared = ff.compare("nano", "h100:8", text, "dp8 zero1", gbs=64, seq=512)
+    assert [step.layout for variant in compared.variants if (step := variant.step)] == [layout, "dp8 zero1 mbs1"]
     assert str(Layout.parse("tp8 zero1", ranks=8)) == "dp1 tp8 zero1 mbs1"
 
 
