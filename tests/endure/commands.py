@@ -22,6 +22,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,9 +66,24 @@ def run(number: int, *, seed: int, limit: float = LIMIT_SECONDS) -> Ended:
     begin = time.process_time()
     with folder(case.files):
         code, out, err, wrong = answer(case.words, limit=limit)
-    seconds = time.process_time() - begin
-    wrong = wrong or judge(code, err) or (find_ignored(case.words, out) if code == 0 else "")
+        seconds = time.process_time() - begin
+        wrong = wrong or judge(code, err) or (find_ignored(case.words, out) if code == 0 else "")
+        if case.words[:1] == ["write"] and code == 0:
+            wrong = wrong or read_back(case.words, limit=limit)
     return Ended(number, case.words, code, seconds, wrong)
+
+
+def read_back(words: list[str], *, limit: float) -> str:
+    """What is wrong with how each file that was written is read, for the model that it was written for and without."""
+    models = [[], [word for option, word in pairwise(words) if option == "--model"]]
+    ranks = Draw(0, seed=0).ranks_of(words[1])
+    for file in sorted(path for path in Path("out").rglob("*") if path.is_file()):
+        for model in models:
+            reading = ["predict", *model, "--from", str(file), "--gpus", f"h100:{ranks or 8}"]
+            code, _, err, wrong = answer(reading, limit=limit)
+            if wrong := wrong or judge(code, err):
+                return f"{shlex.join(reading)}: {wrong}"
+    return ""
 
 
 REMARK = ": keys without effect, as in transformers' "  # of a config's keys
@@ -166,24 +182,23 @@ def _find_place() -> str:
 
 @contextlib.contextmanager
 def isolate() -> Iterator[None]:
-    """Without this computer's calibration, and with the signals of the process as they were after it.
+    """Without this computer's calibration and settings, and with the signals of the process as they were after it.
 
     A pipe without a writer is given up after ``PIPE_SECONDS``.
     """
     usual, bounded_file.PIPE_SECONDS = bounded_file.PIPE_SECONDS, PIPE_SECONDS
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    cache = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = "/nowhere"
+    places = {"XDG_CACHE_HOME": "/nowhere", "XDG_CONFIG_HOME": "settings"}
+    former = {name: os.environ.get(name) for name in places}
+    os.environ |= places
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always")  # as a command says them, whatever the tests make of them
             yield
     finally:
         bounded_file.PIPE_SECONDS = usual
-        if cache is None:
-            del os.environ["XDG_CACHE_HOME"]
-        else:
-            os.environ["XDG_CACHE_HOME"] = cache
+        for name, value in former.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
         for number, handler in handlers.items():
             signal.signal(number, handler)
 

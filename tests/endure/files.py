@@ -42,6 +42,7 @@ BROKEN: tuple[Content, ...] = (
 
 def break_file(rng: random.Random, text: str) -> Content:
     """Return a broken file: one of ``BROKEN``, or ``text`` cut short or with a character changed, or in other bytes."""
+    text = text.encode(errors="replace").decode()  # a lone surrogate cannot be written in any bytes
     place = rng.randrange(len(text)) if text else 0
     return rng.choice(
         (

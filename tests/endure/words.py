@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 from fivefold.interop.registry import FORMATS
 from fivefold.job import RECIPES
 from fivefold.model.catalog import CATALOG
+from fivefold.requests.output_schemas import OUTPUTS
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import Content
 from tests.endure.nouns import EMPTY, NUMBERS, SMALL, UNICODE, Nouns
 from tests.profiling.traces import kineto
+
+SETTINGS = "settings/fivefold/config.toml"  # the user's, as ``isolate`` sets XDG_CONFIG_HOME
 
 
 class Case(NamedTuple):
@@ -48,8 +51,9 @@ class Draw(Nouns):
                 self.configs,
                 self.sweep,
                 self.files_of_others,
+                self.settings_and_schemas,
             ),
-            weights=(40, 6, 24, 8, 4, 10, 4, 8, 4, 3, 8, 2, 8, 4, 8),
+            weights=(40, 6, 24, 8, 4, 10, 4, 8, 4, 3, 8, 2, 12, 4, 8, 4),
         )[0]
         words = command()
         if self.slip(0.06):
@@ -77,9 +81,21 @@ class Draw(Nouns):
 
     def ask(self) -> list[str]:
         question = self.rng.choice(
-            ("micro-batch", "sequence", "batch", "run", "changes", "changes", "micro-batch", "gpus", "model", "why")
+            (
+                "micro-batch",
+                "micro-batch",
+                "sequence",
+                "batch",
+                "run",
+                "changes",
+                "changes",
+                "gpus",
+                "model",
+                "finetune",
+                "why",
+            )
         )
-        small = question in ("gpus", "model")
+        small = question in ("gpus", "model", "finetune")
         words = ["ask", question]
         words += [self.model(small=True), self.machine(2, 4, 8)] if small else self.make_question()
         words += self.job(attention=False)
@@ -130,7 +146,25 @@ class Draw(Nouns):
             return ["read", self.write_any_file(), *(["--gpus", self.machine()] if self.chance(0.3) else [])]
         to = self.rng.choice((*(form.name for form in FORMATS), "", "x"))
         words = ["write", self.layout(), "--to", to, "--model", self.model(), *self.job()]
-        return [*words, "--gpus", self.machine()] if self.chance(0.7) else words
+        words += ["--gpus", self.machine()] if self.chance(0.7) else []
+        if self.chance(0.7):  # what it writes is read back, perhaps with the model before it
+            self.files["out"] = None
+            words += ["-o", "out"]
+        return words
+
+    def settings_and_schemas(self) -> list[str]:
+        """User settings, of which some are perhaps there, and schemas of answers."""
+        if self.chance(0.3):
+            return ["schema", self.rng.choice((*OUTPUTS, *EMPTY))]
+        if self.chance(0.6):
+            settings = {"stack": "torchtitan", "machine": "h100:8", "prices": {"h100": 2.5}, "output": {"width": 100}}
+            self.file(SETTINGS, self.change(settings))
+        if self.chance(0.4):
+            return ["predict", self.rng.choice(SMALL), *self.rng.choice(((), ("h100:4",))), *self.job()]
+        keys = ("stack", "machine", "prices.h100", "prices.x", "output.color", "output.width", "prices", *EMPTY)
+        values = ("torchtitan", "h100:64", "2.5", "never", "100", "-1", *EMPTY)
+        words = ["config", self.rng.choice(("set", "get", "unset", "list", "x")), self.rng.choice(keys)]
+        return [*words, self.rng.choice(values)] if words[1] == "set" else words[: self.rng.choice((2, 3))]
 
     def sweep(self) -> list[str]:
         """A sweep file with a few values changed, or a file of any kind."""
