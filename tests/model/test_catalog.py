@@ -211,7 +211,7 @@ def test_resolve_prefers_the_catalog() -> None:
             "unknown key 'width_'; did you mean 'width'?",
         ),
         ("a.toml", "layers = 2", "width"),
-        ("a.json", '{"model_type": "llama", "hidden_size": "wide"}', "a: hidden_size: "),
+        ("a.json", '{"model_type": "llama", "hidden_size": "wide"}', "a: hidden_size must be"),
         (
             "a.json",
             '{"architectures": ["Zamba2ForCausalLM"]}',

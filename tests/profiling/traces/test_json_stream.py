@@ -151,7 +151,7 @@ def test_invalid_trace_is_a_one_line_error(content: bytes, said: str, tmp_path: 
         read([path])
     line = str(mistake.value)
     assert said in line
-    assert line.startswith(f"{path}: ")
+    assert line.startswith(f"{path} ")
     assert "\n" not in line
 
 
