@@ -18,7 +18,7 @@ demo: $(BIN)/fivefold  ## from a question to a trained step, predicted next to m
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 test: $(BIN)/fivefold  ## all tests that a change needs; CPU seconds of each in build/cpu-times.txt, the most at the end
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --durations-min 2 --cpu-times build/cpu-times.txt
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --durations-min 2 --cpu-times=build/cpu-times.txt
 
 test-fast: $(BIN)/fivefold  ## the tests that start no process and no browser, with few cases and drawn examples
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(FAST_WORKERS) --dist worksteal --durations 10 --fast
