@@ -49,6 +49,7 @@ def predict_by_names(row: SweepRow) -> Step:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* defers weight gradients:fivefold.record.UsageWarning")
 def test_rows_are_what_predict_says() -> None:
     draw, predictor = random.Random(1), Predictor()
     pairs = [

@@ -187,7 +187,7 @@ def test_a_run_on_several_machines_leads_to_their_plans(page: Any) -> None:
 def test_a_search_can_be_stopped(page: Any, server: Server) -> None:
     page.goto("/search?model=llama3-70b&machine=h100:512&gbs=512&seq=8192&run=1")
     playwright.expect(page.locator("#going p")).to_contain_text(re.compile("^[1-9].* of .* layouts"))
-    assert any("worker ranked" in line for line in children(server.process))
+    assert any("worker search" in line for line in children(server.process))
     page.get_by_role("button", name="Stop").click()
     playwright.expect(page.locator("#answer .remark").first).to_contain_text("Stopped")
     playwright.expect(page.locator("#layouts tbody tr")).to_have_count(20)  # what was found is kept
