@@ -387,6 +387,8 @@ def _has_projector(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_wi
 def _project_gemma3(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_width: int) -> Fields:
     side = tower.number("image_size") // tower.number("patch_size")
     kernel = side // int(outer.number("mm_tokens_per_image") ** 0.5)
+    if kernel < 1:  # the defaults of transformers' config, which its code cannot run either
+        raise UnreadTower(str(outer.mistake("mm_tokens_per_image", f"at most {side**2}, the patches of an image")))
     return {
         "projector": [
             _layer("pool", size=kernel**2),

@@ -35,8 +35,8 @@ SMALL_TEXT = {key: value for key, value in PLAIN.items() if key != "tie_word_emb
 }
 # Defaults that transformers builds and cannot run, as widths or sizes of their parts differ, and why they are refused.
 REFUSED = {
-    "gemma3": r"projector\[0\].size must be 1 or more, not 0",
-    "shieldgemma2": r"projector\[0\].size must be 1 or more, not 0",
+    "gemma3": "mm_tokens_per_image=256 of its vision tower is not at most 196",
+    "shieldgemma2": "mm_tokens_per_image=256 of its vision tower is not at most 196",
     "llama4": "intermediate_size=5632 of its vision tower is not 3072",
 }
 
