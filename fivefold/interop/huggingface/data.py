@@ -221,7 +221,7 @@ def _written_fields(kind: object) -> str | None:
 
 
 def _find_dataset(values: Values, folder: Path) -> Mapping[str, Any]:
-    """Return the entry of LLaMA-Factory's dataset_info.json for the data set; empty if the file is not there."""
+    """Return the entry of LLaMA-Factory's dataset_info.json for the data set; empty if the file is missing."""
     path = folder / str(values["dataset_dir"]) / DATASET_INFO
     try:
         entry = json.loads(read_text(path, kind="a data set's description")).get(str(values["dataset"]))
