@@ -679,11 +679,6 @@ def _frozen_mismatches(model: Model, job: Job) -> Iterator[str]:
             "DoRA over a base in int8",
             "base=nf4 or a base in 16 bits",
         ),
-        (
-            adapter is None and recipe.autocasts,
-            f"precision {recipe.name}",
-            recipe.compute,
-        ),
         (adapter is None and job.objective == "dpo", "objective=dpo", "sft, or an adapter"),
         (adapter is None and job.images > 0, f"images={job.images}", "freeze_vision_tower, or text alone"),
         (

@@ -10,6 +10,7 @@ import yaml
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.layout.sharding import is_trained, units
+from fivefold.layout.validity import list_mismatches
 from fivefold.model.catalog import build_model
 from fivefold.results.reading import Reading
 
@@ -41,6 +42,17 @@ def test_layers_of_llama_factory(tmp_path: Path, keys: dict[str, object], frozen
     reading = read_config(tmp_path, FACTORY | keys)
     assert reading.job is not None
     assert (reading.job.freeze, reading.job.precision.name, reading.not_understood) == (frozen, "bf16-pure", ())
+
+
+def test_the_precision_of_most_configs_is_planned(tmp_path: Path) -> None:
+    """``bf16: true`` on one GPU is autocast."""
+    reading = read_config(
+        tmp_path, {key: value for key, value in FACTORY.items() if key != "pure_bf16"} | {"bf16": True}
+    )
+    assert reading.job is not None
+    assert reading.job.precision.name == "bf16-autocast"
+    assert reading.model is not None
+    assert list(list_mismatches(reading.model, reading.job)) == []
 
 
 def test_patterns_of_axolotl_are_matched_with_names_of_weights(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -150,11 +150,27 @@ def adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
 Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[list[Batch]], None], DeviceMesh | None, int]
 
 
-def ddp(*, zero: int = 0, view: bool = False, half: bool = False, recompute: bool = False) -> Loop:
+def freeze(llama: Llama, parts: Sequence[str], *, half: bool) -> None:
+    """Freeze the weights whose names begin with one of ``parts``; ``half``: they are in bf16, the trained ones in fp32.
+
+    So does LLaMA-Factory's ``finetuning_type: freeze``. transformers has angles in the dtype of the embedding's output.
+    """
+    for name, weight in llama.named_parameters():
+        if f"{name}.".startswith(tuple(f"{part}." for part in parts)):
+            weight.requires_grad_(False)
+            weight.data = weight.data.to(torch.bfloat16 if half else torch.float32)
+    if half and "embed" in parts:
+        llama.rotary.to(torch.bfloat16)
+
+
+def ddp(
+    *, zero: int = 0, view: bool = False, half: bool = False, recompute: bool = False, frozen: Sequence[str] = ()
+) -> Loop:
     """DistributedDataParallel, with ZeroRedundancyOptimizer for ZeRO-1; micro-batches but the last under no_sync.
-    ``half``: the forward under autocast to bf16; ``recompute``: every block.
+    ``half``: the forward under autocast to bf16; ``recompute``: every block; ``frozen``: as ``freeze`` takes parts.
     """
     llama = Llama()
+    freeze(llama, frozen, half=half)
     if recompute:
         apply_ac(llama, every=1)
     model = nn.parallel.DistributedDataParallel(llama, gradient_as_bucket_view=view, broadcast_buffers=False)
@@ -163,7 +179,7 @@ def ddp(*, zero: int = 0, view: bool = False, half: bool = False, recompute: boo
 
         optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, fused=True)
     else:
-        optimizer = adamw(model.parameters())
+        optimizer = adamw(weight for weight in model.parameters() if weight.requires_grad)
 
     def step(micro: list[Batch]) -> None:
         for place, (ids, targets) in enumerate(micro):

@@ -54,8 +54,25 @@ class Case(NamedTuple):
     work: bool = True  # whether FLOPs are; if not likewise
     flat: bool = False  # parameters are views of other tensors, or but shards once a step has ended
     adapter: dict[str, object] | None = None
+    freeze: tuple[str, ...] = ()
 
 
+def frozen(layout: str, micro_batches: int, *parts: str, weights: tuple[str, ...], **how: bool) -> Case:
+    """A loop with frozen parts, whose ``weights`` begin so; ``how``: as ``loops.ddp`` takes it."""
+    precision = "bf16-autocast" if how.get("half") else "fp32"
+    loop = partial(loops.ddp, frozen=weights, **how)
+    return Case(loop, "ddp", layout, 2, micro_batches, precision=precision, freeze=parts)
+
+
+LAST_TWO = ("embed_tokens", "layers[:-2]", "norm", "lm_head")  # all but the last two layers, as LLaMA-Factory's default
+LOWER_WEIGHTS = ("embed", "blocks.0", "blocks.1", "norm", "head")
+MLP_WEIGHTS = tuple(f"blocks.{layer}.mlp" for layer in range(loops.SHAPE.layers))
+SOME = ("layers[1].attention", "layers[2:].q_proj", "layers[2:].norms", "lm_head")
+SOME_WEIGHTS = (
+    "blocks.1.attention",
+    *(f"blocks.{layer}.{name}" for layer in (2, 3) for name in ("attention.q", "norm1", "norm2")),
+    "head",
+)
 CASES = {
     "DDP": Case(loops.ddp, "ddp", "dp2 zero0", 2, 1),
     "DDP, 2 micro-batches": Case(loops.ddp, "ddp", "dp2 zero0", 2, 2),
@@ -65,6 +82,18 @@ CASES = {
     ),
     "DDP, autocast, recomputed": Case(
         lambda: loops.ddp(half=True, recompute=True), "ddp", "dp2 zero0 ac=full", 2, 1, precision="bf16-autocast"
+    ),
+    "DDP, frozen layers": frozen("dp2 zero0", 2, *LAST_TWO, weights=LOWER_WEIGHTS),
+    "DDP, frozen layers, autocast": frozen("dp2 zero0", 2, *LAST_TWO, weights=LOWER_WEIGHTS, half=True),
+    "DDP, frozen layers, autocast, recomputed": frozen(
+        "dp2 zero0 ac=full", 1, *LAST_TWO, weights=LOWER_WEIGHTS, half=True, recompute=True
+    ),
+    "DDP, frozen MLPs, autocast": frozen("dp2 zero0", 1, "layers.mlp", weights=MLP_WEIGHTS, half=True),
+    "DDP, frozen embedding and MLPs, autocast": frozen(
+        "dp2 zero0", 1, "layers.mlp", "embed_tokens", weights=("embed", *MLP_WEIGHTS), half=True
+    ),
+    "DDP, frozen modules, autocast, recomputed": frozen(
+        "dp2 zero0 ac=full", 2, *SOME, weights=SOME_WEIGHTS, half=True, recompute=True
     ),
     "FSDP2, reshard": Case(lambda: loops.fsdp2(reshard=True), "fsdp2", "dp2 zero3", 2, 1),
     "FSDP2, reshard, 2 micro-batches": Case(lambda: loops.fsdp2(reshard=True), "fsdp2", "dp2 zero3", 2, 2),
@@ -220,6 +249,7 @@ def predict_step(case: Case) -> Step:
         global_batch=layout.dp * case.mbs * case.micro_batches,
         precision=case.precision,
         adapter=case.adapter,
+        freeze=case.freeze,
     )
     machine = MACHINE.replace(ranks=layout.world, ranks_per_node=layout.world)
     return predict(model=loops.SHAPE, machine=machine, layout=layout, job=job)

@@ -112,7 +112,6 @@ def test_parts_are_slices_as_in_python() -> None:
     [
         ("pp2", LAST_TWO, {}, "a pipeline if 2 layers have no trained weight"),
         ("pp2 zb1p", ("norm",), {}, "freeze is not modelled with zb1p"),
-        ("dp1", ("norm",), {"precision": "bf16-autocast", "stack": "ddp"}, "precision bf16-autocast; take bf16"),
         ("dp1", ("norm",), {"precision": "fp8"}, "precision fp8; take bf16"),
     ],
 )

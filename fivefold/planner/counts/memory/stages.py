@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.liveness import GradientSums, UnitProfile
 from fivefold.planner.counts.memory.states import UnitStates, count_scales
-from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees, has_fp32_stream
 
 UnitKey = tuple[Name, bool]  # name of a unit, True if it is recomputed
 Cause = tuple[Any, ...]  # (index of the group, of the unit in it, phase, operation), or one word
@@ -275,7 +275,7 @@ def stage_buffers(layout: Layout, job: Job, *, stages: int, stream_bytes: int) -
 
 def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     """Return the bytes of a step's token ids and targets (``Job.row_tokens``) and of the position tables."""
-    in_fp32 = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
+    in_fp32 = job.activation_bytes == 4 or has_fp32_stream(model, job)
     tables_bytes = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if in_fp32 else 2)
     sequences = layout.micro_batches(job) * layout.mbs
     log_probs = 4 * sequences if job.objective == "dpo" else 0  # of the reference

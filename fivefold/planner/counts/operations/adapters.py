@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from fivefold.adapter import NF4_BLOCK, Adapter, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, matmul
+from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, is_weight_cast, matmul
 from fivefold.units import ceil_div
 
 
@@ -376,10 +376,15 @@ def differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
         inputs = op.reads if op.differentiates is None else op.differentiates
         wanted = tuple(name for name in inputs if name in needs_gradient)
         trains = bool(op.wgrad_numels)
+        if is_weight_cast(op):
+            result.append(op)
+            continue
         if not wanted and not trains:
             result.append(drop_backward(op))
             continue
         needs_gradient.update(op.writes)
+        if op.kind == "norm" and not wanted:  # a norm of several kernels keeps x̂ for its weight, and nothing for x
+            op = op._replace(keeps=tuple(name for name in op.keeps if name.endswith(".normal")) or op.keeps)
         products = op.backward_products
         if op.kind in ("matmul", "loss"):  # a loss in chunks has the products of the head
             products = bool(wanted) + bool(op.parameters)  # experts may make their gradients in another operation

@@ -4,6 +4,8 @@
                      the end of the forward in any case (autocast's cache); attention casts fp32 queries, keys, values
     norm, rotary     have fp32 weights and angles, and so fp32 results; tp gathers the stream before it is cast: in fp32
     x + branch       is fp32; the gradient of the branch is cast back to 16 bits
+    frozen weights   are stored in 16 bits (``Job.freeze``): they need no cast, and a frozen embedding makes a residual
+                     stream and angles in 16 bits, which a norm with fp32 weights widens for its own layers alone
 Source: pytorch/pytorch@v2.13.0:aten/src/ATen/autocast_mode.h (formats of operations), autocast_mode.cpp (the cache).
 """
 
@@ -23,17 +25,17 @@ def apply_autocast(local: Local, ops: Sequence[Op], *, stream_in_16_bits: bool =
     """
     return [
         *(
-            _autocast(ops, stream_bytes=local.stream_bytes, stream_in_16_bits=stream_in_16_bits)
+            _autocast(ops, local, stream_in_16_bits=stream_in_16_bits or not local.has_fp32_stream)
             if local.autocast
             else ops
         )
     ]
 
 
-def _autocast(ops: Sequence[Op], *, stream_bytes: int, stream_in_16_bits: bool) -> Iterator[Op]:
+def _autocast(ops: Sequence[Op], local: Local, *, stream_in_16_bits: bool) -> Iterator[Op]:
     stream = {name for op in ops for name in op.reads} - {name for op in ops for name in op.writes}
     fp32_tensors = set[str]() if stream_in_16_bits else {*stream}  # in fp32
-    sizes = dict.fromkeys(stream, stream_bytes)  # as listed
+    sizes = dict.fromkeys(stream, local.stream_bytes)  # as listed
     for op in ops:
         sizes |= op.writes
         result = next(iter(op.writes))
@@ -43,7 +45,7 @@ def _autocast(ops: Sequence[Op], *, stream_bytes: int, stream_in_16_bits: bool) 
             for name, cast in casts.items():
                 yield _cast(name, cast, size=sizes[name])
             op = op._replace(reads=_rename(op.reads, casts), keeps=_rename(op.keeps, casts))
-            if op.kind == "matmul":
+            if op.kind == "matmul" and local.trains(op.name):
                 weight = f"{op.name}.weight"
                 yield _cast(op.reads[0], weight, size=2 * op.batch * op.shape[1] * op.shape[2])._replace(
                     differentiates=()
@@ -58,11 +60,18 @@ def _autocast(ops: Sequence[Op], *, stream_bytes: int, stream_in_16_bits: bool) 
             op = op._replace(
                 reads=(*_rename(op.reads, branches), *branches), differentiates=_rename(op.reads, branches)
             )
-        if op.kind == "norm":
+        if op.kind == "norm" and local.norm.norm.is_one_kernel and not read:
+            widened = f"{op.name}.{op.reads[0]}"
+            yield _widen(op.reads[0], widened, size=2 * sizes[op.reads[0]])
+            names = {op.reads[0]: widened}
+            op = _cast_norm(op._replace(reads=(widened,), keeps=_rename(op.keeps, names)), reads_fp32=True)
+        elif op.kind == "norm" and (read or local.trains(op.name)):
             op = _cast_norm(op, reads_fp32=bool(read))
+        elif op.kind == "norm":
+            pass  # its frozen weights are in 16 bits, and so is its result
         elif f"{op.reads[0]}.cube" in op.writes:
             op = _cast_activation(op)
-        elif (read and op.kind != "loss") or op.kind in ("rope", "embedding"):
+        elif (read and op.kind != "loss") or (op.kind in ("rope", "embedding") and local.has_fp32_stream):
             op = _upcast(op, result)
         if op.writes[result] > sizes[result]:
             fp32_tensors.add(result)
@@ -75,6 +84,11 @@ def _cast(source: str, out: str, *, size: int) -> Op:
     The backward widens its gradient.
     """
     return Op(out, "cast", (source,), {out: size}, moved_bytes=3 * size, moved_backward_bytes=3 * size)
+
+
+def _widen(source: str, out: str, *, size: int) -> Op:
+    """Return the cast of a 16-bit tensor to ``size`` bytes in fp32; the backward casts its gradient back."""
+    return Op(out, "cast", (source,), {out: size}, moved_bytes=3 * size // 2, moved_backward_bytes=3 * size // 2)
 
 
 def _cast_gradient(source: str, out: str, *, size: int) -> Op:

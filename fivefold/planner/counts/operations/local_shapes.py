@@ -16,6 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
+from fivefold.model.weights import resolve_freeze
 from fivefold.planner.counts.operations.op import NormKind
 from fivefold.units import ceil_div
 
@@ -76,10 +77,11 @@ class Local:
         self.autocast_loss = job.precision.autocasts and self.facts.supports_autocast
         # frozen weights, and so the stream, are in the dtype of the activations; adapters and the loss alone are cast
         self.autocast = self.autocast_loss and job.adapter is None
+        self.has_fp32_stream = self.autocast and has_fp32_stream(model, job)
         several = model.hyper_connections or model.altup
         streams = several.streams if several else 1
         # bytes of a stage's input
-        self.entry_bytes = streams * (2 * self.stream_bytes if self.autocast else self.stream_bytes)
+        self.entry_bytes = streams * (2 * self.stream_bytes if self.has_fp32_stream else self.stream_bytes)
         # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
         dispatches_fp8 = job.precision.dispatches == "fp8"
         self.row_bytes = model.width * (1 if dispatches_fp8 else self.width)
@@ -104,6 +106,12 @@ class Local:
         That holds in multi-token prediction modules, where a projection makes the stream.
         """
         return self.autocast and layer >= self.model.layers
+
+
+def has_fp32_stream(model: Model, job: Job) -> bool:
+    """Tell whether autocast leaves the residual stream in fp32: a frozen embedding makes one in 16 bits."""
+    freezes_embedding = bool(job.freeze) and not resolve_freeze(model, job.freeze).trains_embedding
+    return job.precision.autocasts and job.adapter is None and not freezes_embedding
 
 
 def get_activation_width(job: Job) -> int:

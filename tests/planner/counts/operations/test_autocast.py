@@ -4,6 +4,7 @@ PyTorch's own parallelisms do."""
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 import fivefold as ff
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import refuse
+from fivefold.layout.validity import reasons, refuse
 from fivefold.model import catalog as models
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import MTP
@@ -29,6 +30,7 @@ from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_trainable
+from tests.selection import mark_share
 from tests.third_party import loops, measured
 
 pytestmark = pytest.mark.slow
@@ -184,6 +186,56 @@ def test_recomputed_casts_of_weights_live_to_the_end_of_the_forward() -> None:
     memory, asked = watched.step.memory, measured.predict_step(case).memory
     assert (memory.stages[0].peak_cause, asked.stages[0].peak_cause) == ("forward nll_loss_forward", "head forward")
     assert asked.peak_bytes == pytest.approx(memory.peak_bytes, rel=5e-4)
+
+
+ENDS = {"embed_tokens": "embed", "norm": "norm", "lm_head": "head"}
+MODULES = {
+    "": ("",), ".attention": (".attention",), ".mlp": (".mlp",), ".norms": (".norm1", ".norm2"),
+    ".q_proj": (".attention.q",), ".o_proj": (".attention.out",), ".down_proj": (".mlp.down",),
+}  # fmt: skip
+
+
+def draw_frozen(seed: int) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Draw frozen parts, their weights in ``loops.Llama``, and whether blocks are recomputed."""
+    draw = random.Random(seed)
+    parts, names, layers = list[str](), list[str](), loops.SHAPE.layers
+    for part, name in ENDS.items():
+        if draw.random() < 0.5:
+            parts.append(part)
+            names.append(name)
+    for _ in range(draw.randint(1, 3)):
+        first, module = draw.randrange(layers), draw.choice([*MODULES])
+        last = draw.randint(first + 1, layers)
+        parts.append(f"layers[{first}:{last}]{module}")
+        names += [f"blocks.{layer}{name}" for layer in range(first, last) for name in MODULES[module]]
+    return tuple(parts), tuple(names), draw.random() < 0.5
+
+
+@pytest.mark.filterwarnings("ignore:.broadcast_buffers:FutureWarning")
+@pytest.mark.parametrize("world", [1], indirect=True)
+@pytest.mark.parametrize("half", [True, False], ids=["autocast", "fp32"])
+@pytest.mark.parametrize("seed", mark_share(12, range(24)))
+@pytest.mark.usefixtures("world")
+def test_frozen_parts_take_what_torch_takes(seed: int, half: bool) -> None:
+    """Weights without ``requires_grad``, in 16 bits under autocast, as LLaMA-Factory's ``finetuning_type: freeze``."""
+    parts, names, recomputes = draw_frozen(seed)
+    layout = "dp1 ac=full" if recomputes else "dp1"
+    case = measured.frozen(layout, 2, *parts, weights=names, half=half, recompute=recomputes)._replace(mbs=1)
+    job = Job(stack="ddp", sequence=loops.SEQUENCE, precision=case.precision, freeze=parts)
+    if list(reasons(Layout.parse(layout), model=loops.SHAPE, job=job, machine=None)):  # nothing or the head alone
+        pytest.skip(",".join(parts))
+    model, optimizer, step, *_ = case.loop()
+    with ff.watch(model, optimizer) as watched:
+        for _ in range(2):
+            step(loops.batches(1, 2))
+    planned, taken = measured.predict_step(case), watched.step
+    assert planned.work.hardware_flops == taken.work.hardware_flops, parts
+    states = [
+        (memory.parameters_bytes, memory.optimizer_bytes)
+        for memory in (planned.memory.stages[0], taken.memory.stages[0])
+    ]
+    assert states[0] == states[1], parts
+    assert planned.memory.peak_bytes == pytest.approx(taken.memory.peak_bytes, rel=5e-3), (parts, recomputes)
 
 
 def test_our_engine_has_no_autocast() -> None:
