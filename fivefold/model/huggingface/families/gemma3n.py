@@ -10,9 +10,9 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.families.gemma import GEMMA3_TEXT
-from fivefold.model.huggingface.families.gemma4 import GEMMA4_TEXT, read_per_layer_inputs
+from fivefold.model.huggingface.families.gemma4 import GEMMA4_TEXT, read_common_fields
 from fivefold.model.huggingface.family import Supported, Wrapper
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
+from fivefold.model.huggingface.mapping import build_model, read_windows
 from fivefold.model.huggingface.rope import read_gemma3_rope
 from fivefold.model.spec import Model
 
@@ -31,15 +31,7 @@ def _build_gemma3n(config: Config) -> Model:
         config.replace(intermediate_size=sizes[0]),
         **read_gemma3_rope(config),
         **read_windows(config, default=(True,) * 4 + (False,)),
-        **read_attention_bias(config),
-        value_norm=True,
-        qk_norm="head",
-        block="sandwich",
-        attention_scale=1.0,
-        logit_softcap=config.final_logit_softcapping,
-        embedding_scale=config.hidden_size**0.5,
-        shared_kv_layers=config.num_kv_shared_layers,
-        per_layer_inputs=read_per_layer_inputs(config),
+        **read_common_fields(config),
         altup=AltUp(streams=config.altup_num_inputs, clip=config.altup_coef_clip, scales=config.altup_correct_scale),
         laurel_rank=config.laurel_rank,
         gate_sparsity=_read_sparsity(config),

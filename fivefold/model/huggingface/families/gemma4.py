@@ -48,24 +48,31 @@ def _build_gemma4(config: Config) -> Model:
         config,
         **rope,
         **windows,
-        **read_attention_bias(config),
         head_dim=head_dim,
         kv_heads=kv_heads,
         sliding=(sliding_fields or None) if any(slides) else None,
+        **read_common_fields(config),
         tied_values=config.ties_values,
-        value_norm=True,
-        qk_norm="head",
-        block="sandwich",
-        attention_scale=1.0,
-        logit_softcap=config.final_logit_softcapping,
-        embedding_scale=config.hidden_size**0.5,
-        shared_kv_layers=shared,
         shared_kv_ffn=2 * (config.intermediate_size or 0) if shared and config.use_double_wide_mlp else None,
-        per_layer_inputs=read_per_layer_inputs(config),
     )
 
 
-def read_per_layer_inputs(config: Config) -> PerLayerInputs | None:
+def read_common_fields(config: Config) -> dict[str, Any]:
+    """Return the fields that Gemma 3n and Gemma 4 have in common."""
+    return {
+        **read_attention_bias(config),
+        "value_norm": True,
+        "qk_norm": "head",
+        "block": "sandwich",
+        "attention_scale": 1.0,
+        "logit_softcap": config.final_logit_softcapping,
+        "embedding_scale": config.hidden_size**0.5,
+        "shared_kv_layers": config.num_kv_shared_layers,
+        "per_layer_inputs": _read_per_layer_inputs(config),
+    }
+
+
+def _read_per_layer_inputs(config: Config) -> PerLayerInputs | None:
     """Return the inputs of each layer; None: the model has none."""
     width = config.per_layer_width
     return PerLayerInputs(width=width, vocab=config.per_layer_vocab) if width else None
