@@ -438,7 +438,8 @@ def dryrun(
     >>> result.step.layout, result.findings
     ('dp2 zero3 mbs1', ())
     """
-    from fivefold.layout.validity import describe_idle, refuse
+    from fivefold.layout.remarks import list_remarks
+    from fivefold.layout.validity import refuse
     from fivefold.trainer.run import Run
 
     spec = _model(model)
@@ -459,7 +460,7 @@ def dryrun(
         replay=not every_layer,
         ranks=tuple(ranks),
     )
-    _warn(describe_idle(chosen, chips))
+    _warn(list_remarks(spec, chips, wanted, chosen))
     return dry_run
 
 

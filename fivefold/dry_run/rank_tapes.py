@@ -26,7 +26,6 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build, build_module
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.supported import describe_idle_window
 
 # memory category of the storages that these engine functions allocate; others are classified by lifetime (breakdown.py)
 CATEGORIES = {
@@ -167,8 +166,6 @@ def describe_assumptions(model: Model, job: Job) -> tuple[str, ...]:
         remarks.append("the dry run executes blocks uncompiled")
     if job.documents == "separate":
         remarks.append("the dry run treats packed documents as one; with separate documents, attention is less work")
-    if line := describe_idle_window(model, job):
-        remarks.append(line)
     if model.moe:
         dropped = ", and drops none" if model.moe.capacity is not None else ""
         remarks.append(f"every expert gets as many rows as any other{dropped}")

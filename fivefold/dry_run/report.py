@@ -20,9 +20,9 @@ from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.dry_run.time.simulation import SimulatedTapes
 from fivefold.job import Job
 from fivefold.layout.mesh import group
+from fivefold.layout.remarks import list_remarks
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import describe_idle
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.flops import work
@@ -168,7 +168,7 @@ def build_dry_run_step(
         work=_count_work(rank_summaries, work(model, layout=layout, job=job), layout),
         traffic=traffic(tape),
         time=simulation.time(),
-        remarks=describe_idle(layout, machine),
+        remarks=list_remarks(model, machine, job, layout),
     )
 
 

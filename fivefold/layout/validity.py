@@ -14,16 +14,15 @@ from typing import Any, get_args
 
 from fivefold.adapter import ALL_LINEAR, Adapter
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
-from fivefold.job import Job, Recipe
+from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
-from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES, ScheduleName
+from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisors, find_divisor_below, format_stages
 from fivefold.layout.stages import list_stage_layers
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
-from fivefold.model.vision_weights import count_vision
 from fivefold.model.weights import adapter_weights, block_weights, mark_frozen, resolve_freeze
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
@@ -36,111 +35,6 @@ def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = 
     reason = next(reasons(layout, model=model, job=job, machine=machine), None)
     if reason is not None:
         raise UserError(f"layout {str(layout)!r}: {reason}")
-
-
-def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
-    """Return a warning if a layout uses fewer ranks than the machine has, else nothing."""
-    used, have = layout.world, machine.ranks
-    if used >= have:
-        return ()
-    chip, *words = machine.name.split()
-    smaller = " ".join([f"{chip}:{used}", *words])
-    larger = "" if have % used else f", such as {str(layout.replace(dp=layout.dp * have // used))!r}"
-    return (
-        f"layout {str(layout)!r} uses {used:,} of the {have:,} ranks of {machine.name}; {have - used:,} stay idle, and "
-        f"all figures are for the other {used:,}. Use {smaller!r}, or degrees that multiply to {have:,}{larger}.",
-    )
-
-
-def describe_number_format(machine: Machine, recipe: Recipe) -> tuple[str, ...]:
-    """Return a warning if the chip has no matrix units for the operands of a recipe, else nothing.
-
-    Chips whose matrix units apply scales of blocks (MXFP8, NVFP4) are those that have fp4: Blackwell and CDNA 4
-    (Transformer Engine's guide: MXFP8 needs compute capability 10).
-    """
-    if machine.backend != "nccl" or not recipe.is_low_precision:
-        return ()
-    used = machine.chip.format_of(recipe.compute)
-    if used != recipe.compute:
-        return (
-            f"{machine.chip.name} has no {recipe.compute} matrix units: matmuls of {recipe.name} are predicted at the "
-            f"rate of {used}, and software may refuse it",
-        )
-    if recipe.scaling.startswith("blocks") and "fp4" not in machine.chip.peak_flops:
-        return (
-            f"the matrix units of {machine.chip.name} take no scales of blocks, as {recipe.name} has (those of B200 "
-            f"and MI355X do): matmuls are predicted at the rate of {used}, and software may refuse it",
-        )
-    return ()
-
-
-def describe_deferred_recompute(layout: Layout) -> tuple[str, ...]:
-    """Return a remark if weight gradients of recomputed layers run later than their backward, else nothing."""
-    if not layout.pipeline.splits_backward or layout.recomputation == "none":
-        return ()
-    return (
-        f"{layout.schedule} defers weight gradients (W), which keep recomputed activations until then: "
-        f"the memory of ac={layout.ac} is not that of {DEFAULT_SCHEDULE}",
-    )
-
-
-def describe_assumed_batch(job: Job, machine: Machine) -> tuple[str, ...]:
-    """Return a warning if the job has the default batch and the machine has more ranks than that, else nothing."""
-    batch = job.global_batch
-    if batch != Job.model_fields["global_batch"].default or machine.ranks <= batch:
-        return ()
-    return (
-        f"a global batch of {batch} sequences (the default) is few for {machine.ranks:,} ranks; which layout is best "
-        f"depends on it: give that of your run, such as --gbs {2 * machine.ranks}",
-    )
-
-
-def describe_uncounted(model: Model, job: Job) -> tuple[str, ...]:
-    """Return a warning about a part of training that is not counted, else nothing."""
-    remarks = []
-    if model.vision is not None and not job.images:
-        size = count_vision(model.vision)
-        given = "images=1" if model.vision.patches else "images=1 image_tokens=1024"
-        remarks.append(
-            f"model {model.name!r}: its vision tower ({size / 1e9:.2f} B parameters) is not counted, as the job has no "
-            f"images; {given} counts it"
-        )
-    if model.moe is not None and model.moe.joins_mlp:
-        remarks.append(
-            f"model {model.name!r}: the output of experts next to an MLP is counted as added to the MLP's output; the "
-            "published code adds it one layer later, so that their messages may overlap with that layer"
-        )
-    if model.moe is not None and model.moe.hashed_layers:
-        remarks.append(
-            f"model {model.name!r}: the tables of token ids that name the experts of its first "
-            f"{model.moe.hashed_layers} layers are not counted, and these experts count as chosen as evenly as others"
-        )
-    if model.moe is not None and job.adapter is not None:
-        remarks += _describe_frozen_experts(model, job.adapter)
-    sparse = model.compressed_sparse_attention
-    if not any(map(model.has_indexer, range(model.layers))) and (sparse is None or sparse.indexer is None):
-        return tuple(remarks)
-    return (
-        *remarks,
-        f"model {model.name!r}: the indexer's own loss is not counted (arXiv:2512.02556 §2.1.1, a pass over the scores "
-        "of attention); its weights, gradients, optimizer states and choice of keys are counted.",
-    )
-
-
-def _describe_frozen_experts(model: Model, adapter: Adapter) -> Iterator[str]:
-    """Yield warnings where adapters of a mixture may be fewer, or its base larger, than a reader expects."""
-    if not {ALL_LINEAR, "gate_proj", "up_proj", "down_proj"}.isdisjoint(adapter.targets):
-        targets = ",".join(adapter.targets)
-        yield (
-            f"model {model.name!r}: adapter.targets={targets} leaves routed experts and their router frozen; adapters "
-            "are on attention, MLPs and shared experts alone. peft adds routed experts in most mixtures; targets of "
-            "attention mean the same in both"
-        )
-    if adapter.base in ("nf4", "int8"):
-        yield (
-            f"model {model.name!r}: routed experts stay in the dtype of activations next to a base in {adapter.base}, "
-            "as bitsandbytes quantizes linear layers and transformers stacks experts in one tensor"
-        )
 
 
 def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
@@ -227,7 +121,6 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
             f"take {job.precision.compute}, or a stack that does, such as ddp"
         )
     yield from _frozen_mismatches(model, job)
-    yield from _adapter_mismatches(model, job)
     if job.objective == "dpo":
         for is_present, feature, fix in (
             (model.moe is not None, f"experts of {model.name}", "a dense model"),
@@ -376,14 +269,13 @@ def _batch(layout: Layout, job: Job, machine: Machine | None) -> Iterator[str]:
 def _check_sharding(layout: Layout, model: Model, machine: Machine | None) -> Iterator[str]:
     """Yield the reasons why tp, ep or etp does not divide the model."""
     experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
-    shared_width = model.moe.shared_width if model.moe else 0
     ranks = layout.dp * layout.cp * layout.tp // layout.etp
     largest = min(model.heads, machine.ranks) if machine else model.heads
     tp = _suggest_degrees("tp", layout.tp, lambda n: is_divisible_by_tp(model, n), most=largest)
     for axis, name, size, fix in (
         ("tp", "heads", model.heads, tp),
         ("tp", "ffn", model.ffn, tp),
-        ("tp", "ffn of shared experts", shared_width, tp),
+        ("tp", "ffn of shared experts", model.shared_experts_width, tp),
         ("tp", "ffn of layers that share keys", model.shared_kv_ffn or model.ffn, tp),
         (
             "ep",
@@ -424,8 +316,7 @@ def _divides_attention(model: Model, tp: int) -> bool:
     shapes = model.attention_shapes
     heads_fit = not any(shape.heads % tp or max(shape.kv_heads, tp) % min(shape.kv_heads, tp) for shape in shapes)
     replicates = tp > min(shape.kv_heads for shape in shapes)  # of unlike layers each has its own groups of replicas
-    shared_width = model.moe.shared_width if model.moe else 0
-    ffns = (model.ffn, model.shared_kv_ffn or model.ffn, shared_width)
+    ffns = (model.ffn, model.shared_kv_ffn or model.ffn, model.shared_experts_width)
     return heads_fit and not ((len(shapes) > 1 and replicates) or any(ffn % tp for ffn in ffns))
 
 
@@ -674,24 +565,26 @@ def _frozen_mismatches(model: Model, job: Job) -> Iterator[str]:
             f"wgrad_accumulation={stack.wgrad_accumulation} of the stack {stack.name}",
             "wgrad_accumulation=separate",
         ),
-        (
-            adapter is not None and adapter.base == "int8" and adapter.has_magnitudes,
-            "DoRA over a base in int8",
-            "base=nf4 or a base in 16 bits",
-        ),
-        (adapter is None and job.objective == "dpo", "objective=dpo", "sft, or an adapter"),
-        (adapter is None and job.images > 0, f"images={job.images}", "freeze_vision_tower, or text alone"),
-        (
-            adapter is None and not all(map(model.has_norm1, range(model.layers))),
-            f"layers of {model.name} that do not norm the input of attention",
-            "a model whose layers do",
-        ),
-        (adapter is None and model.block.startswith("parallel"), f"block={model.block}", "a model whose layers do not"),
     ):
         if is_present:
             yield f"{what} not modelled with {feature}; take {fix}"
-    if adapter is not None:
-        return
+    yield from _freeze_mismatches(model, job) if adapter is None else _adapter_mismatches(model, job, adapter)
+
+
+def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why the parts that the job freezes are not modelled, or leave nothing to train."""
+    for is_present, feature, fix in (
+        (job.objective == "dpo", "objective=dpo", "sft, or an adapter"),
+        (job.images > 0, f"images={job.images}", "freeze_vision_tower, or text alone"),
+        (
+            not all(map(model.has_norm1, range(model.layers))),
+            f"layers of {model.name} that do not norm the input of attention",
+            "a model whose layers do",
+        ),
+        (model.block.startswith("parallel"), f"block={model.block}", "a model whose layers do not"),
+    ):
+        if is_present:
+            yield f"freeze is not modelled with {feature}; take {fix}"
     try:
         frozen = resolve_freeze(model, job.freeze)
     except UserError as error:
@@ -707,18 +600,17 @@ def _frozen_mismatches(model: Model, job: Job) -> Iterator[str]:
             yield f"freeze is not modelled with {feature}; train the attention of that layer too"
 
 
-def _adapter_mismatches(model: Model, job: Job) -> Iterator[str]:
+def _adapter_mismatches(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
-    adapter, recipe = job.adapter, job.precision
-    if adapter is None:
-        return
+    if adapter.base == "int8" and adapter.has_magnitudes:
+        yield "adapters are not modelled with DoRA over a base in int8; take base=nf4 or a base in 16 bits"
     if next(adapter_weights(model, adapter), None) is None:
         targets = ",".join(adapter.targets)
         yield f"adapter.targets={targets}: {model.name} has no such layer; take up_proj, down_proj or {ALL_LINEAR}"
     in_fp32 = job.activation_bytes == 4
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
-        fix = "fp32" if in_fp32 else "bf16"
-        yield f"adapter.base={adapter.base} is not modelled with {recipe.name} activations; take base={fix} or nf4"
+        feature, fix = f"{job.precision.name} activations", "fp32" if in_fp32 else "bf16"
+        yield f"adapter.base={adapter.base} is not modelled with {feature}; take base={fix} or nf4"
 
 
 def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None:

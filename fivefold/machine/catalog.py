@@ -60,7 +60,10 @@ def _nic(gigabits: float, source: str) -> Fabric:
 
 
 class ChipRow(NamedTuple):
-    """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets, memory and kernel efficiency."""
+    """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets, memory and kernel efficiency.
+
+    ``block_scales`` from compute capability 10 (Transformer Engine's guide: MXFP8) and CDNA 4 on.
+    """
 
     generation: str
     efficiency: KernelEfficiency
@@ -72,6 +75,7 @@ class ChipRow(NamedTuple):
     far: Fabric
     source: str
     watts: float | None = None
+    block_scales: bool = False
 
 
 # An all-reduce of S bytes in the switch sends (n + 1) / n · S per rank. On H200 that is 305 GB/s for 5, 6, 7 and 8
@@ -250,6 +254,7 @@ ROWS: dict[str, ChipRow] = {
         far=NIC_400_B200,
         source=f"B200 SXM: {SHEET}",
         watts=1000,
+        block_scales=True,
     ),
     "gb200": ChipRow(
         generation="blackwell",
@@ -262,6 +267,7 @@ ROWS: dict[str, ChipRow] = {
         far=NIC_400_GB200,
         source=f"GB200 NVL72: {SHEET}",
         watts=1200,
+        block_scales=True,
     ),
     "b300": ChipRow(
         generation="blackwell",
@@ -274,6 +280,7 @@ ROWS: dict[str, ChipRow] = {
         far=NIC_800_B300,
         source=f"B300 SXM: {SHEET}",
         watts=1000,
+        block_scales=True,
     ),
     "gb300": ChipRow(
         generation="blackwell",
@@ -286,6 +293,7 @@ ROWS: dict[str, ChipRow] = {
         far=NIC_800_GB300,
         source=f"GB300 NVL72, {GB300_SOURCE}",
         watts=1400,
+        block_scales=True,
     ),
     "mi250x": ChipRow(
         generation="cdna",
@@ -334,6 +342,7 @@ ROWS: dict[str, ChipRow] = {
         far=NIC_400_AMD,
         source=f"MI355X: {SHEET}",
         watts=1400,
+        block_scales=True,
     ),
     "l40s": ChipRow(
         generation="ada",
@@ -557,6 +566,7 @@ def _build(name: str, row: ChipRow, count: int | None) -> Machine:
         memory_bandwidth=float(round(row.terabytes_per_second * 1e12)),
         power_watts=row.watts,
         generation=row.generation,
+        block_scales=row.block_scales,
         source=f"{row.source}; {row.memory.source}",
         **chip_fields(row.efficiency, tflops=row.tflops),
     )

@@ -28,6 +28,7 @@ class Chip(Record):
         ""  # predictions for one generation have similar errors (``planner/time/errors.py``); default: the name
     )
     peak_flops: dict[Dtype, Rate] = Field(min_length=1)  # dense FLOP/s of the matrix units, by number format
+    block_scales: bool = False  # the matrix units apply the scales of blocks of operands (MXFP8, NVFP4)
     memory_bytes: Bytes  # as ``torch.cuda`` reports it (``total_memory``)
     memory_bandwidth: Rate  # bytes/s
     power_watts: Watts | None = None  # power cap

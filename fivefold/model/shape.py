@@ -751,6 +751,11 @@ class ModelShape(Record):
         return self.mtp.depth if self.mtp else 0
 
     @property
+    def shared_experts_width(self) -> int:
+        """Return the width of all shared experts of a layer together, 0 if the model has none."""
+        return self.moe.shared_width if self.moe else 0
+
+    @property
     def dropout_rates(self) -> DropoutRates:
         """Return the dropout rates of embedding, attention and branches."""
         embedding, attention = self.embedding_dropout, self.attention_dropout

@@ -12,14 +12,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fivefold.job import Job
+from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import (
-    describe_deferred_recompute,
-    describe_idle,
-    describe_number_format,
-    describe_uncounted,
-    refuse,
-)
+from fivefold.layout.validity import refuse
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -199,12 +194,7 @@ class Planner:
                 longest_part=step_time.longest_part,
             ),
             operations=tuple(self._operations(layout)),
-            remarks=(
-                *describe_idle(layout, machine),
-                *describe_number_format(machine, job.precision),
-                *describe_uncounted(model, job),
-                *describe_deferred_recompute(layout),
-            ),
+            remarks=list_remarks(model, machine, job, layout),
         )
 
     def _operations(self, layout: Layout) -> Iterator[Operation]:

@@ -13,15 +13,9 @@ from math import ceil, log2
 
 from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
+from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import (
-    count_image_tokens,
-    describe_assumed_batch,
-    describe_uncounted,
-    is_legal,
-    refuse,
-    validate_job,
-)
+from fivefold.layout.validity import count_image_tokens, is_legal, refuse, validate_job
 from fivefold.layout.where import ANY
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -131,7 +125,7 @@ def fine_tunes(
                 break
             if answer.micro_batch or spread.ac != "none" or layout:
                 answers.append(answer)
-                remarks += describe_uncounted(model, tuned)
+                remarks += list_remarks(model, machine, tuned, smallest)
     if not answers:
         raise next(iter(errors.values()))
     remarks += [f"no answer for {method}: {error}" for method, error in errors.items()]
@@ -241,7 +235,7 @@ def find_fewest_gpus(
         report=(lambda done, total: report(f"layouts of {ranks:,} GPUs", done, total)) if report else None,
     )
     layout = Layout.parse(result.best[0].step.layout) if result.best else fitting[ranks]
-    remarks = [*describe_assumed_batch(job, resized), result.gap_remark()]
+    remarks = [*list_remarks(model, resized, job, layout, is_searched=True), result.gap_remark()]
     if not result.best:
         remarks.append("the search ended at its work limit: its layout is the first one that fits")
     if undecided:
@@ -344,7 +338,10 @@ def find_largest_model(
     estimate = climb(planner, layout, work=SearchWork(exact_units=CLIMBING_UNITS))
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
-    remarks = ["the layout is the first one that fits, made faster by single changes; a search may find a faster one"]
+    remarks = [
+        *list_remarks(largest, machine, job, estimate.layout, is_searched=True),
+        "the layout is the first one that fits, made faster by single changes; a search may find a faster one",
+    ]
     if undecided:
         sizes = " and ".join(f"{model.name} x{eighths / 8:g}" for eighths in sorted(undecided))
         remarks.append(f"whether {sizes} would fit was not decided within the work limit")

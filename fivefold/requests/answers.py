@@ -62,7 +62,7 @@ def answers(
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
     ranks, without which the fewest GPUs are searched up to ``MAX_SEARCHED_GPUS``. ``report``: called with progress.
     """
-    from fivefold.layout.validity import describe_idle, describe_number_format
+    from fivefold.layout.remarks import list_remarks
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
     from fivefold.planner.context_length import lengths
@@ -112,16 +112,10 @@ def answers(
         raise UserError(
             f"unknown question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
         )
-    remarks = (
-        *describe_idle(chosen_layout, machine),
-        *describe_number_format(machine, job.precision),
-        *([remark] if remark else []),
-    )
-    return (
-        [answer.replace(remarks=remarks) for answer in answer_by_question[question]()]
-        if remarks
-        else answer_by_question[question]()
-    )
+    remarks = list_remarks(model, machine, job, chosen_layout, is_searched=layout is None)
+    if remark:
+        remarks = (*remarks, remark)
+    return [answer.replace(remarks=(*remarks, *answer.remarks)) for answer in answer_by_question[question]()]
 
 
 def refuse_unused(question: Question, **options: object) -> None:

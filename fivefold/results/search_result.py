@@ -216,9 +216,14 @@ class SearchResult(Shown):
     finalists: tuple[Finalist, ...] = ()  # for ``search --measure``, fastest first
     stopped: bool = False
 
+    @property
+    def chosen(self) -> Ranked | None:
+        """Return the proposal, or else the best layout; None if no layout fits."""
+        return self.proposal.choice if self.proposal else self.best[0] if self.best else None
+
     def line(self) -> str:
         """Return the proposal, or the best layout, and the number of layouts tried."""
-        best = self.proposal.choice if self.proposal else self.best[0] if self.best else None
+        best = self.chosen
         outcome = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else self.describe_unfit()
         return f"of {self.tried:,} layouts: {outcome}{f', {self.gap_line()}' if self.gap_line() else ''}"
 
@@ -230,7 +235,7 @@ class SearchResult(Shown):
 
     def describe_gain(self) -> str:
         """Return what the proposal, or the best layout, gains over the config's own; empty without one of the two."""
-        best = self.proposal.choice if self.proposal else self.best[0] if self.best else None
+        best = self.chosen
         if self.own is None or best is None:
             return ""
         before, after = self.own.step, best.step

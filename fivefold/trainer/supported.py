@@ -268,11 +268,3 @@ def _check_model(model: Model) -> None:
             f"model {model.name!r}: the trainer does not support router_weight_on='inputs' for {kind} experts yet; "
             "`predict` estimates it"
         )
-
-
-def describe_idle_window(model: Model, job: Job) -> str | None:
-    """Return a remark if no sequence is longer than the model's window; None if one is, or without a window."""
-    slides = any(model.has_window(layer) for layer in range(model.layers))
-    if not slides or model.window is None or model.window < job.sequence:
-        return None
-    return f"model {model.name!r}: its window of {model.window} tokens does nothing in sequences of {job.sequence}"

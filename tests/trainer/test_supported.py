@@ -15,7 +15,7 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
-from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_supported, describe_idle_window
+from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_supported
 
 OTHER_BEHAVIOUR: dict[str, Any] = {
     "kernels": "plain", "merged_projections": True, "wgrad_accumulation": "fused", "flat_copies": ("weights",),
@@ -66,15 +66,6 @@ def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> 
     check_supported(Layout(), Job(), model=model)
     with pytest.raises(UserError, match="does not support activation='clamped_swiglu'"):
         check_supported(Layout(), Job(), model=model.replace(moe=moe.replace(**dense)))
-
-
-def test_a_window_that_does_nothing_is_said() -> None:
-    model = build_model("nano").replace(window=64, window_pattern=(True, False))
-    job = Job(sequence=64)
-    assert describe_idle_window(model, job) == "model 'nano': its window of 64 tokens does nothing in sequences of 64"
-    assert describe_idle_window(model, job.replace(sequence=65)) is None
-    assert describe_idle_window(model.replace(window_pattern=(False,)), job) is None
-    assert describe_idle_window(build_model("nano"), job) is None
 
 
 @pytest.mark.parametrize(

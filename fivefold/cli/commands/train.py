@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @accept_request(TrainOptions)
 def train(request: TrainOptions) -> None:
     """Train, then compare the measured step with the prediction. Resumes from the newest checkpoint."""
+    from fivefold.layout.remarks import list_remarks
     from fivefold.layout.spec import Layout
     from fivefold.layout.validity import refuse
     from fivefold.model.catalog import resolve
@@ -47,6 +48,8 @@ def train(request: TrainOptions) -> None:
     _check_supported(layout, settings, model=model)
     if launcher() is None:
         _check_folder(settings, model=model, file=request.run)
+        for remark in list_remarks(model, chips, settings.job, layout):
+            say(f"fivefold: {remark}")
         _check_inputs_exist(settings, model=model)
     if not slurm:  # a Slurm job starts on other chips than this computer's
         if launcher() is None and not force:
@@ -193,14 +196,7 @@ def _check_folder(run: Run, *, model: Model, file: Path) -> None:
 
 
 def _check_inputs_exist(run: Run, *, model: Model) -> None:
-    """Reject, before the corpus is read, a run file whose weights or packages are missing.
-
-    It also prints a line about a part of the model that has no effect.
-    """
-    from fivefold.trainer.supported import describe_idle_window
-
-    if line := describe_idle_window(model, run.job):
-        say(f"fivefold: {line}")
+    """Reject, before the corpus is read, a run file whose weights or packages are missing."""
     if run.logs.wandb:
         from fivefold.trainer.logs.wandb_log import package
 

@@ -19,8 +19,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fivefold.job import Job, Recipe
+from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import describe_assumed_batch, describe_number_format, validate_job
+from fivefold.layout.validity import validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -125,11 +126,6 @@ def search(
     total += even_out(incumbents, where=where) if planners and proposes else 0
     result = SearchResult(
         by=by,
-        remarks=(
-            *describe_assumed_batch(job, machine),
-            *unsearched,
-            *(line for recipe in (job.precision, *recipes) for line in describe_number_format(machine, recipe)),
-        ),
         own=ranked_own,
         proposal=_propose(
             incumbents, within or 0.0, planners=planners.values(), where=where, precision=job.precision.name
@@ -159,7 +155,9 @@ def search(
     )
     if by == "robust" and incumbents.best and planners:
         result = _rank_until_stopped(result, incumbents, space_arguments=space_arguments, report=report, exact=exact)
-    return result.replace(seconds=time.perf_counter() - start)
+    chosen = Layout.parse(result.chosen.step.layout) if result.chosen else None
+    remarks = list_remarks(model, machine, job, chosen, is_searched=True, recipes=recipes)
+    return result.replace(remarks=(*remarks, *unsearched), seconds=time.perf_counter() - start)
 
 
 def _list_spaces(

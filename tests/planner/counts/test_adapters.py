@@ -8,8 +8,9 @@ import pytest
 
 from fivefold.adapter import NF4_CODEBOOK_BYTES, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
+from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import describe_uncounted, reasons
+from fivefold.layout.validity import reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
@@ -239,10 +240,11 @@ def test_experts_stay_wide_next_to_a_base_in_nf4() -> None:
     matrices = [out * into for out, into in shapes]
     saved = sum(2 * numel - nf4_bytes(numel) - nf4_scales_bytes(numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == model.layers * saved
-    remarks = describe_uncounted(model, job("qlora:8"))
+    node = resolve("a100:8", local=Path("/nowhere"))
+    remarks = list_remarks(model, node, job("qlora:8"), None)
     assert [remark.split(": ")[1].split(" ")[0] for remark in remarks] == ["adapter.targets=all-linear", "routed"]
-    assert "routed experts" in describe_uncounted(model, job({"targets": ["q_proj", "down_proj"]}))[0]
-    assert describe_uncounted(model, job({"targets": ATTENTION})) == ()
+    assert "routed experts" in list_remarks(model, node, job({"targets": ["q_proj", "down_proj"]}), None)[0]
+    assert list_remarks(model, node, job({"targets": ATTENTION}), None) == ()
 
 
 def test_an_adapter_is_read_in_words_or_as_a_table() -> None:

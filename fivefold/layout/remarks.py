@@ -1,0 +1,146 @@
+"""Remarks on a plan: what is valid but perhaps not intended, or is not counted, one line each.
+
+Every command that answers for a model, machine and job shows the remarks of ``list_remarks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from fivefold.adapter import ALL_LINEAR, Adapter
+from fivefold.job import Job, Recipe
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
+from fivefold.layout.spec import Layout
+from fivefold.machine.spec import Machine
+from fivefold.model.spec import Model
+from fivefold.model.vision_weights import count_vision
+
+
+def list_remarks(
+    model: Model,
+    machine: Machine,
+    job: Job,
+    layout: Layout | None,
+    *,
+    is_searched: bool = False,
+    recipes: Iterable[Recipe] = (),
+) -> tuple[str, ...]:
+    """Return the remarks on a job under a layout; None: a search that found none.
+
+    ``is_searched``: a search chose the layout, so that the best one depends on the batch and may use fewer ranks.
+    ``recipes``: precisions that are tried in addition to the job's.
+    """
+    remarks = (
+        _describe_assumed_batch(job, machine) if is_searched else (),
+        _describe_idle(layout, machine) if layout and not is_searched else (),
+        _describe_number_formats(machine, (job.precision, *recipes)),
+        _describe_uncounted(model, job),
+        _describe_unused_window(model, job),
+        _describe_deferred_recompute(layout) if layout else (),
+    )
+    return tuple(chain.from_iterable(remarks))
+
+
+def _describe_idle(layout: Layout, machine: Machine) -> Iterator[str]:
+    """Yield a warning if a layout uses fewer ranks than the machine has."""
+    used, have = layout.world, machine.ranks
+    if used < have:
+        chip, *words = machine.name.split()
+        smaller = " ".join([f"{chip}:{used}", *words])
+        larger = "" if have % used else f", such as {str(layout.replace(dp=layout.dp * have // used))!r}"
+        yield (
+            f"layout {str(layout)!r} uses {used:,} of the {have:,} ranks of {machine.name}; {have - used:,} stay idle, "
+            f"and all figures are for the other {used:,}. Use {smaller!r}, or degrees that multiply to {have:,}"
+            f"{larger}."
+        )
+
+
+def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Iterator[str]:
+    """Yield a warning for each recipe for whose operands the chip has no matrix units."""
+    chip = machine.chip
+    for recipe in dict.fromkeys(recipes):
+        if machine.backend != "nccl" or not recipe.is_low_precision:
+            continue
+        used = chip.format_of(recipe.compute)
+        if used != recipe.compute:
+            yield (
+                f"{chip.name} has no {recipe.compute} matrix units: matmuls of {recipe.name} are predicted at the rate "
+                f"of {used}, and software may refuse it"
+            )
+        elif recipe.scaling.startswith("blocks") and not chip.block_scales:
+            yield (
+                f"the matrix units of {chip.name} take no scales of blocks, as {recipe.name} has (those of B200 and "
+                f"MI355X do): matmuls are predicted at the rate of {used}, and software may refuse it"
+            )
+
+
+def _describe_deferred_recompute(layout: Layout) -> Iterator[str]:
+    """Yield a remark if weight gradients of recomputed layers run later than their backward."""
+    if layout.pipeline.splits_backward and layout.recomputation != "none":
+        yield (
+            f"{layout.schedule} defers weight gradients (W), which keep recomputed activations until then: "
+            f"the memory of ac={layout.ac} is not that of {DEFAULT_SCHEDULE}"
+        )
+
+
+def _describe_assumed_batch(job: Job, machine: Machine) -> Iterator[str]:
+    """Yield a warning if the job has the default batch and the machine has more ranks than that."""
+    batch = job.global_batch
+    if batch == Job.model_fields["global_batch"].default and machine.ranks > batch:
+        yield (
+            f"a global batch of {batch} sequences (the default) is few for {machine.ranks:,} ranks; which layout is "
+            f"best depends on it: give that of your run, such as --gbs {2 * machine.ranks}"
+        )
+
+
+def _describe_uncounted(model: Model, job: Job) -> Iterator[str]:
+    """Yield a warning about each part of training that is not counted."""
+    if model.vision is not None and not job.images:
+        size = count_vision(model.vision)
+        given = "images=1" if model.vision.patches else "images=1 image_tokens=1024"
+        yield (
+            f"model {model.name!r}: its vision tower ({size / 1e9:.2f} B parameters) is not counted, as the job has no "
+            f"images; {given} counts it"
+        )
+    if model.moe is not None and model.moe.joins_mlp:
+        yield (
+            f"model {model.name!r}: the output of experts next to an MLP is counted as added to the MLP's output; the "
+            "published code adds it one layer later, so that their messages may overlap with that layer"
+        )
+    if model.moe is not None and model.moe.hashed_layers:
+        yield (
+            f"model {model.name!r}: the tables of token ids that name the experts of its first "
+            f"{model.moe.hashed_layers} layers are not counted, and these experts count as chosen as evenly as others"
+        )
+    if model.moe is not None and job.adapter is not None:
+        yield from _describe_frozen_experts(model, job.adapter)
+    sparse = model.compressed_sparse_attention
+    if any(map(model.has_indexer, range(model.layers))) or (sparse is not None and sparse.indexer is not None):
+        yield (
+            f"model {model.name!r}: the indexer's own loss is not counted (arXiv:2512.02556 §2.1.1, a pass over the "
+            "scores of attention); its weights, gradients, optimizer states and choice of keys are counted."
+        )
+
+
+def _describe_unused_window(model: Model, job: Job) -> Iterator[str]:
+    """Yield a remark if no sequence is longer than the model's window."""
+    slides = any(map(model.has_window, range(model.layers)))
+    if slides and model.window is not None and model.window >= job.sequence:
+        yield f"model {model.name!r}: its window of {model.window} tokens does nothing in sequences of {job.sequence}"
+
+
+def _describe_frozen_experts(model: Model, adapter: Adapter) -> Iterator[str]:
+    """Yield warnings where adapters of a mixture may be fewer, or its base larger, than a reader expects."""
+    if not {ALL_LINEAR, "gate_proj", "up_proj", "down_proj"}.isdisjoint(adapter.targets):
+        targets = ",".join(adapter.targets)
+        yield (
+            f"model {model.name!r}: adapter.targets={targets} leaves routed experts and their router frozen; adapters "
+            "are on attention, MLPs and shared experts alone. peft adds routed experts in most mixtures; targets of "
+            "attention mean the same in both"
+        )
+    if adapter.base in ("nf4", "int8"):
+        yield (
+            f"model {model.name!r}: routed experts stay in the dtype of activations next to a base in {adapter.base}, "
+            "as bitsandbytes quantizes linear layers and transformers stacks experts in one tensor"
+        )

@@ -1,0 +1,116 @@
+"""What is valid but perhaps not intended, or is not counted, is said, and no command leaves out what another says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fivefold as ff
+from fivefold.job import RECIPES, Job
+from fivefold.layout.remarks import list_remarks
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import build_model
+from fivefold.record import UsageWarning
+
+NANO = build_model("nano")
+WINDOW = NANO.replace(window=64, window_pattern=(True, False))
+JOB = Job(sequence=64, global_batch=4)
+NODE = resolve("h100:4", local=Path("/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "recipe", "words"),
+    [
+        ("a100:8", "fp8", "a100 has no fp8 matrix units: matmuls of fp8 are predicted at the rate of fp16"),
+        ("h100:8", "nvfp4", "h100 has no fp4 matrix units: matmuls of nvfp4 are predicted at the rate of fp8"),
+        ("h100:8", "mxfp8", "the matrix units of h100 take no scales of blocks"),
+        ("mi300x:8", "mxfp8", "the matrix units of mi300x take no scales of blocks"),
+        ("h100:8", "fp8-tiles", None),
+        ("b200:8", "mxfp8", None),
+        ("mi355x:8", "mxfp8", None),
+        ("b200:8", "nvfp4", None),
+        ("a100:8", "bf16", None),
+    ],
+)
+def test_formats_that_a_chip_does_not_multiply_are_said(machine: str, recipe: str, words: str | None) -> None:
+    chips, job = resolve(machine, local=Path("/nowhere")), JOB.replace(precision=RECIPES[recipe])
+    lines = list_remarks(NANO, chips, job, Layout(dp=8))
+    assert [words in line for line in lines] == ([True] if words else [])
+    assert list_remarks(NANO, chips, JOB, None, recipes=(RECIPES[recipe],)) == lines
+
+
+def test_block_scales_are_a_fact_of_the_chip() -> None:
+    job = JOB.replace(precision=RECIPES["mxfp8"])
+    able = NODE.replace(chip=NODE.chip.replace(block_scales=True))
+    assert list_remarks(NANO, able, job, Layout(dp=4)) == ()
+    assert len(list_remarks(NANO, NODE, job, Layout(dp=4))) == 1
+
+
+def test_a_window_that_does_nothing_is_said() -> None:
+    line = "model 'nano': its window of 64 tokens does nothing in sequences of 64"
+    assert list_remarks(WINDOW, NODE, JOB, None) == (line,)
+    assert list_remarks(WINDOW, NODE, JOB.replace(sequence=65), None) == ()
+    assert list_remarks(WINDOW.replace(window_pattern=(False,)), NODE, JOB, None) == ()
+    assert list_remarks(NANO, NODE, JOB, None) == ()
+
+
+def test_ranks_that_stay_idle_are_said_unless_a_search_left_them_out() -> None:
+    (line,) = list_remarks(NANO, NODE, JOB, Layout(dp=2))
+    assert "uses 2 of the 4 ranks of h100; 2 stay idle" in line
+    assert list_remarks(NANO, NODE, JOB, Layout(dp=2), is_searched=True) == ()
+
+
+def test_the_default_batch_is_said_where_a_search_depends_on_it() -> None:
+    many = NODE.replace(ranks=512)
+    (line,) = list_remarks(NANO, many, Job(), None, is_searched=True)
+    assert line.startswith("a global batch of 8 sequences (the default) is few for 512 ranks")
+    assert list_remarks(NANO, many, Job(), Layout(dp=512)) == ()
+
+
+LAYOUT = "pp2 zb1p mbs1 ac=full"
+WINDOW_WORDS, FORMAT_WORDS = "does nothing in sequences of 64", "take no scales of blocks"
+IDLE_WORDS, DEFERRED_WORDS = "uses 2 of the 4 ranks", "defers weight gradients"
+OF_JOB = {WINDOW_WORDS, FORMAT_WORDS}
+OF_ALL = {*OF_JOB, IDLE_WORDS, DEFERRED_WORDS}
+COMMANDS: dict[str, tuple[Callable[..., Any], set[str]]] = {
+    "predict": (lambda model, **job: ff.predict(model, "h100:4", LAYOUT, **job), OF_ALL),
+    "compare": (lambda model, **job: ff.compare(model, "h100:4", LAYOUT, "dp4", **job).variants[0].step, OF_ALL),
+    "dryrun": (lambda model, **job: ff.dryrun(model, "h100:4", LAYOUT, **job).step, OF_ALL),
+    "search": (
+        lambda model, **job: ff.search(model, "h100:4", where="pp=2 ac=full schedule=zb1p", **job),
+        {*OF_JOB, DEFERRED_WORDS},
+    ),
+    **{
+        f"ask {question}": (lambda model, what=question, **job: ff.ask(what, model, "h100:4", LAYOUT, **job)[0], OF_ALL)
+        for question in ("micro-batch", "batch", "run", "changes", "sequence")
+    },
+    "ask gpus": (lambda model, **job: ff.ask("gpus", model, "h100:4", **job)[0], OF_JOB),
+    "ask model": (lambda model, **job: ff.ask("model", model, "h100:4", **job)[0], OF_JOB),
+    "ask finetune": (
+        lambda model, **job: ff.ask("finetune", model, "h100:4", "dp2", **{**job, "precision": "bf16"})[0],
+        {WINDOW_WORDS, IDLE_WORDS},
+    ),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_the_remarks_of_the_job_and_of_the_layout(command: str, tmp_path: Path) -> None:
+    answer, expected = COMMANDS[command]
+    (tmp_path / "nano.json").write_text(WINDOW.model_dump_json(exclude_defaults=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UsageWarning)
+        remarks = answer(str(tmp_path / "nano.json"), seq=64, gbs=4, precision="mxfp8").remarks
+    assert {words for words in OF_ALL if any(words in line for line in remarks)} == expected
+    assert len(set(remarks)) == len(remarks)
+
+
+def test_the_remark_of_an_answer_is_shown_with_those_on_its_job() -> None:
+    with pytest.warns(UsageWarning) as warned:
+        ff.ask("micro-batch", "nano", "h100:4", "dp2", seq=64, gbs=4)
+    lines = [str(warning.message) for warning in warned]
+    assert [IDLE_WORDS in lines[0], "the global batch of 4 is the limit" in lines[1]] == [True, True]
