@@ -114,7 +114,7 @@ def parse_adapter(text: str) -> dict[str, object]:
     return fields | ({"base": "nf4"} if name.startswith("q") else {})
 
 
-def int8_bytes(rows: int, columns: int) -> int:
+def count_int8_bytes(rows: int, columns: int) -> int:
     """Return the bytes of a weight [rows, columns] in int8 as LLM.int8 stores it, with an fp32 scale for each row.
 
     Source: bitsandbytes@0.50.2:bitsandbytes/nn/modules.py, Int8Params; arXiv:2208.07339.
@@ -122,12 +122,12 @@ def int8_bytes(rows: int, columns: int) -> int:
     return rows * columns + 4 * rows
 
 
-def nf4_bytes(numel: int) -> int:
+def count_nf4_bytes(numel: int) -> int:
     """Return the bytes of the packed elements of a weight of ``numel`` elements in nf4."""
     return ceil_div(numel, 2)
 
 
-def nf4_scales_bytes(numel: int) -> int:
+def count_nf4_scale_bytes(numel: int) -> int:
     """Return the bytes of the scales of a weight of ``numel`` elements in nf4, without codebooks."""
     scales = ceil_div(numel, NF4_BLOCK)
     return scales + 4 * ceil_div(scales, NF4_SCALES_BLOCK) + 4

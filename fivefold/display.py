@@ -44,7 +44,7 @@ class Shown(Record):
 
     def to_frame(self, kind: Frame | None = None) -> Any:
         """Return a pandas ``DataFrame`` (extra ``pandas``); without pandas, or by "arrow", a pyarrow ``Table``."""
-        return frame(self.table(), kind=kind)
+        return build_frame(self.table(), kind=kind)
 
     def plot(self) -> Any:
         """Return the record's main chart, which notebooks show; raises ``UserError`` if it has none.
@@ -93,7 +93,7 @@ class Rows(tuple[Item, ...]):
 
     def to_frame(self, kind: Frame | None = None) -> Any:
         """Return a data frame with a row per record and a column per field: pandas, or pyarrow if pandas is missing."""
-        return frame([flatten(record.model_dump(mode="json")) for record in self], kind=kind)
+        return build_frame([flatten(record.model_dump(mode="json")) for record in self], kind=kind)
 
 
 def render_html(drawn_by: str, what: object) -> str:
@@ -121,9 +121,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return columns
 
 
-def frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> Any:
+def build_frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> Any:
     """Convert rows to a pandas ``DataFrame`` or a pyarrow ``Table``; ``UserError`` if the library is not installed."""
-    columns = _columns(list(rows))
+    columns = _list_columns(list(rows))
     for name, module in (("pandas", "pandas"), ("arrow", "pyarrow")):
         if kind not in (None, name):
             continue
@@ -137,7 +137,7 @@ def frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> An
     raise UserError("to_frame needs pandas: pip install 'fivefold[pandas]'")
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _list_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return all columns of the rows, in order; None where a row has no such field."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

@@ -16,7 +16,7 @@ from fivefold.freeze import parse_part
 from fivefold.record import Record, UserError, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
-from fivefold.units import Dtype, ceil_div, power_of_two
+from fivefold.units import Dtype, ceil_div, round_up_to_power_of_two
 from fivefold.update import NOT_SUPPORTED, LearningRate, Optimizer, Ramp
 
 LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel converts to fp32 at once
@@ -27,10 +27,10 @@ LOSS_CHUNK_ROWS = 1024  # rows whose logits a chunked loss computes at once: eno
 
 def tile_rows(rows: int, width: int) -> int:
     """Return the rows of a tile of a kernel over full rows: a power of two, at most that of ``rows`` rounded up."""
-    return min(max(1, KERNEL_ELEMENTS // power_of_two(width)), power_of_two(rows))
+    return min(max(1, KERNEL_ELEMENTS // round_up_to_power_of_two(width)), round_up_to_power_of_two(rows))
 
 
-def norm_programs(rows: int, width: int) -> int:
+def count_norm_programs(rows: int, width: int) -> int:
     """Return the number of programs of a norm's backward in Triton, each of which writes a row of partial sums."""
     return max(1, min(NORM_PROGRAMS, ceil_div(rows, tile_rows(rows, width))))
 
@@ -253,7 +253,7 @@ RECIPES["fp8-wire"] = RECIPES["fp8"].replace(name="fp8-wire", gathers="fp8")
 RECIPES["fp8-tiles-wire"] = RECIPES["fp8-tiles"].replace(name="fp8-tiles-wire", gathers="fp8", dispatches="fp8")
 
 
-def _stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
+def _build_stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
     """Return a stack given by name, as a record, or as a table that may name one, with ``changes`` applied.
 
     An invalid table is returned unchanged, so that pydantic reports the wrong field.
@@ -273,7 +273,7 @@ def _stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
         return fields
 
 
-def recipe(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """Return the recipe called ``name``."""
     if name not in RECIPES:
         raise make_unknown_name_error(name, list(RECIPES), kind="precision")
@@ -324,12 +324,12 @@ class Job(Record):
             return values
         try:
             changes = {key: value for key, value in values.items() if key in FACTS}
-            stack = _stack(values.get("stack", {}), changes)
+            stack = _build_stack(values.get("stack", {}), changes)
             values = {key: value for key, value in values.items() if key not in FACTS} | {"stack": stack}
             in_fp32 = not isinstance(stack, Stack) or stack.reduce_in_fp32
             precision = values.get("precision", "bf16")
             if isinstance(precision, str):
-                values["precision"] = recipe(precision).with_reduce_dtype(in_fp32=in_fp32)
+                values["precision"] = get_recipe(precision).with_reduce_dtype(in_fp32=in_fp32)
             elif isinstance(precision, dict) and isinstance(name := precision.get("name"), str) and name in RECIPES:
                 named = RECIPES[name].with_reduce_dtype(in_fp32=in_fp32 or "accumulated_bytes" in precision)
                 values["precision"] = named.model_dump() | precision | {"name": named.name}

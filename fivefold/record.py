@@ -63,10 +63,10 @@ class Record(BaseModel):
         """Replace a boolean given for a number by a word, as pydantic would otherwise read ``layers = true`` as 1."""
         if not isinstance(values, dict):
             return values
-        single, several = _numbers(cls)  # fast path for plain values: a search creates many records
+        single, several = _list_number_fields(cls)  # fast path for plain values: a search creates many records
         suspects = several if PLAIN.issuperset(map(type, map(values.get, single))) else (*single, *several)
         replaced = {
-            key: _booleans_as_words(values[key]) for key in suspects if key in values and _has_boolean(values[key])
+            key: _replace_booleans(values[key]) for key in suspects if key in values and _has_boolean(values[key])
         }
         return {**values, **replaced} if replaced else values
 
@@ -127,7 +127,7 @@ def explain(error: ValidationError, record: type[BaseModel], options: Mapping[st
     messages = list(
         dict.fromkeys(_explain(item, record, options or {}) for item in errors if item["type"] != "missing")
     )
-    missing = [_field_path(item, record) for item in errors if item["type"] == "missing"]
+    missing = [_format_field_path(item, record) for item in errors if item["type"] == "missing"]
     if len(missing) > 1:
         messages.insert(0, f"missing: {', '.join(missing)}")
     elif missing:
@@ -155,7 +155,7 @@ def reword(line: str) -> str:
     return line
 
 
-def _field_path(error: ErrorDetails, record: type[BaseModel]) -> str:
+def _format_field_path(error: ErrorDetails, record: type[BaseModel]) -> str:
     """Return the path of the field with an error as a user writes it: without the names of inlined records.
 
     Entries of lists are counted from 0, as in ``stages[0]``.
@@ -169,7 +169,7 @@ VERBS = ("is ", "has ", "holds ", "must ", "cannot ")  # a message that begins s
 
 def _explain(error: ErrorDetails, record: type[BaseModel], options: Mapping[str, str]) -> str:
     """Describe one of pydantic's errors, with its field or what the user typed for it."""
-    place = _field_path(error, record)
+    place = _format_field_path(error, record)
     if error["type"] == "extra_forbidden":
         hint = _describe_unknown(str(error["loc"][-1]), error["loc"], record)
         if place not in options:
@@ -191,12 +191,12 @@ def _describe_unknown(key: str, place: tuple[int | str, ...], record: type[BaseM
     reasons: dict[str, str] = getattr(record, "not_supported", {})
     if reason := next((reason for word, reason in reasons.items() if word in key.lower()), ""):
         return f": {reason}; {_list_keys(record)}"
-    close = get_close_matches(key, _known_keys(record, place), n=1)
+    close = get_close_matches(key, _list_known_keys(record, place), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @lru_cache
-def _numbers(record: type[BaseModel]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _list_number_fields(record: type[BaseModel]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the fields with one number and of those with several; none of them accepts a boolean."""
     kinds = {
         name: field.annotation
@@ -214,12 +214,12 @@ def _has_boolean(value: object) -> bool:
     return value is True or value is False or (isinstance(value, Mapping) and any(map(_has_boolean, value.values())))
 
 
-def _booleans_as_words(value: object) -> object:
+def _replace_booleans(value: object) -> object:
     """Replace booleans, also nested ones, by the words ``true`` and ``false``."""
     if isinstance(value, list | tuple):
-        return [_booleans_as_words(item) for item in value]
+        return [_replace_booleans(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: _booleans_as_words(item) for key, item in value.items()}
+        return {key: _replace_booleans(item) for key, item in value.items()}
     return str(value).lower() if isinstance(value, bool) else value
 
 
@@ -246,7 +246,7 @@ def _list_keys(record: type[BaseModel]) -> str:
     return f"the keys are {', '.join(record.model_fields)}{inlined}"
 
 
-def _known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+def _list_known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
     """Return the field names of the record, perhaps nested, to which the key at ``place`` belongs."""
     for part in place[:-1]:
         if part in record.model_fields:
@@ -264,7 +264,7 @@ def _list_records(annotation: Any) -> list[type[BaseModel]]:
     return [record for part in get_args(annotation) for record in _list_records(part)]
 
 
-def difference(actual: Record, expected: Record, *, skip: tuple[str, ...] = ()) -> str | None:
+def find_first_difference(actual: Record, expected: Record, *, skip: tuple[str, ...] = ()) -> str | None:
     """Return the first field in which two records of one type differ, with both values; None if they are equal."""
     return next(list_differences(actual, expected, skip=skip), None)
 

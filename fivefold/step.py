@@ -247,7 +247,7 @@ def build_step(
     )
 
 
-def sent_bytes(collective: str, *, payload: int, ranks: int) -> int:
+def count_sent_bytes(collective: str, *, payload: int, ranks: int) -> int:
     """Return the bytes one rank sends on a ring for a tensor of ``payload`` bytes (docs/notation.md §5)."""
     if ranks == 1:
         return 0

@@ -33,7 +33,7 @@ def show_rate(bytes_per_second: float) -> str:
     raise AssertionError("unreachable")
 
 
-def byte_unit(largest: float) -> tuple[int, str]:
+def choose_byte_unit(largest: float) -> tuple[int, str]:
     """Return the unit for a column of sizes up to ``largest``: its bytes and its name."""
     return (GIB, "GiB") if largest >= GIB else (MIB, "MiB") if largest >= MIB else (KIB, "KiB")
 
@@ -94,6 +94,6 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def power_of_two(number: int) -> int:
+def round_up_to_power_of_two(number: int) -> int:
     """Return the smallest power of two that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()

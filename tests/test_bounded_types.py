@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
 from fivefold.machine.spec import Link, Machine
-from fivefold.model.catalog import build_model, names, resolve
+from fivefold.model.catalog import build_model, list_names, resolve
 from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
@@ -78,7 +78,7 @@ def test_sizes_that_are_each_sound_and_together_too_large() -> None:
         Job.read({"global_batch": 2**24, "ramp": {"first": 1, "step": 1, "every": 1}}, origin="job")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_known_values_stay_below_limits_at_32_times_the_width(name: str) -> None:
     assert scale_model(build_model(name), 32).layers == 32 * build_model(name).layers
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.cli.commands.report import drawing
+from fivefold.cli.commands.report import draw_step
 from fivefold.dry_run import dryrun
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -24,12 +24,12 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import CATALOG, build_model
 from fivefold.model.spec import Model
 from fivefold.planner.compare import ComparedCase, compare
-from fivefold.planner.predict import planner
-from fivefold.planner.ratios import ratios
+from fivefold.planner.predict import get_planner
+from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.search import search
 from fivefold.record import Record, UserError
 from fivefold.rendering import report
-from fivefold.requests.playbook import playbook
+from fivefold.requests.playbook import build_playbook
 from fivefold.trainer.supported import check_supported
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
@@ -104,14 +104,14 @@ def test_a_layout_of_a_large_machine_fits_every_model(name: str) -> None:
 @pytest.mark.parametrize("name", list_models())
 def test_every_planning_command_answers_for_every_model(name: str) -> None:
     few = shorten_model(build_model(name))
-    made = playbook(few, SMALL, JOB, batch="job", tokens=1e9, where=ONE)
+    made = build_playbook(few, SMALL, JOB, batch="job", tokens=1e9, where=ONE)
     layout = Layout.parse(made.step.layout)
-    step = planner(few, SMALL, JOB).step(layout)
+    step = get_planner(few, SMALL, JOB).step(layout)
     assert (made.step.memory, made.step.time) == (step.memory, step.time)
     cases = [ComparedCase(few, SMALL, layout, JOB), ComparedCase(few, SMALL, layout.replace(ac="full"), JOB)]
     assert [variant.error for variant in compare(cases).variants] == ["", ""]
-    assert report.report_step(step, drawing(planner(few, SMALL, JOB), layout, step))
-    assert ratios(few, machine=SMALL, job=JOB, layout=layout).axes
+    assert report.report_step(step, draw_step(get_planner(few, SMALL, JOB), layout, step))
+    assert compute_ratios(few, machine=SMALL, job=JOB, layout=layout).axes
 
 
 @pytest.mark.slow
@@ -121,5 +121,5 @@ def test_a_model_is_dry_run(name: str) -> None:
     result = dryrun(model=few, machine=SMALL, layout=layout, job=JOB)
     assert result.findings == ()
     assert result.step is not None
-    assert result.step.work.parameters == planner(few, SMALL, JOB).step(layout).work.parameters
+    assert result.step.work.parameters == get_planner(few, SMALL, JOB).step(layout).work.parameters
     assert json.loads(result.step.model_dump_json())["layout"] == str(layout)

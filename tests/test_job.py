@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from fivefold.job import RECIPES, Job, recipe
+from fivefold.job import RECIPES, Job, get_recipe
 from fivefold.record import UserError
 
 # Published totals in bytes per parameter; the sources are given with the recipes.
@@ -43,7 +43,7 @@ def test_only_gradients_in_fp16_scale_their_loss() -> None:
     ("name", "summed", "updated"), [("bf16", 4, 4), ("bf16-grad16", 2, 4), ("bf16-pure", 2, 2), ("fp32", 4, 4)]
 )
 def test_widths_that_follow(name: str, summed: int, updated: int) -> None:
-    assert (recipe(name).summed_bytes, recipe(name).updated_bytes) == (summed, updated)
+    assert (get_recipe(name).summed_bytes, get_recipe(name).updated_bytes) == (summed, updated)
 
 
 def test_a_recipe_by_name_is_the_recipe() -> None:

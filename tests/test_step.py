@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Traffic, Work, sent_bytes
+from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Traffic, Work, count_sent_bytes
 
 # The contract that users' scripts read; more keys may be added, none may go.
 CONTRACT: dict[str, Any] = {
@@ -106,13 +106,13 @@ def test_states_are_three_parts() -> None:
     ],
 )
 def test_ring_bytes_per_rank(collective: str, bytes_sent: int) -> None:
-    assert sent_bytes(collective, payload=8000, ranks=8) == bytes_sent
-    assert sent_bytes(collective, payload=8000, ranks=1) == 0
+    assert count_sent_bytes(collective, payload=8000, ranks=8) == bytes_sent
+    assert count_sent_bytes(collective, payload=8000, ranks=1) == 0
 
 
 def test_all_reduce_is_scatter_and_gather() -> None:
-    parts = [sent_bytes(name, payload=4096, ranks=16) for name in ("reduce_scatter", "all_gather")]
-    assert sent_bytes("all_reduce", payload=4096, ranks=16) == sum(parts)
+    parts = [count_sent_bytes(name, payload=4096, ranks=16) for name in ("reduce_scatter", "all_gather")]
+    assert count_sent_bytes("all_reduce", payload=4096, ranks=16) == sum(parts)
 
 
 def test_mfu_is_of_all_chips() -> None:

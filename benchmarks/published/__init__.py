@@ -103,9 +103,9 @@ def predict_case(case: Case) -> tuple[PredictedFigures, TuningCase]:
     A full ``Step`` would also have traffic, operations and intervals. Raises ``UserError`` if the layout is not legal.
     """
     from benchmarks.published.tune import TuningCase, time_step
-    from fivefold.planner.predict import planner
+    from fivefold.planner.predict import get_planner
 
-    plan = planner(case.model, case.machine, case.job)
+    plan = get_planner(case.model, case.machine, case.job)
     estimate = plan.estimate(case.layout)
     again = TuningCase(case, plan.counts, estimate.ranks)
     first = estimate.ranks[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fivefold.cli.errors import settle
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 
 if TYPE_CHECKING:
     from benchmarks.published import Report
@@ -59,13 +59,13 @@ def score_published(
         from benchmarks.published import intervals
 
         intervals.write(intervals.learn(report.scores), learn)
-        say(f"wrote {learn}")
+        print_line(f"wrote {learn}")
     if learn_ratios:
         from benchmarks.published.ratios import learn_ratios as learn_errors
         from benchmarks.published.ratios import write_ratios
 
         write_ratios(learn_errors(report.pairs), learn_ratios)
-        say(f"wrote {learn_ratios}")
+        print_line(f"wrote {learn_ratios}")
 
 
 def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, markdown: bool, json: bool) -> None:
@@ -93,9 +93,9 @@ def _print_ratios(report: Report, *, markdown: bool) -> None:
 def _refit(sources: tuple[str, ...], path: Path) -> tuple[FactorFit, ...]:
     """Return the constants without each of ``sources``; those that ``path`` has already are kept."""
     from benchmarks.published import leave_one_source_out
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
 
-    with bar("without") as progress:
+    with show_progress("without") as progress:
         return leave_one_source_out.refit(sources, path, report=progress)
 
 
@@ -123,7 +123,7 @@ def _draw(report: Report, folder: Path) -> None:
     ]
     for quantity, picture in published_charts.pictures(points).items():
         save(picture, folder / f"{quantity}.svg")
-        say(f"drew {folder / quantity}.svg")
+        print_line(f"drew {folder / quantity}.svg")
 
 
 def main() -> None:

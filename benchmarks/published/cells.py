@@ -13,7 +13,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from benchmarks.published.case import machine
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
@@ -79,14 +79,14 @@ def chip(text: str) -> str:
     if not text:
         raise UserError("the hardware is not printed")
     words = set(re.findall(r"[a-z0-9]+", re.sub(r"rtx[ -]?", "rtx", text.lower())))
-    matches = [name for name in machines.names() if name in words]
+    matches = [name for name in machines.list_names() if name in words]
     if len(matches) != 1 or re.search(r"not (named|certain)", text):
         raise UserError(f"hardware {text!r} is no chip of our catalog")
     if "pcie" in words:
-        matches = [f"{matches[0]}-pcie"] if f"{matches[0]}-pcie" in machines.names() else []
+        matches = [f"{matches[0]}-pcie"] if f"{matches[0]}-pcie" in machines.list_names() else []
     else:
         matches += [
-            name for name in machines.names() if name.startswith(f"{matches[0]}-") and not name.endswith("pcie")
+            name for name in machines.list_names() if name.startswith(f"{matches[0]}-") and not name.endswith("pcie")
         ]
     memory = re.search(r"(\d+) ?(gi?b)\b(?!/s)", text.lower())
     unit = 2**30 if memory and memory[2] == "gib" else 1e9
@@ -112,7 +112,7 @@ def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Return patterns for the spellings of catalog names in tables; Llama 3.1 has the weight shapes of Llama 3."""
     rest = r"(?: (?:\d\d\.\d\d|[A-Z]{1,2}\d{3}))*"  # a release, a chip
     patterns = []
-    for name in models.names():
+    for name in models.list_names():
         parts = re.findall(r"[a-z]+|\d+(?:\.\d+)?", name)
         text = "[ _-]?".join(
             r"3(?:\.1)?" if name.startswith("llama3-") and part == "3" else re.escape(part) for part in parts
@@ -241,7 +241,7 @@ def precision(text: str, *, sums: Literal["fp32", "narrow"]) -> Recipe:
 
     Gradients are summed in fp32 where it says so, or else as the source's software does.
     """
-    base_recipe = recipe(number_format(text))
+    base_recipe = get_recipe(number_format(text))
     if sums == "narrow" and not SUMS.search(text.lower()):
         return use_16bit_gradients(base_recipe.name) if base_recipe.accumulated_bytes else base_recipe
     wide = base_recipe.accumulated_bytes == 4 or base_recipe.gradients_bytes == 4
@@ -250,4 +250,4 @@ def precision(text: str, *, sums: Literal["fp32", "narrow"]) -> Recipe:
 
 def use_16bit_gradients(name: str) -> Recipe:
     """Return the recipe, with gradients summed and reduced in 16 bits (Megatron's grad_reduce_in_fp32=False)."""
-    return recipe(name).replace(name=f"{name}-grad16", accumulated_bytes=0)
+    return get_recipe(name).replace(name=f"{name}-grad16", accumulated_bytes=0)

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from fivefold.record import UserError
-from fivefold.rendering.charts import Chart, _altair, _finish
+from fivefold.rendering.charts import Chart, _finish, _import_altair
 from fivefold.rendering.palette import BLUE, PALE_INK
 from fivefold.units import GIB
 
@@ -31,7 +31,7 @@ def pictures(points: Iterable[Point]) -> dict[str, Chart]:
 
 def scatter(points: Sequence[Point]) -> Chart:
     """Return predicted over measured of one quantity on two logarithmic axes, with the diagonal."""
-    alt = _altair()
+    alt = _import_altair()
     name, unit, size = WORDS[points[0][2]]
     rows = _rows(points)
     ends = [reach(value / size for point in points for value in point[4:]) for reach in (min, max)]
@@ -51,7 +51,7 @@ def scatter(points: Sequence[Point]) -> Chart:
 
 def draw_error_by_ranks(points: Sequence[Point]) -> Chart:
     """Return the signed error of one quantity over the number of ranks, with the mean of each doubling."""
-    alt = _altair()
+    alt = _import_altair()
     name, _, _ = WORDS[points[0][2]]
     rows = _rows(points)
     x = alt.X("ranks:Q", title="ranks", scale=alt.Scale(type="log", base=2, padding=8), axis=alt.Axis(format=",d"))

@@ -27,7 +27,7 @@ from benchmarks.published.constants import (
     scale_constants,
 )
 from benchmarks.published.tune import TuningCase, prepare_runs, time_step
-from fivefold.planner.counts.memory.allocator import allocator_totals
+from fivefold.planner.counts.memory.allocator import estimate_allocator_totals
 from fivefold.planner.time.errors import Quantity
 from fivefold.record import Record
 
@@ -66,7 +66,7 @@ def peak_bytes(run: TuningCase, factors: Factors) -> float:
     """Return the predicted peak as its source counts it, with constants times ``factors``."""
     if run.case.memory == "allocated":
         return max(rank.peak_bytes for rank in run.memory)
-    totals = allocator_totals(run.counts, run.case.layout, run.memory, scale_allocator(factors))
+    totals = estimate_allocator_totals(run.counts, run.case.layout, run.memory, scale_allocator(factors))
     return totals.driver_bytes if run.case.memory == "driver" else totals.reserved_bytes
 
 

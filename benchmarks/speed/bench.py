@@ -25,7 +25,7 @@ from crew import Race, Taken, crew, time_step
 from rich.console import Console
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model import catalog as models
@@ -107,7 +107,7 @@ def job_of(*, precision: str = "fp32", compiled: bool = False, pipeline: bool = 
     return Job(
         sequence=256 if pipeline else 512,
         global_batch=8 if pipeline else 4,
-        precision=recipe(precision),
+        precision=get_recipe(precision),
         compile=compiled,
         learning_rate=LearningRate(kind="constant", peak=1e-4),
     )

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.trainer.build import draw_initial_weight
 
 
 def initial_weights(model: Model, *, seed: int) -> dict[str, Tensor]:
     """Return the trainer's weights before the first step, in full and in fp32."""
-    return {weight.name: draw_initial_weight(weight, model=model, seed=seed) for weight in weights(model)}
+    return {weight.name: draw_initial_weight(weight, model=model, seed=seed) for weight in list_weights(model)}
 
 
 class Attention(nn.Module):

@@ -24,12 +24,12 @@ JOBS = (
 def measure_dry_run(model: str, machine: str, layout: str, sequence: str, batch: str) -> None:
     """Run one dry run, and print what it took."""
     from fivefold.dry_run import dryrun
-    from fivefold.job import Job, recipe
+    from fivefold.job import Job, get_recipe
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine_named
     from fivefold.model.catalog import build_model
 
-    job = Job(sequence=int(sequence), global_batch=int(batch), precision=recipe("bf16"))
+    job = Job(sequence=int(sequence), global_batch=int(batch), precision=get_recipe("bf16"))
     begin, busy = time.perf_counter(), time.process_time()
     dry_run = dryrun(
         model=build_model(model), machine=machine_named(machine, local=None), layout=Layout.parse(layout), job=job

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from fivefold.model.catalog import build_model, names
+from fivefold.model.catalog import build_model, list_names
 from fivefold.rendering.grid import Grid
 
 QUESTIONS = ("search", "plan", "model", "micro-batch", "sequence")
@@ -58,7 +58,7 @@ def ask(question: str, model: str, machine: str, *, limit: int) -> CommandTime:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--question", choices=QUESTIONS, default="search")
-    parser.add_argument("--models", default=",".join(names()))
+    parser.add_argument("--models", default=",".join(list_names()))
     parser.add_argument("--ranks", default=",".join(map(str, RANKS)))
     parser.add_argument("--chips", default=",".join(CHIPS))
     parser.add_argument("--limit", type=int, default=60, help="processor seconds after which a command is stopped")

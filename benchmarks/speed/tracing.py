@@ -23,7 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 import torch.distributed as dist
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.trainer.build import build
@@ -48,7 +48,7 @@ def main() -> None:
     asked = parser.parse_args()
     layout = Layout.parse(asked.layout)
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(sequence=256, global_batch=8, steps=asked.steps, precision=recipe("bf16"))
+        job = Job(sequence=256, global_batch=8, steps=asked.steps, precision=get_recipe("bf16"))
         run = Run(
             model=asked.model,
             folder=Path(folder),

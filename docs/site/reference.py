@@ -321,7 +321,7 @@ def show_default(field: Any) -> str:
 
 def write_models() -> str:
     """Return the catalog of models as a page."""
-    from fivefold.model.catalog import build_model, names
+    from fivefold.model.catalog import build_model, list_names
 
     parts = [
         "# Models",
@@ -333,7 +333,7 @@ def write_models() -> str:
         "| name | parameters | layers | width | heads (kv) | experts | vocabulary | source |",
         "| --- | --: | --: | --: | --: | --: | --: | --- |",
     ]
-    for name in names():
+    for name in list_names():
         model = build_model(name)
         experts = f"{model.moe.experts}, top {model.moe.topk}" if model.moe else ""
         parts.append(
@@ -345,7 +345,7 @@ def write_models() -> str:
 
 def write_machines() -> str:
     """Return the catalog of machines as a page."""
-    from fivefold.machine.catalog import names, resolve
+    from fivefold.machine.catalog import list_names, resolve
 
     parts = [
         "# Machine catalog",
@@ -357,7 +357,7 @@ def write_machines() -> str:
         "| name | GPUs per node | memory | memory rate | dense 16-bit peak | links, from near to far |",
         "| --- | --: | --: | --: | --: | --- |",
     ]
-    for name in names():
+    for name in list_names():
         machine = resolve(name, local=Path("none"))
         chip = machine.chip
         peak = max(chip.peak("bf16"), chip.peak("fp16"))

@@ -94,8 +94,8 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     """
     from fivefold.planner.predict import predict as run
 
-    chips = _machine(machine)
-    step = run(model=_model(model), machine=chips, layout=_layout(layout, chips), job=build_job(job))
+    chips = _resolve_machine(machine)
+    step = run(model=_resolve_model(model), machine=chips, layout=_resolve_layout(layout, chips), job=build_job(job))
     _warn(step.remarks)
     return step
 
@@ -150,8 +150,8 @@ def search(
         if not 1 <= number <= MAX_SHOWN_LAYOUTS:
             raise UserError(f"{name}={number} must be 1 to {MAX_SHOWN_LAYOUTS}")
     return search_layouts(
-        _model(model),
-        limit_memory(_machine(machine), memory),
+        _resolve_model(model),
+        limit_memory(_resolve_machine(machine), memory),
         build_job(job),
         also=also,
         measure=measure,
@@ -198,11 +198,18 @@ def playbook(
     ['The batch', 'Make it fit', 'Reach the batch', 'Make it fast']
     """
     from fivefold.requests.offers import apply_prices
-    from fivefold.requests.playbook import playbook as run
+    from fivefold.requests.playbook import build_playbook as run
 
-    (priced_one,) = apply_prices([_machine(machine)], price)
+    (priced_one,) = apply_prices([_resolve_machine(machine)], price)
     return run(
-        _model(model), priced_one, build_job(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk
+        _resolve_model(model),
+        priced_one,
+        build_job(job),
+        tokens=tokens,
+        batch=batch,
+        where=where,
+        assume=assume,
+        risk=risk,
     )
 
 
@@ -252,8 +259,8 @@ def compare_machines(
     from fivefold.requests.offers import list_offers
 
     return list_offers(
-        _model(model),
-        [_machine(name) for name in machines],
+        _resolve_model(model),
+        [_resolve_machine(name) for name in machines],
         build_job(job),
         by=by,
         where=Constraint.parse(where),
@@ -299,13 +306,16 @@ def walk(
     ('mbs2', True)
     """
     from fivefold.layout.where import Where as Constraint
-    from fivefold.planner.predict import planner
+    from fivefold.planner.predict import get_planner
     from fivefold.planner.search.neighbours import walk as run
     from fivefold.requests.search import limit_memory
 
-    machines = limit_memory(_machine(machine), memory)
+    machines = limit_memory(_resolve_machine(machine), memory)
     return run(
-        planner(_model(model), machines, build_job(job), risk), _layout(layout), by=by, where=Constraint.parse(where)
+        get_planner(_resolve_model(model), machines, build_job(job), risk),
+        _resolve_layout(layout),
+        by=by,
+        where=Constraint.parse(where),
     )
 
 
@@ -346,15 +356,15 @@ def ask(
     from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
-    from fivefold.requests.answers import answers, read_noise_scale, refuse_unused
+    from fivefold.requests.answers import find_answers, read_noise_scale, refuse_unused
     from fivefold.requests.offers import apply_prices
 
     refuse_unused(question, tokens=tokens, assume=tuple(assume), noise=noise)
-    chosen = None if layout is None else _layout(layout)
-    (priced_machine,) = apply_prices([_machine(machine)], price)
-    replies = answers(
+    chosen = None if layout is None else _resolve_layout(layout)
+    (priced_machine,) = apply_prices([_resolve_machine(machine)], price)
+    replies = find_answers(
         question,
-        _model(model),
+        _resolve_model(model),
         priced_machine,
         chosen,
         job=build_job(job),
@@ -396,14 +406,14 @@ def compare(
     ['dp8 zero3 mbs1', 'dp4 tp2 zero1 mbs1']
     """
     from fivefold.planner.compare import compare as run
-    from fivefold.requests.cases import cases, price_cases
+    from fivefold.requests.cases import list_cases, price_cases
 
-    selected_cases = cases(
+    selected_cases = list_cases(
         [word for words in what for word in ([words] if isinstance(words, str) else words)],
         build_job(job),
-        stacks=_names(stacks, option="stacks="),
-        precisions=_names(precisions, option="precisions="),
-        machine=_machine,
+        stacks=_resolve_names(stacks, option="stacks="),
+        precisions=_resolve_names(precisions, option="precisions="),
+        machine=_resolve_machine,
         risk=risk,
     )
     comparison = run(price_cases(selected_cases, price), risk=risk)
@@ -442,9 +452,9 @@ def dryrun(
     from fivefold.layout.validity import refuse
     from fivefold.trainer.run import Run
 
-    spec = _model(model)
-    chips = _machine(machine)
-    chosen = _layout(layout)
+    spec = _resolve_model(model)
+    chips = _resolve_machine(machine)
+    chosen = _resolve_layout(layout)
     wanted = build_job(job)
     refuse(chosen, model=spec, job=wanted, machine=chips)
     table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
@@ -499,7 +509,7 @@ def sweep(
     """
     from fivefold.display import Rows
     from fivefold.requests.machines import find_local_machine_file
-    from fivefold.requests.sweep import choose_default_path, trials
+    from fivefold.requests.sweep import choose_default_path, plan_trials
     from fivefold.sweeps import rows_file
     from fivefold.sweeps.spec import Sweep
     from fivefold.sweeps.sweep import SweepPlan, run
@@ -509,8 +519,8 @@ def sweep(
     path = Path(out) if out is not None else None if isinstance(what, Mapping) else choose_default_path(Path(what))
     if path is not None:
         rows_file.check(path)
-    with _journal(path) as journal:
-        todo = trials(journal.path.with_suffix(""), steps=steps, timeout=timeout) if measure else None
+    with _open_journal(path) as journal:
+        todo = plan_trials(journal.path.with_suffix(""), steps=steps, timeout=timeout) if measure else None
         rows = run(plan, journal, trials=todo, report=lambda *_: None, risk=risk)
         if path is not None:
             rows_file.write(rows, path)
@@ -519,7 +529,7 @@ def sweep(
 
 
 @contextmanager
-def _journal(path: Path | None) -> Iterator[Journal]:
+def _open_journal(path: Path | None) -> Iterator[Journal]:
     """Open the journal next to the file of rows; without such a file, a temporary one."""
     from tempfile import TemporaryDirectory
 
@@ -568,12 +578,12 @@ def trace(
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
     from fivefold.results.traced import Traced
 
-    rated_machine = None if machine is None else _machine(machine)
+    rated_machine = None if machine is None else _resolve_machine(machine)
     predicted, axes = None, None
     if against is not None:
-        model = _model(against[0])
-        chips = _machine(against[1])
-        layout = _layout(against[2])
+        model = _resolve_model(against[0])
+        chips = _resolve_machine(against[1])
+        layout = _resolve_layout(against[2])
         predicted = predict(model, chips, layout, **job)
         rated_machine, axes = rated_machine or chips, find_axes(layout)
     elif job:
@@ -653,25 +663,25 @@ def _warn(remarks: Sequence[str]) -> None:
         warnings.warn(line, UsageWarning, stacklevel=3)
 
 
-def _names(given: str | Sequence[str], *, option: str) -> Sequence[str]:
+def _resolve_names(given: str | Sequence[str], *, option: str) -> Sequence[str]:
     from fivefold.requests.words import split_list
 
     return split_list(given, option=option) if isinstance(given, str) else given
 
 
-def _model(what: str | Model) -> Model:
+def _resolve_model(what: str | Model) -> Model:
     from fivefold.model.catalog import resolve
 
     return resolve(fspath(what)) if isinstance(what, str | PathLike) else what
 
 
-def _machine(what: str | Machine) -> Machine:
+def _resolve_machine(what: str | Machine) -> Machine:
     from fivefold.requests.machines import load_machine
 
     return load_machine(fspath(what)) if isinstance(what, str | PathLike) else what
 
 
-def _layout(what: str | Layout, machine: Machine | None = None) -> Layout:
+def _resolve_layout(what: str | Layout, machine: Machine | None = None) -> Layout:
     from fivefold.layout.spec import Layout
 
     return Layout.parse(what, ranks=machine.ranks if machine else None) if isinstance(what, str) else what

@@ -75,7 +75,7 @@ def watch(
 
     predicted, machine = None, None
     if against is not None:
-        machine = functions._machine(against[1])
+        machine = functions._resolve_machine(against[1])
         predicted = functions.predict(against[0], machine, against[2], **job)
         tokens = tokens or int(str(predicted.job["sequence"])) * int(str(predicted.job["global_batch"]))
     elif job:

@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 
 from fivefold.calibration.orders import CaseOrder, RankProfile, RoundOrder, WorkerOrder
 from fivefold.calibration.points import CalibrationProgress, Facts, Kind, MeasuredPoint, Points
-from fivefold.calibration.processes import side_by_side
+from fivefold.calibration.processes import run_in_parallel
 from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor
 from fivefold.record import RunFailure, UserError
 from fivefold.units import Dtype
@@ -77,7 +77,7 @@ def calibrate(
     )
     assert measured.facts is not None, "there is at least one number of ranks"
     collectives = make_monotonic(measured.points["collectives"])
-    values: dict[str, Any] = {"date": date.today().isoformat(), "torch": measured.facts.torch, "cores": cores()}
+    values: dict[str, Any] = {"date": date.today().isoformat(), "torch": measured.facts.torch, "cores": count_cores()}
     values.update({str(kind): points for kind, points in measured.points.items()}, collectives=collectives)
     if len(measured.spreads) > 1:
         values["spread"] = quantiles(measured.spreads, n=10)[-1]
@@ -161,7 +161,7 @@ def make_monotonic(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return monotonic_points
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -173,9 +173,9 @@ def fit_machine(calibration: Calibration, *, facts: Facts, ranks: int) -> Machin
         name="local",
         chip=Chip(
             name=f"{facts.device}, 1 of {ranks}" if shared and ranks > 1 else facts.device,
-            peak_flops=_peaks(calibration, ranks=ranks),
+            peak_flops=_fit_peaks(calibration, ranks=ranks),
             memory_bytes=facts.memory_bytes // ranks if shared else facts.memory_bytes,
-            memory_bandwidth=_memory_bandwidth(calibration, ranks=ranks),
+            memory_bandwidth=_fit_memory_bandwidth(calibration, ranks=ranks),
             source=f"fivefold calibrate, {calibration.date}: best product and largest copy of one rank while {ranks} "
             f"ran side by side, so that ranks x peak is what the computer can do; memory is "
             f"{'an equal share of what it has' if shared else 'what the driver shows'}",
@@ -200,7 +200,7 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
     return float(latency), float(1 / per_byte)
 
 
-def _peaks(calibration: Calibration, *, ranks: int) -> dict[Dtype, float]:
+def _fit_peaks(calibration: Calibration, *, ranks: int) -> dict[Dtype, float]:
     peaks: dict[Dtype, float] = {}
     for point in calibration.matmuls:
         if point.ranks == ranks:
@@ -209,7 +209,7 @@ def _peaks(calibration: Calibration, *, ranks: int) -> dict[Dtype, float]:
     return peaks
 
 
-def _memory_bandwidth(calibration: Calibration, *, ranks: int) -> float:
+def _fit_memory_bandwidth(calibration: Calibration, *, ranks: int) -> float:
     copies = [point for point in calibration.kernels if point.kernel == "copy" and point.ranks == ranks]
     largest = max(point.moved_bytes for point in copies)  # beyond the caches
     return max(point.moved_bytes / point.seconds for point in copies if point.moved_bytes == largest)
@@ -218,7 +218,7 @@ def _memory_bandwidth(calibration: Calibration, *, ranks: int) -> float:
 def _link(calibration: Calibration, *, ranks: int) -> Link:
     messages = [point for point in calibration.collectives if point.collective == "p2p" and point.ranks == ranks]
     if not messages:
-        bandwidth = _memory_bandwidth(calibration, ranks=ranks)
+        bandwidth = _fit_memory_bandwidth(calibration, ranks=ranks)
         return Link(
             name="none",
             span=ranks,
@@ -265,7 +265,7 @@ def _measure(
         rounds = [
             RoundOrder(
                 ranks=ranks,
-                threads=max(1, cores() // ranks),
+                threads=max(1, count_cores() // ranks),
                 meeting=str(Path(folder) / f"meeting-{ranks}"),
                 points=points,
                 in_steps=in_steps,
@@ -278,6 +278,6 @@ def _measure(
         for file, order in zip(files, orders, strict=True):
             file.write_text(order.model_dump_json())
         commands = [[sys.executable, "-m", "fivefold.calibration.worker", str(file)] for file in files]
-        side_by_side(commands, silence_seconds=SILENCE_SECONDS, on_line=on_line)
+        run_in_parallel(commands, silence_seconds=SILENCE_SECONDS, on_line=on_line)
     if measured.facts is None:
         raise RunFailure(f"{counts[-1]} workers ended without a result; run `fivefold calibrate` again")

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from fivefold.calibration import calibrate, fit_line, fit_machine
 from fivefold.calibration.messages import all_gather, reduce_scatter
-from fivefold.calibration.points import Facts, Points, default_points
+from fivefold.calibration.points import Facts, Points, choose_default_points
 from fivefold.calibration.worker import COLLECTIVES
 from fivefold.machine.spec import Calibration, Collective, CollectivePoint, Link, Machine
 from fivefold.record import UserError
@@ -77,9 +77,9 @@ def calibrate_hosts(
             else None
         )
         machines = [machine for machine in _gather_values(host_machine) if machine is not None]
-        chosen = points or default_points("gloo", quick=False)
-        links = [point for group in _groups(process) for point in _measure(group, chosen.collective_bytes)]
-        return _machine(machines, links, ranks=process.world, local=local) if process.rank == 0 else None
+        chosen = points or choose_default_points("gloo", quick=False)
+        links = [point for group in _list_groups(process) for point in _measure(group, chosen.collective_bytes)]
+        return _build_machine(machines, links, ranks=process.world, local=local) if process.rank == 0 else None
     finally:
         process.end()
 
@@ -91,7 +91,7 @@ def _gather_values(local_value: Any) -> list[Any]:
     return values
 
 
-def _groups(process: Process) -> Iterator[HostGroup]:
+def _list_groups(process: Process) -> Iterator[HostGroup]:
     """Yield all ranks; and, where hosts have several ranks, groups of one rank of each host, which run concurrently."""
     local, nodes = process.local_ranks, process.world // process.local_ranks
     yield HostGroup(process.world, nodes, process.rank, None)
@@ -106,7 +106,7 @@ def _measure(group: HostGroup, sizes: tuple[int, ...]) -> Iterator[CollectivePoi
     for name in COLLECTIVES:
         for size in sorted(sizes):
             full = torch.zeros(max(1, size // 4 // group.ranks) * group.ranks)
-            timing = _timing(_run(name, full, group), group, ways=2 if name == "p2p" else 1)
+            timing = _time_message(_run(name, full, group), group, ways=2 if name == "p2p" else 1)
             cpu_seconds = min(max(timing.busy, 1e-9), timing.seconds)
             yield CollectivePoint(
                 collective=name,
@@ -148,7 +148,7 @@ def _run(name: Collective, full: torch.Tensor, group: HostGroup) -> Callable[[],
     return runs[name]
 
 
-def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing:
+def _time_message(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing:
     """Return the median time over repeats in which another rank comes last each time, divided by ``ways``.
 
     The result is equal on every rank of the group. In a round trip (``ways`` = 2), the ranks that send first and
@@ -159,13 +159,13 @@ def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing
     lasts = [first] if ways == 2 else [{index} for index in range(group.ranks)]
     run()  # warm
     once = max(_time_once(run, group, last=last, meeting=meeting).seconds for last in lasts)
-    repeats = int(_max_over_ranks(max(3 * len(lasts), min(MAX_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
+    repeats = int(_reduce_max(max(3 * len(lasts), min(MAX_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
     turns = [_time_once(run, group, last=lasts[round_ % len(lasts)], meeting=meeting) for round_ in range(repeats)]
     seconds = statistics.mean(
         statistics.median(round_.seconds for round_ in turns[index :: len(lasts)]) for index in range(len(lasts))
     )
     cpu_seconds = statistics.median(round_.busy for round_ in turns)
-    return Timing(seconds / ways, _max_over_ranks(cpu_seconds, group) / ways)
+    return Timing(seconds / ways, _reduce_max(cpu_seconds, group) / ways)
 
 
 def _time_once(run: Callable[[], object], group: HostGroup, *, last: set[int], meeting: float) -> Timing:
@@ -185,7 +185,7 @@ def _time_once(run: Callable[[], object], group: HostGroup, *, last: set[int], m
     dist.barrier(group=group.group)
     barrier_end_seconds = time.perf_counter() - start - meeting
     run_seconds = own_seconds if own_seconds < SHORT_SECONDS else max(own_seconds, barrier_end_seconds)
-    return Timing(_max_over_ranks(run_seconds if group.place in last else 0.0, group), cpu_seconds)
+    return Timing(_reduce_max(run_seconds if group.place in last else 0.0, group), cpu_seconds)
 
 
 def _time_barrier(group: HostGroup) -> float:
@@ -198,20 +198,20 @@ def _time_barrier(group: HostGroup) -> float:
     return statistics.median(barrier_times)
 
 
-def _max_over_ranks(value: float, group: HostGroup) -> float:
+def _reduce_max(value: float, group: HostGroup) -> float:
     """Return the largest value of all ranks of the group."""
     largest = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group.group)
     return float(largest)
 
 
-def _machine(machines: list[Machine], links: list[CollectivePoint], *, ranks: int, local: int) -> Machine:
+def _build_machine(machines: list[Machine], links: list[CollectivePoint], *, ranks: int, local: int) -> Machine:
     """Return a machine that is as slow as the slowest host at every point, with the links between the hosts."""
     first = machines[0]
     calibrations = [machine.calibration for machine in machines if machine.calibration is not None]
     slowest = {
         kind: tuple(
-            max(host_points, key=_seconds)
+            max(host_points, key=_get_seconds)
             for host_points in zip(*(getattr(host_calibration, kind) for host_calibration in calibrations), strict=True)
         )
         for kind in ("matmuls", "attentions", "kernels", "collectives")
@@ -243,5 +243,5 @@ def fit_host_link(points: list[CollectivePoint], *, span: int, date: str) -> Lin
     return Link(name="between hosts", span=span, bandwidth=bandwidth, latency_seconds=latency, source=source)
 
 
-def _seconds(point: Any) -> float:
+def _get_seconds(point: Any) -> float:
     return float(point.forward_seconds + point.backward_seconds if hasattr(point, "forward_seconds") else point.seconds)

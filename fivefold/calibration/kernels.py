@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.fused.kernels import TRITON
-from fivefold.trainer.model.kernels.fused.launch import unavailable
+from fivefold.trainer.model.kernels.fused.launch import explain_unavailability
 from fivefold.trainer.model.kernels.loss import cross_entropy as cross_entropy_of
 
 WIDTH = 256  # elements of a row; the bandwidth of the kernels hardly depends on it
@@ -39,7 +39,7 @@ def add(x: Tensor) -> KernelWork:
     return KernelWork(lambda: x + y, 3 * x.nbytes)
 
 
-def adamw(x: Tensor) -> KernelWork:
+def run_adamw(x: Tensor) -> KernelWork:
     """Return fused AdamW, which reads parameter, gradient and two moments, and writes all but the gradient."""
     parameter = torch.nn.Parameter(x)
     parameter.grad = torch.ones_like(x)
@@ -47,36 +47,36 @@ def adamw(x: Tensor) -> KernelWork:
     return KernelWork(optimizer.step, 7 * x.nbytes)
 
 
-def kernels_on(x: Tensor) -> Kernels:
+def choose_kernels(x: Tensor) -> Kernels:
     """Return the kernels that a job uses by default on the device of ``x``."""
-    return TRITON if x.is_cuda and not unavailable() else EAGER
+    return TRITON if x.is_cuda and not explain_unavailability() else EAGER
 
 
-def rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def run_rms_norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run RMS norm over rows of ``WIDTH`` elements; return the output and the differentiable inputs."""
     rows = x.view(-1, WIDTH).requires_grad_()
     weight = torch.ones(WIDTH, dtype=x.dtype, device=x.device)
-    return kernels_on(x).rms_norm(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
+    return choose_kernels(x).rms_norm(rows, weight.requires_grad_(), epsilon=1e-5), (rows, weight)
 
 
-def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def run_rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run rotary embedding over 64 positions of 4 heads of dim 32; return the output and the differentiable inputs."""
     heads = x.view(-1, 64, 4, 32).requires_grad_()
     table = torch.ones(64, 1, 32, dtype=x.dtype, device=x.device)
-    return kernels_on(x).rotate_first(heads, table, table), (heads,)
+    return choose_kernels(x).rotate_first(heads, table, table), (heads,)
 
 
-def swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def run_swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run SwiGLU on a gate and an up tensor of the size of x; return the output and the differentiable inputs."""
     gate, up = x.requires_grad_(), torch.ones_like(x).requires_grad_()
-    return kernels_on(x).activate_gated(gate, up, "silu"), (gate, up)
+    return choose_kernels(x).activate_gated(gate, up, "silu"), (gate, up)
 
 
-def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def run_cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run cross entropy over a vocabulary of ``WIDTH``; return the output and the differentiable inputs."""
     logits = x.view(-1, WIDTH).requires_grad_()
     targets = torch.zeros(logits.shape[0], dtype=torch.int64, device=x.device)
-    kernels = kernels_on(x)
+    kernels = choose_kernels(x)
     return cross_entropy_of(logits, targets, scale=1.0, loss=kernels.nats, rescale=kernels.rescale), (logits,)
 
 
@@ -100,13 +100,13 @@ def _backward(
 KERNELS: dict[str, Callable[[Tensor], KernelWork]] = {
     "copy": copy,
     "add": add,
-    "adamw": adamw,
-    "rms_norm": _forward(rms_norm, 2),
-    "rms_norm_backward": _backward(rms_norm, 3),
-    "rope": _forward(rope, 2),
-    "rope_backward": _backward(rope, 2),
-    "swiglu": _forward(swiglu, 3),
-    "swiglu_backward": _backward(swiglu, 5),
-    "cross_entropy": _forward(cross_entropy, 1),
-    "cross_entropy_backward": _backward(cross_entropy, 2),
+    "adamw": run_adamw,
+    "rms_norm": _forward(run_rms_norm, 2),
+    "rms_norm_backward": _backward(run_rms_norm, 3),
+    "rope": _forward(run_rope, 2),
+    "rope_backward": _backward(run_rope, 2),
+    "swiglu": _forward(run_swiglu, 3),
+    "swiglu_backward": _backward(run_swiglu, 5),
+    "cross_entropy": _forward(run_cross_entropy, 1),
+    "cross_entropy_backward": _backward(run_cross_entropy, 2),
 }

@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Collective
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import make_table
-from fivefold.planner.counts.traffic import messages
+from fivefold.planner.counts.traffic import list_messages
 from fivefold.record import Record
 
 SIMILAR_SIZE_RATIO = 1.6  # sizes that differ by a smaller factor count as equal
@@ -36,14 +36,14 @@ class Timed(Record):
     spread: float
 
 
-def distinct_messages(counts: Counts, layout: Layout, *, local_ranks: int) -> tuple[MessageOrder, ...]:
+def list_distinct_messages(counts: Counts, layout: Layout, *, local_ranks: int) -> tuple[MessageOrder, ...]:
     """Return the distinct messages of a step of ``layout`` whose ranks all fit on this computer.
 
     ``local_ranks``: the number of ranks that run on this computer.
     """
     rank_stages = make_table(layout, counts.job).rank_stages if layout.pp > 1 else ((0,),)
     orders: dict[MessageOrder, None] = {}
-    for message in (message for chunks in rank_stages for message in messages(counts, layout, chunks=chunks)):
+    for message in (message for chunks in rank_stages for message in list_messages(counts, layout, chunks=chunks)):
         is_stage_hop = message.collective == "p2p" and message.axis == "pp"
         ranks = layout.pp if is_stage_hop else message.ranks
         if message.times and 1 < ranks <= local_ranks and local_ranks % ranks == 0 and message.payload >= 1:
@@ -58,7 +58,7 @@ def distinct_messages(counts: Counts, layout: Layout, *, local_ranks: int) -> tu
     return tuple(orders)
 
 
-def heard(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
+def list_measured_seconds(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
     """Return the seconds of messages of this size that were timed in a step.
 
     Keys of ``timed`` are names such as ``message all_reduce 2 4096``. If there is none of exactly this size, those

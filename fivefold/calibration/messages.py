@@ -39,7 +39,7 @@ class RankRing(NamedTuple):
 
 
 @contextmanager
-def gloo_world(meeting: Path, *, rank: int, world: int, silence: timedelta) -> Iterator[None]:
+def init_process_group(meeting: Path, *, rank: int, world: int, silence: timedelta) -> Iterator[None]:
     """Initialize a process group of the workers of this computer that really sends (gloo, or NCCL on GPUs)."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=silence)
@@ -53,7 +53,9 @@ def time_messages(
     orders: tuple[MessageOrder, ...], *, rank: int, local_ranks: int, work: Callable[[], object], device: torch.device
 ) -> list[CollectivePoint]:
     """Time each message on all ranks together; return equal points on every rank."""
-    circles = {ranks: circle(ranks, rank=rank, local_ranks=local_ranks) for ranks in {order.ranks for order in orders}}
+    circles = {
+        ranks: create_ring(ranks, rank=rank, local_ranks=local_ranks) for ranks in {order.ranks for order in orders}
+    }
     return [time_message(order, circles[order.ranks], work=work, device=device) for order in orders]
 
 
@@ -62,7 +64,7 @@ def time_message(
 ) -> CollectivePoint:
     """Time one message; every rank calls it. For p2p, also measure how long the message occupies a core."""
     if order.collective == "p2p":
-        timing = hop_beside if order.both_ways else time_round_trip
+        timing = time_overlapped_hop if order.both_ways else time_round_trip
         seconds, core_seconds = timing(order, among, work=work, device=device)
         return CollectivePoint(
             collective="p2p",
@@ -71,7 +73,7 @@ def time_message(
             seconds=seconds,
             busy_seconds=min(core_seconds, seconds),
         )
-    seconds = time_message_after_work(message_of(order, among, device=device), work)
+    seconds = time_message_after_work(build_message(order, among, device=device), work)
     return CollectivePoint(collective=order.collective, ranks=order.ranks, bytes=order.bytes, seconds=seconds)
 
 
@@ -102,36 +104,40 @@ def time_round_trip(
             torch.cuda.synchronize(device)
         one_way_seconds.append((time.perf_counter() - start) / 2)
     sums = torch.tensor(
-        [_mean_without_outliers(one_way_seconds), _mean_without_outliers(sent_seconds), float(bool(one_way_seconds))],
+        [
+            _average_without_outliers(one_way_seconds),
+            _average_without_outliers(sent_seconds),
+            float(bool(one_way_seconds)),
+        ],
         dtype=torch.float64,
     )
     dist.all_reduce(sums)
     return float(sums[0] / sums[2]), float(sums[1] / sums[2])
 
 
-def hop_beside(
+def time_overlapped_hop(
     order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device
 ) -> tuple[float, float]:
     """Time a hop of a ring: the seconds if it is waited for at once, and its delay of concurrent compute."""
     sent = torch.zeros(max(1, order.bytes // 4), device=device)
     received = torch.empty_like(sent)
-    seconds = time_message_after_work(lambda: _wait(_hop(sent, received, among)), work)
+    seconds = time_message_after_work(lambda: _wait(_start_hop(sent, received, among)), work)
 
     def hop_during_work() -> None:
-        works = _hop(sent, received, among)
+        works = _start_hop(sent, received, among)
         work()
         _wait(works)
 
     return seconds, max(0.0, time_message_after_work(hop_during_work, work) - time_message_after_work(work, work))
 
 
-def circle(ranks: int, *, rank: int, local_ranks: int) -> RankRing:
+def create_ring(ranks: int, *, rank: int, local_ranks: int) -> RankRing:
     """Create the group of ``ranks`` neighbours that contains ``rank``; every rank calls it."""
     groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, local_ranks, ranks)]
     return RankRing(rank, rank - rank % ranks, ranks, groups[rank // ranks])
 
 
-def message_of(order: MessageOrder, among: RankRing, *, device: torch.device) -> Callable[[], object]:
+def build_message(order: MessageOrder, among: RankRing, *, device: torch.device) -> Callable[[], object]:
     """Return a function that sends one such message and waits for it."""
     ranks, group = among.ranks, among.group
     share = torch.zeros(max(1, order.bytes // 4 // ranks), device=device)
@@ -147,12 +153,12 @@ def message_of(order: MessageOrder, among: RankRing, *, device: torch.device) ->
         "reduce_scatter": lambda: reduce_scatter(torch.empty_like(share), full, group=group, async_op=True).wait(),
         "all_to_all": lambda: dist.all_to_all_single(received, full, group=group),
         "broadcast": lambda: dist.broadcast(full, among.first, group=group),
-        "p2p": lambda: _wait(_hop(full, received, among)),
+        "p2p": lambda: _wait(_start_hop(full, received, among)),
     }
     return runs[order.collective]
 
 
-def _hop(sent: Tensor, received: Tensor, among: RankRing) -> list[dist.Work]:
+def _start_hop(sent: Tensor, received: Tensor, among: RankRing) -> list[dist.Work]:
     """Start a message to the next rank and one from the previous rank."""
     next_rank = among.first + (among.rank - among.first + 1) % among.ranks
     previous_rank = among.first + (among.rank - among.first - 1) % among.ranks
@@ -180,12 +186,12 @@ def time_message_after_work(run: Callable[[], object], work: Callable[[], object
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    mean = torch.tensor(_mean_without_outliers(seconds), dtype=torch.float64)
+    mean = torch.tensor(_average_without_outliers(seconds), dtype=torch.float64)
     dist.all_reduce(mean)
     return float(mean) / dist.get_world_size()
 
 
-def _mean_without_outliers(seconds: list[float]) -> float:
+def _average_without_outliers(seconds: list[float]) -> float:
     """Return the mean of all but the slowest few values; 0 if there are none."""
     fastest = sorted(seconds)[: len(seconds) - len(seconds) // HICCUPS]
     return statistics.fmean(fastest) if fastest else 0.0

@@ -89,7 +89,7 @@ class NullProcessGroup(Group):  # type: ignore[misc]
 
 
 @contextmanager
-def silent_world(*, rank: int, world: int) -> Iterator[None]:
+def init_null_process_group(*, rank: int, world: int) -> Iterator[None]:
     """Make this process ``rank`` of a world of ``world`` ranks that send nothing."""
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(

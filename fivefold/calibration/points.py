@@ -66,16 +66,16 @@ class MeasuredPoint(Record):
     spread: NonNegativeFloat | None = None  # relative, between its two best rounds; None: measured once
 
 
-def matmul_shapes(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int, int, int], ...]:
+def list_matmul_shapes(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int, int, int], ...]:
     """Return every (m, n, k) of ``sizes`` with 2·m·n·k ≤ ``most_flops``, so that fprop, dgrad and wgrad are covered."""
     return tuple((m, n, k) for m, n, k in product(sizes, repeat=3) if 2 * m * n * k <= most_flops)
 
 
-def _attention(*shapes: tuple[int, int, int, int]) -> tuple[AttentionPointShape, ...]:
+def _list_attention_shapes(*shapes: tuple[int, int, int, int]) -> tuple[AttentionPointShape, ...]:
     return tuple(AttentionPointShape(sequences=b, tokens=t, heads=n, head_dim=h) for b, t, n, h in shapes)
 
 
-def default_points(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
+def choose_default_points(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
     """Return the default points for a CPU (``gloo``) or a GPU (``nccl``)."""
     if backend == "nccl":
         return GPU.replace(rounds=1) if quick else GPU
@@ -84,8 +84,8 @@ def default_points(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
 
 FULL = Points(
     dtypes=("fp32", "bf16"),
-    matmuls=matmul_shapes((64, 128, 256, 512, 1024, 4096), most_flops=2**31),
-    attentions=_attention(
+    matmuls=list_matmul_shapes((64, 128, 256, 512, 1024, 4096), most_flops=2**31),
+    attentions=_list_attention_shapes(
         (1, 64, 8, 64), (1, 128, 8, 32), (1, 128, 8, 64), (1, 256, 8, 32), (1, 256, 8, 64), (1, 512, 8, 32),
         (1, 512, 8, 64), (1, 512, 4, 128), (1, 1024, 4, 64), (1, 2048, 4, 64), (1, 4096, 2, 64),
     ),
@@ -99,8 +99,10 @@ FULL = Points(
 
 QUICK = Points(
     dtypes=("fp32", "bf16"),
-    matmuls=matmul_shapes((64, 128, 256, 512, 1024), most_flops=2**29),
-    attentions=_attention((1, 128, 8, 32), (1, 128, 4, 64), (1, 256, 8, 32), (1, 512, 4, 64), (1, 1024, 4, 64)),
+    matmuls=list_matmul_shapes((64, 128, 256, 512, 1024), most_flops=2**29),
+    attentions=_list_attention_shapes(
+        (1, 128, 8, 32), (1, 128, 4, 64), (1, 256, 8, 32), (1, 512, 4, 64), (1, 1024, 4, 64)
+    ),
     kernel_bytes=(64 * KIB, 512 * KIB, 4 * MIB),
     collective_bytes=(KIB, 32 * KIB, MIB, 32 * MIB),
     rounds=4,
@@ -110,8 +112,8 @@ QUICK = Points(
 )
 
 GPU = FULL.replace(
-    matmuls=matmul_shapes((256, 1024, 4096, 16384), most_flops=2**42),
-    attentions=_attention(
+    matmuls=list_matmul_shapes((256, 1024, 4096, 16384), most_flops=2**42),
+    attentions=_list_attention_shapes(
         (8, 512, 16, 64), (1, 2048, 16, 64), (4, 2048, 16, 128), (1, 4096, 32, 128), (1, 16384, 8, 128),
     ),
     kernel_bytes=tuple(MIB * 8**step for step in range(4)),

@@ -1,7 +1,7 @@
 """Run worker processes in parallel, read the output of the first one, and end all of them together.
 
 The first worker writes lines to its standard output. Whatever happens (a worker dies or hangs, Ctrl-C, an exception in
-the caller), no worker is left when ``side_by_side`` returns.
+the caller), no worker is left when ``run_in_parallel`` returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Worker(NamedTuple):
     errors: Path
 
 
-def side_by_side(commands: Sequence[Sequence[str]], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
+def run_in_parallel(
+    commands: Sequence[Sequence[str]], *, silence_seconds: float, on_line: Callable[[str], None]
+) -> None:
     """Run ``commands`` in parallel and pass each output line of the first to ``on_line``, until all have exited with 0.
 
     Raises ``RunFailure`` when a worker fails, or when the first one writes nothing for ``silence_seconds``.
@@ -38,7 +40,7 @@ def side_by_side(commands: Sequence[Sequence[str]], *, silence_seconds: float, o
         try:
             for rank, command in enumerate(commands):
                 workers.append(_start(command, errors=Path(folder) / f"{rank}", listen=rank == 0))
-            _monitor(workers, silence_seconds=silence_seconds, on_line=on_line)
+            _watch_workers(workers, silence_seconds=silence_seconds, on_line=on_line)
         finally:
             for worker in workers:
                 worker.process.kill()
@@ -73,7 +75,7 @@ def _start(command: Sequence[str], *, errors: Path, listen: bool) -> Worker:
     return Worker(process, errors)
 
 
-def _monitor(workers: Sequence[Worker], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
+def _watch_workers(workers: Sequence[Worker], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     stdout = workers[0].process.stdout
     assert stdout is not None, "the first worker is started with a pipe"
@@ -84,7 +86,7 @@ def _monitor(workers: Sequence[Worker], *, silence_seconds: float, on_line: Call
             line = lines.get(timeout=0.1)
         except queue.Empty:
             if any(worker.process.poll() for worker in workers):
-                raise _first_failure(workers) from None
+                raise _find_first_failure(workers) from None
             if time.monotonic() - last_line_time > silence_seconds:
                 raise RunFailure(
                     f"{len(workers)} workers have reported nothing for {silence_seconds:g} s and were stopped; "
@@ -97,7 +99,7 @@ def _monitor(workers: Sequence[Worker], *, silence_seconds: float, on_line: Call
             on_line(line)
             last_line_time = time.monotonic()
     if any(worker.process.returncode for worker in workers):
-        raise _first_failure(workers)
+        raise _find_first_failure(workers)
 
 
 def _forward_lines(stdout: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
@@ -108,7 +110,7 @@ def _forward_lines(stdout: IO[str], lines: queue.SimpleQueue[str | None]) -> Non
     lines.put(None)
 
 
-def _first_failure(workers: Sequence[Worker]) -> RunFailure:
+def _find_first_failure(workers: Sequence[Worker]) -> RunFailure:
     """Return the ``RunFailure`` of the worker that failed first; the others fail because they lost their peer."""
     time.sleep(0.5)  # let the first one finish exiting
     dead = {rank: worker for rank, worker in enumerate(workers) if worker.process.poll()}

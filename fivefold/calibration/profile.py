@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from fivefold.calibration.message_orders import Timed, distinct_messages, heard
+from fivefold.calibration.message_orders import Timed, list_distinct_messages, list_measured_seconds
 from fivefold.calibration.orders import ProfileOrder, RankProfile, RunOrder
-from fivefold.calibration.processes import side_by_side
+from fivefold.calibration.processes import run_in_parallel
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
@@ -28,9 +28,9 @@ from fivefold.machine.spec import CollectivePoint, Machine, UnitPoint, UpdatePoi
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.peak import count_rank_memory
-from fivefold.planner.counts.traffic import messages
-from fivefold.planner.predict import Planner, planner
-from fivefold.planner.time.profiled import Profiled, ranks_per_host
+from fivefold.planner.counts.traffic import list_messages
+from fivefold.planner.predict import Planner, get_planner
+from fivefold.planner.time.profiled import Profiled, count_ranks_per_host
 from fivefold.planner.time.unit_time import UnitTime
 from fivefold.planner.time.units import Units
 from fivefold.record import RunFailure, UserError
@@ -41,7 +41,7 @@ MIN_COMPUTE_SECONDS, MAX_COMPUTE_SECONDS = 1e-3, 20e-3  # bounds of the seconds 
 DEEP = 6  # layers of a stage that are run: with fewer, more tensors would stay in the caches than in the full model
 
 
-def profile(
+def profile_layout(
     *,
     model: Model,
     layout: Layout,
@@ -58,10 +58,10 @@ def profile(
     assert machine.calibration is not None, "profile() adds to a calibration"
     if job.stack.pairs:
         raise UserError("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
-    together = ranks_per_host(layout, machine)
+    together = count_ranks_per_host(layout, machine)
     model = shorten_model(model, layout, job)
     ranks = _select_measured_ranks(layout, together)
-    plans = planner(model, machine, job)
+    plans = get_planner(model, machine, job)
     profiles: list[RankProfile] = []
     for done, first in enumerate(range(0, len(ranks), together)):
         if progress:
@@ -75,17 +75,17 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     calibration = machine.calibration
     assert calibration is not None
     unprofiled_machine = machine.replace(calibration=calibration.replace(units=(), updates=()))
-    counts = planner(model, unprofiled_machine, job).counts  # the job as it runs on this machine's backend
+    counts = get_planner(model, unprofiled_machine, job).counts  # the job as it runs on this machine's backend
     keys = Profiled(counts, machine)
     curves = Units(counts, unprofiled_machine)
-    ranks = ranks_per_host(layout, machine)
+    ranks = count_ranks_per_host(layout, machine)
     points_by_key: dict[str, list[UnitPoint]] = defaultdict(list)
     for rank_profile in profiles:
-        for run, passes in unit_seconds(rank_profile, counts=counts, layout=layout, curves=curves).items():
+        for run, passes in measure_unit_seconds(rank_profile, counts=counts, layout=layout, curves=curves).items():
             key, curve = keys.make_unit_key(layout, run), curves.unit(layout, run)
-            points_by_key[key].append(_point(run, passes, key=key, curve=curve, ranks=ranks, layout=layout))
+            points_by_key[key].append(_build_point(run, passes, key=key, curve=curve, ranks=ranks, layout=layout))
     units = {(p.key, p.ranks): p for p in calibration.units}
-    units |= {(key, ranks): _mean(points) for key, points in points_by_key.items()}
+    units |= {(key, ranks): _average_points(points) for key, points in points_by_key.items()}
     memory_by_rank = count_rank_memory(counts, layout)
     updates = {(p.key, p.ranks): p for p in calibration.updates}
     update = UpdatePoint(
@@ -94,7 +94,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
         ranks=ranks,
         elements=round(
             statistics.fmean(
-                memory_by_rank[_stage_rank(layout, rank_profile.rank)].updated_numel for rank_profile in profiles
+                memory_by_rank[_find_stage_rank(layout, rank_profile.rank)].updated_numel for rank_profile in profiles
             )
         ),
         seconds=statistics.fmean(rank_profile.timed["update"].seconds for rank_profile in profiles),
@@ -121,9 +121,10 @@ def collect_step_points(
 
     The mean is taken because some ranks arrive late and others wait for them.
     """
-    orders = distinct_messages(counts, layout, local_ranks=ranks) if ranks > 1 else ()
+    orders = list_distinct_messages(counts, layout, local_ranks=ranks) if ranks > 1 else ()
     seconds_by_order = {
-        order: [value for rank_profile in profiles for value in heard(order, rank_profile.timed)] for order in orders
+        order: [value for rank_profile in profiles for value in list_measured_seconds(order, rank_profile.timed)]
+        for order in orders
     }
     return [
         CollectivePoint(collective=o.collective, ranks=o.ranks, bytes=o.bytes, seconds=statistics.fmean(seconds))
@@ -134,7 +135,7 @@ def collect_step_points(
 
 def is_profiled(machine: Machine, *, model: Model, layout: Layout, job: Job) -> bool:
     """Return whether the store holds every unit of a layout under its own key."""
-    counts = planner(model, machine, job).counts
+    counts = get_planner(model, machine, job).counts
     store = Profiled(counts, machine)
     units = {run for stage in counts.stage_work(layout) for run, _ in stage}
     return all((p := store.unit(layout, run)) and p.key == store.make_unit_key(layout, run) for run in units)
@@ -161,13 +162,13 @@ def _select_measured_ranks(layout: Layout, n_parallel: int) -> list[int]:
     return ranks + other_ranks[: -len(ranks) % n_parallel]
 
 
-def _stage_rank(layout: Layout, rank: int) -> int:
+def _find_stage_rank(layout: Layout, rank: int) -> int:
     return group(layout, "pp").place(rank)
 
 
 def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job: Job, cores: int) -> list[RankProfile]:
     """Run workers for ``ranks`` in parallel. ``plans`` is the planner of this model and job on this machine."""
-    message_orders = distinct_messages(plans.counts, layout, local_ranks=len(ranks)) if len(ranks) > 1 else ()
+    message_orders = list_distinct_messages(plans.counts, layout, local_ranks=len(ranks)) if len(ranks) > 1 else ()
     orders = [
         RunOrder(
             rank=rank,
@@ -208,7 +209,7 @@ def _run_workers(runs: Sequence[RunOrder], *, cores: int, on_profile: Callable[[
         files = [Path(folder) / f"order-{order.place}" for order in orders]
         for file, order in zip(files, orders, strict=True):
             file.write_text(order.model_dump_json())
-        side_by_side(
+        run_in_parallel(
             [[sys.executable, "-m", "fivefold.calibration.unit_worker", str(file)] for file in files],
             silence_seconds=SILENCE_SECONDS,
             on_line=lambda line: on_profile(RankProfile.model_validate_json(line)),
@@ -217,7 +218,7 @@ def _run_workers(runs: Sequence[RunOrder], *, cores: int, on_profile: Callable[[
 
 def _estimate_message_interval(plans: Planner, layout: Layout) -> float:
     """Return the seconds that a rank computes between two messages, estimated from the curves and bounded."""
-    message_count = sum(message.times for message in messages(plans.counts, layout))
+    message_count = sum(message.times for message in list_messages(plans.counts, layout))
     compute = plans.estimate(layout).step_time.compute
     return min(MAX_COMPUTE_SECONDS, max(MIN_COMPUTE_SECONDS, compute / max(1, message_count)))
 
@@ -231,7 +232,9 @@ class UnitPasses(NamedTuple):
     spread: float
 
 
-def unit_seconds(one: RankProfile, *, counts: Counts, layout: Layout, curves: Units) -> dict[UnitGroup, UnitPasses]:
+def measure_unit_seconds(
+    one: RankProfile, *, counts: Counts, layout: Layout, curves: Units
+) -> dict[UnitGroup, UnitPasses]:
     """Return the seconds of the units of one rank.
 
     The weight-gradient seconds of a stage (W) are distributed over its units in proportion to the curves.
@@ -280,7 +283,9 @@ def _backward(one: RankProfile, name: str, weight: float) -> tuple[float, float,
     return scale * input_gradient.seconds, scale * weight, (full or input_gradient).spread
 
 
-def _point(run: UnitGroup, passes: UnitPasses, *, key: str, curve: UnitTime, ranks: int, layout: Layout) -> UnitPoint:
+def _build_point(
+    run: UnitGroup, passes: UnitPasses, *, key: str, curve: UnitTime, ranks: int, layout: Layout
+) -> UnitPoint:
     return UnitPoint(
         key=key,
         label=f"{run.name if isinstance(run.name, str) else 'block'} {layout}",
@@ -302,7 +307,7 @@ def find_unit(name: str, counts: Counts, layout: Layout) -> UnitGroup:
     return UnitGroup(kind, counts.example[kind], 1, list_recomputed_layers(counts.model.layers, layout)[layer])
 
 
-def _mean(points: list[UnitPoint]) -> UnitPoint:
+def _average_points(points: list[UnitPoint]) -> UnitPoint:
     """Return the mean over ranks: where ranks exchange messages, each waits for the other in turn."""
     fields = ("forward_seconds", "backward_seconds", "weight_seconds", "over_curves", "spread")
     return points[0].replace(**{name: statistics.fmean(getattr(p, name) for p in points) for name in fields})

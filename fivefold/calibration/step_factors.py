@@ -17,17 +17,17 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from fivefold.calibration.orders import RankProfile
-from fivefold.calibration.profile import UnitPasses, collect_step_points, unit_seconds
+from fivefold.calibration.profile import UnitPasses, collect_step_points, measure_unit_seconds
 from fivefold.calibration.step_grid import GridRun
 from fivefold.layout.mesh import group
 from fivefold.machine.spec import CollectivePoint, KernelKind, Machine, StepFactor
 from fivefold.planner.counts.counts import UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.update import stages_held
-from fivefold.planner.predict import planner
+from fivefold.planner.counts.update import list_stages
+from fivefold.planner.predict import get_planner
 from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_kernel_kind
-from fivefold.planner.time.profiled import ranks_per_host
+from fivefold.planner.time.profiled import count_ranks_per_host
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import count_weights, estimate_elementwise_seconds
 from fivefold.units import Dtype
@@ -81,12 +81,12 @@ def collect_units(
     """Return the units of the profiles by dtype; ``machine`` holds the curves."""
     units_by_dtype: dict[Dtype, list[MeasuredUnit]] = defaultdict(list)
     for run, profiles in measured:
-        counts = planner(run.model, machine, run.job).counts
+        counts = get_planner(run.model, machine, run.job).counts
         curves = Units(counts, machine)
-        ranks = ranks_per_host(run.layout, machine)
+        ranks = count_ranks_per_host(run.layout, machine)
         rows: dict[UnitGroup, list[UnitPasses]] = defaultdict(list)
         for profile in profiles:
-            for unit, passes in unit_seconds(profile, counts=counts, layout=run.layout, curves=curves).items():
+            for unit, passes in measure_unit_seconds(profile, counts=counts, layout=run.layout, curves=curves).items():
                 rows[unit].append(passes)
         seconds = {
             unit: (
@@ -156,19 +156,19 @@ def _fit(passes: Sequence[tuple[UnitWork, float, float]], *, counts_host: bool) 
     common = tuple(kind for kind in kinds if kind not in OWN_HOST)
     hosts = [common, *((kind,) for kind in kinds if kind in OWN_HOST)]
     totals = np.array([[sum(work.seconds.values()), counts_host * sum(work.kernels.values())] for work in works])
-    ratio, host = nonnegative_least_squares(
+    ratio, host = solve_nonnegative_least_squares(
         totals / scale[:, None], target, prior=np.array([1.0, 1e-6]), weight=np.array([CURVE_UNITS, 1e-9])
     )
     columns = [[work.seconds.get(kind, 0.0) for kind in kinds] for work in works]
     counted = [[counts_host * sum(work.kernels.get(kind, 0) for kind in group) for group in hosts] for work in works]
     rows = np.hstack([np.array(columns), np.array(counted)]) / scale[:, None]
     prior = np.array([ratio] * len(kinds) + [counts_host * max(host, 1e-7)] * len(hosts))
-    fitted = nonnegative_least_squares(rows, target, prior=prior, weight=PRIOR_UNITS)
+    fitted = solve_nonnegative_least_squares(rows, target, prior=prior, weight=PRIOR_UNITS)
     host_by_kind = {kind: float(fitted[len(kinds) + at]) for at, group in enumerate(hosts) for kind in group}
     return Factors({kind: float(factor) for kind, factor in zip(kinds, fitted, strict=False)}, host_by_kind)
 
 
-def nonnegative_least_squares(
+def solve_nonnegative_least_squares(
     rows: np.ndarray, target: np.ndarray, *, prior: np.ndarray, weight: float | np.ndarray
 ) -> np.ndarray:
     """Return x >= 0 that minimizes |rows·x - target|² + Σ weight_k · (mean of column k)² · (x_k - prior_k)².
@@ -192,7 +192,7 @@ def collect_messages(
     """Return the messages of the steps; of equal ones the geometric mean."""
     seconds_by_message: dict[tuple[str, int], list[float]] = defaultdict(list)
     for run, profiles in measured if ranks > 1 else ():
-        counts = planner(run.model, machine, run.job).counts
+        counts = get_planner(run.model, machine, run.job).counts
         for point in collect_step_points(profiles, counts=counts, layout=run.layout, ranks=ranks):
             seconds_by_message[point.collective, point.bytes].append(point.seconds)
     return [
@@ -235,10 +235,10 @@ def list_updates(
     """
     rows: dict[Dtype, list[tuple[float, int, float]]] = defaultdict(list)
     for run, profiles in measured:
-        counts = planner(run.model, machine, run.job).counts
+        counts = get_planner(run.model, machine, run.job).counts
         units = Units(counts, machine)
         memory_by_rank = count_rank_memory(counts, run.layout)
-        held = stages_held(run.layout)
+        held = list_stages(run.layout)
         for profile in profiles:
             stage = group(run.layout, "pp").place(profile.rank)
             chunks = tuple(held[stage])
@@ -259,7 +259,7 @@ def fit_update(rows: Sequence[tuple[float, int, float]]) -> tuple[float, float, 
     """
     curve_seconds, weights, seconds = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     columns = np.stack([curve_seconds, weights, np.ones(len(rows))], axis=1) / seconds[:, None]
-    factor, per_weight, per_step = nonnegative_least_squares(
+    factor, per_weight, per_step = solve_nonnegative_least_squares(
         columns, np.ones(len(rows)), prior=np.array([1.0, 1e-5, 1e-3]), weight=1e-6
     )
     return float(factor), float(per_weight), float(per_step)

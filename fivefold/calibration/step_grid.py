@@ -16,7 +16,7 @@ from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.planner.predict import Estimate, planner
+from fivefold.planner.predict import Estimate, get_planner
 from fivefold.record import UserError
 from fivefold.units import Dtype
 
@@ -126,7 +126,7 @@ def _list_legal_runs(shape: GridShape, words: str, dtype: Dtype, *, ranks: int) 
 def select_fitting_runs(runs: Sequence[GridRun], machine: Machine) -> list[tuple[int, GridRun, Estimate]]:
     """Return the runs that use at most ``MEMORY_SHARE`` of a rank's memory, with their numbers and estimates."""
     estimates = (
-        (number, run, planner(run.model, machine, run.job).estimate(run.layout)) for number, run in enumerate(runs)
+        (number, run, get_planner(run.model, machine, run.job).estimate(run.layout)) for number, run in enumerate(runs)
     )
     most_bytes = MEMORY_SHARE * machine.chip.memory_bytes
     return [(number, run, estimate) for number, run, estimate in estimates if estimate.peak_bytes < most_bytes]

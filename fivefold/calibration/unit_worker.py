@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from fivefold.calibration.message_orders import MessageOrder, heard
-from fivefold.calibration.messages import gloo_world, make_work, time_messages
-from fivefold.calibration.null_process_group import silent_world
+from fivefold.calibration.message_orders import MessageOrder, list_measured_seconds
+from fivefold.calibration.messages import init_process_group, make_work, time_messages
+from fivefold.calibration.null_process_group import init_null_process_group
 from fivefold.calibration.orders import ProfileOrder, RankProfile
 from fivefold.calibration.processes import carry_out
 from fivefold.calibration.step_clock import WARM, build_step, summarize_steps
@@ -59,10 +59,10 @@ class Barrier:
         ]
 
 
-def profile(order: ProfileOrder, meeting: Barrier, *, device: torch.device) -> RankProfile:
+def profile_rank(order: ProfileOrder, meeting: Barrier, *, device: torch.device) -> RankProfile:
     """Build the rank's share of the model of the run and time its steps."""
     run, steps = order.run, list[MeasuredUnitSeconds]()
-    with _world(order):
+    with _enter_world(order):
         step = build_step(
             run.model, Layout.parse(run.layout), run.job, rank=run.rank, device=device, sends=_has_messages(order)
         )
@@ -92,27 +92,27 @@ def _has_messages(order: ProfileOrder) -> bool:
     return order.workers == Layout.parse(order.run.layout).world > 1 and not torch.cuda.is_available()
 
 
-def _world(order: ProfileOrder) -> AbstractContextManager[None]:
+def _enter_world(order: ProfileOrder) -> AbstractContextManager[None]:
     """Return the context of the process group in which the steps are profiled."""
     rank, world = order.run.rank, Layout.parse(order.run.layout).world
     if not _has_messages(order):
-        return silent_world(rank=rank, world=world)
+        return init_null_process_group(rank=rank, world=world)
     silence = timedelta(seconds=order.silence_seconds)
-    return gloo_world(Path(f"{order.meeting}.step"), rank=rank, world=world, silence=silence)
+    return init_process_group(Path(f"{order.meeting}.step"), rank=rank, world=world, silence=silence)
 
 
-def _message_times(
+def _time_messages(
     order: ProfileOrder, messages: tuple[MessageOrder, ...], *, device: torch.device
 ) -> tuple[CollectivePoint, ...]:
     """Time ``messages`` among the workers, with compute as in the run between two of them."""
     silence = timedelta(seconds=order.silence_seconds)
     meeting = Path(f"{order.meeting}.gloo")
-    with gloo_world(meeting, rank=order.place, world=order.workers, silence=silence):
+    with init_process_group(meeting, rank=order.place, world=order.workers, silence=silence):
         work = make_work(order.run.work_seconds)
         return tuple(time_messages(messages, rank=order.place, local_ranks=order.workers, work=work, device=device))
 
 
-def main(order: ProfileOrder) -> None:
+def run_worker(order: ProfileOrder) -> None:
     """Profile the run of ``order``; the first worker prints the profiles of all workers."""
     torch.set_num_threads(order.threads)
     device = torch.device("cuda", order.place) if torch.cuda.is_available() else torch.device("cpu")
@@ -120,9 +120,11 @@ def main(order: ProfileOrder) -> None:
         torch.cuda.set_device(device)
     meeting = Barrier(order)
     meeting.wait()
-    own_profile = profile(order, meeting, device=device)
-    if untimed := tuple(message for message in order.run.messages if not heard(message, own_profile.timed)):
-        own_profile = own_profile.replace(messages=_message_times(order, untimed, device=device))
+    own_profile = profile_rank(order, meeting, device=device)
+    if untimed := tuple(
+        message for message in order.run.messages if not list_measured_seconds(message, own_profile.timed)
+    ):
+        own_profile = own_profile.replace(messages=_time_messages(order, untimed, device=device))
     profiles = meeting.report(own_profile)
     if order.place == 0:
         for item in profiles:
@@ -131,4 +133,4 @@ def main(order: ProfileOrder) -> None:
 
 
 if __name__ == "__main__":
-    carry_out(lambda: main(ProfileOrder.model_validate_json(Path(sys.argv[1]).read_text())))
+    carry_out(lambda: run_worker(ProfileOrder.model_validate_json(Path(sys.argv[1]).read_text())))

@@ -32,8 +32,8 @@ from torch import Tensor
 from fivefold.calibration import fit_machine
 from fivefold.calibration.kernels import KERNELS
 from fivefold.calibration.message_orders import MessageOrder
-from fivefold.calibration.messages import RankRing, make_work, message_of, time_message
-from fivefold.calibration.null_process_group import silent_world
+from fivefold.calibration.messages import RankRing, build_message, make_work, time_message
+from fivefold.calibration.null_process_group import init_null_process_group
 from fivefold.calibration.orders import RankProfile, RoundOrder, WorkerOrder
 from fivefold.calibration.points import (
     AttentionPointShape,
@@ -42,7 +42,7 @@ from fivefold.calibration.points import (
     Kind,
     MeasuredPoint,
     Points,
-    default_points,
+    choose_default_points,
 )
 from fivefold.calibration.processes import carry_out
 from fivefold.calibration.step_clock import WARM, build_step, summarize_steps
@@ -58,7 +58,7 @@ from fivefold.machine.spec import (
     MatmulPoint,
 )
 from fivefold.record import UserError
-from fivefold.trainer.host import memory_bytes
+from fivefold.trainer.host import count_memory_bytes
 from fivefold.units import Dtype
 
 Point = MatmulPoint | AttentionPoint | KernelPoint | CollectivePoint
@@ -131,25 +131,25 @@ class WorkerContext(NamedTuple):
         return float(value)
 
 
-def noise(context: WorkerContext, *shape: int, dtype: Dtype) -> Tensor:
+def make_noise(context: WorkerContext, *shape: int, dtype: Dtype) -> Tensor:
     """Return normal numbers, repeated with a prime period: drawing all of them would take longer than the matmuls."""
     count = math.prod(shape)
     samples = torch.randn(8191, device=context.device).to(TORCH[dtype])
     return samples.repeat(count // 8191 + 1)[:count].view(shape).clone()
 
 
-def matmul(context: WorkerContext, shape: tuple[int, int, int], dtype: Dtype) -> MatmulPoint:
+def time_matmul(context: WorkerContext, shape: tuple[int, int, int], dtype: Dtype) -> MatmulPoint:
     """Time ``(m, k) @ (k, n)``, with the second matrix transposed as a linear layer stores its weight."""
     m, n, k = shape
-    a = noise(context, m, k, dtype=dtype)
-    b = noise(context, n, k, dtype=dtype).t()
+    a = make_noise(context, m, k, dtype=dtype)
+    b = make_noise(context, n, k, dtype=dtype).t()
     return MatmulPoint(dtype=dtype, ranks=context.ranks, m=m, n=n, k=k, seconds=context.clock(lambda: a @ b))
 
 
-def attention(context: WorkerContext, shape: AttentionPointShape, dtype: Dtype) -> AttentionPoint:
+def time_attention(context: WorkerContext, shape: AttentionPointShape, dtype: Dtype) -> AttentionPoint:
     """Time forward and backward of causal attention; q, k and v are laid out token by token, as in the model."""
     size = (shape.sequences, shape.tokens, shape.heads, shape.head_dim)
-    q, k, v = (noise(context, *size, dtype=dtype).requires_grad_() for _ in range(3))
+    q, k, v = (make_noise(context, *size, dtype=dtype).requires_grad_() for _ in range(3))
     query, key, value = (x.transpose(1, 2) for x in (q, k, v))
     run = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
     forward = context.clock(run)
@@ -166,7 +166,7 @@ def attention(context: WorkerContext, shape: AttentionPointShape, dtype: Dtype) 
     )
 
 
-def kernel(context: WorkerContext, name: str, size_bytes: int, dtype: Dtype) -> KernelPoint:
+def time_kernel(context: WorkerContext, name: str, size_bytes: int, dtype: Dtype) -> KernelPoint:
     """Time one of ``KERNELS`` on a tensor of ``size_bytes``."""
     x = torch.ones(size_bytes // TORCH[dtype].itemsize, dtype=TORCH[dtype], device=context.device)
     work = KERNELS[name](x)
@@ -174,14 +174,14 @@ def kernel(context: WorkerContext, name: str, size_bytes: int, dtype: Dtype) -> 
     return KernelPoint(kernel=name, dtype=dtype, ranks=context.ranks, moved_bytes=work.moved_bytes, seconds=seconds)
 
 
-def collective(context: WorkerContext, name: Collective, size_bytes: int) -> CollectivePoint:
+def time_collective(context: WorkerContext, name: Collective, size_bytes: int) -> CollectivePoint:
     """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares; p2p: one way."""
     share = max(1, size_bytes // 4 // context.ranks)
     order = MessageOrder(collective=name, ranks=context.ranks, bytes=4 * share * context.ranks)
     ring = RankRing(context.rank, 0, context.ranks, dist.group.WORLD)
     if context.device.type == "cpu" or name == "p2p":
         return time_message(order, ring, work=make_work(WORK_SECONDS), device=context.device)
-    seconds = context.clock(message_of(order, ring, device=context.device))
+    seconds = context.clock(build_message(order, ring, device=context.device))
     return CollectivePoint(collective=name, ranks=context.ranks, bytes=order.bytes, seconds=seconds)
 
 
@@ -194,26 +194,26 @@ KINDS: dict[type[Point], Kind] = {
 }
 
 
-def message_jobs(context: WorkerContext, points: Points) -> Iterator[Measure]:
+def list_message_jobs(context: WorkerContext, points: Points) -> Iterator[Measure]:
     """Yield every measurement of a message, in the same order on every rank."""
     for operation in COLLECTIVES if context.ranks > 1 else ():
         for size in points.collective_bytes:
-            yield partial(collective, context, operation, size)
+            yield partial(time_collective, context, operation, size)
 
 
-def kernel_jobs(context: WorkerContext, points: Points, rates: Mapping[Dtype, ProductRate]) -> Iterator[Measure]:
+def list_kernel_jobs(context: WorkerContext, points: Points, rates: Mapping[Dtype, ProductRate]) -> Iterator[Measure]:
     """Yield every measurement of a kernel, in the same order on every rank."""
     for dtype in points.dtypes:
         largest_product, is_emulated = rates[dtype]
         for matrices in points.matmuls:
             if math.prod(matrices) <= largest_product and not (is_emulated and set(matrices) - {*EMULATED_SIZES}):
-                yield partial(matmul, context, matrices, dtype)
+                yield partial(time_matmul, context, matrices, dtype)
         for shape in points.attentions:
             if shape.sequences * shape.heads * shape.head_dim * shape.tokens**2 <= largest_product:
-                yield partial(attention, context, shape, dtype)
+                yield partial(time_attention, context, shape, dtype)
         for name in KERNELS:
             for size in points.kernel_bytes:
-                yield partial(kernel, context, name, size, dtype)
+                yield partial(time_kernel, context, name, size, dtype)
 
 
 class ProductRate(NamedTuple):
@@ -230,7 +230,7 @@ def probe_products(context: WorkerContext, dtypes: Sequence[Dtype]) -> dict[Dtyp
     """Return the rate of products by dtype."""
     if context.device.type != "cpu":
         return dict.fromkeys(dtypes, ProductRate(math.inf, False))
-    seconds = {dtype: matmul(context, PROBE, dtype).seconds for dtype in dtypes}
+    seconds = {dtype: time_matmul(context, PROBE, dtype).seconds for dtype in dtypes}
     return {
         dtype: ProductRate(
             math.prod(PROBE) * max(1.0, LONG_SECONDS / seconds[dtype]),
@@ -240,7 +240,7 @@ def probe_products(context: WorkerContext, dtypes: Sequence[Dtype]) -> dict[Dtyp
     }
 
 
-def seconds(point: Point) -> float:
+def get_seconds(point: Point) -> float:
     """Return the seconds of a point; of attention, forward plus backward."""
     return point.forward_seconds + point.backward_seconds if isinstance(point, AttentionPoint) else point.seconds
 
@@ -255,7 +255,7 @@ class Curves:
     def measure_round(self, note: Callable[[Kind], None]) -> None:
         """Measure every point once more, but not those that take long; ``note`` is called with the kind of each."""
         for results, measure in zip(self._results, self.todo, strict=True):
-            if not results or seconds(results[0]) < REPEATED_SECONDS:
+            if not results or get_seconds(results[0]) < REPEATED_SECONDS:
                 results.append(measure())
             note(KINDS[type(results[0])])
 
@@ -264,12 +264,12 @@ class Curves:
 
         The latter is None for a point that was measured once.
         """
-        sorted_results = [sorted(results, key=seconds) for results in self._results]
+        sorted_results = [sorted(results, key=get_seconds) for results in self._results]
         return [(results[(len(results) - 1) // 2], _spread(results)) for results in sorted_results]
 
 
 def _spread(points: list[Point]) -> float | None:
-    return seconds(points[1]) / seconds(points[0]) - 1 if len(points) > 1 else None
+    return get_seconds(points[1]) / get_seconds(points[0]) - 1 if len(points) > 1 else None
 
 
 class Budget:
@@ -340,11 +340,11 @@ def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:
             device=name, backend="nccl", memory_bytes=memory, torch=torch.__version__
         )
     return torch.device("cpu"), Facts(
-        device=processor_name(), backend="gloo", memory_bytes=memory_bytes(), torch=torch.__version__
+        device=read_processor_name(), backend="gloo", memory_bytes=count_memory_bytes(), torch=torch.__version__
     )
 
 
-def processor_name() -> str:
+def read_processor_name() -> str:
     """Return the model name of the processor, or what ``platform`` knows of it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
@@ -352,7 +352,7 @@ def processor_name() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-def say(message: Facts | CalibrationProgress | MeasuredPoint | RankProfile, rank: int) -> None:
+def print_line(message: Facts | CalibrationProgress | MeasuredPoint | RankProfile, rank: int) -> None:
     """Print a message as one line, on the first rank only."""
     if rank == 0:
         print(message.model_dump_json(), flush=True)
@@ -363,7 +363,7 @@ class Measurement:
 
     def __init__(self, order: WorkerOrder, part: RoundOrder, *, device: torch.device, facts: Facts) -> None:
         self.facts = facts
-        self.points = points = part.points or default_points(facts.backend, quick=order.quick)
+        self.points = points = part.points or choose_default_points(facts.backend, quick=order.quick)
         self.context = context = WorkerContext(order.rank, part.ranks, device, points.seconds_per_point)
         self.now = time.thread_time if device.type == "cpu" else time.perf_counter
         self.end = self.now() + points.budget_seconds
@@ -374,15 +374,15 @@ class Measurement:
             self.grid = []
         self.cases = [GridRun(case.model, Layout.parse(case.layout), case.job) for case in part.cases]
         self.rates = probe_products(context, points.dtypes)
-        self.messages = Curves([*message_jobs(context, points)])
-        self.kernels = Curves([*kernel_jobs(context, points, self.rates)])
+        self.messages = Curves([*list_message_jobs(context, points)])
+        self.kernels = Curves([*list_kernel_jobs(context, points, self.rates)])
         self._total = len(self.messages.todo) + points.rounds * (len(self.kernels.todo) + len(self.grid))
         self._done = 0
 
     def note(self, kind: Kind | Literal["steps"]) -> None:
         """Report that one more measurement is done."""
         self._done = min(self._done + 1, self._total)
-        say(CalibrationProgress(kind=kind, done=self._done, total=self._total), self.context.rank)
+        print_line(CalibrationProgress(kind=kind, done=self._done, total=self._total), self.context.rank)
 
     def list_runs(self) -> list[tuple[int, GridRun, float]]:
         """Return number, run and predicted seconds of a step of the runs that fit the memory, by the curves so far."""
@@ -423,13 +423,13 @@ class Measurement:
             if not steps or measured % KERNEL_ROUNDS == 0:
                 self.kernels.measure_round(self.note)
         for point, spread in self.list_points():
-            say(MeasuredPoint(kind=KINDS[type(point)], point=point.model_dump(), spread=spread), context.rank)
+            print_line(MeasuredPoint(kind=KINDS[type(point)], point=point.model_dump(), spread=spread), context.rank)
         for number, samples in timed.items():
-            own_profile = profile_of(context, number, samples, rank=context.rank)
+            own_profile = profile_run(context, number, samples, rank=context.rank)
             profiles: list[RankProfile] = [own_profile] * context.ranks
             dist.all_gather_object(profiles, own_profile)
             for profile in profiles:
-                say(profile, context.rank)
+                print_line(profile, context.rank)
 
     def measure_alone(self) -> None:
         """Measure the runs one after another on one GPU, whose memory holds one of them at a time."""
@@ -437,10 +437,10 @@ class Measurement:
         for number, step in build_runs(self.context, self.list_runs(), budget):
             samples = [step() for _ in range(GPU_STEPS)]
             self.note("steps")
-            say(profile_of(self.context, number, samples, rank=0), self.context.rank)
+            print_line(profile_run(self.context, number, samples, rank=0), self.context.rank)
 
 
-def profile_of(context: WorkerContext, number: int, samples: list[MeasuredUnitSeconds], *, rank: int) -> RankProfile:
+def profile_run(context: WorkerContext, number: int, samples: list[MeasuredUnitSeconds], *, rank: int) -> RankProfile:
     """Return the profile of a rank in run ``number`` of the grid."""
     return RankProfile(
         run=number,
@@ -464,17 +464,17 @@ def measure(order: WorkerOrder, part: RoundOrder) -> None:
         world_size=part.ranks,
         timeout=timedelta(seconds=PATIENCE_SECONDS),
     )
-    say(facts, order.rank)
+    print_line(facts, order.rank)
     measurement = Measurement(order, part, device=device, facts=facts)
     measurement.measure_in_turns()
     dist.destroy_process_group()
     if measurement.grid and device.type == "cuda" and order.rank == 0:
         measurement.context = measurement.context._replace(ranks=1)
-        with silent_world(rank=0, world=1):
+        with init_null_process_group(rank=0, world=1):
             measurement.measure_alone()
 
 
-def main(order: WorkerOrder) -> None:
+def run_worker(order: WorkerOrder) -> None:
     """Measure with every number of processes in turn; a worker that is not among them waits for those that are."""
     for part in order.rounds:
         if order.rank < part.ranks:
@@ -482,4 +482,4 @@ def main(order: WorkerOrder) -> None:
 
 
 if __name__ == "__main__":
-    carry_out(lambda: main(WorkerOrder.model_validate_json(Path(sys.argv[1]).read_text())))
+    carry_out(lambda: run_worker(WorkerOrder.model_validate_json(Path(sys.argv[1]).read_text())))

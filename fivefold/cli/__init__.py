@@ -24,7 +24,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fivefold.cli.errors import launcher, print_warning, settle
+from fivefold.cli.errors import find_launcher, print_warning, settle
 from fivefold.cli.strict_command import PlainCommand, PlainGroup, StrictCommand
 from fivefold.requests.commands import COMMANDS
 from fivefold.trainer.faults.signals import install_signal_handlers, leave
@@ -38,7 +38,7 @@ SETTINGS = {"read": {"ignore_unknown_options": True}}  # its arguments are launc
 def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """Build the command line with the commands of ``names``, importing only their modules."""
     commands = typer.Typer(name="fivefold", cls=PlainGroup, pretty_exceptions_enable=False)
-    commands.callback()(face)
+    commands.callback()(read_global_options)
     for name in names:
         module = f"{name}_" if iskeyword(name) else name
         command = getattr(import_module(f"fivefold.cli.commands.{module}"), module)
@@ -59,16 +59,16 @@ def __getattr__(name: str) -> typer.Typer:
     return app
 
 
-def say_version(asked: bool) -> None:
+def print_version(asked: bool) -> None:
     """Print the version of the package and exit."""
     if asked:
         print(f"fivefold {__version__}")
         raise typer.Exit
 
 
-def face(
+def read_global_options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=say_version, help="Print the version and end.")
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Plan, dry-run, train and verify the training step of a large language model."""
@@ -88,7 +88,7 @@ def entry() -> NoReturn:
 
 def main() -> NoReturn:
     """Run the command line; every expected failure is one line on stderr."""
-    install_signal_handlers(launcher=launcher())
+    install_signal_handlers(launcher=find_launcher())
     warnings.showwarning = print_warning
     words = sys.argv[1:] or ["--help"]
     names = words[:1] if words[0] in COMMANDS else COMMANDS

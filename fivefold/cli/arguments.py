@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.record import UserError
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.job import list_stated, load_job
@@ -69,18 +69,18 @@ def read_config(
     return {
         "model": config.model,
         "layout": config.layout,
-        "machine": machine_of(gpus, config.layout.world),
+        "machine": resolve_machine(gpus, config.layout.world),
         "job": load_job(**options, base=config.job.model_dump()),
         "notes": config.notes,
         "stated": config.stated | list_stated(**options),
     }
 
 
-def say_notes(notes: Sequence[ConfigNotes] | ConfigNotes | None) -> None:
+def print_notes(notes: Sequence[ConfigNotes] | ConfigNotes | None) -> None:
     """Print notes on a config's keys to stderr."""
     for config in notes if isinstance(notes, Sequence) else [notes] if notes else []:
         for line in describe_notes(config):
-            say(f"fivefold: {line}")
+            print_line(f"fivefold: {line}")
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def add_fields(fields: Mapping[str, Any]) -> Iterator[None]:
             show(json.dumps(answer, indent=2))
 
 
-def machine_of(gpus: str, world: int) -> Machine:
+def resolve_machine(gpus: str, world: int) -> Machine:
     """Return the machine that ``--gpus`` names; without a number, it has as many ranks as the config uses."""
     from fivefold.machine.catalog import spell_machine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli import trace_compare
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.record import UserError, read_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) ->
     """Write the run's report into its folder; an error is printed and has no other effect."""
     try:
         from fivefold.cli.commands import report
-        from fivefold.planner.predict import planner
+        from fivefold.planner.predict import get_planner
         from fivefold.results.run_folder import read
 
         if not (run.folder / "step.json").exists():
@@ -29,44 +29,48 @@ def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) ->
         finished_run = read(run.folder)
         has_own_schedule = run.schedule is None  # the planner knows only the layout's own schedules
         drawing = (
-            report.drawing(planner(model, machine, run.job), layout, finished_run.predicted)
+            report.draw_step(get_planner(model, machine, run.job), layout, finished_run.predicted)
             if has_own_schedule
             else None
         )
-        say(f"wrote {report.write_run_report(finished_run, drawing, run)}")
+        print_line(f"wrote {report.write_run_report(finished_run, drawing, run)}")
     except Exception as error:
-        say(f"no report: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        print_line(f"no report: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
 def print_proof(run: Run, proof: Any, *, json: bool) -> None:
     """Print the run's end, its sample, and predicted next to measured; raises ``SystemExit`` if a signal stopped it."""
-    from fivefold.rendering.budget import page
-    from fivefold.rendering.compare import table
+    from fivefold.rendering.budget import render_page
+    from fivefold.rendering.compare import render_table
     from fivefold.results.step_comparison import compare, describe_assumption
 
     outcome = proof.outcome
     if outcome.stopped:
-        say(
+        print_line(
             f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
             f"saved {outcome.checkpoint}; the same command goes on from there"
         )
         raise SystemExit(1)
-    say(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
+    print_line(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
     if proof.text:
-        say(f"\nsample after {run.sample!r}:\n{proof.text}\n")
+        print_line(f"\nsample after {run.sample!r}:\n{proof.text}\n")
     pair = (
         (proof.predicted, proof.measured)
         if proof.measured
         else _read_earlier_steps(run.folder / "step.json", proof.predicted)
     )
     if pair is None:
-        say("too few steps to measure one; a run of 5 steps or more ends with predicted next to measured")
+        print_line("too few steps to measure one; a run of 5 steps or more ends with predicted next to measured")
         return
-    show(read_text(run.folder / "step.json", kind="JSON") if json else table(compare(*pair)))
+    show(read_text(run.folder / "step.json", kind="JSON") if json else render_table(compare(*pair)))
     if not json:
         if line := describe_assumption(pair[0]):
             show(line)
-        show(page((pair[0], *trace_compare.read_dry_run(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
+        show(
+            render_page(
+                (pair[0], *trace_compare.read_dry_run(run.folder / "step.json"), pair[1]), findings=pair[1].findings
+            )
+        )
 
 
 def _read_earlier_steps(path: Path, predicted: Step) -> tuple[Step, Step] | None:

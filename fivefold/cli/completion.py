@@ -6,28 +6,28 @@
 from __future__ import annotations
 
 
-def models(incomplete: str) -> list[str]:
+def complete_model(incomplete: str) -> list[str]:
     """Complete the name of a model of the catalog."""
     from fivefold.model.catalog import CATALOG
 
     return [name for name in CATALOG if name.startswith(incomplete)]
 
 
-def machines(incomplete: str) -> list[str]:
+def complete_machine(incomplete: str) -> list[str]:
     """Complete the name of a machine of the catalog, or ``local``."""
     from fivefold.machine.catalog import ROWS
 
     return [name for name in (*ROWS, "local") if name.startswith(incomplete)]
 
 
-def precisions(incomplete: str) -> list[str]:
+def complete_precision(incomplete: str) -> list[str]:
     """Complete the name of a precision recipe."""
     from fivefold.job import RECIPES
 
     return [name for name in RECIPES if name.startswith(incomplete)]
 
 
-def adapters(incomplete: str) -> list[str]:
+def complete_adapter(incomplete: str) -> list[str]:
     """Complete an adapter of a usual rank."""
     from fivefold.adapter import ADAPTERS
 
@@ -35,21 +35,21 @@ def adapters(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def stacks(incomplete: str) -> list[str]:
+def complete_stack(incomplete: str) -> list[str]:
     """Complete the name of a stack."""
     from fivefold.stack.catalog import STACKS
 
     return [name for name in STACKS if name.startswith(incomplete)]
 
 
-def formats(incomplete: str) -> list[str]:
+def complete_format(incomplete: str) -> list[str]:
     """Complete the name of a format that ``write`` supports."""
     from fivefold.interop.registry import list_written
 
     return [name for name in list_written() if name.startswith(incomplete)]
 
 
-def layouts(incomplete: str) -> list[str]:
+def complete_layout(incomplete: str) -> list[str]:
     """Complete the last keyword of a layout."""
     from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 
@@ -69,7 +69,7 @@ def layouts(incomplete: str) -> list[str]:
     return [previous_keywords + space + keyword for keyword in keywords if keyword.startswith(typed)]
 
 
-def settings(incomplete: str) -> list[str]:
+def complete_setting(incomplete: str) -> list[str]:
     """Complete the key of a user setting."""
     from fivefold.machine.catalog import ROWS
     from fivefold.requests.settings import KEYS
@@ -78,7 +78,7 @@ def settings(incomplete: str) -> list[str]:
     return [key for key in keys if key.startswith(incomplete)]
 
 
-def json_commands(incomplete: str) -> list[str]:
+def complete_json_command(incomplete: str) -> list[str]:
     """Complete the name of a command that prints JSON."""
     from fivefold.requests.output_schemas import OUTPUTS
 

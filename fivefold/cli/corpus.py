@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.cli.errors import launcher
-from fivefold.cli.options import say
+from fivefold.cli.errors import find_launcher
+from fivefold.cli.options import print_line
 
 if TYPE_CHECKING:
     from fivefold.model.spec import Model
@@ -20,15 +20,15 @@ def hold_folder(folder: Path) -> AbstractContextManager[None]:
     """Lock the run's folder against other runs: the launcher locks it for its ranks, else rank 0 for all."""
     from fivefold.trainer.run_lock import hold
 
-    is_owner = launcher() is None and os.environ.get("RANK", "0") == "0"
-    return hold(folder, report=lambda line: say(f"fivefold: {line}")) if is_owner else nullcontext()
+    is_owner = find_launcher() is None and os.environ.get("RANK", "0") == "0"
+    return hold(folder, report=lambda line: print_line(f"fivefold: {line}")) if is_owner else nullcontext()
 
 
 def prepare_corpus(run: Run, model: Model) -> Index:
     """Prepare the run's corpus as shards: enough for one step, and without tokens that ``model`` does not have."""
-    from fivefold.trainer.data.prepare import prepare, terminal_progress
+    from fivefold.trainer.data.prepare import prepare, show_progress
 
-    with terminal_progress() as progress:
+    with show_progress() as progress:
         index = prepare(
             run.data.corpus,
             tokenizer=run.data.tokenizer,

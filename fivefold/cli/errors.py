@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import typer
 
-from fivefold.cli.options import say
+from fivefold.cli.options import print_line
 from fivefold.record import RunFailure, StopSignal, UsageWarning, UserError, reword
 from fivefold.requests.extras import describe_missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
@@ -59,8 +59,10 @@ def settle(action: Callable[[], object]) -> int:
 def _print_line(line: str, *, code: int) -> int:
     """Print ``line`` and return ``code``; a child process passes the line to its launcher, which prints one for all."""
     line = " ".join(word if len(word) < LONG_WORD else f"{word[:100]}…{word[-50:]}" for word in line.split())
-    if line and not (launcher() is not None and write_error_file(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"]))):
-        say(f"fivefold: {line}")
+    if line and not (
+        find_launcher() is not None and write_error_file(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+    ):
+        print_line(f"fivefold: {line}")
     return code
 
 
@@ -75,10 +77,10 @@ def print_warning(
     """Print our own warnings in one line, and only once: the processes of a run leave it to their launcher."""
     if not issubclass(category, UsageWarning):
         print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
-    elif launcher() is None:
-        say(f"fivefold: {message}")
+    elif find_launcher() is None:
+        print_line(f"fivefold: {message}")
 
 
-def launcher() -> int | None:
+def find_launcher() -> int | None:
     """Return the process that started this one as one of several; None if the user or torchrun did."""
     return int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None

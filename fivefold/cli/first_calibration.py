@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TypeVar
 
-from fivefold.cli.errors import launcher
-from fivefold.cli.options import say
+from fivefold.cli.errors import find_launcher
+from fivefold.cli.options import print_line
 from fivefold.requests.machines import find_local_machine_file
 
 Value = TypeVar("Value")
@@ -23,7 +23,7 @@ def calibrate_if_needed(read: Callable[[], Value], *, allowed: bool) -> Value:
     try:
         return read()
     except UncalibratedError:
-        if not allowed or launcher() is not None or find_spec("torch") is None:
+        if not allowed or find_launcher() is not None or find_spec("torch") is None:
             raise
     measure()
     return read()
@@ -33,10 +33,10 @@ def measure() -> None:
     """Measure fewer points of this computer than ``fivefold calibrate`` does, and write its machine file."""
     from fivefold.calibration import calibrate
     from fivefold.machine.toml import write
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
 
-    say("this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more")
-    with bar("calibrating") as progress:
+    print_line("this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more")
+    with show_progress("calibrating") as progress:
         machine = calibrate(quick=True, progress=progress)
     write(machine, find_local_machine_file())
-    say(f"wrote {find_local_machine_file()}")
+    print_line(f"wrote {find_local_machine_file()}")

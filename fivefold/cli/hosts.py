@@ -40,14 +40,14 @@ def count_restarts(environment: Mapping[str, str]) -> int:
 def find_interface(host: str) -> str | None:
     """Return the interface that routes to ``host``; for this host itself, its only non-loopback one. None: unknown."""
     addresses = {name: address for _, name in socket.if_nameindex() if (address := _address(name))}
-    source_address = _source(host)
+    source_address = _find_source_address(host)
     if source_address is None or source_address.startswith("127."):
         external = [name for name, address in addresses.items() if not address.startswith("127.")]
         return external[0] if len(external) == 1 else None
     return next((name for name, address in addresses.items() if address == source_address), None)
 
 
-def _source(host: str) -> str | None:
+def _find_source_address(host: str) -> str | None:
     """Return the IPv4 address with which this host would connect to ``host``; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.offers import list_offers
 
@@ -31,9 +31,9 @@ def show_offers(
 ) -> None:
     """Print the table of one run on each machine."""
     from fivefold.rendering import run_estimate as page
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
 
-    with bar("searching") as progress:
+    with show_progress("searching") as progress:
         counter = iter(range(1, 10**6))
         results = list_offers(
             model,
@@ -54,19 +54,19 @@ def show_offers(
         from fivefold.rendering.question import describe_job
 
         show(describe_job(job, stated=stated))
-    show(results.model_dump_json(indent=2) if request.as_json else page.offers(results))
+    show(results.model_dump_json(indent=2) if request.as_json else page.render_offers(results))
     if not request.as_json:
-        say_what_is_missing(request, results)
+        print_missing_options(request, results)
     if results.stopped:
-        say("stopped: machines that were not searched yet are missing; others may be better")
+        print_line("stopped: machines that were not searched yet are missing; others may be better")
         raise typer.Exit(130)
 
 
-def say_what_is_missing(request: SearchOptions, results: Offers) -> None:
+def print_missing_options(request: SearchOptions, results: Offers) -> None:
     """Print which option gives dollars, or more ranks to try, where they are missing from the table."""
     runs = [offer.run for offer in results.offers if offer.run]
     if request.deadline and request.gpu_counts is None and len(runs) < len(results.offers):
-        say("more GPUs than the machine has were not tried; give a range, such as --gpu-counts 64-8192")
+        print_line("more GPUs than the machine has were not tried; give a range, such as --gpu-counts 64-8192")
     if runs and all(run.dollars is None for run in runs):
         name = runs[0].machine.split()[0]
-        say(f"for dollars give --price {name}=2.2/h")
+        print_line(f"for dollars give --price {name}=2.2/h")

@@ -27,7 +27,7 @@ def parse_integers(text: str, *, option: str, of: str, such: str) -> tuple[int, 
     return tuple(int(word) for word in words)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line to stderr."""
     print(line, file=sys.stderr)
 
@@ -50,7 +50,7 @@ def show_question(
     line = describe_question(model, machine, job, open_fields=open_fields, stated=stated)
     show(Text(line, style="dim", overflow="fold"))
     if remarks:
-        show(table.remarks(remarks))
+        show(table.render_remarks(remarks))
 
 
 def show(what: str | RenderableType) -> None:

@@ -118,11 +118,11 @@ def _strip_constraints(annotation: Any) -> Any:
 
 def build_request(schema: type[Asked], values: dict[str, Any]) -> Asked:
     """Build the request from the values that typer has validated."""
-    fields = {name: _value(schema.model_fields[name], value, name=name) for name, value in values.items()}
+    fields = {name: _convert_value(schema.model_fields[name], value, name=name) for name, value in values.items()}
     return cast("Asked", schema.model_construct(None, **fields))
 
 
-def _value(field: FieldInfo, value: Any, *, name: str) -> Any:
+def _convert_value(field: FieldInfo, value: Any, *, name: str) -> Any:
     """Return a value as the field stores it: a list, given as entries or as one text, becomes a tuple."""
     option = _find(field, Option)
     if option is not None and option.separator:

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from fivefold.step import Step
 
 
-def job_said(step: Step) -> Job:
+def get_job(step: Step) -> Job:
     """Return the job of a step."""
     from fivefold.job import Job
 
     return Job.read(dict(step.job), origin="job")
 
 
-def command(verb: str, words: Sequence[str], job: Job, *, risk: float = FITS_RISK) -> str:
+def format_command(verb: str, words: Sequence[str], job: Job, *, risk: float = FITS_RISK) -> str:
     """Return the command line that asks the same question; if options cannot express the job, it names a file."""
     words = words if risk == FITS_RISK else [*words, "--risk", f"{risk:g}"]
-    options = _options(job)
+    options = _list_options(job)
     arguments = ["fivefold", verb, *words, *(text for option in options for text in option)]
     named_options: dict[str, Any] = {name[2:]: value for name, value in options if name != "--set"}
     try:
@@ -37,11 +37,11 @@ def command(verb: str, words: Sequence[str], job: Job, *, risk: float = FITS_RIS
     return shlex.join(["fivefold", verb, *words, "--job", "job.json"]) + "    # with the job's fields, above"
 
 
-def _options(job: Job) -> list[tuple[str, str]]:
+def _list_options(job: Job) -> list[tuple[str, str]]:
     """Return the options that turn the default job into ``job``."""
     from fivefold.job import RECIPES
     from fivefold.job import Job as Default
-    from fivefold.rendering.question import changed_settings
+    from fivefold.rendering.question import list_changed_settings
 
     default_job, stack = Default(), job.stack
     options: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]
@@ -55,6 +55,6 @@ def _options(job: Job) -> list[tuple[str, str]]:
             if recipe.with_reduce_dtype(in_fp32=reduces_in_fp32) == job.precision
         ]
         options.append(("--precision", names[0] if names else job.precision.name))
-    for name, text in changed_settings(job):
+    for name, text in list_changed_settings(job):
         options.append(("--attention", text) if name == "attention" else ("--set", f"{name}={text}"))
     return options

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from fivefold.cli.arguments import add_fields, read_config, read_words, resolve_words, say_notes
+from fivefold.cli.arguments import add_fields, print_notes, read_config, read_words, resolve_words
 from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
@@ -45,7 +45,7 @@ def accept_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Calla
             request, settings = apply_prices(request, machines, settings)
             prints_json = getattr(request, "as_json", False)
             notes = records.pop("notes", None)
-            say_notes(notes)
+            print_notes(notes)
             with add_fields(list_fields(notes) | settings.list_fields() if prints_json else {}):
                 command(request, **records)
             if not (prints_json or settings.is_empty):

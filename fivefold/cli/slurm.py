@@ -37,18 +37,18 @@ def submit(
         raise UserError("--slurm: there is no sbatch here; run it on a login node of the cluster, or without --slurm")
     run.folder.mkdir(parents=True, exist_ok=True)
     file = run.folder / "job.sh"
-    file.write_text(script(run, path=path, layout=layout, machine=machine, force=force, words=words))
+    file.write_text(write_script(run, path=path, layout=layout, machine=machine, force=force, words=words))
     completed = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
     if completed.returncode:
         raise RunFailure(f"sbatch refused {file}: {completed.stderr.strip() or f'exit code {completed.returncode}'}")
     return completed.stdout.strip()
 
 
-def script(
+def write_script(
     run: Run, *, path: Path, layout: Layout, machine: Machine, force: bool = False, words: Sequence[str] = ()
 ) -> str:
     """Return the sbatch script; SBATCH_… variables set partition and account. ``words``: further arguments."""
-    nodes, ranks = _shape(layout, machine)
+    nodes, ranks = _divide_ranks(layout, machine)
     options = {
         "job-name": f"fivefold-{run.folder.name}",
         "nodes": nodes,
@@ -93,7 +93,7 @@ def script(
     return "\n".join(lines) + "\n"
 
 
-def _shape(layout: Layout, machine: Machine) -> tuple[int, int]:
+def _divide_ranks(layout: Layout, machine: Machine) -> tuple[int, int]:
     """Return the number of nodes and the ranks on each."""
     ranks_per_node = min(machine.ranks_per_node, layout.world)
     if layout.world % ranks_per_node:

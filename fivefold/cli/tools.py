@@ -138,10 +138,10 @@ def list_tools(*, writes: bool) -> list[CommandTool]:
 
 def _describe(name: str) -> str:
     """Return the help of a command in one paragraph."""
-    return " ".join((_command(name).__doc__ or "").split())
+    return " ".join((_get_command(name).__doc__ or "").split())
 
 
-def _command(name: str) -> Callable[..., None]:
+def _get_command(name: str) -> Callable[..., None]:
     command: Callable[..., None] = getattr(import_module(f"fivefold.cli.commands.{name}"), name)
     return command
 
@@ -169,7 +169,7 @@ def call_tool(name: str, arguments: Mapping[str, Any], *, folder: Path, writes: 
             raise make_unknown_name_error(name, list(tools), kind="tool")
         request = tools[name].request.read(dict(arguments), origin=name)
         wants_json = getattr(request, "answer", "") == "json"
-        _command(name)(**_spell_values(name, request, folder=folder))
+        _get_command(name)(**_spell_values(name, request, folder=folder))
 
     with redirect_stdout(printed), redirect_stderr(notes):
         code = settle(answer)

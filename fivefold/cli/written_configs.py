@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.atomic_file import replace_file
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.record import UserError
 from fivefold.requests.configs import describe_defaults
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def put(config: WrittenConfig, output: Path | None) -> None:
     """Write the files to a file or folder, or print them to stdout; remarks go to stderr."""
     for remark in config.remarks:
-        say(f"note: {remark}")
+        print_line(f"note: {remark}")
     if output is None:
         for name, text in config.files.items():
             show(f"# {name}\n{text}" if len(config.files) > 1 else text.rstrip("\n"))
@@ -36,7 +36,9 @@ def put(config: WrittenConfig, output: Path | None) -> None:
         with replace_file(path, contents="the config") as file:
             file.write_text(text, encoding="utf-8")
         suffix = Path(name).suffix
-        say(f"wrote {path}" + (f", which its software reads as a {suffix} file" if path.suffix != suffix else ""))
+        print_line(
+            f"wrote {path}" + (f", which its software reads as a {suffix} file" if path.suffix != suffix else "")
+        )
 
 
 def choose_format(model: Model, machine: Machine, job: Job, path: Path) -> str:
@@ -105,17 +107,17 @@ def show_config(layouts: Sequence[str], *, model: Model, machine: Machine, job: 
     from rich.text import Text
 
     from fivefold.interop.registry import find_stack_format
-    from fivefold.rendering.table import heading
+    from fivefold.rendering.table import build_heading
 
     software = form = job.stack.name
     try:
         form = find_stack_format(job)
         choice = choose_written(layouts, model=model, machine=machine, job=job, form=form)
     except UserError as error:
-        show(heading(f"With {software}"))
+        show(build_heading(f"With {software}"))
         show(Text(f"no config can be written for {form}: {error}", overflow="fold"))
         return
-    show(heading(f"With {software}", f"{choice.layout}; --write PATH writes it"))
+    show(build_heading(f"With {software}", f"{choice.layout}; --write PATH writes it"))
     if choice.why:
         show(Text(f"not the first of the ranking: {choice.why}", style="dim", overflow="fold"))
     for remark in choice.written.remarks:
@@ -135,7 +137,7 @@ def write_best(
             f"--write {path}: {error}; or restrict the search with --where, such as --where 'ac=none,full zero=3'"
         ) from None
     why = f"; not the first of the ranking: {choice.why}" if choice.why else ""
-    say(f"fivefold: {choice.layout} as {choice.format}{why}")
+    print_line(f"fivefold: {choice.layout} as {choice.format}{why}")
     put(choice.written, path)
     if line := describe_defaults(job, stated=stated):
-        say(f"note: {line}")
+        print_line(f"note: {line}")

@@ -25,7 +25,7 @@ from fivefold.job import RECIPES, Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_name
+from fivefold.model.weights import name_block
 from fivefold.record import RunFailure
 from fivefold.results.numerics import Compared, Kind, Numerics
 from fivefold.trainer.build import Built, build
@@ -179,7 +179,7 @@ def examine(
     report("fp32", 0, 2)
     reference = run(TensorProbe(), job=job.replace(precision=RECIPES["fp32"]))
     report(job.precision.name, 1, 2)
-    scale, probe = _first_scale(job), reference
+    scale, probe = _find_first_scale(job), reference
     while True:
         probe = run(TensorProbe(reference, scale=scale), job=job)
         gradients = [row for row in probe.rows() if row.kind == "weight"]
@@ -199,7 +199,7 @@ def examine(
     )
 
 
-def _first_scale(job: Job) -> float:
+def _find_first_scale(job: Job) -> float:
     return INITIAL_SCALE if job.precision.loss_scaling else 1.0
 
 
@@ -230,7 +230,7 @@ def _run(
         raise RunFailure(
             f"the loss in fp32 is {probe.loss}: these weights cannot be compared; take an earlier checkpoint"
         )
-    rows = [_gradient(shard.weight) for shard in built.shards]
+    rows = [_get_gradient(shard.weight) for shard in built.shards]
     for name, gradient in gather_full(built, rows).items():
         layer = int(name.split(".")[1]) if name.startswith("blocks.") else None
         short_name = name.removesuffix(".weight").removeprefix(f"blocks.{layer}.")
@@ -238,7 +238,7 @@ def _run(
     return probe
 
 
-def _gradient(weight: Tensor) -> Tensor:
+def _get_gradient(weight: Tensor) -> Tensor:
     return torch.zeros_like(weight) if weight.grad is None else weight.grad
 
 
@@ -248,7 +248,7 @@ def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
     for shard in built.shards:
         shard.weight.copy_(shard.rows_of(weights[shard.name]))
     for layer, moe in built.moe_layers.items():
-        moe.bias.copy_(weights[f"{block_name(built.module.model, layer)}.moe.bias"])
+        moe.bias.copy_(weights[f"{name_block(built.module.model, layer)}.moe.bias"])
     for unit in built.units:
         unit.on_optimizer_step()
 

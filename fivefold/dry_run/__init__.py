@@ -84,5 +84,5 @@ def dryrun(
 
 def _find_message_errors(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:
     """Return mismatched messages and deadlocks of the first step, or else of the steady step."""
-    first_step_findings = match.findings([rank.first for rank in ranks], streams=streams)
-    return first_step_findings or match.findings([rank.steady for rank in ranks], streams=streams)
+    first_step_findings = match.list_findings([rank.first for rank in ranks], streams=streams)
+    return first_step_findings or match.list_findings([rank.steady for rank in ranks], streams=streams)

@@ -19,7 +19,7 @@ from fivefold.dry_run.time.streams import Endpoint, MatchedEndpoints, Streams
 IssuedMessage = tuple[int, int, TapeMessage]  # index of the tape, index of the START event, message
 
 
-def findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
+def list_findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
     """Return the findings for one step of some ranks. Members without a tape are assumed to act as one that has a tape.
 
     ``streams``: messages of a communicator run in issue order, as with NCCL; else, as with gloo, in any order.
@@ -61,7 +61,7 @@ class _Mismatches:
         messages = exchange.messages
         index, _, message = messages[0]
         rank, peer = self.tapes[index].rank, message.peer
-        label = f"{_ordinal(exchange.number)} p2p {'from' if message.receives else 'to'} rank {peer}"
+        label = f"{_format_ordinal(exchange.number)} p2p {'from' if message.receives else 'to'} rank {peer}"
         if len(messages) < len(message.members[:2]) and peer in self.simulation.tape_of_rank:
             n_here, n_there = (sum(len(exchange_of_key.messages) > n for exchange_of_key in exchanges) for n in (0, 1))
             has, lacks, fix = ("receives", "sends", "send") if message.receives else ("sends", "receives", "receive")
@@ -69,7 +69,7 @@ class _Mismatches:
                 f"rank {rank} {has} {self.describe(messages[0])} as its {label}, but rank {peer} never {lacks} it: "
                 f"{n_here} against {n_there} over {message.axis}; {fix} it on rank {peer}, or drop it on rank {rank}"
             )
-        if len(messages) > 1 and _dtype_and_numel(message) != _dtype_and_numel(messages[1][2]):
+        if len(messages) > 1 and _get_dtype_and_numel(message) != _get_dtype_and_numel(messages[1][2]):
             return (
                 f"rank {rank}: its {label} is {self.describe(messages[0])}, which meets {self.describe(messages[1])} "
                 f"on rank {peer}; send and receive the same numel and dtype in the same order"
@@ -84,7 +84,7 @@ class _Mismatches:
         first_rank = self.tapes[index].rank
         members = [member for member in message.members if member in self.simulation.tape_of_rank]
         if len(messages) >= len(members) and all(
-            _signature(issued[2]) == _signature(message) for issued in messages[1:]
+            _get_signature(issued[2]) == _get_signature(message) for issued in messages[1:]
         ):
             return ""
         counts = Counter(
@@ -95,9 +95,11 @@ class _Mismatches:
         ending = f"; they issue {', '.join(f'{counts[rank]} on rank {rank}' for rank in members)}"
         uneven = ending if len({counts[rank] for rank in members}) > 1 else ""
         fix = "let every rank of the group issue the same collectives in the same order"
-        label = f"{_ordinal(exchange.number)} collective over {message.axis} of ranks {_abbreviate(message.members)}"
+        label = (
+            f"{_format_ordinal(exchange.number)} collective over {message.axis} of ranks {_abbreviate(message.members)}"
+        )
         for issued in messages[1:]:
-            if _signature(issued[2]) != _signature(message):
+            if _get_signature(issued[2]) != _get_signature(message):
                 rank = self.tapes[issued[0]].rank
                 return (
                     f"rank {rank}: its {label} is {self.describe(issued)}, on rank {first_rank} "
@@ -117,11 +119,11 @@ class _Mismatches:
         return _describe(self.tapes[issued[0]], issued)
 
 
-def _dtype_and_numel(message: TapeMessage) -> tuple[str, int]:
+def _get_dtype_and_numel(message: TapeMessage) -> tuple[str, int]:
     return message.dtype, message.numel
 
 
-def _signature(message: TapeMessage) -> tuple[str, str, int]:
+def _get_signature(message: TapeMessage) -> tuple[str, str, int]:
     return message.collective, message.dtype, -1 if message.collective == "all_to_all" else message.numel
 
 
@@ -145,7 +147,7 @@ def find_deadlocks(simulation: Streams) -> list[str]:
     step: _WaitLink | None = _WaitLink(next(iter(blocked.values())), waits=True)
     while step is not None and step.endpoint not in [link.endpoint for link in path]:
         path.append(step)
-        step = _predecessor(step.endpoint, blocked)
+        step = _find_predecessor(step.endpoint, blocked)
     if step is not None:
         cycle_begin = next(i for i, link in enumerate(path) if link.endpoint is step.endpoint)
         path = [
@@ -182,7 +184,7 @@ def _describe_step(step: _WaitLink, simulation: Streams) -> str:
     return f"rank {tape.rank} waits in {scope_name} for {message}"
 
 
-def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _WaitLink | None:
+def _find_predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _WaitLink | None:
     """Return what must end before this endpoint's message can begin.
 
     It is the WAIT that keeps another member from issuing its part, or the message before that part on its stream; None
@@ -225,7 +227,7 @@ def _describe_message(message: TapeMessage) -> str:
     return f"{message.collective} of {message.numel} {message.dtype} over {message.axis}{direction}"
 
 
-def _ordinal(number: int) -> str:
+def _format_ordinal(number: int) -> str:
     number += 1
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"

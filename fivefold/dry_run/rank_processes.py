@@ -136,7 +136,7 @@ class RankWorker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self._thread = threading.Thread(target=self._feed, args=(pickled_job,), daemon=True)
+        self._thread = threading.Thread(target=self._send_job, args=(pickled_job,), daemon=True)
         self._thread.start()
 
     @property
@@ -156,7 +156,7 @@ class RankWorker:
         self._thread.join()
         self._process.communicate()
 
-    def _feed(self, pickled_job: bytes) -> None:
+    def _send_job(self, pickled_job: bytes) -> None:
         requests, replies = self._process.stdin, self._process.stdout
         assert requests is not None
         assert replies is not None
@@ -195,7 +195,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         _send(replies, result)
 
 
-def main() -> None:
+def run_worker() -> None:
     """Serve as a worker of the process that started this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     replies = os.fdopen(os.dup(1), "wb")

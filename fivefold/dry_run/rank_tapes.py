@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from fivefold.dry_run.fake.world import fake_rank, index_groups, route_evenly, use_gpu_attention
+from fivefold.dry_run.fake.world import enter_fake_rank, index_groups, route_evenly, use_gpu_attention
 from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.repetition import ActionLog, NotRepeatable, insert_copies, shorten_row
 from fivefold.dry_run.record.replay import replay_equal_blocks
@@ -94,7 +94,7 @@ def _record_rank(
     job = job.replace(compile=False, kernels=kernels, documents="joined")
     recorder = TapeRecorder(rank=rank, categories=CATEGORIES, skipped_files=SKIPPED_FILES)
     module = build_module(model, job)  # outside of the modes, under which each of its weights would take far longer
-    with fake_rank(layout, rank=rank), recorder:
+    with enter_fake_rank(layout, rank=rank), recorder:
         recorder.silent = True
         device = torch.device("cpu")
         built = build(

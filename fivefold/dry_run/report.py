@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fivefold.dry_run.fake.world import count_represented_ranks
-from fivefold.dry_run.memory.breakdown import LiveStorage, list_events, list_largest, stage_memory
+from fivefold.dry_run.memory.breakdown import LiveStorage, list_events, list_largest, sum_stage_memory
 from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.rank_tapes import RankTapes
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
@@ -26,12 +26,12 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.memory.allocator import AllocatorTotals, driver_bytes
+from fivefold.planner.counts.memory.allocator import AllocatorTotals, count_driver_bytes
 from fivefold.planner.predict import predict
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
 from fivefold.rendering.dry_run import PeakTensors, RankPeak
-from fivefold.step import Memory, StageMemory, Step, Traffic, Work, build_step, sent_bytes
+from fivefold.step import Memory, StageMemory, Step, Traffic, Work, build_step, count_sent_bytes
 from fivefold.units import show_bytes
 
 
@@ -99,12 +99,12 @@ class DryRun(NamedTuple):
 
 def summarize_rank(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -> RankSummary:
     """Reduce a rank's tapes to a ``RankSummary``, so that the tapes can be freed."""
-    stage = pipeline_rank(tapes.rank, layout)
+    stage = find_pipeline_rank(tapes.rank, layout)
     reserved_bytes, shortage = None, ""
     if machine.backend == "nccl":
         tapes_of_rank, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
         replayed = replay_allocator(
-            tapes_of_rank, expandable=expandable, capacity_bytes=available_bytes(machine, layout)
+            tapes_of_rank, expandable=expandable, capacity_bytes=count_available_bytes(machine, layout)
         )
         shortage = str(replayed.shortage or "")
         reserved_bytes = (
@@ -113,7 +113,7 @@ def summarize_rank(tapes: RankTapes, *, machine: Machine, layout: Layout, job: J
     events = list_events(tapes.steady)
     counts = np.bincount(events[events[:, 0] == KERNEL, 1]).tolist()
     flops = sum(count * kernel.flops for count, kernel in zip(counts, tapes.steady.kernels, strict=False))
-    first, steady = (stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
+    first, steady = (sum_stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
     return RankSummary(tapes.rank, first, steady, reserved_bytes, shortage, flops, tapes.weights)
 
 
@@ -131,7 +131,7 @@ def _select_messages(tape: Tape) -> Tape:
     return messages_tape
 
 
-def pipeline_rank(rank: int, layout: Layout) -> int:
+def find_pipeline_rank(rank: int, layout: Layout) -> int:
     """Return the pipeline rank (0 to pp − 1) of a rank of the world."""
     return group(layout, "pp").place(rank)
 
@@ -166,13 +166,13 @@ def build_dry_run_step(
             stages=stages,
         ),
         work=_count_work(rank_summaries, work(model, layout=layout, job=job), layout),
-        traffic=traffic(tape),
+        traffic=sum_traffic(tape),
         time=simulation.time(),
         remarks=list_remarks(model, machine, job, layout),
     )
 
 
-def traffic(tape: Tape) -> tuple[Traffic, ...]:
+def sum_traffic(tape: Tape) -> tuple[Traffic, ...]:
     """Return the messages and bytes that the rank of ``tape`` sends, by axis and collective."""
     messages = Counter[tuple[str, str]]()
     bytes_sent = Counter[tuple[str, str]]()
@@ -180,7 +180,7 @@ def traffic(tape: Tape) -> tuple[Traffic, ...]:
         if kind == START and not (message := tape.messages[index]).receives:
             key = message.axis, message.collective
             messages[key] += 1
-            bytes_sent[key] += sent_bytes(message.collective, payload=message.payload, ranks=len(message.members))
+            bytes_sent[key] += count_sent_bytes(message.collective, payload=message.payload, ranks=len(message.members))
     return tuple(
         Traffic(axis=axis, collective=collective, calls=messages[axis, collective], bytes=bytes_sent[axis, collective])
         for axis, collective in sorted(messages)
@@ -209,14 +209,14 @@ def _summarize_group(storages: Sequence[LiveStorage], category: str, module: str
     return PeakTensors(sum(sizes_bytes), len(sizes_bytes), max(sizes_bytes), category, allocated_in, module, line)
 
 
-def available_bytes(machine: Machine, layout: Layout) -> int:
+def count_available_bytes(machine: Machine, layout: Layout) -> int:
     """Return the bytes of a rank that PyTorch can reserve: its memory less the driver's share."""
-    return machine.chip.memory_bytes - driver_bytes(machine, layout)
+    return machine.chip.memory_bytes - count_driver_bytes(machine, layout)
 
 
 def is_out_of_memory(summary: RankSummary, machine: Machine, layout: Layout) -> bool:
     """Return whether a rank runs out of memory, by size or by fragmentation."""
-    return bool(summary.shortage) or summary.peak_bytes > available_bytes(machine, layout)
+    return bool(summary.shortage) or summary.peak_bytes > count_available_bytes(machine, layout)
 
 
 def _estimate_risk(summary: RankSummary, *, model: Model, machine: Machine, layout: Layout, job: Job) -> float:
@@ -230,7 +230,7 @@ def _estimate_risk(summary: RankSummary, *, model: Model, machine: Machine, layo
     totals = (
         None
         if reserved_bytes is None
-        else AllocatorTotals(reserved_bytes, reserved_bytes + driver_bytes(machine, layout))
+        else AllocatorTotals(reserved_bytes, reserved_bytes + count_driver_bytes(machine, layout))
     )
     risk = MemoryRisk(model=model, machine=machine, job=job)
     return risk.probability(layout, peak_bytes=peak, totals=totals, lost=1.0)
@@ -243,7 +243,7 @@ def find_out_of_memory(
     failing = [summary for summary in rank_summaries if is_out_of_memory(summary, machine, layout)]
     if not failing:
         return ()
-    available = available_bytes(machine, layout)
+    available = count_available_bytes(machine, layout)
     worst = max(failing, key=lambda summary: summary.peak_bytes)
     if worst.peak_bytes <= available:
         return (worst.shortage,)
@@ -255,14 +255,14 @@ def find_out_of_memory(
         if len(failing) > 1
         else ""
     )
-    advice = _advice(model=model, machine=machine, layout=layout, job=job)
+    advice = _suggest_layout(model=model, machine=machine, layout=layout, job=job)
     return (
         f"rank {worst.rank} needs {show_bytes(stage.peak_bytes)} at its peak, {stage.peak_cause}, but {machine.name} "
         f"has {show_bytes(machine.chip.memory_bytes)}{driver_text}{more_text}; {advice}",
     )
 
 
-def _advice(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
+def _suggest_layout(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
     """Suggest the nearest layout that fits according to the planner: more sharding, then recomputation, then mbs 1."""
     sharded = range(layout.zero + 1, 4) if layout.dp * layout.cp > 1 else ()
     changes: list[dict[str, object]] = [{"zero": stage} for stage in sharded if stage > 1]
@@ -272,13 +272,13 @@ def _advice(*, model: Model, machine: Machine, layout: Layout, job: Job) -> str:
     candidate = layout
     for change in changes:
         candidate = candidate.replace(**change)
-        memory = _predicted_memory(candidate, model=model, machine=machine, job=job)
+        memory = _predict_memory(candidate, model=model, machine=machine, job=job)
         if memory is not None and memory.fits:
             return f"try {str(candidate)!r}, of which the planner says {show_bytes(memory.peak_bytes)}"
     return "cut the model more (tp, pp, cp): fivefold search finds the layouts that fit, fivefold ask gpus on how many"
 
 
-def _predicted_memory(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Memory | None:
+def _predict_memory(layout: Layout, *, model: Model, machine: Machine, job: Job) -> Memory | None:
     try:
         return predict(model=model, machine=machine, layout=layout, job=job).memory
     except UserError:
@@ -289,7 +289,7 @@ def _list_stage_memory(rank_summaries: Sequence[RankSummary], layout: Layout) ->
     """Return, for each pipeline rank, the memory of the simulated rank with the highest peak."""
     fullest_of_stage: dict[int, StageMemory] = {}
     for summary in rank_summaries:
-        stage = pipeline_rank(summary.rank, layout)
+        stage = find_pipeline_rank(summary.rank, layout)
         if stage not in fullest_of_stage or summary.steady.peak_bytes > fullest_of_stage[stage].peak_bytes:
             fullest_of_stage[stage] = summary.steady
     return tuple(fullest_of_stage[stage] for stage in sorted(fullest_of_stage))

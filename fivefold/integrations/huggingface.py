@@ -155,9 +155,9 @@ class PredictionCallback(TrainerCallback):
     def _count_tokens(self, args: Any) -> int:
         """Return the tokens of a step over all ranks; 0 if the sequence length is not known."""
         sequences = int(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size)
-        return (self._sequence(args) or 0) * sequences
+        return (self._find_sequence(args) or 0) * sequences
 
-    def _sequence(self, args: Any) -> int | None:
+    def _find_sequence(self, args: Any) -> int | None:
         lengths = (getattr(args, key, None) for key in LENGTH_KEYS)
         return self.sequence_length or next((length for length in lengths if length), None)
 
@@ -172,10 +172,10 @@ class PredictionCallback(TrainerCallback):
         """Return layout and job of TrainingArguments, read as ``fivefold read`` reads a file of them."""
         from fivefold.interop.format import Overrides
 
-        sequence = self._sequence(args)
+        sequence = self._find_sequence(args)
         if sequence is None:
             raise UserError("TrainingArguments do not give the sequence length; add sequence_length=4096")
-        values = _changed_arguments(args) | {"max_length": sequence}
+        values = _list_changed_arguments(args) | {"max_length": sequence}
         config = self.trainer.model.config
         dtype = getattr(self.trainer.model, "dtype", None)
         values |= {"attn_implementation": getattr(config, "_attn_implementation", None) or "sdpa"}
@@ -199,7 +199,7 @@ def _translate_line(line: str) -> str:
     return re.sub(r"--ignore (\S+)", lambda match: f"ignore={tuple(match[1].split(','))}", line)
 
 
-def _changed_arguments(args: Any) -> dict[str, Any]:
+def _list_changed_arguments(args: Any) -> dict[str, Any]:
     """Return the arguments that differ from their defaults, and those that decide the batch and precision."""
     changed = {}
     for field in fields(args):

@@ -157,12 +157,12 @@ def print_steps(predicted: Step | None, measured: Step | None = None) -> None:
     """Print one step, or predicted next to measured."""
     from rich.console import Console
 
-    from fivefold.rendering.compare import table
+    from fivefold.rendering.compare import render_table
     from fivefold.rendering.table import step as page
     from fivefold.results.step_comparison import compare
 
     if predicted is not None and measured is not None:
-        Console().print(table(compare(predicted, measured)))
+        Console().print(render_table(compare(predicted, measured)))
     elif (step := predicted or measured) is not None:
         Console().print(page(step))
 

@@ -14,7 +14,7 @@ from fivefold.record import UserError, describe_json, read_text
 MAX_FILE_VALUES = 100_000  # maximum number of values in a file, counting what YAML aliases repeat
 
 
-def _yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     import yaml
 
     try:
@@ -29,12 +29,12 @@ def _yaml(text: str) -> Any:
 READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     ".toml": ("toml", tomllib.loads),
     ".json": ("json", json.loads),
-    ".yaml": ("yaml", _yaml),
-    ".yml": ("yaml", _yaml),
+    ".yaml": ("yaml", _parse_yaml),
+    ".yml": ("yaml", _parse_yaml),
 }
 
 
-def document(path: Path) -> Document:
+def read_document(path: Path) -> Document:
     """Read the file at ``path``; raise ``UserError`` if it is missing or invalid."""
     text = read_text(path, kind="UTF-8 text")
     if path.suffix == ".py":

@@ -102,7 +102,7 @@ class ConfigFormat(NamedTuple):
         return self.to_job(self.parse(document, overrides), overrides)
 
 
-def world(document: Document, overrides: Overrides) -> int | None:
+def resolve_world(document: Document, overrides: Overrides) -> int | None:
     """Return the number of ranks; raise ``UserError`` if the user and a launcher give different numbers."""
     if overrides.ranks and document.ranks and overrides.ranks != document.ranks:
         raise UserError(
@@ -111,7 +111,7 @@ def world(document: Document, overrides: Overrides) -> int | None:
     return overrides.ranks or document.ranks
 
 
-def replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | None:
+def compute_replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | None:
     """Return the data-parallel size, ``ranks`` / ``degree``; raise ``UserError`` if it is not a whole number.
 
     ``of``: how an error names ``degree``, for example ``tp·cp·pp``.

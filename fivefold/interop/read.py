@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.interop.equivalence import fit_free_fields
-from fivefold.interop.files import document
+from fivefold.interop.files import read_document
 from fivefold.interop.format import Document, Overrides
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.shell.expand import substitute
 from fivefold.interop.shell.launch import strip_launchers
-from fivefold.interop.shell.script import is_script, script
-from fivefold.layout.validity import reasons
+from fivefold.interop.shell.script import is_script, read_script
+from fivefold.layout.validity import list_reasons
 from fivefold.model import catalog
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
@@ -32,7 +32,7 @@ def read(
     ``FILE.py:FUNCTION`` names one of several configs in a Python file. Raises ``UserError`` if they are of no known
     software, or contradict each other.
     """
-    documents = _documents(words)
+    documents = _list_documents(words)
     pairs = ((config_format, text) for text in documents for config_format in FORMATS if config_format.recognizes(text))
     config_format, document = next(pairs, (None, documents[0]))
     if config_format is None:
@@ -45,7 +45,7 @@ def read(
         result = result.replace(model=_find_known(result.model))
     if result.model is None or result.layout is None or result.job is None:
         return result
-    errors = tuple(reasons(result.layout, model=result.model, job=result.job, machine=None))
+    errors = tuple(list_reasons(result.layout, model=result.model, job=result.job, machine=None))
     return result.replace(errors=errors)
 
 
@@ -62,7 +62,7 @@ def _find_known(model: Model) -> Model:
     return model
 
 
-def _documents(words: Sequence[str]) -> list[Document]:
+def _list_documents(words: Sequence[str]) -> list[Document]:
     """Return the documents that may be the config, most likely first.
 
     They are the file itself, or the commands of a script, the last first.
@@ -73,17 +73,17 @@ def _documents(words: Sequence[str]) -> list[Document]:
     variables = dict(word.split("=", 1) for word in words[1:] if ASSIGNMENT.fullmatch(word))
     only_variables = len(variables) == len(words) - 1
     if function and len(words) == 1:
-        file_document = document(Path(f"{path}.py"))
+        file_document = read_document(Path(f"{path}.py"))
         return [file_document._replace(values={"function": function})]
     if only_variables and Path(words[0]).is_dir():
         config_file = next((file for name in MAIN_FILES if (file := Path(words[0]) / name).is_file()), None)
         if config_file is None:
             raise UserError(f"{words[0]} is a folder without {' or '.join(MAIN_FILES)}; name a file in it")
-        return _documents([str(config_file), *words[1:]])
+        return _list_documents([str(config_file), *words[1:]])
     if only_variables and (is_script(Path(words[0])) or Path(words[0]).suffix == ""):
-        return _commands(Path(words[0]), variables)
+        return _list_commands(Path(words[0]), variables)
     if only_variables:
-        file_document = document(Path(words[0]))
+        file_document = read_document(Path(words[0]))
         return [file_document._replace(values=_assign_variables(file_document.values, variables), given=variables)]
     run = strip_launchers(words)
     line_document = Document("the launch line", "words", words=run.words, folder=Path.cwd(), ranks=run.ranks())
@@ -103,10 +103,10 @@ def _assign_variables(values: Any, variables: Mapping[str, str]) -> Any:
     return substitute(values, variables) if isinstance(values, str) and variables else values
 
 
-def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
+def _list_commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
     """Return the commands of a script as documents, the last first."""
     text = read_text(path, kind="a script")
-    parsed = script(text, variables)
+    parsed = read_script(text, variables)
     extra_keys = {
         name: value for name, value in variables.items() if not re.search(rf"\b{name}\b", text)
     }  # variables that the script does not use are keys of the config

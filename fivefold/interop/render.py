@@ -28,7 +28,7 @@ def group_keys(values: Mapping[str, Any], table: Table, extra: Extra) -> dict[st
     return groups
 
 
-def toml_file(values: Mapping[str, Any], table: Table, *, about: Sequence[str], extra: Extra) -> str:
+def render_toml(values: Mapping[str, Any], table: Table, *, about: Sequence[str], extra: Extra) -> str:
     """Return a TOML file."""
     lines = [f"# {line}" for line in about]
     for group, rows in group_keys(values, table, extra).items():
@@ -47,7 +47,7 @@ def format_literal(value: Any) -> str:
     return json.dumps(value)
 
 
-def yaml_file(values: Mapping[str, Any], table: Table, *, about: Sequence[str], extra: Extra) -> str:
+def render_yaml(values: Mapping[str, Any], table: Table, *, about: Sequence[str], extra: Extra) -> str:
     """Return a YAML file of nested tables."""
     tree: dict[str, Any] = {}
     rows = {key: (value, table[key].means) for key, value in values.items() if value is not None}
@@ -57,27 +57,27 @@ def yaml_file(values: Mapping[str, Any], table: Table, *, about: Sequence[str], 
         for parent in parents:
             table_tree = table_tree.setdefault(parent, {})
         table_tree[name] = row
-    return "\n".join([*(f"# {line}" for line in about), *_yaml(tree, "")]) + "\n"
+    return "\n".join([*(f"# {line}" for line in about), *_format_yaml(tree, "")]) + "\n"
 
 
-def _yaml(tree: Mapping[str, Any], indent: str) -> list[str]:
+def _format_yaml(tree: Mapping[str, Any], indent: str) -> list[str]:
     lines = []
     for name, within in tree.items():
         if isinstance(within, dict):
-            lines += [f"{indent}{name}:", *_yaml(within, indent + "  ")]
+            lines += [f"{indent}{name}:", *_format_yaml(within, indent + "  ")]
         elif isinstance(value := within[0], list) and value and all(isinstance(entry, dict) for entry in value):
-            lines += [append_comment(f"{indent}{name}:", within[1]), *_yaml_entries(value, indent + "  ")]
+            lines += [append_comment(f"{indent}{name}:", within[1]), *_format_yaml_entries(value, indent + "  ")]
         else:
             means = within[1]
             lines.append(append_comment(f"{indent}{name}: {format_literal(value)}", means))
     return lines
 
 
-def _yaml_entries(entries: Sequence[Mapping[str, Any]], indent: str) -> list[str]:
+def _format_yaml_entries(entries: Sequence[Mapping[str, Any]], indent: str) -> list[str]:
     lines = []
     for entry in entries:
         tree = {key: _with_comments(value) for key, value in entry.items()}
-        first, *other_lines = _yaml(tree, f"{indent}  ")
+        first, *other_lines = _format_yaml(tree, f"{indent}  ")
         lines += [f"{indent}- {first.lstrip()}", *other_lines]
     return lines
 

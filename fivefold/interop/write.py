@@ -19,7 +19,7 @@ from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
-from fivefold.record import UserError, difference, list_differences
+from fivefold.record import UserError, find_first_difference, list_differences
 from fivefold.results.reading import DataReading, Reading
 from fivefold.stack.catalog import build_stack as stack_named
 
@@ -94,7 +94,7 @@ def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str
     objectives = {plan.job.objective, read_back.job.objective}
     skipped = IGNORED_JOB_FIELDS if "dpo" in objectives else (*IGNORED_JOB_FIELDS, "objective")  # sft costs no more
     jobs = [job.replace(adapter=resolve_adapter(job.adapter, plan.model)) for job in (read_back.job, plan.job)]
-    if why := difference(jobs[0], jobs[1], skip=skipped):
+    if why := find_first_difference(jobs[0], jobs[1], skip=skipped):
         raise UserError(f"{option}: the config cannot express the job: read back, it has {why}; use another format")
     remarks = list(describe_model(plan.model, read_back.model))
     if plan.model.rope_scaling != read_back.model.rope_scaling:

@@ -1,4 +1,4 @@
-"""The slice of a weight that one rank holds under tp, ep and etp, before ZeRO; shapes as in ``sharding.local_weight``.
+"""The slice of a weight that one rank holds under tp, ep and etp, before ZeRO; shapes as in ``sharding.shard_weight``.
 
 full [V, D] over tp 2:  rank 0 holds rows 0..V/2, rank 1 the rest, and zeros where the vocabulary is padded
 """
@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import local_weight
+from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
@@ -49,9 +49,9 @@ class LocalSlice(NamedTuple):
             first += rows
 
 
-def local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, place: RankCoordinate) -> LocalSlice:
+def find_local_slice(weight: Weight, *, model: Model, layout: Layout, vocab: int, place: RankCoordinate) -> LocalSlice:
     """Return the slice of ``weight`` on the rank at ``place``; ``vocab``: padded vocabulary size."""
-    local = local_weight(weight, model=model, layout=layout, vocab=vocab).shape
+    local = shard_weight(weight, model=model, layout=layout, vocab=vocab).shape
     is_expert = weight.kind.startswith("expert")
     slices, pieces = [], 1
     is_replicated = is_expert and local[1:] == weight.shape[1:]  # replicated over etp: the biases of ``down``

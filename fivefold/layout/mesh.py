@@ -34,7 +34,7 @@ def group(layout: Layout, axis: str) -> RankGroup:
     """Return size and stride of the groups of ``axis``; ``layout.validity`` ensures that one stride describes them.
 
     In addition to the axes of the mesh: ``world``, ``stage`` (all ranks with one pipeline rank; no single stride if pp
-    is a middle axis: use ``members``), ``shard`` and ``replica`` (ZeRO's groups over dp·cp), ``ep``, ``etp``,
+    is a middle axis: use ``list_members``), ``shard`` and ``replica`` (ZeRO's groups over dp·cp), ``ep``, ``etp``,
     ``tp_inner`` and ``tp_outer`` (of 2D tensor parallelism), ``expert_shard`` and ``expert_replica`` (ZeRO's groups for
     experts, over the rest of dp·cp·tp after ep and etp).
     """
@@ -76,7 +76,7 @@ def group(layout: Layout, axis: str) -> RankGroup:
     raise KeyError(axis)
 
 
-def members(layout: Layout, axis: str, *, rank: int) -> tuple[int, ...]:
+def list_members(layout: Layout, axis: str, *, rank: int) -> tuple[int, ...]:
     """Return the global ranks of the group of ``axis`` that contains ``rank``, ascending."""
     if axis == "stage":  # pp may be a middle axis
         pp = group(layout, "pp")

@@ -17,7 +17,7 @@ _REST = re.compile(r"(dp|tp|cp|pp)\*")
 DEGREES = ("dp", "tp", "cp", "pp")
 
 
-def alternatives(pattern: str) -> list[str]:
+def expand_alternatives(pattern: str) -> list[str]:
     """Expand ``pattern`` to its distinct texts, in order; ``dp*`` stays. ``UserError`` for an invalid token."""
     parts = _BRACES.split(pattern)  # text between braces has odd indices
     if any(mark in part for part in parts for mark in "{}"):

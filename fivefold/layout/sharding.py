@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import NF4_CODEBOOK_BYTES, int8_bytes, nf4_bytes, nf4_scales_bytes
+from fivefold.adapter import NF4_CODEBOOK_BYTES, count_int8_bytes, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
@@ -18,9 +18,9 @@ from fivefold.model.spec import Model
 from fivefold.model.vision_weights import is_connector, is_vision, shape_encoder
 from fivefold.model.weights import (
     Weight,
-    block_weights,
-    embedding_weights,
-    head_weights,
+    list_block_weights,
+    list_embedding_weights,
+    list_head_weights,
     mark_frozen,
     resolve_freeze,
     with_adapters,
@@ -35,12 +35,12 @@ class FsdpUnit(NamedTuple):
     weights: tuple[Weight, ...]
 
 
-def units(model: Model, job: Job) -> list[FsdpUnit]:
+def list_units(model: Model, job: Job) -> list[FsdpUnit]:
     """Return the units of the full model in the order of the forward pass, with the weights of the job's adapter."""
     frozen = resolve_freeze(model, job.freeze)
 
     def block(layer: int) -> Iterable[Weight]:
-        every = mark_frozen(block_weights(model, layer), frozen.blocks[layer])
+        every = mark_frozen(list_block_weights(model, layer), frozen.blocks[layer])
         return every if job.adapter is None else with_adapters(every, job.adapter)
 
     blocks = [
@@ -50,8 +50,8 @@ def units(model: Model, job: Job) -> list[FsdpUnit]:
         )
         for layer in range(model.layers)
     ]
-    embedding = FsdpUnit("embed", tuple(mark_frozen(embedding_weights(model), frozen.ends)))
-    return [embedding, *blocks, FsdpUnit("head", tuple(mark_frozen(head_weights(model), frozen.ends)))]
+    embedding = FsdpUnit("embed", tuple(mark_frozen(list_embedding_weights(model), frozen.ends)))
+    return [embedding, *blocks, FsdpUnit("head", tuple(mark_frozen(list_head_weights(model), frozen.ends)))]
 
 
 class Policy(NamedTuple):
@@ -65,7 +65,7 @@ class Policy(NamedTuple):
 POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False), 3: Policy(False, False)}
 
 
-def policy(layout: Layout, job: Job) -> Policy:
+def get_policy(layout: Layout, job: Job) -> Policy:
     """Return the policy of the layout's ZeRO stage; that of stage 0 if there is only one shard.
 
     Stage 2 has the policy of stage 3 where the stack keeps only shards from step to step.
@@ -80,12 +80,12 @@ def reduces_every_micro_batch(layout: Layout, job: Job) -> bool:
     False if there is one micro-batch, and under ZeRO-0 and -1, where full gradients stay until the update.
     """
     every_micro_batch = job.stack.reduce == "micro_batch" or (job.stack.reduce == "unpipelined" and layout.pp == 1)
-    return every_micro_batch and layout.micro_batches(job) > 1 and not policy(layout, job).gradients_stay
+    return every_micro_batch and layout.micro_batches(job) > 1 and not get_policy(layout, job).gradients_stay
 
 
 def gathers_for_backward(layout: Layout, job: Job) -> bool:
     """Tell whether gathered weights are freed after a forward and gathered again for its backward."""
-    return not policy(layout, job).weights_stay and layout.zero == 3 and job.stack.reshard == "forward"
+    return not get_policy(layout, job).weights_stay and layout.zero == 3 and job.stack.reshard == "forward"
 
 
 def joins_ends(layout: Layout, job: Job) -> bool:
@@ -109,12 +109,12 @@ def regathers_vision(layout: Layout, job: Job) -> bool:
     return is_trained_part and not joins_ends(layout, job) and gathers_for_backward(layout, job)
 
 
-def chunk_rows(rows: int, *, shards: int) -> int:
+def count_chunk_rows(rows: int, *, shards: int) -> int:
     """Return the rows of one ZeRO shard, with padding."""
     return ceil_div(rows, shards)
 
 
-def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) -> Weight:
+def shard_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) -> Weight:
     """Return a weight with its shape on one rank of tp, ep and etp, before ZeRO. ``vocab``: padded vocabulary size.
 
     - column layers, norms before row layers and vocabulary: rows over tp (copies, if there are fewer kv heads than tp
@@ -237,7 +237,7 @@ def shard_numel(weight: Weight, *, shards: int) -> int:
     Stacked experts are split by rows, also within one expert.
     """
     rows = weight.shape[0] * (weight.shape[1] if len(weight.shape) == 3 else 1)
-    return chunk_rows(rows, shards=shards) * (weight.numel // rows)
+    return count_chunk_rows(rows, shards=shards) * (weight.numel // rows)
 
 
 def is_gemm_weight(weight: Weight) -> bool:
@@ -254,7 +254,7 @@ def is_quantized(weight: Weight) -> bool:
     return weight.kind in ("column", "row") and not weight.is_adapter
 
 
-def padded_numel(unit: FsdpUnit, *, shards: int) -> int:
+def count_padded_numel(unit: FsdpUnit, *, shards: int) -> int:
     """Return the elements of a gathered unit, with padding: ``shards`` equal chunks of every weight."""
     return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards
 
@@ -294,11 +294,11 @@ def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
             continue
         elements = shard_numel(weight, shards=shards)
         if base == "nf4" and is_quantized(weight):
-            elements_bytes = nf4_bytes(elements)
+            elements_bytes = count_nf4_bytes(elements)
             shares_codebooks = job.stack.kernel_facts.fused_dequantization
-            scales += nf4_scales_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
+            scales += count_nf4_scale_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
         elif base == "int8" and is_quantized(weight):  # never sharded (``validity.py``)
-            elements_bytes = int8_bytes(*weight.shape)
+            elements_bytes = count_int8_bytes(*weight.shape)
         else:
             elements_bytes = elements * job.activation_bytes
         gathered = gathered + shards * elements_bytes

@@ -333,14 +333,14 @@ def read_token(token: str) -> Mapping[str, object]:
     """Return the fields of ``Layout`` that a token sets; ``UserError`` for an unknown token."""
     printed = spell_token(token)
     if match := _DEGREE.fullmatch(printed):
-        return {match[1]: _degree(token, match[2])}
+        return {match[1]: _parse_degree(token, match[2])}
     if match := _TP_2D.fullmatch(printed):
-        outer, inner = _degree(token, match[1]), _degree(token, match[2])
+        outer, inner = _parse_degree(token, match[1]), _parse_degree(token, match[2])
         return {"tp": outer * inner, "tp_inner": inner}
     if match := _ZERO.fullmatch(printed):
         if match[1] not in ("0", "1", "2", "3"):
             raise UserError(f"layout token {token!r}: ZeRO has stages 0 to 3")
-        return {"zero": int(match[1])} | ({"shard_group": _degree(token, match[2])} if match[2] else {})
+        return {"zero": int(match[1])} | ({"shard_group": _parse_degree(token, match[2])} if match[2] else {})
     if token in SCHEDULES:
         return {"schedule": token}
     if token == "nosp":
@@ -350,7 +350,7 @@ def read_token(token: str) -> Mapping[str, object]:
         groups = kind.split("+")
         return {"ac": "+".join(sorted(set(groups), key=groups.index)) + separator + ranks}
     if token.startswith("stages="):
-        return {"stages": tuple(size for part in token[7:].split("-") for size in _sizes(token, part))}
+        return {"stages": tuple(size for part in token[7:].split("-") for size in _parse_sizes(token, part))}
     if token.startswith("order="):
         return {"order": tuple(token[6:].split("-"))}
     if token in ("cp=ring", "cp=ulysses"):
@@ -373,23 +373,23 @@ def _parse_offload(token: str) -> tuple[str, ...]:
     return tuple(word for word in get_args(Offloaded) if word in words)
 
 
-def _degree(token: str, digits: str) -> int:
+def _parse_degree(token: str, digits: str) -> int:
     if len(digits) > len(str(RANKS)) or int(digits) < 1:
         raise UserError(f"layout token {token!r}: each number must be from 1 to {RANKS}")
     return int(digits)
 
 
-def _sizes(token: str, part: str) -> list[int]:
+def _parse_sizes(token: str, part: str) -> list[int]:
     """Return the layers of one stage (``8``) or of several (``8x14``); an invalid entry gives 0, which is not valid."""
     size, repeated, count_text = part.partition("x")
     if not size.isdecimal() or (repeated and not count_text.isdecimal()):
         return [0]
-    count = _degree(token, count_text) if count_text else 1
+    count = _parse_degree(token, count_text) if count_text else 1
     if count > STAGES:
         raise UserError(
             f"layout token {token!r}: no model has {count} stages, as each needs a layer; write fewer stages"
         )
-    return [_degree(token, size)] * count
+    return [_parse_degree(token, size)] * count
 
 
 def format_stages(stages: Sequence[int]) -> str:
@@ -404,10 +404,10 @@ def format_stages(stages: Sequence[int]) -> str:
 @cache
 def find_divisor_below(number: int, limit: int) -> int:
     """Return the largest divisor of ``number`` that is at most ``limit``."""
-    return max(divisor for divisor in divisors(number) if divisor <= limit)
+    return max(divisor for divisor in list_divisors(number) if divisor <= limit)
 
 
-def divisors(number: int) -> list[int]:
+def list_divisors(number: int) -> list[int]:
     """Return all divisors of ``number``, ascending."""
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})

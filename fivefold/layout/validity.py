@@ -17,13 +17,13 @@ from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
-from fivefold.layout.spec import Layout, divisors, find_divisor_below, format_stages
+from fivefold.layout.spec import Layout, find_divisor_below, format_stages, list_divisors
 from fivefold.layout.stages import list_stage_layers
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
-from fivefold.model.weights import adapter_weights, block_weights, mark_frozen, resolve_freeze
+from fivefold.model.weights import list_adapter_weights, list_block_weights, mark_frozen, resolve_freeze
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts
@@ -32,38 +32,38 @@ from fivefold.units import ceil_div
 
 def refuse(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> None:
     """Raise a one-line ``UserError`` if the layout does not fit this model, job or machine."""
-    reason = next(reasons(layout, model=model, job=job, machine=machine), None)
+    reason = next(list_reasons(layout, model=model, job=job, machine=machine), None)
     if reason is not None:
         raise UserError(f"layout {str(layout)!r}: {reason}")
 
 
-def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
+def list_reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
     """Yield every reason why the layout is not valid, one line each."""
     if machine is not None and layout.world > machine.ranks:
         world = layout.world
         yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or use {world} ranks"
     yield from list_mismatches(model, job)
-    yield from _stack(layout, job.stack)
-    yield from _batch(layout, job, machine)
+    yield from _check_stack(layout, job.stack)
+    yield from _check_batch(layout, job, machine)
     yield from _check_sharding(layout, model, machine)
     if (reason := explain_unsupported_2d(layout, model=model, job=job)) is not None:
         yield reason
-    yield from _vision(layout, model=model, job=job)
-    yield from _mixers(layout, model, sequence=job.sequence)
-    yield from _indexer(layout, model)
+    yield from _check_vision(layout, model=model, job=job)
+    yield from _check_mixers(layout, model, sequence=job.sequence)
+    yield from _check_indexer(layout, model)
     yield from _explain_unsharded(layout, model)
-    yield from _context(layout, model=model, job=job)
-    yield from _rows(layout, model=model, job=job)
+    yield from _check_context(layout, model=model, job=job)
+    yield from _check_rows(layout, model=model, job=job)
     yield from _order(layout, model)
-    yield from _pipeline(layout, model=model, job=job)
-    yield from _ramp(layout, model=model, job=job)
-    yield from _frozen(layout, model=model, job=job)
-    yield from _preferences(layout, model=model, job=job)
+    yield from _check_pipeline(layout, model=model, job=job)
+    yield from _check_ramp(layout, model=model, job=job)
+    yield from _check_frozen_layout(layout, model=model, job=job)
+    yield from _check_preferences(layout, model=model, job=job)
 
 
 def is_legal(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> bool:
     """Tell whether the layout is valid for this model, job and machine."""
-    return next(reasons(layout, model=model, job=job, machine=machine), None) is None
+    return next(list_reasons(layout, model=model, job=job, machine=machine), None) is None
 
 
 def can_express(layout: Layout, *, model: Model, job: Job) -> bool:
@@ -120,7 +120,7 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
             f"precision {job.precision.name} is PyTorch's autocast, which {job.stack.name} does not use; "
             f"take {job.precision.compute}, or a stack that does, such as ddp"
         )
-    yield from _frozen_mismatches(model, job)
+    yield from _check_frozen_job(model, job)
     if job.objective == "dpo":
         for is_present, feature, fix in (
             (model.moe is not None, f"experts of {model.name}", "a dense model"),
@@ -186,7 +186,7 @@ def count_image_tokens(model: Model, job: Job) -> int:
     return job.images * tower.count_tokens(job.image_tokens)
 
 
-def _vision(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+def _check_vision(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why the vision tower cannot be sharded."""
     if not can_shard_tower(model, job, layout.tp) and model.vision is not None:
         fix = _suggest_degrees("tp", layout.tp, lambda n: can_shard_tower(model, job, n), most=model.vision.heads)
@@ -214,7 +214,7 @@ def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool
     return are_adjacent and not (partly and order[expert_places[0]] != "tp")
 
 
-def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
+def _check_stack(layout: Layout, stack: Stack) -> Iterator[str]:
     """Yield the reasons why the stack (the training software) cannot run the layout."""
     runs = stack.runs
     for axis in (axis for axis in get_args(Axis) if axis not in runs.axes and getattr(layout, axis) > 1):
@@ -249,7 +249,7 @@ def _format_orders(runs: SupportedLayouts) -> str:
     return " or ".join(["it without order=", *(f"order={order}" for order in orders)])
 
 
-def _batch(layout: Layout, job: Job, machine: Machine | None) -> Iterator[str]:
+def _check_batch(layout: Layout, job: Job, machine: Machine | None) -> Iterator[str]:
     chunk = layout.dp * layout.mbs
     if job.global_batch % chunk == 0:
         return
@@ -358,7 +358,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
     return None
 
 
-def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+def _check_context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     parts = 2 * layout.cp if layout.cp_kind == "ring" else layout.cp
     if layout.cp > 1 and job.sequence % parts:
         near = ceil_div(job.sequence, parts) * parts
@@ -370,7 +370,7 @@ def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {fix}"
 
 
-def _mixers(layout: Layout, model: Model, *, sequence: int) -> Iterator[str]:
+def _check_mixers(layout: Layout, model: Model, *, sequence: int) -> Iterator[str]:
     """Yield the reasons why the token mixers other than attention cannot be sharded."""
     tp, kinds = layout.tp, model.non_attention_mixers
     for kind, units in _list_unsharded_mixers(model, tp):
@@ -428,7 +428,7 @@ def _explain_unsharded(layout: Layout, model: Model) -> Iterator[str]:
             yield f"{degrees} {verb} not counted with {feature} of {model.name}; take {fix}"
 
 
-def _indexer(layout: Layout, model: Model) -> Iterator[str]:
+def _check_indexer(layout: Layout, model: Model) -> Iterator[str]:
     """Yield the reasons why attention to keys that an indexer chooses cannot be sharded."""
     if model.mla is not None and model.mla.indexer is not None and layout.cp > 1:
         yield (
@@ -437,7 +437,7 @@ def _indexer(layout: Layout, model: Model) -> Iterator[str]:
         )
 
 
-def _rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+def _check_rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why sequence parallelism cannot divide the rows of a micro-batch over tp."""
     rows = layout.mbs * job.sequence // layout.cp
     if not layout.sp or rows % layout.tp == 0:
@@ -468,7 +468,7 @@ def _order(layout: Layout, model: Model) -> Iterator[str]:
         yield f"order={'-'.join(layout.order)}: {axes} must be neighbours{hint}; try {fix}"
 
 
-def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     pp, v, layers = layout.pp, layout.v, model.layers
     if pp * v > layers:
         step = 2 if layout.pipeline.enters_both_ends else 1
@@ -506,7 +506,7 @@ def can_simulate(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any)
     )
 
 
-def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+def _check_ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reason why a batch size of the ramp-up is not valid."""
     ramp, final, chunk = job.ramp, job.global_batch, layout.dp * layout.mbs
     if ramp is None:
@@ -519,12 +519,12 @@ def _ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
             fix = f"let first and step be multiples of {chunk}"
             yield f"ramp: batch {size} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; {fix}"
             return
-        for reason in _pipeline(layout, model=model, job=job.replace(global_batch=size, ramp=None)):
+        for reason in _check_pipeline(layout, model=model, job=job.replace(global_batch=size, ramp=None)):
             yield f"ramp: batch {size}: {reason.rpartition('; ')[0]}; begin with a larger one, or lower mbs or pp"
             return
 
 
-def _frozen_mismatches(model: Model, job: Job) -> Iterator[str]:
+def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why adapters or frozen parts are not modelled with this model or job, under any layout."""
     adapter, recipe, stack = job.adapter, job.precision, job.stack
     if not job.freezes_text:
@@ -568,7 +568,7 @@ def _frozen_mismatches(model: Model, job: Job) -> Iterator[str]:
     ):
         if is_present:
             yield f"{what} not modelled with {feature}; take {fix}"
-    yield from _freeze_mismatches(model, job) if adapter is None else _adapter_mismatches(model, job, adapter)
+    yield from _freeze_mismatches(model, job) if adapter is None else _check_adapters(model, job, adapter)
 
 
 def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
@@ -594,17 +594,17 @@ def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
         left = "only the head" if frozen.trains_head else "nothing"
         yield f"freeze={','.join(job.freeze)} leaves {left} of {model.name} to train; leave a layer out"
     elif not frozen.trains_embedding and model.is_moe(first := frozen.first_backward):
-        below = (weight for weight in block_weights(model, first) if not weight.name.startswith(("moe.", "mlp.")))
+        below = (weight for weight in list_block_weights(model, first) if not weight.name.startswith(("moe.", "mlp.")))
         if all(weight.frozen for weight in mark_frozen(below, frozen.blocks[first])):
             feature = f"experts of layer {first}, below which nothing is trained"
             yield f"freeze is not modelled with {feature}; train the attention of that layer too"
 
 
-def _adapter_mismatches(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
+def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
     if adapter.base == "int8" and adapter.has_magnitudes:
         yield "adapters are not modelled with DoRA over a base in int8; take base=nf4 or a base in 16 bits"
-    if next(adapter_weights(model, adapter), None) is None:
+    if next(list_adapter_weights(model, adapter), None) is None:
         targets = ",".join(adapter.targets)
         yield f"adapter.targets={targets}: {model.name} has no such layer; take up_proj, down_proj or {ALL_LINEAR}"
     in_fp32 = job.activation_bytes == 4
@@ -648,9 +648,9 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
     return None
 
 
-def _frozen(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why the job's adapters or frozen parts are not modelled with this layout."""
-    if job.freeze and layout.pp > 1 and next(_frozen_mismatches(model, job), None) is None:
+    if job.freeze and layout.pp > 1 and next(_check_frozen_job(model, job), None) is None:
         if (reason := explain_unpiped_freeze(model, job)) is not None:
             yield reason
         frozen = resolve_freeze(model, job.freeze)
@@ -663,7 +663,7 @@ def _frozen(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     yield from filter(None, (schedule, base))
 
 
-def _preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+def _check_preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why preference optimization (DPO) is not modelled with this layout, model or job."""
     if job.objective != "dpo":
         return
@@ -680,7 +680,7 @@ def _preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 def _suggest_more_micro_batches(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:
     """Return fixes for too few micro-batches: a larger batch, or smaller micro-batches whose number is ``legal``."""
     sequences = job.global_batch // layout.dp
-    smaller = [f"mbs{n}" for n in divisors(sequences)[::-1] if n < layout.mbs and legal(sequences // n)][:1]
+    smaller = [f"mbs{n}" for n in list_divisors(sequences)[::-1] if n < layout.mbs and legal(sequences // n)][:1]
     return f"try {' or '.join([f'gbs {gbs}', *smaller])}"
 
 

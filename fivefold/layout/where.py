@@ -55,10 +55,10 @@ class Where(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Where:
         """Parse ``tp<=8 ac=none,selective``; ``UserError`` names an invalid term, or two that contradict each other."""
-        where = cls(tuple(_term(word, text) for word in text.split()))
+        where = cls(tuple(_parse_term(word, text) for word in text.split()))
         for field in dict.fromkeys(term.field for term in where.terms):
             terms = [term for term in where.terms if term.field == field]
-            if not any(where.is_allowed(field, value) for value in _values(field, terms)):
+            if not any(where.is_allowed(field, value) for value in _list_values(field, terms)):
                 raise UserError(f"where {text!r}: no {field} is {' and '.join(map(str, terms))}; drop one")
         return where
 
@@ -90,7 +90,7 @@ def get_value(layout: Layout, field: str) -> object:
     return values[field] if field in values else getattr(layout, field)
 
 
-def _values(field: str, terms: list[Term]) -> list[object]:
+def _list_values(field: str, terms: list[Term]) -> list[object]:
     """Return test values of a field that suffice to see whether its terms contradict each other."""
     values = [value for term in terms for value in term.values]
     if field in NUMBERS:
@@ -100,7 +100,7 @@ def _values(field: str, terms: list[Term]) -> list[object]:
     return [*values, *WORDS[field], "another"]
 
 
-def _term(word: str, text: str) -> Term:
+def _parse_term(word: str, text: str) -> Term:
     matched = _TERM.fullmatch(word)
     if matched is None:
         raise UserError(f"where {text!r}: {word!r} is not a constraint; write tp<=8, cp=1 or ac=none,selective")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fivefold.bounded_types import RANKS
 from fivefold.machine import kernel_efficiency as measured
 from fivefold.machine import toml
-from fivefold.machine.kernel_efficiency import KernelEfficiency, chip_fields
+from fivefold.machine.kernel_efficiency import KernelEfficiency, build_chip_fields
 from fivefold.machine.overrides import apply_overrides
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.total_memory import POSTED, TotalMemory, from_nvidia_smi
@@ -47,12 +47,12 @@ def _scale_up(name: str, gigabytes: float, source: str, *, ring: float, switch: 
     return Fabric(name, gigabytes * 1e9, ring / gigabytes, reduction, 3e-6, f"{gigabytes:g} GB/s: {source}; {latency}")
 
 
-def _pcie(generation: int, gigabytes: float) -> Fabric:
+def _build_pcie(generation: int, gigabytes: float) -> Fabric:
     source = f"{gigabytes:g} GB/s, x16: {NETWORK}; four fifths of it sustained and 4 us per step are our assumption"
     return Fabric(f"PCIe {generation}", gigabytes * 1e9, 0.8, None, 4e-6, source)
 
 
-def _nic(gigabits: float, source: str) -> Fabric:
+def _build_nic(gigabits: float, source: str) -> Fabric:
     # NVIDIA expects 24 of 25 GB/s (nccl-tests issue 119) and 46 to 48 of 50 (nccl-tests issue 290). An all-reduce of
     # a few bytes over 32 nodes of 8 A100 takes 65 us (nccl issue 652): 20 us to start, 6 near and 10 far tree steps.
     share = "0.95 of it sustained: NVIDIA/nccl-tests issues 119 and 290; 4 us per step: NVIDIA/nccl issue 652"
@@ -99,21 +99,21 @@ XGMI_MI300 = _scale_up(
 XGMI_MI355 = _scale_up(
     "Infinity Fabric", 535.5, f"{SHEET}; to all 7 neighbours at once, 76.5 to one; {XGMI_RING}", ring=402
 )._replace(direct=True)
-PCIE4, PCIE5 = _pcie(4, 31), _pcie(5, 63)
+PCIE4, PCIE5 = _build_pcie(4, 31), _build_pcie(5, 63)
 
-NIC_50 = _nic(50, f"DGX-1, 4 x 100 Gbit/s for 8 GPUs, {RECALLED}")
-NIC_200 = _nic(200, f"DGX A100, {RECALLED}")
-NIC_400 = _nic(400, f"DGX H100 and H200, {RECALLED}")
-NIC_400_H800 = _nic(400, "deepseek-ai/DeepEP@b57e5e2:README.md")
-NIC_400_B200 = _nic(400, f"P6-B200 node, {NETWORK}#L1396")
-NIC_400_GB200 = _nic(400, f"GB200 NVL72, {RECALLED}")
-NIC_400_AMD = _nic(400, "our assumption, one NIC per GPU as is usual")
-NIC_800_B300 = _nic(800, f"P6-B300 node, {NETWORK}#L1396")
-NIC_800_GB300 = _nic(800, f"GB300 NVL72, {RECALLED}")
-NIC_200_GH200 = _nic(200, f"four superchips with a NIC each, as in Alps, {RECALLED}")
-NIC_100_MI250 = _nic(100, f"Frontier, 4 x 200 Gbit/s for 8 dies, {RECALLED}")
-NIC_100 = _nic(100, "our assumption, one NIC per GPU; where a node shares one, write nic=100Gbit/node")
-NIC_SHARED = _nic(12.5, "our assumption, 100 Gbit/s shared by the 8 GPUs of a node; else write nic=")
+NIC_50 = _build_nic(50, f"DGX-1, 4 x 100 Gbit/s for 8 GPUs, {RECALLED}")
+NIC_200 = _build_nic(200, f"DGX A100, {RECALLED}")
+NIC_400 = _build_nic(400, f"DGX H100 and H200, {RECALLED}")
+NIC_400_H800 = _build_nic(400, "deepseek-ai/DeepEP@b57e5e2:README.md")
+NIC_400_B200 = _build_nic(400, f"P6-B200 node, {NETWORK}#L1396")
+NIC_400_GB200 = _build_nic(400, f"GB200 NVL72, {RECALLED}")
+NIC_400_AMD = _build_nic(400, "our assumption, one NIC per GPU as is usual")
+NIC_800_B300 = _build_nic(800, f"P6-B300 node, {NETWORK}#L1396")
+NIC_800_GB300 = _build_nic(800, f"GB300 NVL72, {RECALLED}")
+NIC_200_GH200 = _build_nic(200, f"four superchips with a NIC each, as in Alps, {RECALLED}")
+NIC_100_MI250 = _build_nic(100, f"Frontier, 4 x 200 Gbit/s for 8 dies, {RECALLED}")
+NIC_100 = _build_nic(100, "our assumption, one NIC per GPU; where a node shares one, write nic=100Gbit/node")
+NIC_SHARED = _build_nic(12.5, "our assumption, 100 Gbit/s shared by the 8 GPUs of a node; else write nic=")
 
 AMPERE: dict[Dtype, float] = {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312}
 HOPPER: dict[Dtype, float] = {"fp32": 67, "tf32": 494.5, "bf16": 989, "fp16": 989, "fp8": 1979}
@@ -429,7 +429,7 @@ ALIASES = {  # other names of the catalog's chips
 }
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """Return the names of the catalog's chips, in its order."""
     return list(ROWS)
 
@@ -568,7 +568,7 @@ def _build(name: str, row: ChipRow, count: int | None) -> Machine:
         generation=row.generation,
         block_scales=row.block_scales,
         source=f"{row.source}; {row.memory.source}",
-        **chip_fields(row.efficiency, tflops=row.tflops),
+        **build_chip_fields(row.efficiency, tflops=row.tflops),
     )
     near = Link(span=row.ranks_per_node, **row.near._asdict())
     outer_link = Link(span=max(ranks, row.ranks_per_node), **row.far._asdict())

@@ -109,11 +109,11 @@ def _number(text: str) -> float:
     return float(text)
 
 
-def _checkpoint(text: str) -> dict[str, object]:
+def _parse_checkpoint(text: str) -> dict[str, object]:
     return {"checkpoint_seconds": None if text == "best" else parse_seconds(text)}
 
 
-def _grid(text: str) -> dict[str, object]:
+def _parse_grid(text: str) -> dict[str, object]:
     if text.lower() in GRIDS:
         return {"grid": text.lower(), "carbon": GRIDS[text.lower()]}
     if not text[:1].isdigit():
@@ -125,10 +125,10 @@ READ: Mapping[str, Callable[[str], dict[str, object]]] = {
     "failures": lambda text: {"failures": _number(text)},
     "restart": lambda text: {"restart_seconds": parse_seconds(text)},
     "storage": lambda text: {"storage": _parse_quantity(text, {"MB": 1e6, "GB": 1e9, "TB": 1e12}, such="2GB")},
-    "checkpoint": _checkpoint,
+    "checkpoint": _parse_checkpoint,
     "pause": lambda text: {"pause_seconds": parse_seconds(text)},
     "evaluation": lambda text: {"evaluation": _number(text)},
     "node": lambda text: {"node_power": _number(text)},
     "pue": lambda text: {"pue": _number(text)},
-    "grid": _grid,
+    "grid": _parse_grid,
 }

@@ -103,7 +103,7 @@ A6000 = KernelEfficiency(84, {}, UNKNOWN)
 RTX6000_ADA = KernelEfficiency(142, {}, UNKNOWN)
 
 
-def chip_fields(efficiency: KernelEfficiency, *, tflops: dict[Dtype, float]) -> dict[str, Any]:
+def build_chip_fields(efficiency: KernelEfficiency, *, tflops: dict[Dtype, float]) -> dict[str, Any]:
     """Return the efficiency fields of ``Chip``; ``tflops``: the chip's dense peaks in TFLOP/s."""
     fields = efficiency._asdict()
     best, source = fields.pop("best"), fields.pop("source")

@@ -19,10 +19,10 @@ def start_commands(file: Path | str, *, world: int, machine: Machine) -> tuple[s
     hosts, ranks_each = divide_over_hosts(world, machine.ranks_per_node)
     if hosts == 1:
         return (f"fivefold train {file}",)
-    return (torchrun_command(file, hosts=hosts, ranks_per_host=ranks_each), f"fivefold train {file} --slurm")
+    return (format_torchrun_command(file, hosts=hosts, ranks_per_host=ranks_each), f"fivefold train {file} --slurm")
 
 
-def torchrun_command(file: Path | str, *, hosts: int, ranks_per_host: int) -> str:
+def format_torchrun_command(file: Path | str, *, hosts: int, ranks_per_host: int) -> str:
     """Return the torchrun command for each host; ``HOST`` stands for the name of the first host."""
     return (
         f"torchrun --nnodes {hosts} --nproc-per-node {ranks_per_host} --max-restarts 3 --rdzv-backend c10d "

@@ -38,7 +38,7 @@ def apply_overrides(machine: Machine, words: list[str], *, text: str) -> Machine
     return machine.replace(name=" ".join([machine.name, *words]))
 
 
-def _node(machine: Machine, value: str) -> Machine:
+def _override_node(machine: Machine, value: str) -> Machine:
     if not (value.isascii() and value.isdigit() and len(value) < 8 and int(value)):
         raise ValueError("is not a number of GPUs; write node=8")
     near, *rest = machine.links
@@ -47,17 +47,17 @@ def _node(machine: Machine, value: str) -> Machine:
     return machine.model_copy(update={"ranks_per_node": size, "links": links})
 
 
-def _nic(machine: Machine, value: str) -> Machine:
+def _override_nic(machine: Machine, value: str) -> Machine:
     if len(machine.links) < 2:
         raise ValueError(f"needs links between nodes, and {machine.name} has none; leave it out")
     sharers = machine.ranks_per_node if value.endswith("/node") else 1
-    outer_link = _copy(machine.links[-1], bandwidth=_rate(value.removesuffix("/node")) / sharers)
+    outer_link = _copy(machine.links[-1], bandwidth=_parse_rate(value.removesuffix("/node")) / sharers)
     return machine.model_copy(update={"links": (*machine.links[:-1], outer_link)})
 
 
 def _link(machine: Machine, value: str) -> Machine:
     near, *rest = machine.links
-    rate = _rate(value)
+    rate = _parse_rate(value)
     switch = near.reduction_bandwidth and near.reduction_bandwidth * rate / near.bandwidth
     return machine.model_copy(update={"links": (_copy(near, bandwidth=rate, reduction_bandwidth=switch), *rest)})
 
@@ -66,7 +66,7 @@ def _copy(link: Link, **changes: object) -> Link:
     return link.model_copy(update={**changes, "source": f"{OWNER}; else {link.source}"})
 
 
-def _chip(field: str, read: Callable[[str], float]) -> Callable[[Machine, str], Machine]:
+def _override_chip(field: str, read: Callable[[str], float]) -> Callable[[Machine, str], Machine]:
     def change(machine: Machine, value: str) -> Machine:
         source = f"{field} {OWNER}; else {machine.chip.source}"
         chip = machine.chip.model_copy(update={field: read(value), "source": source})
@@ -92,21 +92,21 @@ def _parse_quantity(text: str, units: Mapping[str, float], *, such: str) -> floa
     return float(match[1]) * units[match[2]]
 
 
-def _rate(text: str) -> float:
+def _parse_rate(text: str) -> float:
     bits = {unit: size / 8 for unit, size in BITS.items()}
     return _parse_quantity(text.removesuffix("/s"), {**SIZES, **bits}, such="100Gbit, 100Gbit/node or 12.5GB")
 
 
-def _bytes(text: str) -> float:
+def _parse_bytes(text: str) -> float:
     return int(_parse_quantity(text, SIZES, such="80GiB"))
 
 
 WORDS: dict[str, Callable[[Machine, str], Machine]] = {
-    "node": _node,
-    "nic": _nic,
+    "node": _override_node,
+    "nic": _override_nic,
     "link": _link,
-    "memory": _chip("memory_bytes", _bytes),
-    "hbm": _chip("memory_bandwidth", _rate),
-    "watts": _chip("power_watts", _number),
+    "memory": _override_chip("memory_bytes", _parse_bytes),
+    "hbm": _override_chip("memory_bandwidth", _parse_rate),
+    "watts": _override_chip("power_watts", _number),
     "price": _price,
 }

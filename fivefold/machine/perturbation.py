@@ -13,7 +13,7 @@ def with_kernels(machine: Machine, *, speed: float) -> Machine:
         flops_per_joule={dtype: rate * speed for dtype, rate in chip.flops_per_joule.items()},
         memory_bandwidth=chip.memory_bandwidth * speed,
     )
-    return machine.replace(chip=faster, calibration=None if known is None else _speed_up(known, speed))
+    return machine.replace(chip=faster, calibration=None if known is None else _scale_speed(known, speed))
 
 
 def with_network(machine: Machine, *, bandwidth: float = 1.0, latency: float = 1.0) -> Machine:
@@ -38,7 +38,7 @@ def with_network(machine: Machine, *, bandwidth: float = 1.0, latency: float = 1
     return machine.replace(links=links, calibration=known)
 
 
-def _speed_up(known: Calibration, speed: float) -> Calibration:
+def _scale_speed(known: Calibration, speed: float) -> Calibration:
     points = {
         name: tuple(point.replace(seconds=point.seconds / speed) for point in getattr(known, name))
         for name in ("matmuls", "kernels", "updates")

@@ -28,27 +28,27 @@ def read(path: Path) -> Machine:
 
 def emit(values: Mapping[str, Any]) -> str:
     """Format ``values`` as TOML: nested tables under headings, lists of tables with one table per line."""
-    return "\n".join(_table(values, heading="")) + "\n"
+    return "\n".join(_format_table(values, heading="")) + "\n"
 
 
-def _table(values: Mapping[str, Any], *, heading: str) -> list[str]:
+def _format_table(values: Mapping[str, Any], *, heading: str) -> list[str]:
     scalars = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-    lines = [f"{_key(key)} = {_block(value)}" for key, value in scalars.items()]
+    lines = [f"{_format_key(key)} = {_format_block(value)}" for key, value in scalars.items()]
     for key, value in values.items():
         if isinstance(value, Mapping):
-            path = f"{heading}.{_key(key)}" if heading else _key(key)
-            lines += ["", f"[{path}]", *_table(value, heading=path)]
+            path = f"{heading}.{_format_key(key)}" if heading else _format_key(key)
+            lines += ["", f"[{path}]", *_format_table(value, heading=path)]
     return lines
 
 
-def _block(value: Any) -> str:
+def _format_block(value: Any) -> str:
     """Format a value after ``=``; a list of tables takes one line per table."""
     if isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
-        return "[\n" + "".join(f"  {_inline(item)},\n" for item in value) + "]"
-    return _inline(value)
+        return "[\n" + "".join(f"  {_format_inline(item)},\n" for item in value) + "]"
+    return _format_inline(value)
 
 
-def _inline(value: Any) -> str:
+def _format_inline(value: Any) -> str:
     match value:
         case bool():
             return "true" if value else "false"
@@ -57,13 +57,15 @@ def _inline(value: Any) -> str:
         case int() | float():
             return repr(value)  # the shortest digits that parse to the same float
         case list() | tuple():
-            return "[" + ", ".join(_inline(item) for item in value) + "]"
+            return "[" + ", ".join(_format_inline(item) for item in value) + "]"
         case Mapping():
-            return "{ " + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + " }"
+            return (
+                "{ " + ", ".join(f"{_format_key(key)} = {_format_inline(item)}" for key, item in value.items()) + " }"
+            )
     raise TypeError(f"TOML has no {type(value).__name__}")
 
 
-def _key(key: str) -> str:
+def _format_key(key: str) -> str:
     return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _quote(key)
 
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.model.huggingface.read import from_config, remark
+from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.spec import Model
 from fivefold.record import UsageWarning, UserError, join_names, locate, make_unknown_name_error, read_file
 
@@ -46,7 +46,7 @@ class CatalogEntry(NamedTuple):
         return self.source if _is_repository(self.source) else None
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """Return the names of the catalog's models, in its order."""
     return list(CATALOG)
 
@@ -54,7 +54,7 @@ def names() -> list[str]:
 def build_model(name: str) -> Model:
     """Build the catalog model ``name``; a ``UserError`` suggests the nearest names."""
     if name not in CATALOG:
-        raise make_unknown_name_error(name, names(), kind="model")
+        raise make_unknown_name_error(name, list_names(), kind="model")
     entry = CATALOG[name]
     source = f"Hugging Face config.json of {entry.source}" if entry.repository else entry.source
     source += f"; as written in {entry.also}" if entry.also else ""
@@ -84,7 +84,7 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
         if name := find_repository(text):
             return build_model(name)
         if not _is_repository(text):
-            raise make_unknown_name_error(text, names(), kind="model")
+            raise make_unknown_name_error(text, list_names(), kind="model")
         similar = f" (similar: {join_names(close, 'and')})" if (close := list_similar(text)) else ""
         raise UserError(
             f"unknown model {text!r}: not a repository of the catalog{similar}, and Fivefold downloads nothing. Save "
@@ -146,7 +146,7 @@ def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:
     """Build the model of a Hugging Face config, or of our own fields, as ``resolve`` reads them from a file."""
     if "architectures" in values or "model_type" in values:
         model = from_config(values, name=name, source=source)
-        if warning := remark(values, name=name):
+        if warning := describe_remark(values, name=name):
             warnings.warn(warning, UsageWarning, stacklevel=3)
         return model
     return Model.read({"name": name, "source": source, **values}, origin=source)

@@ -530,8 +530,8 @@ class ModelShape(Record):
             raise ValueError(
                 "with mla, sliding may set only heads, and needs sliding_mla: leave sliding out, or give both"
             )
-        sliding = self._attention(slides=True)
-        full = self._attention(slides=False)
+        sliding = self._build_attention(slides=True)
+        full = self._build_attention(slides=False)
         if self.mla is None and sliding.head_dim != full.head_dim and self.temperature is not None:
             raise ValueError(
                 "temperature is not supported with sliding.head_dim, as its table has one head dim: leave one out"
@@ -696,7 +696,7 @@ class ModelShape(Record):
     @property
     def rope_dim(self) -> int:
         """Return the number of rotated dims per head of layers that do not slide."""
-        return self._attention(slides=False).rope_dim
+        return self._build_attention(slides=False).rope_dim
 
     @property
     def table_dims(self) -> tuple[int, ...]:
@@ -709,8 +709,8 @@ class ModelShape(Record):
         layers = range(self.layers + self.mtp_depth)
         rotary: tuple[int, ...] = (self.rope_dim,) if self.position == "rope" else ()
         if rotary and self.rope_theta_sliding:
-            rotary += (self._attention(slides=True).rope_dim,)
-        tempered = (self._attention(slides=False).head_dim,) if any(map(self.has_temperature, layers)) else ()
+            rotary += (self._build_attention(slides=True).rope_dim,)
+        tempered = (self._build_attention(slides=False).head_dim,) if any(map(self.has_temperature, layers)) else ()
         mixers = filter(None, map(self.mixer, range(self.layers)))
         nets = [net for net in mixers if isinstance(net, CompressedAttention)]
         tables = {(net.rope_dim, net.rope_theta, net.rope_scaling) for net in nets}
@@ -718,14 +718,14 @@ class ModelShape(Record):
 
     def attention(self, layer: int) -> AttentionShape:
         """Return the geometry of the attention of ``layer``."""
-        return self._attention(slides=self.has_window(layer))
+        return self._build_attention(slides=self.has_window(layer))
 
     @property
     def attention_shapes(self) -> tuple[AttentionShape, ...]:
         """Return the distinct geometries of the model's attention, the one of layers that do not slide first."""
-        return tuple(dict.fromkeys(self._attention(slides=slides) for slides in (False, True)))
+        return tuple(dict.fromkeys(self._build_attention(slides=slides) for slides in (False, True)))
 
-    def _attention(self, *, slides: bool) -> AttentionShape:
+    def _build_attention(self, *, slides: bool) -> AttentionShape:
         mla, sliding = self.mla, self.sliding
         if mla is not None:
             mla, heads = (self.sliding_mla, sliding and sliding.heads) if slides and self.sliding_mla else (mla, None)

@@ -22,106 +22,106 @@ from fivefold.record import UserError
 __all__ = [
     "FrozenWeights",
     "Weight",
-    "adapter_weights",
-    "block_name",
-    "block_weights",
+    "compute_norm_shape",
     "count",
     "count_adapters",
-    "embedding_weights",
     "get_layer",
-    "head_weights",
+    "list_adapter_weights",
+    "list_block_weights",
+    "list_embedding_weights",
+    "list_head_weights",
     "list_targets",
+    "list_weights",
     "mark_frozen",
-    "norm_shape",
+    "name_block",
     "resolve_freeze",
-    "weights",
     "with_adapters",
 ]
 
 
-def weights(model: ModelShape, adapter: Adapter | None = None) -> Iterator[Weight]:
+def list_weights(model: ModelShape, adapter: Adapter | None = None) -> Iterator[Weight]:
     """Yield all weights in module order: embedding, blocks, final norm, head; with the weights of ``adapter``."""
-    yield from embedding_weights(model)
+    yield from list_embedding_weights(model)
     for layer in range(model.layers):
-        block = block_weights(model, layer)
+        block = list_block_weights(model, layer)
         for weight in block if adapter is None else with_adapters(block, adapter):
             yield weight._replace(name=f"blocks.{layer}.{weight.name}")
-    yield from head_weights(model)
+    yield from list_head_weights(model)
 
 
-def embedding_weights(model: ModelShape) -> Iterator[Weight]:
+def list_embedding_weights(model: ModelShape) -> Iterator[Weight]:
     """Yield the token embedding, the position embedding if positions are learned, and the norm of their sum."""
     yield Weight("embed.tokens.weight", (model.vocab, model.width), "embedding")
     if model.position == "learned":
         yield Weight("embed.positions.weight", (model.positions + model.position_offset, model.width), "embedding")
     if model.embedding_norm == "weighted":
-        yield from _norm(model, "embed.norm", model.width)
+        yield from _list_norm(model, "embed.norm", model.width)
     if model.per_layer_inputs is not None:
         yield from model.per_layer_inputs.embedding_weights(model.layers, model.width)
     if model.altup is not None:
         yield from model.altup.projections("embed.altup", model.width)
 
 
-def head_weights(model: ModelShape) -> Iterator[Weight]:
+def list_head_weights(model: ModelShape) -> Iterator[Weight]:
     """Yield the final norm, the head's transform, the head unless it is tied, and multi-token prediction."""
     if model.hyper_connections is not None:
         yield from model.hyper_connections.head_weights("head.hyper", model.width)
     if model.altup is not None:
         yield from model.altup.projections("head.altup", model.width)
     if model.final_norm:
-        yield from _norm(model, "head.norm", model.width)
+        yield from _list_norm(model, "head.norm", model.width)
     if model.head_transform is not None:
         yield Weight("head.transform.weight", (model.width, model.width), "router")
         if model.head_transform_bias:
             yield Weight("head.transform.bias", (model.width,), "router")
-        yield from _norm(model, "head.transform_norm", model.width)
+        yield from _list_norm(model, "head.transform_norm", model.width)
     if not model.tied_embeddings:
         yield Weight("head.out.weight", (model.vocab, model.width), "head")
     if model.head_bias:
         yield Weight("head.out.bias", (model.vocab,), "bias")
     for index in range(model.mtp_depth):
-        yield from _mtp(model, f"head.mtp.{index}", layer=model.layers + index)
+        yield from _list_mtp(model, f"head.mtp.{index}", layer=model.layers + index)
 
 
-def block_name(model: ModelShape, layer: int) -> str:
+def name_block(model: ModelShape, layer: int) -> str:
     """Return the name of the module of a block; blocks of multi-token prediction have numbers after the last layer."""
     return f"blocks.{layer}" if layer < model.layers else f"head.mtp.{layer - model.layers}.block"
 
 
 def get_layer(model: ModelShape, name: str) -> int:
-    """Return the layer of a weight of a block, numbered as in ``block_name``."""
+    """Return the layer of a weight of a block, numbered as in ``name_block``."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blocks" else model.layers + int(parts[2])
 
 
-def _mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
+def _list_mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
     """Yield a module of multi-token prediction: norms of embedding and hidden state, projection, block, norm."""
-    yield from _norm(model, f"{name}.embed_norm", model.width)
-    yield from _norm(model, f"{name}.hidden_norm", model.width)
-    yield from _linear(f"{name}.project", model.width, 2 * model.width, "column", bias=False)
-    for weight in block_weights(model, layer):
+    yield from _list_norm(model, f"{name}.embed_norm", model.width)
+    yield from _list_norm(model, f"{name}.hidden_norm", model.width)
+    yield from _list_linear(f"{name}.project", model.width, 2 * model.width, "column", bias=False)
+    for weight in list_block_weights(model, layer):
         yield weight._replace(name=f"{name}.block.{weight.name}")
-    yield from _norm(model, f"{name}.norm", model.width)
+    yield from _list_norm(model, f"{name}.norm", model.width)
 
 
-def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
+def list_block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     """Yield the weights of one block, with names relative to the block."""
     hyper = model.hyper_connections
     if model.mixer_name(layer) != "none":
         if hyper is not None:
             yield from hyper.weights("hyper1", model.width)
         if model.has_norm1(layer):
-            yield from _norm(model, "norm1", model.width)
-            yield from _norm_gate(model, "norm1", layer)
+            yield from _list_norm(model, "norm1", model.width)
+            yield from _list_norm_gate(model, "norm1", layer)
         mixer = model.mixer(layer)
         if mixer is not None:
             yield from mixer.weights(model.width)
         else:
-            yield from _mla(model, layer) if model.mla else _attention(model, layer)
+            yield from _list_mla(model, layer) if model.mla else _list_attention(model, layer)
             if model.joins_mamba2 and model.mamba2 is not None:
                 yield from model.mamba2.weights(model.width)
         if model.get_block(layer) == "sandwich":
-            yield from _norm(model, "norm1_post", model.width)
+            yield from _list_norm(model, "norm1_post", model.width)
         if model.residual_weights:
             yield Weight("stream1", (model.width,), "router", initial="ones")
     if not model.has_feed_forward(layer):
@@ -129,14 +129,14 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     if hyper is not None:
         yield from hyper.weights("hyper2", model.width)
     if model.get_block(layer) != "parallel_shared":
-        yield from _norm(model, "norm2", model.width)
-        yield from _norm_gate(model, "norm2", layer)
+        yield from _list_norm(model, "norm2", model.width)
+        yield from _list_norm_gate(model, "norm2", layer)
     if model.is_moe(layer):
-        yield from _experts(model)
+        yield from _list_experts(model)
     if model.has_mlp(layer):
-        yield from _mlp(model, "mlp", model.get_ffn(layer))
+        yield from _list_mlp(model, "mlp", model.get_ffn(layer))
     if model.norms_feed_forward(layer):
-        yield from _norm(model, "norm2_post", model.width)
+        yield from _list_norm(model, "norm2_post", model.width)
     if model.residual_weights:
         yield Weight("stream2", (model.width,), "router", initial="ones")
     if model.per_layer_inputs is not None:
@@ -146,7 +146,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     if model.laurel_rank is not None:
         yield Weight("laurel.left.weight", (model.laurel_rank, model.width), "router")
         yield Weight("laurel.right.weight", (model.width, model.laurel_rank), "router")
-        yield from _norm(model, "laurel.norm", model.width)
+        yield from _list_norm(model, "laurel.norm", model.width)
 
 
 def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]:
@@ -167,23 +167,23 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
             yield Weight(f"{linear}{MAGNITUDE}", (out_features,), "column" if column else "lora")
 
 
-def adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
+def list_adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
     """Yield the weights of all adapters of a model."""
     for layer in range(model.layers):
-        for weight in with_adapters(block_weights(model, layer), adapter):
+        for weight in with_adapters(list_block_weights(model, layer), adapter):
             if weight.is_adapter:
                 yield weight._replace(name=f"blocks.{layer}.{weight.name}")
 
 
 def list_targets(model: ModelShape, adapter: Adapter) -> tuple[str, ...]:
     """Return the names of the linear layers that the adapter has in ``model``, each once."""
-    linears = {weight.name.rpartition(".")[0].split(".", 2)[2] for weight in adapter_weights(model, adapter)}
+    linears = {weight.name.rpartition(".")[0].split(".", 2)[2] for weight in list_adapter_weights(model, adapter)}
     return tuple(target for target, targeted in TARGETS.items() if not linears.isdisjoint(targeted))
 
 
 def count_adapters(model: ModelShape, adapter: Adapter) -> int:
     """Count the parameters of all adapters of a model."""
-    return sum(weight.numel for weight in adapter_weights(model, adapter))
+    return sum(weight.numel for weight in list_adapter_weights(model, adapter))
 
 
 class FrozenWeights(NamedTuple):
@@ -222,11 +222,11 @@ def resolve_freeze(model: ModelShape, freeze: tuple[str, ...]) -> FrozenWeights:
     trained = [
         layer
         for layer, modules in enumerate(frozen_blocks)
-        if any(not weight.frozen for weight in mark_frozen(block_weights(model, layer), modules))
+        if any(not weight.frozen for weight in mark_frozen(list_block_weights(model, layer), modules))
     ]
     trains_embedding, trains_head = (
         any(not weight.frozen for weight in mark_frozen(end, frozen_ends))
-        for end in (embedding_weights(model), head_weights(model))
+        for end in (list_embedding_weights(model), list_head_weights(model))
     )
     first = 0 if trains_embedding else next(iter(trained), model.layers)
     return FrozenWeights(frozen_ends, frozen_blocks, first, len(trained), trains_embedding, trains_head)
@@ -237,10 +237,13 @@ def _has_part(model: ModelShape, part: FrozenPart) -> Iterator[bool]:
     modules = frozenset({part.module})
     if part.layers is None:
         yield part.module == "lm_head" and model.tied_embeddings
-        yield from (weight.frozen for weight in mark_frozen((*embedding_weights(model), *head_weights(model)), modules))
+        yield from (
+            weight.frozen
+            for weight in mark_frozen((*list_embedding_weights(model), *list_head_weights(model)), modules)
+        )
         return
     for layer in range(model.layers)[part.layers]:
-        yield from (weight.frozen for weight in mark_frozen(block_weights(model, layer), modules))
+        yield from (weight.frozen for weight in mark_frozen(list_block_weights(model, layer), modules))
 
 
 def mark_frozen(weights: Iterable[Weight], modules: frozenset[str]) -> Iterator[Weight]:
@@ -249,12 +252,12 @@ def mark_frozen(weights: Iterable[Weight], modules: frozenset[str]) -> Iterator[
         yield weight._replace(frozen=is_frozen(weight.name, modules))
 
 
-def norm_shape(model: ModelShape, heads: int, dim: int) -> tuple[int, ...] | None:
+def compute_norm_shape(model: ModelShape, heads: int, dim: int) -> tuple[int, ...] | None:
     """Return the shape of the norm weight of ``heads`` query or key heads of ``dim``; None: they have none."""
     return {"head": (dim,), "heads": (heads, dim), "full": (heads * dim,)}.get(model.qk_norm)
 
 
-def _norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
+def _list_norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
     if not model.norm_weight:
         return
     yield Weight(f"{name}.weight", shape, "norm")
@@ -262,13 +265,13 @@ def _norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
         yield Weight(f"{name}.bias", shape, "norm")
 
 
-def _norm_gate(model: ModelShape, name: Literal["norm1", "norm2"], layer: int) -> Iterator[Weight]:
+def _list_norm_gate(model: ModelShape, name: Literal["norm1", "norm2"], layer: int) -> Iterator[Weight]:
     if model.norm_gate_rank is not None and model.gates_norm(layer, name):
         yield Weight(f"{name}.gate_down.weight", (model.norm_gate_rank, model.width), "router")
         yield Weight(f"{name}.gate_up.weight", (model.width, model.norm_gate_rank), "router")
 
 
-def _linear(
+def _list_linear(
     name: str, out_features: int, in_features: int, kind: Literal["column", "row"], *, bias: bool
 ) -> Iterator[Weight]:
     yield Weight(f"{name}.weight", (out_features, in_features), kind)
@@ -276,7 +279,7 @@ def _linear(
         yield Weight(f"{name}.bias", (out_features,), "bias")
 
 
-def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
+def _list_attention(model: ModelShape, layer: int) -> Iterator[Weight]:
     shape = model.attention(layer)
     if model.attention_experts and model.moe is not None:
         experts, size = model.moe.experts, shape.kv_heads * shape.head_dim
@@ -284,7 +287,7 @@ def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield Weight("attention.experts.q", (experts, size, model.width), "router")
         yield Weight("attention.experts.out", (experts, model.width, size), "router")
         for name in "kv":
-            yield from _linear(f"attention.{name}", size, model.width, "column", bias=False)
+            yield from _list_linear(f"attention.{name}", size, model.width, "column", bias=False)
         if model.out_bias:
             yield Weight("attention.out.bias", (model.width,), "bias")
         return
@@ -294,12 +297,12 @@ def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
     if not shares_kv and not shape.tied_values:
         dims["v"] = shape.kv_heads * shape.value_dim
     for name, size in dims.items():
-        yield from _linear(f"attention.{name}", size, model.width, "column", bias=model.qkv_bias)
+        yield from _list_linear(f"attention.{name}", size, model.width, "column", bias=model.qkv_bias)
     for name, heads in (("q", shape.heads),) if shares_kv else (("q", shape.heads), ("k", shape.kv_heads)):
-        if (of_norm := norm_shape(model, heads, shape.head_dim)) is not None:
-            yield from _norm(model, f"attention.{name}_norm", *of_norm)
+        if (of_norm := compute_norm_shape(model, heads, shape.head_dim)) is not None:
+            yield from _list_norm(model, f"attention.{name}_norm", *of_norm)
     if model.output_gate:
-        yield from _linear("attention.gate", model.gate_columns(layer), model.width, "column", bias=model.qkv_bias)
+        yield from _list_linear("attention.gate", model.gate_columns(layer), model.width, "column", bias=model.qkv_bias)
         if model.gate_bias:
             yield Weight("attention.gate_bias", (shape.heads,), "vector")
     if model.dynamic_mask is not None:
@@ -307,62 +310,62 @@ def _attention(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield Weight("attention.mask.weight", (shape.kv_heads, shape.kv_heads * shape.value_dim), "router")
         if model.qkv_bias:
             yield Weight("attention.mask.bias", (shape.kv_heads,), "router")
-    yield from _sinks(shape)
+    yield from _list_sinks(shape)
     if model.differential:
         for name in ("q1", "k1", "q2", "k2"):
             yield Weight(f"attention.lambda_{name}", (shape.head_dim,), "router")
     if model.sub_norm:
-        yield from _norm(model, "attention.out_norm", shape.output_dims)
-    yield from _linear("attention.out", model.width, shape.output_dims, "row", bias=model.has_out_bias(layer))
+        yield from _list_norm(model, "attention.out_norm", shape.output_dims)
+    yield from _list_linear("attention.out", model.width, shape.output_dims, "row", bias=model.has_out_bias(layer))
 
 
-def _mla(model: ModelShape, layer: int) -> Iterator[Weight]:
+def _list_mla(model: ModelShape, layer: int) -> Iterator[Weight]:
     mla, heads = model.get_latent(layer), model.attention(layer).heads
     assert mla is not None
     q_out = heads * (mla.nope_dim + mla.rope_dim)
     if mla.q_rank is None:
-        yield from _linear("attention.q", q_out, model.width, "column", bias=False)
+        yield from _list_linear("attention.q", q_out, model.width, "column", bias=False)
     else:
-        yield from _linear("attention.q_down", mla.q_rank, model.width, "column", bias=model.qkv_bias)
-        yield from _norm(model, "attention.q_norm", mla.q_rank)
+        yield from _list_linear("attention.q_down", mla.q_rank, model.width, "column", bias=model.qkv_bias)
+        yield from _list_norm(model, "attention.q_norm", mla.q_rank)
         inputs = 2 * mla.q_rank if mla.gates_queries else mla.q_rank
-        yield from _linear("attention.q_up", q_out, inputs, "column", bias=False)
+        yield from _list_linear("attention.q_up", q_out, inputs, "column", bias=False)
         if mla.indexer is not None and model.has_indexer(layer):
             yield from mla.indexer.weights(q_rank=mla.q_rank, width=model.width)
-    yield from _linear("attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias)
-    yield from _norm(model, "attention.kv_norm", mla.kv_rank)
+    yield from _list_linear("attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias)
+    yield from _list_norm(model, "attention.kv_norm", mla.kv_rank)
     if mla.key_norm:
-        yield from _norm(model, "attention.key_norm", mla.rope_dim)
-    yield from _linear("attention.kv_up", heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
-    yield from _sinks(model.attention(layer))
+        yield from _list_norm(model, "attention.key_norm", mla.rope_dim)
+    yield from _list_linear("attention.kv_up", heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
+    yield from _list_sinks(model.attention(layer))
     if model.output_gate:
         inputs = 2 * mla.q_rank if mla.gates_queries and mla.q_rank else model.width
-        yield from _linear("attention.gate", model.gate_columns(layer), inputs, "column", bias=False)
-    yield from _linear("attention.out", model.width, heads * mla.v_dim, "row", bias=model.out_bias)
+        yield from _list_linear("attention.gate", model.gate_columns(layer), inputs, "column", bias=False)
+    yield from _list_linear("attention.out", model.width, heads * mla.v_dim, "row", bias=model.out_bias)
 
 
-def _sinks(shape: AttentionShape) -> Iterator[Weight]:
+def _list_sinks(shape: AttentionShape) -> Iterator[Weight]:
     """Yield attention's sink logits, one per head; latent attention may have them too (HY V4)."""
     if shape.sinks:
         yield Weight("attention.sinks", (shape.heads,), "vector")
 
 
-def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
+def _list_mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
     if model.mlp == "receptance":
         for part in ("up", "receptance"):
             yield Weight(f"{name}.mix_{part}", (model.width,), "vector")
-        yield from _linear(f"{name}.receptance", model.width, model.width, "column", bias=False)
+        yield from _list_linear(f"{name}.receptance", model.width, model.width, "column", bias=False)
     if model.mlp == "gated":
-        yield from _linear(f"{name}.gate", ffn, model.width, "column", bias=model.mlp_bias)
-    yield from _linear(f"{name}.up", ffn, model.width, "column", bias=model.mlp_bias)
+        yield from _list_linear(f"{name}.gate", ffn, model.width, "column", bias=model.mlp_bias)
+    yield from _list_linear(f"{name}.up", ffn, model.width, "column", bias=model.mlp_bias)
     for parameter, initial in ACTIVATIONS[model.activation].parameters.items():
         yield Weight(f"{name}.{parameter}", (1,), "norm", initial)
     if model.sub_norm:
-        yield from _norm(model, f"{name}.norm", ffn)
-    yield from _linear(f"{name}.down", model.width, ffn, "row", bias=model.mlp_bias)
+        yield from _list_norm(model, f"{name}.norm", ffn)
+    yield from _list_linear(f"{name}.down", model.width, ffn, "row", bias=model.mlp_bias)
 
 
-def _experts(model: ModelShape) -> Iterator[Weight]:
+def _list_experts(model: ModelShape) -> Iterator[Weight]:
     moe, width = model.moe, model.width
     assert moe is not None
     yield Weight("moe.router.weight", (moe.choices, width), "router")
@@ -381,7 +384,7 @@ def _experts(model: ModelShape) -> Iterator[Weight]:
     if moe.shared_experts:
         if moe.shared_gate:
             yield Weight("moe.shared_gate.weight", (1, width), "router")
-        yield from _mlp(model, "moe.shared", moe.shared_width)
+        yield from _list_mlp(model, "moe.shared", moe.shared_width)
 
 
 @lru_cache(maxsize=256)
@@ -391,5 +394,5 @@ def count(model: ModelShape, *, active: bool = False) -> int:
         weight.numel // weight.shape[0] * model.moe.topk * model.moe.experts // model.moe.choices
         if active and model.moe and weight.kind.startswith("expert")
         else weight.numel
-        for weight in weights(model)
+        for weight in list_weights(model)
     )

@@ -85,7 +85,7 @@ class OptimizerCost(ABC):
         raise NotImplementedError
 
 
-def local_numel(weight: Weight, shards: int) -> int:
+def count_local_numel(weight: Weight, shards: int) -> int:
     """Return the elements of one shard of a weight."""
     return min(shard_numel(weight, shards=shards), weight.numel)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-from fivefold.layout.sharding import chunk_rows
+from fivefold.layout.sharding import count_chunk_rows
 from fivefold.model.weights import Weight
 
 
@@ -49,7 +49,7 @@ class ShardedWeight(NamedTuple):
     @property
     def chunk(self) -> int:
         """Return the rows of a ZeRO shard, including padding."""
-        return chunk_rows(prod(self.shape) // self.columns, shards=self.shards)
+        return count_chunk_rows(prod(self.shape) // self.columns, shards=self.shards)
 
     @property
     def rows(self) -> int:

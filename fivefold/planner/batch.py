@@ -37,7 +37,7 @@ TEAMS = (
 )
 
 
-def laws(model: Model, tokens: float) -> list[BatchAdvice]:
+def apply_scaling_laws(model: Model, tokens: float) -> list[BatchAdvice]:
     """Return the batch size that each scaling law gives for a run of ``tokens``."""
     compute = 6 * _count_active_parameters(model) * tokens
     return [
@@ -48,7 +48,7 @@ def laws(model: Model, tokens: float) -> list[BatchAdvice]:
 
 def advise_tokens(model: Model, tokens: float) -> float:
     """Return the advised tokens per step: the geometric mean of the scaling laws."""
-    first, second = laws(model, tokens)
+    first, second = apply_scaling_laws(model, tokens)
     return sqrt(first.tokens * second.tokens)
 
 
@@ -57,7 +57,7 @@ def find_nearby_advice(size: float, *, model: Model, tokens: float) -> Iterator[
 
     Published runs count if their length is within a factor of 4 of ``tokens``.
     """
-    for law in (*laws(model, tokens), *TEAMS):
+    for law in (*apply_scaling_laws(model, tokens), *TEAMS):
         is_similar_run = law.run is None or abs(log2(law.run / tokens)) <= 2
         if is_similar_run and abs(log2(law.tokens / size)) < 0.5:
             yield law

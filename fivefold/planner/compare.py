@@ -7,12 +7,12 @@ from itertools import combinations
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from fivefold.job import RECIPES, Job, Recipe, recipe
+from fivefold.job import RECIPES, Job, Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import count_image_tokens
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.memory.allocator import driver_bytes
+from fivefold.planner.counts.memory.allocator import count_driver_bytes
 from fivefold.planner.predict import predict
 from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
 from fivefold.record import UserError
@@ -51,8 +51,8 @@ def compare(cases: Sequence[ComparedCase], *, risk: float = FITS_RISK) -> Compar
     if not 2 <= len(distinct) <= MAX_VARIANTS:
         fix = "leave some out" if distinct[1:] else "add a layout, a machine or --stacks"
         raise UserError(f"compare takes 2 to {MAX_VARIANTS} different steps, not {len(distinct)}; {fix}")
-    facts = _facts(distinct)
-    variants = [_variant(*fields) for fields in zip(ascii_uppercase, distinct, facts, strict=False)]
+    facts = _list_facts(distinct)
+    variants = [_build_variant(*fields) for fields in zip(ascii_uppercase, distinct, facts, strict=False)]
     predicted = [
         (case, variant.step) for case, variant in zip(distinct, variants, strict=True) if variant.step is not None
     ]
@@ -62,17 +62,17 @@ def compare(cases: Sequence[ComparedCase], *, risk: float = FITS_RISK) -> Compar
     variants_without_common = [
         variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants
     ]
-    rows = tuple(row for row in _rows(predicted) if any(value not in (None, 0.0) for value in row.values))
+    rows = tuple(row for row in _list_rows(predicted) if any(value not in (None, 0.0) for value in row.values))
     return Comparison(
         common=common,
         variants=tuple(variants_without_common),
         rows=rows,
-        ratios=tuple(_ratios(distinct, variants)),
+        ratios=tuple(_list_ratios(distinct, variants)),
         risk=risk,
     )
 
 
-def _ratios(cases: Sequence[ComparedCase], variants: Sequence[Variant]) -> Iterator[VariantRatio]:
+def _list_ratios(cases: Sequence[ComparedCase], variants: Sequence[Variant]) -> Iterator[VariantRatio]:
     """Yield the ratio of every two variants on GPUs whose difference is of a kind with published pairs."""
     described = [
         (variant.name, variant.step, describe_run(*case))
@@ -102,12 +102,12 @@ def with_precision(job: Job, name: str) -> Job:
 
     Parts of its precision that ``job`` has changed stay changed.
     """
-    named = recipe(name).with_reduce_dtype(in_fp32=job.stack.reduce_in_fp32)
+    named = get_recipe(name).with_reduce_dtype(in_fp32=job.stack.reduce_in_fp32)
     values = named.model_dump() | job.precision.list_changes()
     return job.replace(precision=Recipe.read(values, origin=f"precision {name}"))
 
 
-def _variant(name: str, case: ComparedCase, facts: Sequence[str]) -> Variant:
+def _build_variant(name: str, case: ComparedCase, facts: Sequence[str]) -> Variant:
     step, error = None, ""
     try:
         step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
@@ -117,7 +117,7 @@ def _variant(name: str, case: ComparedCase, facts: Sequence[str]) -> Variant:
     return Variant(name=name, facts=tuple(facts), step=step, error=error, dollars_per_rank_hour=price)
 
 
-def _facts(cases: Sequence[ComparedCase]) -> list[list[str]]:
+def _list_facts(cases: Sequence[ComparedCase]) -> list[list[str]]:
     """Return the keywords of each case: model, machine, software, job and layout.
 
     Other fields of the jobs are listed where they differ.
@@ -151,7 +151,7 @@ def _flatten(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
     return flat
 
 
-def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
+def _list_rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
     steps = [step for _, step in predicted]
 
     def row(name: str, unit: Unit, better: Any, of: Callable[[Step], float | str | None]) -> Quantity:
@@ -168,18 +168,18 @@ def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
     yield row("tokens/s, all GPUs", "per second", "more", lambda step: step.tokens_per_second_per_gpu * step.world)
     yield row("MFU", "share", "more", lambda step: step.mfu.causal)
     yield row("most time in", "words", "neither", lambda step: step.time.longest_part)
-    yield row("GPU hours of 1 T tokens", "count", "less", _hours)
+    yield row("GPU hours of 1 T tokens", "count", "less", _count_gpu_hours)
     yield Quantity(
         name="cost of 1 T tokens",
         unit="dollars",
         better="less",
         values=tuple(
-            None if (price := case.machine.dollars_per_rank_hour) is None else _hours(step) * price
+            None if (price := case.machine.dollars_per_rank_hour) is None else _count_gpu_hours(step) * price
             for case, step in predicted
         ),
     )
     yield row("peak memory", "bytes", "less", lambda step: step.memory.peak_bytes)
-    reserved = [float(_reserved_bytes(case, step)) for case, step in predicted]
+    reserved = [float(_count_reserved_bytes(case, step)) for case, step in predicted]
     capacities = [case.machine.chip.memory_bytes for case, _ in predicted]
     yield Quantity(name="reserved, with driver", unit="bytes", better="less", values=tuple(reserved))
     free = tuple(capacity - size for capacity, size in zip(capacities, reserved, strict=True))
@@ -203,9 +203,9 @@ def _rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
         yield row(f"sent over axis {axis}", "bytes", "less", lambda step, axis=axis: _sum_sent_bytes(step, axis))  # type: ignore[misc]
 
 
-def _reserved_bytes(case: ComparedCase, step: Step) -> int:
+def _count_reserved_bytes(case: ComparedCase, step: Step) -> int:
     """Return what the allocator and the driver take of the device's memory."""
-    driver = driver_bytes(case.machine, Layout.parse(step.layout))
+    driver = count_driver_bytes(case.machine, Layout.parse(step.layout))
     return driver + max(step.memory.peak_bytes, step.memory.reserved_bytes or 0)
 
 
@@ -229,7 +229,7 @@ def _find_peak_stage(step: Step) -> Any:
     return max(step.memory.stages, key=lambda stage: stage.peak_bytes)
 
 
-def _hours(step: Step) -> float:
+def _count_gpu_hours(step: Step) -> float:
     return LARGE / step.tokens_per_second_per_gpu / 3600
 
 

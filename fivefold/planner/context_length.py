@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from fivefold.job import Job
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import is_legal
 from fivefold.layout.where import CP_KINDS, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.host import host_bytes
+from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Planner
-from fivefold.planner.questions import MAX_SEQUENCE, longest_sequence
+from fivefold.planner.questions import MAX_SEQUENCE, search_longest_sequence
 from fivefold.planner.search import find_fitting_layout
 from fivefold.planner.search.layout_changes import change, list_changed_keywords
 from fivefold.planner.search.work import EXACT_UNITS, SearchWork
@@ -35,7 +35,7 @@ MAX_CP = 64
 HIGHER_RISK = 0.2  # of running out of memory, for comparison with the limit of an answer
 
 
-def lengths(
+def compute_lengths(
     *,
     model: Model,
     machine: Machine,
@@ -49,21 +49,21 @@ def lengths(
 
     ``search`` searches the layouts of a job.
     """
-    answer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
+    answer = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
     answer = answer.replace(question="with this layout")
     sizes = [2**power for power in range(SHORTEST.bit_length() - 1, target.bit_length())]
     if model.position == "learned":
         sizes = [size for size in sizes if size <= model.positions]
 
     @lru_cache(maxsize=64)
-    def planner(tokens: int, batch: int) -> Planner:
+    def get_planner(tokens: int, batch: int) -> Planner:
         return Planner(model=model, machine=machine, job=job.replace(sequence=tokens, global_batch=batch), risk=risk)
 
     curves = []
     for other in _vary_layout(layout):
         if not is_legal(other, model=model, job=job, machine=machine):
             continue
-        points = tuple(_points(other, sizes, planner, job=job))
+        points = tuple(_list_points(other, sizes, get_planner, job=job))
         tokens = _find_longest(model, machine, job, other, risk=risk)
         curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=tokens, points=points))
     best_curve = max(curves, key=lambda curve: curve.longest, default=None)
@@ -73,7 +73,7 @@ def lengths(
     longest = longest.replace(remarks=(remark, *longest.remarks))
     offloaded = find_offloaded_sequence(longest, model=model, machine=machine, job=job, risk=risk)
     reached = [longest, *([offloaded] if offloaded else [])]
-    changes = _changes(model, machine, job, layout, answer, reached=reached, search=search, target=target)
+    changes = _list_changes(model, machine, job, layout, answer, reached=reached, search=search, target=target)
     return Lengths(
         model=model.name,
         machine=machine.name,
@@ -100,7 +100,7 @@ def find_longest_sequence(
     where = Where.parse(f"mbs<={job.min_micro_batch} ac=full")
 
     def answer(layout: Layout) -> QuestionAnswer:
-        return longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
+        return search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
 
     if probe := min(TARGET, limit) // chunk * chunk:
         known = [*known, *_find_undivided_batch(model, machine, job.replace(sequence=probe))]
@@ -131,7 +131,7 @@ def describe_risk_limit(longest: QuestionAnswer, *, model: Model, machine: Machi
     if risk >= HIGHER_RISK:
         return line
     layout = Layout.parse(longest.layout or "")
-    longer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=HIGHER_RISK)
+    longer = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=HIGHER_RISK)
     return f"{line}; with --risk {HIGHER_RISK:g} its layout has {longer.value:,.0f} tokens"
 
 
@@ -144,13 +144,13 @@ def find_offloaded_sequence(
     """
     layout = Layout.parse(longest.layout or "").replace(offload=("optimizer", "activations"))
     try:
-        answer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
+        answer = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
     except UserError:
         return None
     if answer.value <= longest.value:
         return None
     counts = Counts(model, job.replace(sequence=int(answer.value)))
-    host = show_bytes(host_bytes(counts, layout, machine))
+    host = show_bytes(count_host_bytes(counts, layout, machine))
     return answer.replace(question="offloaded", line=f"{answer.value:,.0f} tokens; {host} on each host")
 
 
@@ -160,9 +160,9 @@ def _find_undivided_batch(model: Model, machine: Machine, job: Job) -> list[Layo
     It recomputes in full, and tp stays within a node.
     """
     ranks, layouts = machine.ranks, list[Layout]()
-    for tp in (tp for tp in divisors(ranks) if tp <= machine.ranks_per_node):
+    for tp in (tp for tp in list_divisors(ranks) if tp <= machine.ranks_per_node):
         layout = Layout(tp=tp, cp=ranks // tp, mbs=job.min_micro_batch, zero=3 if tp < ranks else 0, ac="full")
-        for ep in divisors(model.moe.experts) if model.moe else [1]:
+        for ep in list_divisors(model.moe.experts) if model.moe else [1]:
             layouts += [changed for kind in CP_KINDS if (changed := change(layout, ep=ep, cp_kind=kind))]
     planner = Planner(model=model, machine=machine, job=job)
     legal = [layout for layout in layouts if is_legal(layout, model=model, job=job, machine=machine)]
@@ -178,7 +178,7 @@ def _vary_layout(layout: Layout) -> Iterator[Layout]:
                 yield other
 
 
-def _points(
+def _list_points(
     layout: Layout, sizes: list[int], planner: Callable[[int, int], Planner], *, job: Job
 ) -> Iterator[LengthPoint]:
     chunk = layout.dp * layout.mbs
@@ -199,12 +199,12 @@ def _points(
 
 def _find_longest(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> int:
     try:
-        return int(longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value)
+        return int(search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value)
     except UserError:
         return 0
 
 
-def _changes(
+def _list_changes(
     model: Model,
     machine: Machine,
     job: Job,

@@ -13,10 +13,10 @@ from math import log2
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import is_legal, reasons, validate_job
+from fivefold.layout.validity import is_legal, list_reasons, validate_job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.batch import advise_tokens, find_nearby_advice, laws
+from fivefold.planner.batch import advise_tokens, apply_scaling_laws, find_nearby_advice
 from fivefold.planner.predict import Planner
 from fivefold.record import UserError
 from fivefold.results.playbook import Attempt, Stage
@@ -40,7 +40,7 @@ def plan_batch_stage(model: Model, job: Job, *, tokens: float, is_given: bool) -
         )
         for size in sizes
     )
-    recommended = ", ".join(f"{law.who} {show_count(law.tokens)}" for law in laws(model, tokens))
+    recommended = ", ".join(f"{law.who} {show_count(law.tokens)}" for law in apply_scaling_laws(model, tokens))
     reason = f"gbs {chosen} is {show_count(chosen * job.sequence)} tokens a step" + (
         ", as the job says" if is_given else f": the power of two between the scaling laws ({recommended})"
     )
@@ -54,7 +54,7 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
     room, tried, chosen, after = planner.machine.chip.memory_bytes, [], None, 0
     least: tuple[int, Layout] | None = None
     for words, layout in list_candidates(planner, world):
-        why = next(reasons(layout, model=planner.model, job=planner.job, machine=planner.machine), None)
+        why = next(list_reasons(layout, model=planner.model, job=planner.job, machine=planner.machine), None)
         if why is not None:
             tried.append(Attempt(layout=str(layout), why=why, fits=False))
             continue
@@ -240,7 +240,7 @@ def _fit_words(layout: Layout, planner: Planner) -> str:
 Report = Callable[[str], None]
 
 
-def stages(
+def list_stages(
     model: Model,
     machine: Machine,
     job: Job,

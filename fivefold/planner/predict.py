@@ -20,19 +20,19 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.memory.allocator import AllocatorTotals, allocator_totals
-from fivefold.planner.counts.memory.host import host_bytes
-from fivefold.planner.counts.memory.liveness import kept_bytes
+from fivefold.planner.counts.memory.allocator import AllocatorTotals, estimate_allocator_totals
+from fivefold.planner.counts.memory.host import count_host_bytes
+from fivefold.planner.counts.memory.liveness import count_kept_bytes
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.traffic import traffic
+from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.errors import estimate_run_interval, run_class
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.planner.time.ratio_errors import RunFacts, describe_run
 from fivefold.planner.time.timeline import StepTime, step_seconds
 from fivefold.planner.time.units import Units
-from fivefold.planner.time_breakdown import parts
+from fivefold.planner.time_breakdown import break_down_seconds
 from fivefold.step import FITS_RISK, TIGHT_RISK, Memory, Operation, StageMemory, Step, Time, build_step
 from fivefold.units import show_bytes, show_risk
 
@@ -106,7 +106,7 @@ class Planner:
 
     def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:
         """Return the bytes that PyTorch reserves and the bytes that the driver reports; None on a CPU."""
-        return allocator_totals(self.counts, layout, ranks) if self.machine.backend == "nccl" else None
+        return estimate_allocator_totals(self.counts, layout, ranks) if self.machine.backend == "nccl" else None
 
     def out_of_memory_risk(self, layout: Layout, ranks: list[RankMemory] | None = None) -> float:
         """Return the probability that the layout runs out of memory; ``ranks``: its memory, if known already."""
@@ -159,7 +159,7 @@ class Planner:
         """Return the full prediction as a ``Step``, the record that dry runs and measurements also return."""
         ranks, step_time = self.estimate(layout)[1:]
         model, machine, job = self.model, self.machine, self.job
-        stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
+        stages = tuple(_build_stage(index, rank) for index, rank in enumerate(ranks))
         peak = max(stage.peak_bytes for stage in stages)
         of = run_class(model=model, machine=machine, layout=layout, job=job)
         seconds = estimate_run_interval(step_time.seconds, "time", of=of, machine=machine, ranks=layout.world)
@@ -176,12 +176,12 @@ class Planner:
                 driver_bytes=device.driver_bytes if device else None,
                 capacity_bytes=machine.chip.memory_bytes,
                 risk=self.memory_risk.probability(layout, peak_bytes=peak, totals=device),
-                host_bytes=host_bytes(self.counts, layout, machine) if layout.list_offloaded(job) else None,
+                host_bytes=count_host_bytes(self.counts, layout, machine) if layout.list_offloaded(job) else None,
                 interval=estimate_run_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
                 stages=stages,
             ),
             work=work(model, layout=layout, job=job),
-            traffic=traffic(self.counts, layout),
+            traffic=sum_traffic(self.counts, layout),
             time=Time(
                 step_seconds=step_time.seconds,
                 compute_seconds=step_time.compute,
@@ -190,14 +190,14 @@ class Planner:
                 optimizer_seconds=step_time.optimizer,
                 error=seconds.error if seconds else None,
                 interval=seconds,
-                parts=parts(self.units, layout, step_time),
+                parts=break_down_seconds(self.units, layout, step_time),
                 longest_part=step_time.longest_part,
             ),
-            operations=tuple(self._operations(layout)),
+            operations=tuple(self._list_operations(layout)),
             remarks=list_remarks(model, machine, job, layout),
         )
 
-    def _operations(self, layout: Layout) -> Iterator[Operation]:
+    def _list_operations(self, layout: Layout) -> Iterator[Operation]:
         """Yield every operation of every distinct unit, with the number of such units in the model."""
         part, prices = get_local_degrees(layout), self.units.prices(layout)
         tally = {
@@ -208,7 +208,7 @@ class Planner:
         for run, times in tally.items():
             local = self.counts.get_local(part)
             unit = self.counts.unit(get_group_degrees(part, run), run.name)
-            kept = kept_bytes(unit, sizes={"x": local.entry_bytes})
+            kept = count_kept_bytes(unit, sizes={"x": local.entry_bytes})
             for op, size in zip(unit.ops, kept, strict=True):
                 time = prices.operation(op)
                 yield Operation(
@@ -228,16 +228,16 @@ def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: 
 
     ``using``: a planner of this model, machine and job.
     """
-    return (using or planner(model, machine, job)).step(layout)
+    return (using or get_planner(model, machine, job)).step(layout)
 
 
 @lru_cache(maxsize=16)
-def planner(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Planner:
+def get_planner(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Planner:
     """Return the planner of a model, machine, job and risk. It is cached for the next layout."""
     return Planner(model=model, machine=machine, job=job, risk=risk)
 
 
-def _stage(index: int, rank: RankMemory) -> StageMemory:
+def _build_stage(index: int, rank: RankMemory) -> StageMemory:
     rest = rank.peak_bytes - rank.parameters_bytes - rank.gradients_bytes - rank.optimizer_bytes
     return StageMemory(
         stage=index,

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 from math import ceil, log2
 
 from fivefold.adapter import Adapter
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.remarks import list_remarks
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import count_image_tokens, is_legal, refuse, validate_job
 from fivefold.layout.where import ANY
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.attention import Sliding
 from fivefold.model.spec import Model
-from fivefold.planner.batch import find_nearby_advice, laws
+from fivefold.planner.batch import apply_scaling_laws, find_nearby_advice
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.host import host_bytes
+from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.run_estimate import validate_tokens
 from fivefold.planner.search import find_fitting_layout, search
@@ -55,7 +55,7 @@ def find_largest_micro_batch(
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     question = "largest micro-batch"
     batch = max(1, job.global_batch // layout.dp)  # of one replica
-    sizes = (layout.replace(mbs=size) for size in reversed(divisors(batch)))
+    sizes = (layout.replace(mbs=size) for size in reversed(list_divisors(batch)))
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
     for tried in legal:
         if _fits(planner, tried):
@@ -74,7 +74,7 @@ def find_largest_micro_batch(
     raise UserError(_describe_shortage(planner, legal[-1]))
 
 
-def longest_sequence(
+def search_longest_sequence(
     *, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK
 ) -> QuestionAnswer:
     """Return the longest sequence in tokens with which ``layout`` fits.
@@ -87,18 +87,18 @@ def longest_sequence(
     question = "longest sequence"
     refuse(layout, model=model, job=job.replace(sequence=(fewer + 1) * step), machine=machine)
 
-    def planner(steps: int) -> Planner:
+    def get_planner(steps: int) -> Planner:
         return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step), risk=risk)
 
-    more = _find_largest(lambda more: _fits(planner(fewer + more), layout), limit=longest // step - fewer)
+    more = _find_largest(lambda more: _fits(get_planner(fewer + more), layout), limit=longest // step - fewer)
     if more == 0:
-        raise UserError(_describe_shortage(planner(fewer + 1), layout))
+        raise UserError(_describe_shortage(get_planner(fewer + 1), layout))
     most = fewer + more
     beyond_text = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
-    return _answer(question, f"{most * step:,} tokens{beyond_text}", most * step, planner(most), layout)
+    return _answer(question, f"{most * step:,} tokens{beyond_text}", most * step, get_planner(most), layout)
 
 
-def fine_tunes(
+def list_fine_tunes(
     *, model: Model, machine: Machine, job: Job, layout: Layout | None = None, risk: float = FITS_RISK
 ) -> list[FineTune]:
     """Return what fits of full fine-tuning, the job's frozen parts if it has any, LoRA and QLoRA, and how fast each is.
@@ -119,7 +119,7 @@ def fine_tunes(
         for spread in (layout,) if layout else (recomputed, recomputed.replace(ac="none")):
             smallest = spread.replace(mbs=job.min_micro_batch)
             try:
-                answer = _fine_tune(model, machine, tuned, smallest, risk=risk)
+                answer = _predict_fine_tune(model, machine, tuned, smallest, risk=risk)
             except UserError as error:
                 errors[name_method(tuned)] = error
                 break
@@ -144,7 +144,7 @@ def _describe_full_remedy(model: Model, machine: Machine, job: Job, layout: Layo
 
     offloaded = smallest.replace(offload=("optimizer",))
     if fits(machine, offloaded):
-        host = show_bytes(host_bytes(Counts(model, job), offloaded, machine))
+        host = show_bytes(count_host_bytes(Counts(model, job), offloaded, machine))
         yield f"full fits as {str(offloaded)!r}, with {host} in the memory of each host"
     for ranks in (machine.ranks * 2**power for power in range(1, 8)):
         larger = smallest.replace(dp=ranks, zero=3)
@@ -160,14 +160,14 @@ def name_method(job: Job) -> str:
     return "freeze" if job.freeze else "full"
 
 
-def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> FineTune:
+def _predict_fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> FineTune:
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     refuse(layout, model=model, job=job, machine=machine)
-    sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
+    sizes = (layout.replace(mbs=size) for size in reversed(list_divisors(max(1, job.global_batch // layout.dp))))
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
     largest = next((size for size in legal if _fits(planner, size)), None)
     try:
-        longest = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value
+        longest = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value
     except UserError:  # not even the shortest fits
         longest = 0
     chosen = largest or layout
@@ -199,7 +199,7 @@ def find_fewest_gpus(
     taken not to fit, and named, if no layout is found to fit within a work limit. ``report`` is called with progress.
     """
     validate_job(model, job)
-    most, least = machine.ranks, _min_ranks(model, machine, job)
+    most, least = machine.ranks, _bound_ranks(model, machine, job)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     fitting, undecided = dict[int, Layout](), list[int]()
 
@@ -221,7 +221,7 @@ def find_fewest_gpus(
     if enough is None:
         raise UserError(_describe_too_few(model, machine, job, least=ceil(least), undecided=undecided))
     too_few = max((size for size in sizes if size < enough), default=0)
-    ranks = next((size for size in _node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
+    ranks = next((size for size in _list_node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
     resized = with_ranks(machine, ranks)
     result = search(
         model=model,
@@ -271,7 +271,7 @@ def _describe_too_few(model: Model, machine: Machine, job: Job, *, least: int, u
     return f"{model.name} fits on no number of {machine.name} {setting}; {advice}"
 
 
-def _min_ranks(model: Model, machine: Machine, job: Job) -> float:
+def _bound_ranks(model: Model, machine: Machine, job: Job) -> float:
     """Return a lower bound of the ranks whose memory holds the model's states."""
     precision = job.precision
     held: float = precision.weights_bytes  # of a parameter, over all ranks at least
@@ -283,7 +283,7 @@ def _min_ranks(model: Model, machine: Machine, job: Job) -> float:
     return model.parameters * held / machine.chip.memory_bytes
 
 
-def _node_multiples(low: int, high: int, node: int) -> list[int]:
+def _list_node_multiples(low: int, high: int, node: int) -> list[int]:
     """Return multiples of a node between two numbers of ranks, at most seven of them, evenly spaced."""
     step = node * ceil(max(1, high - low) / (8 * node))
     return list(range((low // step + 1) * step, high, step))
@@ -324,7 +324,7 @@ def find_largest_model(
         return layout is not None
 
     def holds_states(eighths: int) -> bool:
-        return _min_ranks(scale_model(model, eighths / 8), machine, job) <= machine.ranks
+        return _bound_ranks(scale_model(model, eighths / 8), machine, job) <= machine.ranks
 
     most = _find_largest(fits_at, limit=_find_largest(holds_states, limit=256), start=8)
     if most == 0:
@@ -413,14 +413,17 @@ def list_reasonable_batches(
         raise UserError(
             f"noise={noise:g}: the noise scale is a positive number of tokens; leave it out if it is unknown"
         )
-    recommended = [*(law.tokens for law in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
+    recommended = [
+        *(law.tokens for law in (apply_scaling_laws(model, tokens) if model else [])),
+        *([noise] if noise else []),
+    ]
     ends = SOUND_TOKENS
     if recommended:
         ends = min(SOUND_TOKENS[0], min(recommended) / 1.5), min(SOUND_TOKENS[1], 8 * max(recommended))
     least, most = (limit / (chunk * job.sequence) for limit in ends)
     sizes = [2**power for power in range(40) if least <= 2**power <= most] or [max(1, round(least))]
     if model is not None:
-        sizes = _legal_batches(sizes, model=model, machine=machine, job=job, layout=layout)
+        sizes = _list_legal_batches(sizes, model=model, machine=machine, job=job, layout=layout)
     return [
         Batch(
             global_batch=size * chunk,
@@ -428,13 +431,15 @@ def list_reasonable_batches(
             tokens=size * chunk * job.sequence,
             micro_batches=size,
             steps=ceil(tokens / (size * chunk * job.sequence)),
-            references=tuple(_references(size * chunk * job.sequence, model=model, tokens=tokens, noise=noise)),
+            references=tuple(_cite_references(size * chunk * job.sequence, model=model, tokens=tokens, noise=noise)),
         )
         for size in sizes
     ]
 
 
-def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout) -> list[int]:
+def _list_legal_batches(
+    sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout
+) -> list[int]:
     """Return the numbers of micro-batches with which the layout is legal; ``UserError`` if it is with none of them."""
     chunk = layout.dp * layout.mbs
     batch_sizes = list[int]()
@@ -452,7 +457,7 @@ def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, j
     return batch_sizes
 
 
-def _references(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:
+def _cite_references(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:
     """Yield the laws and published runs that have a batch of about ``size`` tokens."""
     if noise and abs(log2(noise / size)) < 0.5:
         yield f"the measured noise scale, {show_count(noise)}"
@@ -460,12 +465,12 @@ def _references(size: float, *, model: Model | None, tokens: float, noise: float
         yield f"{advice.who}, {show_count(advice.tokens)} ({advice.source})"
 
 
-def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
+def list_changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
     """Return the effect of each single change of layout or job: changes that fit come first, then the fastest."""
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
     facts = describe_run(model, machine, layout, job)
     changes = []
-    for words, changed, other in _single_changes(job, layout):
+    for words, changed, other in _list_single_changes(job, layout):
         if (other, changed) == (layout, job) or not is_legal(other, model=model, job=changed, machine=machine):
             continue
         planner = Planner(model=model, machine=machine, job=changed, risk=risk)
@@ -492,7 +497,7 @@ def find_fitting_change(*, model: Model, machine: Machine, job: Job, layout: Lay
 
     Changes that alter the numerics of training come last.
     """
-    fitting = [change for change in changes(model=model, machine=machine, job=job, layout=layout) if change.fits]
+    fitting = [change for change in list_changes(model=model, machine=machine, job=job, layout=layout) if change.fits]
     return min(fitting, key=get_change_cost, default=None)
 
 
@@ -501,7 +506,7 @@ def get_change_cost(change: Change) -> tuple[bool, float, int]:
     return change.change in NUMERICS_CHANGES, change.step_seconds, change.memory_bytes
 
 
-def _single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
+def _list_single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     """Yield single changes: a description, the job and the layout."""
     for zero in sorted({layout.zero - 1, *range(layout.zero + 1, 4)} & {0, 1, 2, 3}):
         if other := with_zero(layout, zero):
@@ -519,7 +524,7 @@ def _single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout
             yield "interleaved, twice the stages", job, other
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
     if not job.precision.is_low_precision:
-        yield "fp8", job.replace(precision=recipe("fp8")), layout
+        yield "fp8", job.replace(precision=get_recipe("fp8")), layout
     if job.optimizer.kind == "adamw":
         yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")), layout
     if "optimizer" not in layout.list_offloaded(job):
@@ -570,7 +575,7 @@ def _describe_shortage(planner: Planner, layout: Layout) -> str:
     if "optimizer" not in layout.list_offloaded(planner.job) and planner.fits(
         other := with_optimizer_offloaded(layout)
     ):
-        host = host_bytes(planner.counts, other, planner.machine)
+        host = count_host_bytes(planner.counts, other, planner.machine)
         mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
     return (
         f"layout {str(layout)!r} needs at least {show_bytes(planner.peak_bytes(layout))} per GPU, which "

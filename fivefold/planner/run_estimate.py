@@ -12,12 +12,12 @@ from math import ceil, exp, expm1, inf, log, sqrt
 
 from fivefold.bounded_types import RUN_TOKENS
 from fivefold.job import Job
-from fivefold.layout.sharding import is_trained, units
+from fivefold.layout.sharding import is_trained, list_units
 from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.model.vision_weights import vision_weights
-from fivefold.model.weights import Weight, adapter_weights
+from fivefold.model.vision_weights import list_vision_weights
+from fivefold.model.weights import Weight, list_adapter_weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.results.run_estimate import Goodput, RunEstimate
@@ -66,14 +66,14 @@ def find_best_checkpoint_interval(
     high = log(max(2 * least, 100 * sqrt(2 * max(pause_seconds, 1e-3) * mtbf_seconds), mtbf_seconds))
     share = (sqrt(5) - 1) / 2
 
-    def negative_goodput(at: float) -> float:
+    def negate_goodput(at: float) -> float:
         return -compute_goodput(
             exp(at), pause_seconds=pause_seconds, recovery_seconds=recovery_seconds, mtbf_seconds=mtbf_seconds
         )
 
     while high - low > 1e-6:
         left, right = high - share * (high - low), low + share * (high - low)
-        low, high = (low, right) if negative_goodput(left) <= negative_goodput(right) else (left, high)
+        low, high = (low, right) if negate_goodput(left) <= negate_goodput(right) else (left, high)
     return exp((low + high) / 2)
 
 
@@ -83,7 +83,7 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
     Raises ``UserError`` if it would never end.
     """
     steps = ceil(validate_tokens(tokens) / job.tokens_per_step)
-    size = checkpoint_bytes(model, job)
+    size = count_checkpoint_bytes(model, job)
     write_seconds = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
     pause_seconds = max(site.pause_seconds, size / (site.to_host * step.world))
     mtbf_seconds = 1000 * DAY / (site.failures * step.world) if site.failures else inf
@@ -98,7 +98,7 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
             f"{interval:.0f} s the run never ends; lower --assume restart= or checkpoint="
         )
     low, high = (
-        _bound_seconds(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True)
+        _bound_run_seconds(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True)
     )
     hours = seconds * step.world / 3600
     price = machine.dollars_per_rank_hour
@@ -121,7 +121,7 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
         seconds=seconds,
         low_seconds=low,
         high_seconds=high,
-        lost=_lost_seconds(training, site=site, interval=interval, **times),
+        lost=_estimate_lost_seconds(training, site=site, interval=interval, **times),
         failures=seconds / mtbf_seconds,
         between_failures_seconds=None if mtbf_seconds == inf else mtbf_seconds,
         checkpoint_bytes=size,
@@ -149,7 +149,7 @@ def _compute_run_seconds(
     return training * (1 + site.evaluation) / share if share else inf
 
 
-def _lost_seconds(
+def _estimate_lost_seconds(
     training: float, *, site: Site, interval: float, pause_seconds: float, recovery_seconds: float, mtbf_seconds: float
 ) -> dict[str, float]:
     """Return the lost seconds by cause.
@@ -167,7 +167,7 @@ def _lost_seconds(
     }
 
 
-def _bound_seconds(
+def _bound_run_seconds(
     step: Step,
     steps: int,
     *,
@@ -210,17 +210,17 @@ def _list_goodput(
     return curve
 
 
-def checkpoint_bytes(model: Model, job: Job) -> int:
+def count_checkpoint_bytes(model: Model, job: Job) -> int:
     """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once.
 
     Frozen weights are in it too, but those under adapters.
     """
     if job.adapter is not None:
-        trained = list(adapter_weights(model, job.adapter))
+        trained = list(list_adapter_weights(model, job.adapter))
         frozen = list[Weight]()
     else:
-        tower = vision_weights(model.vision) if model.vision is not None and job.images else ()
-        every = [*(weight for unit in units(model, job) for weight in unit.weights), *tower]
+        tower = list_vision_weights(model.vision) if model.vision is not None and job.images else ()
+        every = [*(weight for unit in list_units(model, job) for weight in unit.weights), *tower]
         trained = [weight for weight in every if is_trained(weight, job)]
         frozen = [weight for weight in every if not is_trained(weight, job)]
     scaled = frozenset(weight.name for weight in trained if is_quantized(weight.numel, vector=weight.is_vector))

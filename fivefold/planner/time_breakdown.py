@@ -14,16 +14,16 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, get_group_degrees
 from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
-from fivefold.planner.counts.traffic import messages, passes
-from fivefold.planner.counts.update import stages_held
+from fivefold.planner.counts.traffic import count_passes, list_messages
+from fivefold.planner.counts.update import list_stages
 from fivefold.planner.time.timeline import StepTime
 from fivefold.planner.time.units import Units
 
 
-def parts(units: Units, layout: Layout, time: StepTime) -> dict[str, float]:
+def break_down_seconds(units: Units, layout: Layout, time: StepTime) -> dict[str, float]:
     """Return the seconds by name. They add up to those of ``time``."""
     operations, ranks = _OperationTimes(units, layout), []
-    for held in dict.fromkeys(map(tuple, stages_held(layout))):
+    for held in dict.fromkeys(map(tuple, list_stages(layout))):
         number = operations.number(held)
         ranks.append((sum(times * operations.seconds(key) for key, times in number.items()), held, number))
     busy_seconds, held, number = min(ranks, key=lambda rank: abs(rank[0] - time.compute))
@@ -35,7 +35,7 @@ def parts(units: Units, layout: Layout, time: StepTime) -> dict[str, float]:
         for name, seconds in operations.parts(key).items():
             total[name] += share * times * seconds
     total["other compute"] = time.compute - share * busy_seconds
-    total.update(_messages(units, layout, time.exposed, held=held))
+    total.update(_split_by_collective(units, layout, time.exposed, held=held))
     total.update({"bubble": time.bubble, "optimizer": time.optimizer})
     return {name: seconds for name, seconds in total.items() if seconds > 0}
 
@@ -46,7 +46,7 @@ class _OperationTimes:
     def __init__(self, units: Units, layout: Layout) -> None:
         self.counts, self.prices = units.counts, units.prices(layout)
         self.part, self.work = get_local_degrees(layout), units.counts.stage_work(layout)
-        self.passes = passes(layout, units.job)
+        self.passes = count_passes(layout, units.job)
         self._parts: dict[tuple[LocalDegrees, Name], dict[str, float]] = {}
 
     def number(self, held: tuple[int, ...]) -> dict[tuple[LocalDegrees, Name], int]:
@@ -75,10 +75,12 @@ class _OperationTimes:
         return sum(self.parts(key).values())
 
 
-def _messages(units: Units, layout: Layout, exposed: dict[str, float], *, held: tuple[int, ...]) -> dict[str, float]:
+def _split_by_collective(
+    units: Units, layout: Layout, exposed: dict[str, float], *, held: tuple[int, ...]
+) -> dict[str, float]:
     """Return the ``exposed`` seconds of each axis, split by collective in proportion to the seconds of its messages."""
     seconds_by_collective: dict[str, dict[str, float]] = {axis: defaultdict(float) for axis in exposed}
-    for message in messages(units.counts, layout, chunks=held) if exposed else ():
+    for message in list_messages(units.counts, layout, chunks=held) if exposed else ():
         if message.axis in exposed and message.ranks > 1:
             place = make_group(layout, message.group, message.ranks)
             seconds = units.network.seconds(message.collective, message.payload, place)

@@ -89,7 +89,7 @@ class RankBreakdown(NamedTuple):
         return dict(seconds_by_name)
 
 
-def summary(trace: RankTrace) -> RankAttribution:
+def summarize_rank(trace: RankTrace) -> RankAttribution:
     """Add up the work of a rank, step by step."""
     return RankAttribution(trace.rank, trace.stage, tuple(_step(step) for step in trace.steps))
 
@@ -100,7 +100,7 @@ def _step(step: RankStep) -> StepSummary:
         if span.kind in ("post", "wait"):
             continue
         action = next((outer.kind for outer in iterate_enclosing(step.spans, span) if outer.kind in ACTIONS), "")
-        seconds_and_count = sums[action, *_category(span, action)]
+        seconds_and_count = sums[action, *_classify_span(span, action)]
         seconds_and_count[0] += span.own
         seconds_and_count[1] += 1
     items = tuple(Item(*key, seconds, int(count)) for key, (seconds, count) in sums.items())
@@ -117,7 +117,7 @@ def iterate_enclosing(spans: Sequence[Span], span: Span) -> Iterator[Span]:
         span = spans[span.within]
 
 
-def _category(span: Span, action: str) -> tuple[str, str]:
+def _classify_span(span: Span, action: str) -> tuple[str, str]:
     """Return the category of a span's own seconds, and their name among the parts of the step."""
     if span.kind == "op":
         return "compute", f"{span.name} {WAYS.get(span.way, span.way)}".strip()
@@ -139,14 +139,14 @@ def rank_times(summaries: Sequence[RankAttribution]) -> list[RankBreakdown]:
     exchanges_by_rank: dict[int, list[MatchedMessage]] = {rank_summary.rank: [] for rank_summary in summaries}
     for index in range(count):
         steps = {rank_summary.rank: rank_summary.steps[index] for rank_summary in summaries}
-        for rank, exchange in _exchanges(steps):
+        for rank, exchange in _match_messages(steps):
             exchanges_by_rank[rank].append(exchange)
     return [
         RankBreakdown(
             rank_summary.rank,
             rank_summary.stage,
             sum(step.seconds for step in rank_summary.steps[:count]) / count,
-            tuple(_mean(step.items for step in rank_summary.steps[:count])),
+            tuple(_average_steps(step.items for step in rank_summary.steps[:count])),
             tuple(exchanges_by_rank[rank_summary.rank]),
             count,
         )
@@ -154,7 +154,7 @@ def rank_times(summaries: Sequence[RankAttribution]) -> list[RankBreakdown]:
     ]
 
 
-def _mean(steps: Iterable[Sequence[Item]]) -> Iterator[Item]:
+def _average_steps(steps: Iterable[Sequence[Item]]) -> Iterator[Item]:
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0])
     number = 0
     for items in steps:
@@ -167,18 +167,18 @@ def _mean(steps: Iterable[Sequence[Item]]) -> Iterator[Item]:
         yield Item(*key, seconds / number, round(count / number))
 
 
-def _exchanges(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, MatchedMessage]]:
+def _match_messages(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, MatchedMessage]]:
     """Match the messages of one step over the ranks; ranks without a trace are assumed to have posted in time."""
     posted: dict[Key, list[tuple[float, int]]] = defaultdict(list)  # by message: when each rank has posted
     ended: dict[Key, list[float]] = defaultdict(list)
     for rank, step in steps.items():
-        for message, keys in zip(step.messages, _keys(step.messages, rank), strict=True):
+        for message, keys in zip(step.messages, _list_keys(step.messages, rank), strict=True):
             for key, posts in keys:
                 ended[key].append(step.begin + (message.waits if message.early else message.done))
                 if posts:
                     posted[key].append((step.begin + message.posted, rank))
     for rank, step in steps.items():
-        for message, where, keys in zip(step.messages, step.places, _keys(step.messages, rank), strict=True):
+        for message, where, keys in zip(step.messages, step.places, _list_keys(step.messages, rank), strict=True):
             own_post = step.begin + message.posted
             last, late_rank = max([moment for key, _ in keys for moment in posted[key]], default=(own_post, rank))
             end = min(moment for key, _ in keys for moment in ended[key])
@@ -191,7 +191,7 @@ def _exchanges(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, MatchedM
             )
 
 
-def _keys(messages: Sequence[TracedMessage], rank: int) -> list[tuple[tuple[Key, bool], ...]]:
+def _list_keys(messages: Sequence[TracedMessage], rank: int) -> list[tuple[tuple[Key, bool], ...]]:
     """Return for each message the keys that all its ranks agree on, and whether others wait for this rank's post."""
     numbers: dict[Key, int] = defaultdict(int)
     keys_of_messages = []
@@ -246,10 +246,10 @@ def measure_overlap(times: Sequence[RankBreakdown], one: RankBreakdown) -> dict[
     """
     usual: dict[Key, list[float]] = defaultdict(list)
     for exchange in (exchange for rank in times for exchange in rank.exchanges if not exchange.message.early):
-        usual[_size(exchange.message)].append(exchange.transfer_seconds)
+        usual[_get_size(exchange.message)].append(exchange.transfer_seconds)
     seconds_by_axis: dict[str, float] = defaultdict(float)
     for exchange in one.exchanges:
-        usual_seconds = usual[_size(exchange.message)]
+        usual_seconds = usual[_get_size(exchange.message)]
         transfer = (
             min(exchange.transfer_seconds, median(usual_seconds))
             if exchange.message.early and usual_seconds
@@ -259,5 +259,5 @@ def measure_overlap(times: Sequence[RankBreakdown], one: RankBreakdown) -> dict[
     return {axis: seconds for axis, seconds in seconds_by_axis.items() if seconds > 0}
 
 
-def _size(message: TracedMessage) -> Key:
+def _get_size(message: TracedMessage) -> Key:
     return message.group, message.ranks, message.collective, message.bytes

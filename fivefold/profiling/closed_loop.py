@@ -21,8 +21,8 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.flops import work
 from fivefold.planner.predict import predict
 from fivefold.planner.time.network import Network
-from fivefold.profiling.attribution import rank_times, split, summary
-from fivefold.profiling.findings import findings
+from fivefold.profiling.attribution import rank_times, split, summarize_rank
+from fivefold.profiling.findings import list_findings
 from fivefold.record import RunFailure, UserError
 from fivefold.results import trace_file
 from fivefold.results.run_folder import PREDICTED
@@ -33,7 +33,7 @@ from fivefold.trainer.generate.sample import sample_run
 from fivefold.trainer.logs.run_log import Logs, NoLogs, Report, note
 from fivefold.trainer.loop import Loop, Outcome
 from fivefold.trainer.measure.measured_step import MeasuredStep
-from fivefold.trainer.measure.meter import resident_bytes
+from fivefold.trainer.measure.meter import read_resident_bytes
 from fivefold.trainer.process import Process
 from fivefold.trainer.run import Run
 
@@ -114,7 +114,7 @@ def build_measured_step(
 
     Memory is the highest peak of each stage, time that of the slowest rank. ``predicted`` is used for the findings.
     """
-    own_measurement = (outcome.measured, resident_bytes(), outcome.step_seconds)
+    own_measurement = (outcome.measured, read_resident_bytes(), outcome.step_seconds)
     measurements: list[Any] = [None] * process.world
     dist.all_gather_object(measurements, own_measurement)
     if any(measured is None or seconds is None for measured, _, seconds in measurements):
@@ -130,7 +130,7 @@ def build_measured_step(
     )  # the model FLOPs and the active parameters are definitions, which are not measured
     pp = group(layout, "pp")
     stages = tuple(
-        stage_memory(
+        merge_stage_memory(
             stage, [rank_measured for rank, (rank_measured, _, _) in enumerate(measurements) if pp.place(rank) == stage]
         )
         for stage in range(pp.ranks)
@@ -159,7 +159,7 @@ def _break_down_time(
 ) -> tuple[Time, list[str]]:
     """Break down ``seconds`` of the step by the traces of all ranks; return it with findings, equal on each rank."""
     summaries: list[Any] | None = [None] * process.world if process.rank == 0 else None
-    dist.gather_object(summary(outcome.trace), summaries)
+    dist.gather_object(summarize_rank(outcome.trace), summaries)
     time_and_findings: list[Any] = [Time(step_seconds=seconds, compute_seconds=seconds), []]
     if summaries is not None and all(rank_summary.steps for rank_summary in summaries):
         times, network = rank_times(summaries), Network(machine)
@@ -168,7 +168,9 @@ def _break_down_time(
             ranks = message.ranks
             return network.seconds(message.collective, message.payload, RankGroup(len(ranks), ranks[1] - ranks[0]))
 
-        lines = findings(times, predicted=predicted.time, expected=predict_seconds) if predicted is not None else []
+        lines = (
+            list_findings(times, predicted=predicted.time, expected=predict_seconds) if predicted is not None else []
+        )
         time_and_findings = [split(times, step_seconds=seconds), lines]
     dist.broadcast_object_list(time_and_findings)
     return time_and_findings[0], time_and_findings[1]
@@ -185,7 +187,7 @@ def average_traffic(ranks: list[MeasuredStep]) -> tuple[Traffic, ...]:
     )
 
 
-def stage_memory(stage: int, ranks: list[MeasuredStep]) -> StageMemory:
+def merge_stage_memory(stage: int, ranks: list[MeasuredStep]) -> StageMemory:
     """Return a stage's memory: states of the largest shards among its ``ranks``, the rest of the highest peak."""
     fullest = max(ranks, key=lambda measured: measured.peak_bytes)
     parameters, gradients, moments = (

@@ -16,30 +16,32 @@ SLOWER = 1.25  # a straggler works more than this many times the median of its p
 LINK = 3.0  # a link is slow from this many times the seconds of the machine, or of another group of the axis
 
 
-def findings(
+def list_findings(
     times: Sequence[RankBreakdown], *, predicted: Time, expected: Callable[[TracedMessage], float] | None = None
 ) -> list[str]:
     """Return one line for each problem. ``expected``: seconds of a message on the machine."""
-    stalls = [*_loader(times)]
+    stalls = [*_find_slow_loader(times)]
     stalled = {rank for rank, _ in stalls}
     lines = [line for _, line in stalls]
-    slow_links = list(_links(times, expected))
+    slow_links = list(_find_slow_links(times, expected))
     lines += slow_links
     stragglers = (
-        [] if slow_links else list(_stragglers([rank_time for rank_time in times if rank_time.rank not in stalled]))
+        []
+        if slow_links
+        else list(_find_stragglers([rank_time for rank_time in times if rank_time.rank not in stalled]))
     )
     lines += stragglers
     if not stalls and not slow_links and not stragglers:
-        lines += _bubble(times, predicted)
+        lines += _find_large_bubble(times, predicted)
     return lines
 
 
-def busy_seconds(one: RankBreakdown) -> float:
+def sum_busy_seconds(one: RankBreakdown) -> float:
     """Return the seconds of a rank's own work."""
     return one.seconds_of("compute") + one.seconds_of("host") + one.seconds_of("optimizer")
 
 
-def _loader(times: Sequence[RankBreakdown]) -> Iterator[tuple[int, str]]:
+def _find_slow_loader(times: Sequence[RankBreakdown]) -> Iterator[tuple[int, str]]:
     """Yield the rank that waits longest for its batch, with the line that reports it."""
     worst = max(times, key=lambda rank_time: rank_time.seconds_of("data"))
     seconds = worst.seconds_of("data")
@@ -50,25 +52,25 @@ def _loader(times: Sequence[RankBreakdown]) -> Iterator[tuple[int, str]]:
         yield worst.rank, f"stalled loader: rank {worst.rank} waits {share} of each step for its batch{others_text}"
 
 
-def _stragglers(times: Sequence[RankBreakdown]) -> Iterator[str]:
+def _find_stragglers(times: Sequence[RankBreakdown]) -> Iterator[str]:
     """Yield a line for each rank that takes longer than its peers, which wait for it."""
     for stage in sorted({rank_time.stage for rank_time in times}):
         peers = [rank_time for rank_time in times if rank_time.stage == stage]
         if len(peers) < 2:
             continue
-        slowest = max(peers, key=busy_seconds)
+        slowest = max(peers, key=sum_busy_seconds)
         other_ranks = [rank_time for rank_time in peers if rank_time is not slowest]
-        usual = median(map(busy_seconds, other_ranks))
-        waited_seconds = mean(_waited_seconds(rank_time, slowest.rank) for rank_time in other_ranks)
-        if busy_seconds(slowest) > SLOWER * usual and waited_seconds > SHARE * slowest.step:
+        usual = median(map(sum_busy_seconds, other_ranks))
+        waited_seconds = mean(_sum_waited_seconds(rank_time, slowest.rank) for rank_time in other_ranks)
+        if sum_busy_seconds(slowest) > SLOWER * usual and waited_seconds > SHARE * slowest.step:
             yield (
-                f"straggler: rank {slowest.rank} works {show_seconds(busy_seconds(slowest))} a step, its peers "
+                f"straggler: rank {slowest.rank} works {show_seconds(sum_busy_seconds(slowest))} a step, its peers "
                 f"{show_seconds(usual)}; they wait {show_seconds(waited_seconds)} for it; "
                 f"most is in {_name_excess(slowest, other_ranks)}"
             )
 
 
-def _waited_seconds(one: RankBreakdown, other: int) -> float:
+def _sum_waited_seconds(one: RankBreakdown, other: int) -> float:
     return sum(exchange.idle for exchange in one.exchanges if exchange.late == other) / one.steps
 
 
@@ -85,12 +87,14 @@ def _name_excess(slowest: RankBreakdown, other_ranks: Sequence[RankBreakdown]) -
     return f"{name} of {action}" if action and not name.startswith("host") else name
 
 
-def _links(times: Sequence[RankBreakdown], expected: Callable[[TracedMessage], float] | None) -> Iterator[str]:
+def _find_slow_links(
+    times: Sequence[RankBreakdown], expected: Callable[[TracedMessage], float] | None
+) -> Iterator[str]:
     """Report the group whose messages take much longer than they should, if that costs time: only the worst one."""
     travels: dict[tuple[str, int, tuple[int, ...]], list[MatchedMessage]] = defaultdict(list)
     for exchange in (exchange for rank_time in times for exchange in rank_time.exchanges if exchange.message.number):
         message = exchange.message
-        travels[message.name, message.payload, _members(message, exchange)].append(exchange)
+        travels[message.name, message.payload, _list_members(message, exchange)].append(exchange)
     slow_links = []
     for (name, payload, members), exchanges in travels.items():
         seconds = median(exchange.transfer_seconds for exchange in exchanges)
@@ -116,7 +120,7 @@ def _links(times: Sequence[RankBreakdown], expected: Callable[[TracedMessage], f
     yield from (line for _, line in sorted(slow_links, reverse=True)[:1])
 
 
-def _members(message: TracedMessage, exchange: MatchedMessage) -> tuple[int, ...]:
+def _list_members(message: TracedMessage, exchange: MatchedMessage) -> tuple[int, ...]:
     """Return the ranks that exchange a message."""
     return (
         message.ranks if message.collective != "p2p" else tuple(sorted({*message.to, *message.source, exchange.rank}))
@@ -128,7 +132,7 @@ def _format_ranks(members: tuple[int, ...]) -> str:
     return ", ".join(ranks if len(ranks) <= 6 else [*ranks[:3], "…", *ranks[-2:]])
 
 
-def _bubble(times: Sequence[RankBreakdown], predicted: Time) -> Iterator[str]:
+def _find_large_bubble(times: Sequence[RankBreakdown], predicted: Time) -> Iterator[str]:
     """Report a bubble larger than planned, with the slow stage, or the rank that is waited for."""
     worst = max(times, key=lambda rank_time: rank_time.bubble)
     extra = worst.bubble - predicted.bubble_seconds
@@ -139,7 +143,7 @@ def _bubble(times: Sequence[RankBreakdown], predicted: Time) -> Iterator[str]:
         f"planned {show_seconds(predicted.bubble_seconds)}"
     )
     stages = {
-        stage: mean(busy_seconds(rank_time) for rank_time in times if rank_time.stage == stage)
+        stage: mean(sum_busy_seconds(rank_time) for rank_time in times if rank_time.stage == stage)
         for stage in {rank_time.stage for rank_time in times}
     }
     slowest = max(stages, key=lambda stage: stages[stage])

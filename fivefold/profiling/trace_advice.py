@@ -45,13 +45,13 @@ class Loss(NamedTuple):
 def advise(report: TraceReport, predicted: Step | None = None) -> StepAdvice | None:
     """Return the advice on the mean step of traces; None if no step takes any time."""
     ranks = report.average_steps()
-    step_seconds = _mean(ranks, "window_seconds")
+    step_seconds = _average_field(ranks, "window_seconds")
     if not step_seconds:
         return None
     loss, following = sorted(_list_losses(report, ranks, predicted), key=lambda loss: -loss.seconds)[:2]
     predicted_seconds = predicted.time.step_seconds if predicted is not None else None
     if loss.seconds < MIN_SHARE * step_seconds:
-        compute = _mean(ranks, "compute_seconds") / step_seconds
+        compute = _average_field(ranks, "compute_seconds") / step_seconds
         return StepAdvice(
             loss="",
             loss_seconds=0.0,
@@ -84,14 +84,14 @@ def _name_option(loss: str, stack: str) -> str:
     return next((option for begin, option in options.items() if stack.startswith(begin)), "")
 
 
-def _mean(ranks: Sequence[Breakdown], field: str) -> float:
+def _average_field(ranks: Sequence[Breakdown], field: str) -> float:
     """Return the mean of a field over ranks; 0 where it is not known."""
     return sum(getattr(rank, field) or 0.0 for rank in ranks) / len(ranks) if ranks else 0.0
 
 
 def _list_losses(report: TraceReport, ranks: Sequence[Breakdown], predicted: Step | None) -> Iterator[Loss]:
     """Yield the losses of a step; those of communication without what the prediction has too."""
-    waiting = _mean(ranks, "waiting_seconds")
+    waiting = _average_field(ranks, "waiting_seconds")
     yield Loss(
         "waiting for ranks that arrive late",
         waiting,
@@ -99,7 +99,7 @@ def _list_losses(report: TraceReport, ranks: Sequence[Breakdown], predicted: Ste
         "Give all ranks equal work: batches of equal length, balanced pipeline stages and experts; or replace a slow "
         "GPU or host.",
     )
-    exposed = max(0.0, _mean(ranks, "exposed_seconds") - waiting)
+    exposed = max(0.0, _average_field(ranks, "exposed_seconds") - waiting)
     expected = sum(predicted.time.exposed_seconds.values()) + predicted.time.bubble_seconds if predicted else 0.0
     if predicted is not None and exposed <= 1.25 * expected:
         yield Loss(
@@ -119,7 +119,7 @@ def _list_losses(report: TraceReport, ranks: Sequence[Breakdown], predicted: Ste
         )
     yield Loss(
         "copies that overlap nothing",
-        _mean(ranks, "memcpy_alone_seconds"),
+        _average_field(ranks, "memcpy_alone_seconds"),
         *_explain_copies(_get_category(report, "memcpy")),
     )
     yield from _list_idle_losses(report, ranks)
@@ -128,7 +128,7 @@ def _list_losses(report: TraceReport, ranks: Sequence[Breakdown], predicted: Ste
 def _list_idle_losses(report: TraceReport, ranks: Sequence[Breakdown]) -> Iterator[Loss]:
     """Yield the kinds of idle time: what the host does in it, then the rest."""
     loading, allocation, blocked = (
-        _mean(ranks, f"idle_{state}_seconds") for state in ("loading", "allocation", "blocked")
+        _average_field(ranks, f"idle_{state}_seconds") for state in ("loading", "allocation", "blocked")
     )
     yield Loss(
         "data loading",
@@ -159,14 +159,14 @@ def _list_idle_losses(report: TraceReport, ranks: Sequence[Breakdown]) -> Iterat
         evidence += " No steps are marked in the trace, so that start-up may be part of it: call profiler.step()."
     yield Loss(
         "host-bound idle time",
-        max(0.0, _mean(ranks, "idle_host_seconds") - loading - allocation - blocked),
+        max(0.0, _average_field(ranks, "idle_host_seconds") - loading - allocation - blocked),
         evidence,
         "Launch less: torch.compile, CUDA graphs, fused optimizers, larger micro-batches; and take Python work out of "
         "the loop.",
     )
     yield Loss(
         "queued idle time",
-        _mean(ranks, "idle_waiting_seconds"),
+        _average_field(ranks, "idle_waiting_seconds"),
         "Kernels are launched, but wait for another stream.",
         "Look for synchronization between streams: waits for communication that is not needed yet, or for the loader.",
     )

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fivefold.machine.spec import Machine
-from fivefold.profiling.closed_loop import average_traffic, stage_memory, write_steps
+from fivefold.profiling.closed_loop import average_traffic, merge_stage_memory, write_steps
 from fivefold.profiling.step_advice import advise_on_step
 from fivefold.record import UserError
 from fivefold.results.advice import StepAdvice
@@ -35,7 +35,7 @@ from fivefold.step import Memory, Step, Time, Work
 from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock
 from fivefold.trainer.measure.loop_meter import LoopMeter
 from fivefold.trainer.measure.measured_step import MeasuredStep
-from fivefold.trainer.measure.meter import resident_bytes
+from fivefold.trainer.measure.meter import read_resident_bytes
 
 METERED = (
     3  # steps: the optimizer allocates its states in the first; DistributedDataParallel rebuilds its buckets after
@@ -62,7 +62,7 @@ class Watched:
     ) -> None:
         self.model, self.optimizers, self.stage, self.tokens = model, optimizers, stage, tokens
         self.described, self.machine, self.predicted, self._fake = described, machine, predicted, fake
-        self._axes = _axis_names(mesh)
+        self._axes = _name_axes(mesh)
         self.measured: MeasuredStep | None = None  # of this rank
         self._step: Step | None = None
         self._ends: list[Any] = []  # of updates
@@ -99,10 +99,10 @@ class Watched:
             write_steps(path / "step.json", *([self.predicted] if self.predicted else []), self.step)
 
     def __enter__(self) -> Self:
-        self._buckets = _bucket_bytes(self.model)
+        self._buckets = _count_bucket_bytes(self.model)
         self.meter: LoopMeter | None = LoopMeter(
             self._list_live_tensors(),
-            states=self._states_bytes,
+            states=self._count_state_bytes,
             axis=self._axis,
             hidden_bytes=self._buckets,
             fake=self._fake,
@@ -161,12 +161,12 @@ class Watched:
             self._stop()
 
     def _measure(self, meter: LoopMeter) -> MeasuredStep:
-        moments = [*_iterate_unique(_to_local(t) for t in self._moments())]
+        moments = [*_iterate_unique(_to_local(t) for t in self._list_moments())]
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return MeasuredStep(
             parameters=sum(p.numel() for p in self.model.parameters()),
-            parameters_bytes=_bytes(self.model.parameters()),
-            gradients_bytes=_bytes(gradients),
+            parameters_bytes=_count_bytes(self.model.parameters()),
+            gradients_bytes=_count_bytes(gradients),
             optimizer_bytes=sum(tensor.nbytes for tensor in moments),
             kept_bytes=meter.kept_bytes,
             peak_bytes=torch.cuda.max_memory_allocated() if self._on_gpu else meter.peak_bytes,
@@ -175,7 +175,7 @@ class Watched:
             traffic=meter.traffic,
         )
 
-    def _moments(self) -> Iterator[Tensor]:
+    def _list_moments(self) -> Iterator[Tensor]:
         for optimizer in self.optimizers:
             inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer's
             for state in (optimizer.state or getattr(inner, "state", {})).values():
@@ -185,18 +185,18 @@ class Watched:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return [
             _to_local(tensor)
-            for tensor in (*self.model.parameters(), *self.model.buffers(), *gradients, *self._moments())
+            for tensor in (*self.model.parameters(), *self.model.buffers(), *gradients, *self._list_moments())
         ]
 
-    def _states_bytes(self) -> int:
-        return _bytes(self._list_live_tensors())
+    def _count_state_bytes(self) -> int:
+        return _count_bytes(self._list_live_tensors())
 
     def _axis(self, group: str, collective: str) -> str:
         return self._axes.get(group) or ("pp" if collective == "p2p" else "dp")
 
     # After it
 
-    def _seconds(self) -> tuple[float, float, float]:
+    def _take_median_seconds(self) -> tuple[float, float, float]:
         """Return the median seconds of an unmetered step, of its update, and from the update to the next forward.
 
         If all steps were metered, these are used.
@@ -219,8 +219,8 @@ class Watched:
         """Gather the measurements of all ranks; return an equal step on each."""
         own_measurement = (
             self.measured,
-            resident_bytes(),
-            *(self._seconds() if self._ends else (0.0, 0.0, 0.0)),
+            read_resident_bytes(),
+            *(self._take_median_seconds() if self._ends else (0.0, 0.0, 0.0)),
             self.stage,
         )
         measurements: list[Any] = [own_measurement]
@@ -234,7 +234,7 @@ class Watched:
     def _record(self, everyone: list[Any]) -> Step:
         numbers = sorted({measurement[5] for measurement in everyone})
         ranks = {number: [measurement[0] for measurement in everyone if measurement[5] == number] for number in numbers}
-        stages = tuple(stage_memory(number, stage_ranks) for number, stage_ranks in ranks.items())
+        stages = tuple(merge_stage_memory(number, stage_ranks) for number, stage_ranks in ranks.items())
         seconds, update, wait = max(measurement[2:5] for measurement in everyone)
         flops = sum(measurement[0].flops for measurement in everyone)
         parameters = sum(round(max(measured.parameters for measured in stage_ranks)) for stage_ranks in ranks.values())
@@ -329,7 +329,7 @@ def watch(
     )
 
 
-def _axis_names(mesh: DeviceMesh | None) -> dict[str, str]:
+def _name_axes(mesh: DeviceMesh | None) -> dict[str, str]:
     """Return the axis of each group of a mesh, by the group's name."""
     if mesh is None:
         return {}
@@ -355,21 +355,21 @@ def _iterate_unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
             yield tensor
 
 
-def _bytes(tensors: Any) -> int:
+def _count_bytes(tensors: Any) -> int:
     """Return the bytes of the storages of tensors, each counted once."""
     return sum(unique.untyped_storage().nbytes() for unique in _iterate_unique(_to_local(tensor) for tensor in tensors))
 
 
-def _bucket_bytes(model: nn.Module) -> int:
+def _count_bucket_bytes(model: nn.Module) -> int:
     """Return the bytes of DistributedDataParallel's buckets; 0 if gradients are views of them, which are counted."""
     if not isinstance(model, DistributedDataParallel) or model.gradient_as_bucket_view:
         return 0
-    ddp_facts = _ddp_facts(model)
+    ddp_facts = _get_ddp_facts(model)
     sizes = str(ddp_facts.get("rebuilt_bucket_sizes") or ddp_facts.get("bucket_sizes") or "")
     return sum(int(size) for size in sizes.replace(" ", "").split(",") if size)
 
 
-def _ddp_facts(model: nn.Module) -> dict[str, Any]:
+def _get_ddp_facts(model: nn.Module) -> dict[str, Any]:
     """Return the current logging data of DistributedDataParallel."""
     ddp: Any = model
     ddp.logger.set_runtime_stats_and_log()

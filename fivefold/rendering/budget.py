@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.rendering.step_view import list_time_parts
-from fivefold.rendering.table import heading
+from fivefold.rendering.table import build_heading
 from fivefold.step import Step, Time
 from fivefold.units import show_seconds
 
@@ -38,12 +38,12 @@ class BudgetRow(NamedTuple):
         return self.predicted - self.measured
 
 
-def causes(time: Time) -> dict[str, float]:
+def split_by_cause(time: Time) -> dict[str, float]:
     """Return seconds by cause; they add up to the step."""
     return {part.name: part.size for part in list_time_parts(time, zeros=True)}
 
 
-def budget(predicted: Time, measured: Time, *, shown: int = MAX_BUDGET_ROWS) -> list[BudgetRow]:
+def list_differences(predicted: Time, measured: Time, *, shown: int = MAX_BUDGET_ROWS) -> list[BudgetRow]:
     """Return the parts, the largest difference first.
 
     The last line is the rest, so that the differences add up to that of the steps.
@@ -66,7 +66,7 @@ def overlap(time: Time) -> dict[str, float]:
     }
 
 
-def page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableType:
+def render_page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableType:
     """Return the split of ``steps``, the error budget, then the findings.
 
     The first of ``steps`` is predicted and the last measured. If the measured time was not split, there is only a line
@@ -75,34 +75,34 @@ def page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableTy
     predicted, measured = steps[0].time, steps[-1].time
     if not measured.parts:
         return Text("no step was traced, so the measured time is not broken down", style="dim")
-    parts: list[RenderableType] = [heading("Time", "of the rank that waits least"), _split(steps)]
+    parts: list[RenderableType] = [build_heading("Time", "of the rank that waits least"), _split(steps)]
     overlap_text = ", ".join(f"{axis} {share:.0%}" for axis, share in overlap(measured).items())
     if overlap_text:
         parts.append(Text(f"overlapped with compute, measured: {overlap_text}", style="dim"))
     error = predicted.step_seconds - measured.step_seconds
     remark = f"{show_difference(error)} of {show_seconds(measured.step_seconds)}, the largest parts first"
-    parts += [heading("What the error consists of", remark), make_budget_grid(predicted, measured)]
+    parts += [build_heading("What the error consists of", remark), make_budget_grid(predicted, measured)]
     if findings:
         parts += [Text(""), *(Text(line, style="bold", overflow="fold") for line in findings)]
     return Group(*parts)
 
 
 def _split(steps: Sequence[Step]) -> Grid:
-    columns = [causes(step.time) | {"step": step.time.step_seconds} for step in steps]
+    columns = [split_by_cause(step.time) | {"step": step.time.step_seconds} for step in steps]
     names = [name for name in dict.fromkeys(name for column in columns for name in column) if name != "step"]
-    rows = [_row(name, columns) for name in names if any(column.get(name, 0.0) for column in columns)]
+    rows = [_format_row(name, columns) for name in names if any(column.get(name, 0.0) for column in columns)]
     headings = ("part", *(step.kind for step in steps), "difference")
-    return Grid(headings, (*rows, _row("step", columns)), words=("part",))
+    return Grid(headings, (*rows, _format_row("step", columns)), words=("part",))
 
 
-def _row(name: str, columns: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+def _format_row(name: str, columns: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
     seconds = [column.get(name, 0.0) for column in columns]
     return name, *map(show_seconds, seconds), show_difference(seconds[0] - seconds[-1])
 
 
 def make_budget_grid(predicted: Time, measured: Time) -> Grid:
     """Return the parts of the error as a table."""
-    return make_grid(BUDGET, budget(predicted, measured))
+    return make_grid(BUDGET, list_differences(predicted, measured))
 
 
 def show_difference(seconds: float) -> str:

@@ -14,39 +14,41 @@ from typing import Any
 from fivefold.atomic_file import replace_file
 from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
-from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, colour, heading
+from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, build_heading, get_colour
 from fivefold.rendering.step_view import MEMORY_PARTS, list_memory_parts
 from fivefold.results.step_comparison import QuantityComparison
 from fivefold.step import StageMemory, Step
-from fivefold.units import byte_unit, show_bytes
+from fivefold.units import choose_byte_unit, show_bytes
 
 Chart = Any  # an Altair chart; naming its class would import Altair
 
 WIDTH = 640
-COLOURS = tuple(map(colour, MEMORY_PARTS))
+COLOURS = tuple(map(get_colour, MEMORY_PARTS))
 
 
-def memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
+def draw_memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Chart:
     """Chart the peak by category: a bar per stage of a single step, or per step a bar for its fullest stage."""
-    stages = _stages_by_name(steps)
+    stages = _name_stages(steps)
     if not stages:
         raise UserError("no step has a memory by stage; there is nothing to draw")
     fullest = max(stages.values(), key=lambda stage: stage.peak_bytes)
-    return stage_bars(stages, axis="memory at the peak", title=_memory_finding(fullest), subtitle=subtitle, height=36)
+    return draw_stage_bars(
+        stages, axis="memory at the peak", title=_describe_memory(fullest), subtitle=subtitle, height=36
+    )
 
 
-def stage_bars(stages: Mapping[str, StageMemory], *, axis: str, title: str, subtitle: str, height: int) -> Chart:
+def draw_stage_bars(stages: Mapping[str, StageMemory], *, axis: str, title: str, subtitle: str, height: int) -> Chart:
     """Chart the memory of stages by name, by category, with the peak behind each bar."""
-    size, unit = byte_unit(max(stage.peak_bytes for stage in stages.values()))
+    size, unit = choose_byte_unit(max(stage.peak_bytes for stage in stages.values()))
     bars = {name: {part.name: part.size / size for part in list_memory_parts(stage)} for name, stage in stages.items()}
     texts = [show_bytes(stage.peak_bytes) for stage in stages.values()]
     colours = dict(zip(MEMORY_PARTS, COLOURS, strict=True))
-    return stacked_bars(
+    return draw_stacked_bars(
         bars, texts, colours=colours, axis=f"{axis}, {unit}", title=title, subtitle=subtitle, height=height
     )
 
 
-def stacked_bars(
+def draw_stacked_bars(
     bars: Mapping[str, Mapping[str, float]],
     texts: Sequence[str],
     *,
@@ -57,7 +59,7 @@ def stacked_bars(
     height: int,
 ) -> Chart:
     """Chart sizes by part as a bar for each name, with its text behind it; ``height``: pixels of a bar."""
-    alt = _altair()
+    alt = _import_altair()
     segments = [
         {"bar": name, "part": part, "order": order, "size": size}
         for name, sizes in bars.items()
@@ -69,20 +71,20 @@ def stacked_bars(
         for (name, sizes), text in zip(bars.items(), texts, strict=True)
     ]
     x = alt.X("size:Q", title=axis, stack="zero", axis=alt.Axis(tickCount=6))
-    y = alt.Y("bar:N", sort=list(bars), title=None, axis=_labels(alt))
+    y = alt.Y("bar:N", sort=list(bars), title=None, axis=_style_labels(alt))
     filled = alt.Chart(alt.Data(values=segments)).mark_bar()
-    filled = filled.encode(x=x, y=y, color=_colour("part", colours), order="order:Q")
+    filled = filled.encode(x=x, y=y, color=_encode_colour("part", colours), order="order:Q")
     bar_labels = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=6).encode(x="size:Q", y=y, text="text:N")
     return _finish(filled + bar_labels, title=title, subtitle=subtitle, height=height * len(bars))
 
 
 def compare_bars(rows: Sequence[QuantityComparison], *, subtitle: str = "") -> Chart:
     """Chart the relative error of every quantity; equal counts are labelled exact, wrong counts are red."""
-    alt = _altair()
+    alt = _import_altair()
     if not rows:
         raise UserError("no quantity was compared; there is nothing to draw")
     kinds = {"exact": GREEN, "estimate": BLUE, "wrong count": RED}
-    values = [_error_bar(row) for row in rows]
+    values = [_build_error_bar(row) for row in rows]
     reach = max(0.05, *(abs(value["error"]) for value in values)) * 1.25
     x = alt.X(
         "error:Q",
@@ -90,21 +92,21 @@ def compare_bars(rows: Sequence[QuantityComparison], *, subtitle: str = "") -> C
         axis=alt.Axis(format="+.0%" if reach > 0.1 else "+.1%", tickCount=6),
         scale=alt.Scale(domain=[-reach, reach]),
     )
-    y = alt.Y("quantity:N", sort=[row.quantity for row in rows], title=None, axis=_labels(alt))
-    base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y, color=_colour("kind", kinds))
+    y = alt.Y("quantity:N", sort=[row.quantity for row in rows], title=None, axis=_style_labels(alt))
+    base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y, color=_encode_colour("kind", kinds))
     right = base.transform_filter("datum.error >= 0").mark_text(align="left", dx=6).encode(text="text:N")
     left = base.transform_filter("datum.error < 0").mark_text(align="right", dx=-6).encode(text="text:N")
     chart = base.mark_bar() + right + left
     return _finish(chart, title=_compare_finding(rows), subtitle=subtitle, height=24 * len(rows))
 
 
-def data(values: Sequence[Mapping[str, Any]]) -> Chart:
+def encode_rows(values: Sequence[Mapping[str, Any]]) -> Chart:
     """Return rows as inline CSV data: as objects Altair would validate each value, a second per thousand."""
     text = StringIO()
     writer = csv.DictWriter(text, fieldnames=list(values[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(values)
-    alt = _altair()
+    alt = _import_altair()
     kinds = {name: "string" if isinstance(value, str) else "number" for name, value in values[0].items()}
     return alt.Data(values=text.getvalue(), format=alt.CsvDataFormat(type="csv", parse=kinds))
 
@@ -128,14 +130,14 @@ def _convert_file(picture: PictureFile, suffix: str) -> bytes:
     svg = picture.to_svg()
     if suffix == ".svg":
         return svg.encode()
-    _altair()
+    _import_altair()
     import vl_convert
 
     return vl_convert.svg_to_png(svg, scale=2) if suffix == ".png" else vl_convert.svg_to_pdf(svg)
 
 
 def _convert_chart(chart: Chart, suffix: str) -> bytes:
-    _altair()
+    _import_altair()
     import vl_convert
 
     spec = chart.to_dict()
@@ -148,7 +150,7 @@ def _convert_chart(chart: Chart, suffix: str) -> bytes:
     return vl_convert.vegalite_to_html(spec, bundle=True).encode()
 
 
-def _altair() -> Any:
+def _import_altair() -> Any:
     try:
         import altair
         import vl_convert  # noqa: F401 — a chart that cannot be saved is useless
@@ -157,7 +159,7 @@ def _altair() -> Any:
     return altair
 
 
-def _stages_by_name(steps: Step | Sequence[Step]) -> dict[str, StageMemory]:
+def _name_stages(steps: Step | Sequence[Step]) -> dict[str, StageMemory]:
     if isinstance(steps, Step):
         stages = steps.memory.stages
         return {f"stage {stage.stage}" if len(stages) > 1 else steps.layout: stage for stage in stages}
@@ -171,7 +173,7 @@ def _stages_by_name(steps: Step | Sequence[Step]) -> dict[str, StageMemory]:
     return fullest_stages
 
 
-def _memory_finding(fullest: StageMemory) -> str:
+def _describe_memory(fullest: StageMemory) -> str:
     sizes = {part: getattr(fullest, f"{part}_bytes") for part in MEMORY_PARTS}
     largest = max(sizes, key=lambda part: sizes[part])
     name = {"optimizer": "Optimizer states are", "temporary": "Temporaries are"}.get(
@@ -181,7 +183,7 @@ def _memory_finding(fullest: StageMemory) -> str:
     return f"{name} {share:.0%} of the {show_bytes(fullest.peak_bytes)} peak"
 
 
-def _error_bar(row: QuantityComparison) -> dict[str, Any]:
+def _build_error_bar(row: QuantityComparison) -> dict[str, Any]:
     kind = "wrong count" if row.is_wrong else "exact" if row.exact else "estimate"
     shown = "not measured" if row.error is None else f"{row.error:+.1%}"
     return {
@@ -201,13 +203,13 @@ def _compare_finding(rows: Sequence[QuantityComparison]) -> str:
     return ", ".join(statements).capitalize()
 
 
-def _colour(field: str, colours: Mapping[str, str]) -> Any:
-    alt = _altair()
+def _encode_colour(field: str, colours: Mapping[str, str]) -> Any:
+    alt = _import_altair()
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))
     return alt.Color(f"{field}:N", scale=scale, legend=alt.Legend(orient="top", title=None))
 
 
-def _labels(alt: Any) -> Any:
+def _style_labels(alt: Any) -> Any:
     return alt.Axis(labelLimit=420, ticks=False, domain=False, labelPadding=8)
 
 
@@ -221,7 +223,7 @@ def apply_style(chart: Chart, *, title: str, subtitle: str) -> Chart:
     width = find_width(chart.to_dict()) or WIDTH
     title_lines = break_lines(title, width=width, size=17)
     lines = break_lines(subtitle, width=width, size=12)
-    return chart.properties(title=heading(title_lines, lines), padding=16, background="white", config=CONFIG)
+    return chart.properties(title=build_heading(title_lines, lines), padding=16, background="white", config=CONFIG)
 
 
 def find_width(spec: Mapping[str, Any]) -> float:
@@ -230,10 +232,10 @@ def find_width(spec: Mapping[str, Any]) -> float:
         gaps = float(CONFIG["concat"]["spacing"]) * (len(spec["hconcat"]) - 1)
         return sum(map(find_width, spec["hconcat"])) + gaps
     if "vconcat" in spec or "layer" in spec:
-        return max([*map(find_width, spec.get("vconcat", spec.get("layer", ()))), _chart_width(spec)])
-    return _chart_width(spec)
+        return max([*map(find_width, spec.get("vconcat", spec.get("layer", ()))), _find_chart_width(spec)])
+    return _find_chart_width(spec)
 
 
-def _chart_width(spec: Mapping[str, Any]) -> float:
+def _find_chart_width(spec: Mapping[str, Any]) -> float:
     width = spec.get("width")
     return width if isinstance(width, int | float) else 0.0

@@ -12,14 +12,14 @@ from fivefold.results.step_comparison import QuantityComparison
 from fivefold.units import show_bytes, show_count, show_flops, show_seconds
 
 
-def table(rows: Sequence[QuantityComparison], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
+def render_table(rows: Sequence[QuantityComparison], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
     """Return the rows as a table; ``headings`` name the two steps, for example by their kinds."""
     first, second = headings
     columns = (
         Column[QuantityComparison]("quantity", attrgetter("quantity"), is_text=True),
         Column[QuantityComparison](first, lambda row: format_value(row, row.predicted)),
         Column[QuantityComparison](second, lambda row: format_value(row, row.measured)),
-        Column[QuantityComparison]("difference", difference, lambda text: text),
+        Column[QuantityComparison]("difference", format_difference, lambda text: text),
     )
     return make_grid(columns, rows)
 
@@ -33,7 +33,7 @@ def format_value(row: QuantityComparison, value: float) -> str:
     return show_flops(value) if row.unit == "FLOPs" else show_count(value)
 
 
-def difference(row: QuantityComparison) -> Text:
+def format_difference(row: QuantityComparison) -> Text:
     """Return the last cell of a row: exact, or the difference."""
     if row.is_wrong:
         relative = f" ({row.error:+.2%})" if row.error is not None else ""

@@ -8,12 +8,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.job import Job
-from fivefold.rendering.charts import Chart, stacked_bars, stage_bars
+from fivefold.rendering.charts import Chart, draw_stacked_bars, draw_stage_bars
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import show_change_range
 from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
 from fivefold.rendering.question import describe_job
-from fivefold.rendering.table import heading
+from fivefold.rendering.table import build_heading
 from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
 from fivefold.results.difference import break_down
 from fivefold.results.ratio import SpeedRatio
@@ -28,18 +28,20 @@ MAIN = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE_MEMORY, "c
 TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 
-def page(comparison: Comparison) -> RenderableType:
+def render_page(comparison: Comparison) -> RenderableType:
     """Return the page: what is compared, the table of what differs, what is equal, and what could not be predicted."""
     parts: list[RenderableType] = [Text(line, style="dim", overflow="fold") for line in describe_shared(comparison)]
     for variant in comparison.variants:
-        parts.append(Text.assemble((f"{variant.name}  ", "bold"), (_words(variant), "bold cyan"), overflow="fold"))
+        parts.append(
+            Text.assemble((f"{variant.name}  ", "bold"), (_describe_variant(variant), "bold cyan"), overflow="fold")
+        )
         if variant.step is not None and variant.step.remarks:
             parts.append(
                 Text("\n".join(f"   {line}" for line in variant.step.remarks), style="yellow", overflow="fold")
             )
         if variant.error:
             parts.append(Text(f"   not possible: {variant.error}", style="red", overflow="fold"))
-    parts += [Text(""), Text(finding(comparison), style="bold", overflow="fold")]
+    parts += [Text(""), Text(describe_comparison(comparison), style="bold", overflow="fold")]
     parts += [
         *(Text(line, overflow="fold") for line in (*explain_differences(comparison), *describe_ratios(comparison))),
         Text(""),
@@ -49,7 +51,7 @@ def page(comparison: Comparison) -> RenderableType:
         Text(f"* best value; in brackets: relative to the first column{_qualify_mfu(comparison)}", style="dim"),
     ]
     if equal_quantities := list_equal(comparison):
-        parts += [heading("Equal in all"), Text(" · ".join(equal_quantities), overflow="fold")]
+        parts += [build_heading("Equal in all"), Text(" · ".join(equal_quantities), overflow="fold")]
     return Group(*parts)
 
 
@@ -72,23 +74,23 @@ def describe_shared(comparison: Comparison) -> list[str]:
     return [f"in all columns: {shared_words}", describe_job(*jobs)] if shared_words else [describe_job(*jobs)]
 
 
-def charts(comparison: Comparison) -> dict[str, Chart]:
+def draw_charts(comparison: Comparison) -> dict[str, Chart]:
     """Return the charts by file name: seconds of a step and peak bytes per rank, a bar for each variant."""
-    return {"time": draw_times(comparison), "memory": _memory_chart(comparison)}
+    return {"time": draw_times(comparison), "memory": _draw_memory(comparison)}
 
 
-def _words(variant: Variant) -> str:
+def _describe_variant(variant: Variant) -> str:
     return " ".join(variant.facts) or "as above"
 
 
-def finding(comparison: Comparison) -> str:
+def describe_comparison(comparison: Comparison) -> str:
     """Return which variant that fits trains most tokens per second, and by how much it leads the next.
 
     It also says if the difference is too small for a prediction.
     """
     steps = [(variant.name, variant.step) for variant in comparison.predicted_variants if variant.step is not None]
     # per token, since variants may differ in their batch
-    fitting = sorted((_seconds_per_token(step), name) for name, step in steps if comparison.fits(step))
+    fitting = sorted((_compute_seconds_per_token(step), name) for name, step in steps if comparison.fits(step))
     if not fitting:
         return "none fits" + "".join(f"; {line}" for line in _describe_unfit(comparison, steps))
     (best, name), *slower = fitting
@@ -166,7 +168,7 @@ def describe_ratios(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _seconds_per_token(step: Step) -> float:
+def _compute_seconds_per_token(step: Step) -> float:
     return 1 / (step.tokens_per_second_per_gpu * step.world)
 
 
@@ -178,11 +180,11 @@ def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
     names = [variant.name for variant in comparison.predicted_variants]
     if len(names) <= most:
         rows: list[tuple[str | Text, ...]] = [
-            (row.name, *_cells(row)) for row in comparison.rows if _looks_different(row)
+            (row.name, *_format_cells(row)) for row in comparison.rows if _looks_different(row)
         ]
         return Grid(("", *names), tuple(rows), words=("",))
     main = [row for name in MAIN for row in comparison.rows if row.name == name]
-    cells = [_cells(row, relative=row.name == "step time") for row in main]
+    cells = [_format_cells(row, relative=row.name == "step time") for row in main]
     rows = [(name, *line) for name, line in zip(names, zip(*cells, strict=True), strict=True)]
     return Grid(("", *(row.name for row in main)), tuple(rows), words=("",))
 
@@ -197,7 +199,7 @@ def _looks_different(row: Quantity) -> bool:
     return row.is_different and len({format_value(row, value) for value in row.values}) > 1
 
 
-def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
+def _format_cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
     shows_relative = relative and row.name not in WITHOUT_CHANGE
     for value, relative_value, best in zip(row.values, row.relative_values, row.is_best, strict=True):
         change = (
@@ -219,11 +221,11 @@ def format_value(row: Quantity, value: float | str | None) -> str:
     return f"{value:.1%}" if row.unit == "share" else FORMATS.get(row.unit, show_count)(value)
 
 
-def _bytes(size: float) -> str:
+def _format_bytes(size: float) -> str:
     return f"−{show_bytes(-size)}" if size < 0 else show_bytes(size)
 
 
-FORMATS: dict[str, Callable[[float], str]] = {"seconds": show_seconds, "bytes": _bytes, "FLOPs": show_flops}
+FORMATS: dict[str, Callable[[float], str]] = {"seconds": show_seconds, "bytes": _format_bytes, "FLOPs": show_flops}
 
 
 def draw_times(comparison: Comparison) -> Chart:
@@ -235,20 +237,26 @@ def draw_times(comparison: Comparison) -> Chart:
         bars[name] = dict(zip(TIMES, parts, strict=True))
         texts.append(show_seconds(time.step_seconds))
     subtitle = " ".join(comparison.common)
-    return stacked_bars(
-        bars, texts, colours=TIMES, axis="seconds of a step", title=finding(comparison), subtitle=subtitle, height=40
+    return draw_stacked_bars(
+        bars,
+        texts,
+        colours=TIMES,
+        axis="seconds of a step",
+        title=describe_comparison(comparison),
+        subtitle=subtitle,
+        height=40,
     )
 
 
-def _memory_chart(comparison: Comparison) -> Chart:
+def _draw_memory(comparison: Comparison) -> Chart:
     stages = {
         name: max(step.memory.stages, key=lambda stage: stage.peak_bytes) for name, step in _list_steps(comparison)
     }
     smallest = min(stages, key=lambda name: stages[name].peak_bytes)
     title = f"{smallest} needs the least memory, {show_bytes(stages[smallest].peak_bytes)}"
     subtitle = " ".join(comparison.common)
-    return stage_bars(stages, axis="peak memory per rank", title=title, subtitle=subtitle, height=40)
+    return draw_stage_bars(stages, axis="peak memory per rank", title=title, subtitle=subtitle, height=40)
 
 
 def _list_steps(comparison: Comparison) -> Sequence[tuple[str, Step]]:
-    return [(f"{v.name}  {_words(v)}", v.step) for v in comparison.predicted_variants if v.step is not None]
+    return [(f"{v.name}  {_describe_variant(v)}", v.step) for v in comparison.predicted_variants if v.step is not None]

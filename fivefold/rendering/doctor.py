@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.step_view import Parts, split_bytes
-from fivefold.rendering.table import heading, show_bars
+from fivefold.rendering.table import build_heading, show_bars
 from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, ModuleCost, generalize_path
 from fivefold.units import show_bytes, show_count, show_flops
 
@@ -23,34 +23,34 @@ MAX_ROWS = 16  # maximum rows of the module table, which limit its depth
 LISTS = ("ModuleList", "ModuleDict")  # containers without work of their own
 
 
-def page(diagnosis: Diagnosis) -> RenderableType:
+def render_page(diagnosis: Diagnosis) -> RenderableType:
     """Return the full page."""
     fullest_step = max(diagnosis.steady, diagnosis.first, key=lambda step: step.peak_bytes)
     sizes = {part: getattr(fullest_step, f"{part}_bytes") for part in CATEGORIES}
     bars = Parts(split_bytes({part: size for part, size in sizes.items() if size}), fullest_step.peak_bytes)
-    parts: list[RenderableType] = [_headline(diagnosis)]
-    parts += [heading("Memory at the peak", cause(fullest_step)), show_bars(bars)]
-    parts += [heading("Largest tensors", "equal ones grouped"), _make_largest_grid(fullest_step)]
+    parts: list[RenderableType] = [_build_headline(diagnosis)]
+    parts += [build_heading("Memory at the peak", describe_cause(fullest_step)), show_bars(bars)]
+    parts += [build_heading("Largest tensors", "equal ones grouped"), _make_largest_grid(fullest_step)]
     parts += [
-        heading("By module", "equal ones grouped; kept from the forward to the backward"),
-        _modules(diagnosis.parts),
+        build_heading("By module", "equal ones grouped; kept from the forward to the backward"),
+        _build_module_table(diagnosis.parts),
     ]
     if diagnosis.advice is not None:
         parts += [
-            heading("Recomputation", f"within {show_bytes(diagnosis.advice.budget_bytes)}"),
-            advice(diagnosis.advice),
+            build_heading("Recomputation", f"within {show_bytes(diagnosis.advice.budget_bytes)}"),
+            describe_advice(diagnosis.advice),
         ]
     if diagnosis.costs:
         parts += [
-            heading("What it would cost", "a rank; weights are gathered before use and then freed, unless said"),
-            _costs(diagnosis),
+            build_heading("What it would cost", "a rank; weights are gathered before use and then freed, unless said"),
+            _build_cost_table(diagnosis),
         ]
     if diagnosis.remarks:
-        parts += [heading("Remarks"), *(Text(f"· {remark}", overflow="fold") for remark in diagnosis.remarks)]
+        parts += [build_heading("Remarks"), *(Text(f"· {remark}", overflow="fold") for remark in diagnosis.remarks)]
     return Group(*parts)
 
 
-def _costs(diagnosis: Diagnosis) -> Grid:
+def _build_cost_table(diagnosis: Diagnosis) -> Grid:
     rows = tuple(
         (
             cost.variant,
@@ -66,20 +66,20 @@ def _costs(diagnosis: Diagnosis) -> Grid:
     return Grid(("", "peak", "states", "kept", "FLOPs", "calls", "sent"), rows, words=("",))
 
 
-def cause(at: Fullest) -> str:
+def describe_cause(at: Fullest) -> str:
     """Return phase, module, operation and source line of the peak."""
     line = f"({at.line})" if at.line else ""
     return ", ".join(filter(None, (at.phase, " ".join(filter(None, (at.module, at.operation, line))))))
 
 
-def advice(plan: Advice) -> Text:
+def describe_advice(plan: Advice) -> Text:
     """Return the modules to recompute, their cost, the peak measured with them, and whether it fits."""
     if not plan.modules and plan.fits:
         return Text(f"none is needed: {show_bytes(plan.peak_bytes)} fits", style="green")
     text = Text("".join(f"{line}\n" for line in plan.not_recomputable), overflow="fold")
     if plan.modules:
         text.append("torch.utils.checkpoint(use_reentrant=False) of  ")
-        text.append(", ".join(ranges(plan.modules)), "bold")
+        text.append(", ".join(merge_ranges(plan.modules)), "bold")
         text.append(
             f"\n{show_bytes(plan.peak_bytes)} at the peak when tried, "
             f"{show_bytes(plan.predicted_peak_bytes)} expected; {plan.extra_share:+.1%} FLOPs"
@@ -88,7 +88,7 @@ def advice(plan: Advice) -> Text:
     return text.append("\n" if plan.modules else "").append(verdict, style)
 
 
-def ranges(modules: Iterable[str]) -> Iterator[str]:
+def merge_ranges(modules: Iterable[str]) -> Iterator[str]:
     """Merge numbered paths: ``layers.0.mlp``, ``layers.1.mlp`` become ``layers.{0-1}.mlp``."""
     numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
     for path in modules:
@@ -110,7 +110,7 @@ def ranges(modules: Iterable[str]) -> Iterator[str]:
         yield before + (names[0] if len(indices) == 1 else f"{{{','.join(names)}}}") + after
 
 
-def _headline(diagnosis: Diagnosis) -> Text:
+def _build_headline(diagnosis: Diagnosis) -> Text:
     flops = diagnosis.forward_flops + diagnosis.backward_flops + diagnosis.recomputed_flops
     trained = f", {show_count(diagnosis.trainable)} trained" if diagnosis.trainable != diagnosis.parameters else ""
     recomputed = f", {show_flops(diagnosis.recomputed_flops)} recomputed" if diagnosis.recomputed_flops else ""
@@ -141,7 +141,7 @@ def _make_largest_grid(at: Fullest) -> Grid:
     return Grid(("size", "category", "of", "made by"), rows, words=("category", "of", "made by"))
 
 
-def _modules(parts: Sequence[ModuleCost]) -> Grid:
+def _build_module_table(parts: Sequence[ModuleCost]) -> Grid:
     groups: dict[str, list[ModuleCost]] = defaultdict(list)
     for part in parts[1:]:
         if part.kind not in LISTS and (part.parameters or part.forward_flops or part.kept_bytes):

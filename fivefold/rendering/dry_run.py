@@ -13,11 +13,11 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.rendering.compare import table as compared
+from fivefold.rendering.compare import render_table as compared
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.stages import StageTable
 from fivefold.rendering.step_view import Parts, split_bytes, view_step
-from fivefold.rendering.table import heading, show_bars, show_headline, show_section
+from fivefold.rendering.table import build_heading, show_bars, show_headline, show_section
 from fivefold.results.step_comparison import compare
 from fivefold.step import StageMemory, Step
 from fivefold.units import show_bytes, show_cause
@@ -43,7 +43,7 @@ class RankPeak(NamedTuple):
     largest: Sequence[PeakTensors]
 
 
-def page(
+def render_page(
     step: Step,
     *,
     findings: Sequence[str],
@@ -59,17 +59,17 @@ def page(
     """
     stages = step.memory.stages
     fullest = max(stages, key=lambda stage: stage.peak_bytes)
-    parts: list[RenderableType] = [failures([*findings, ""])] if findings else []
+    parts: list[RenderableType] = [render_failures([*findings, ""])] if findings else []
     parts += [show_headline(step), *(Text(f"assumed: {line}", style="dim") for line in assumed)]
-    parts += [heading(f"Memory of rank {moment.rank} at its peak", show_cause(fullest.peak_cause))]
+    parts += [build_heading(f"Memory of rank {moment.rank} at its peak", show_cause(fullest.peak_cause))]
     parts += [show_bars(Parts(split_bytes(moment.parts), fullest.peak_bytes))]
     if len(stages) > 1:
         by_stage = StageTable(stages)
-        parts += [heading("Memory by pipeline rank", by_stage.legend), by_stage]
-    parts += [heading("First step and later steps", "the optimizer allocates its states in the first step")]
+        parts += [build_heading("Memory by pipeline rank", by_stage.legend), by_stage]
+    parts += [build_heading("First step and later steps", "the optimizer allocates its states in the first step")]
     parts += [_make_steps_grid(first, fullest)]
     parts += [
-        heading("Tensors at the peak", f"the largest on rank {moment.rank}, by the line that allocated them"),
+        build_heading("Tensors at the peak", f"the largest on rank {moment.rank}, by the line that allocated them"),
         _make_largest_grid(moment.largest),
     ]
     view = view_step(step)
@@ -83,7 +83,7 @@ def page(
     return Group(*parts)
 
 
-def failures(lines: Sequence[str]) -> RenderableType:
+def render_failures(lines: Sequence[str]) -> RenderableType:
     """Return the findings in red, one per line: why the job would fail."""
     return Group(*(Text(line, style="bold red", overflow="fold") for line in lines))
 
@@ -97,11 +97,13 @@ def _make_steps_grid(first: StageMemory, later: StageMemory) -> Grid:
 
 
 def _make_largest_grid(largest: Sequence[PeakTensors]) -> Grid:
-    rows = tuple((show_bytes(holding.bytes), _tensors(holding), _describe_holding(holding)) for holding in largest)
+    rows = tuple(
+        (show_bytes(holding.bytes), _format_tensors(holding), _describe_holding(holding)) for holding in largest
+    )
     return Grid(("size", "tensors", "allocated by"), rows, words=("allocated by",))
 
 
-def _tensors(holding: PeakTensors) -> str:
+def _format_tensors(holding: PeakTensors) -> str:
     if holding.number * holding.largest_bytes == holding.bytes:
         return f"{holding.number:,} × {show_bytes(holding.largest_bytes)}"
     return f"{holding.number:,} of up to {show_bytes(holding.largest_bytes)}"
@@ -120,4 +122,4 @@ def _compare(predicted: Step, step: Step) -> list[RenderableType]:
     wrong = [row for row in counts if row.is_wrong]
     equal = f"{len(counts) - len(wrong)} of {len(counts)} counts are equal: parameters, states, FLOPs, messages, bytes"
     shown = [*wrong, *(row for row in rows if not row.exact)]
-    return [heading("Predicted and dry-run", equal), compared(shown, headings=("predicted", "dry run"))]
+    return [build_heading("Predicted and dry-run", equal), compared(shown, headings=("predicted", "dry run"))]

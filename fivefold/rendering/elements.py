@@ -73,54 +73,54 @@ class Bar(NamedTuple):
     text: str
 
 
-def words(text: object) -> str:
+def escape_text(text: object) -> str:
     """Return text as HTML."""
     return text if isinstance(text, Raw) else escape(str(text))
 
 
-def block(*parts: str) -> str:
+def join_parts(*parts: str) -> str:
     """Join the parts of a page in one element with its style sheet, for a notebook."""
     return f'<div class="fivefold"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
-def heading(title: str, remark: str = "", *, level: int = 3) -> str:
+def build_heading(title: str, remark: str = "", *, level: int = 3) -> str:
     """Return a heading, with a remark next to it."""
-    remark_html = f' <span class="soft" style="font-weight:400">{words(remark)}</span>' if remark else ""
-    return f"<h{level}>{words(title)}{remark_html}</h{level}>"
+    remark_html = f' <span class="soft" style="font-weight:400">{escape_text(remark)}</span>' if remark else ""
+    return f"<h{level}>{escape_text(title)}{remark_html}</h{level}>"
 
 
-def paragraph(text: object, *, kind: str = "") -> str:
+def build_paragraph(text: object, *, kind: str = "") -> str:
     """Return a paragraph; ``kind``: soft, good or bad."""
-    return f'<p class="{kind}">{words(text)}</p>' if kind else f"<p>{words(text)}</p>"
+    return f'<p class="{kind}">{escape_text(text)}</p>' if kind else f"<p>{escape_text(text)}</p>"
 
 
-def figures(what: Iterable[Figure]) -> str:
+def build_figures(what: Iterable[Figure]) -> str:
     """Return key figures in a row: names and values."""
     content = "".join(
-        f'<div><b>{words(figure.text)}</b> <span class="soft">'
-        f"{words(f'{figure.name}, {figure.remark}' if figure.remark else figure.name)}</span></div>"
+        f'<div><b>{escape_text(figure.text)}</b> <span class="soft">'
+        f"{escape_text(f'{figure.name}, {figure.remark}' if figure.remark else figure.name)}</span></div>"
         for figure in what
     )
     return f'<div class="figures">{content}</div>'
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> str:
+def build_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> str:
     """Return a table; columns named in ``left`` are text, the others numbers."""
     kinds = [' class="w"' if name in left else "" for name in headings]
     head = "".join(
-        f"<th{kind}>{words(name)}</th>" if name.strip() else f"<td{kind}></td>"
+        f"<th{kind}>{escape_text(name)}</th>" if name.strip() else f"<td{kind}></td>"
         for kind, name in zip(kinds, headings, strict=True)
     )
     body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{words(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        "<tr>" + "".join(f"<td{kind}>{escape_text(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
         for row in rows
     )
     return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def grid(what: Grid) -> str:
+def convert_grid(what: Grid) -> str:
     """Return a ``Grid`` as an HTML table, with its marks of the best and of errors."""
-    return table(what.headings, ([_mark_cell(cell) for cell in row] for row in what.rows), left=what.words)
+    return build_table(what.headings, ([_mark_cell(cell) for cell in row] for row in what.rows), left=what.words)
 
 
 def _mark_cell(cell: str | Text) -> str:
@@ -130,7 +130,7 @@ def _mark_cell(cell: str | Text) -> str:
     return Raw(f'<span class="{tone}">{escape(cell.plain)}</span>') if tone else cell.plain
 
 
-def terminal(what: RenderableType, *, width: int = 120) -> str:
+def convert_terminal(what: RenderableType, *, width: int = 120) -> str:
     """Return what a terminal shows, as preformatted text."""
     console = Console(file=StringIO(), record=True, width=width, color_system="standard", force_terminal=True)
     console.print(what)
@@ -138,7 +138,9 @@ def terminal(what: RenderableType, *, width: int = 120) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None = None, limit_name: str = "") -> str:
+def draw_bars(
+    rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None = None, limit_name: str = ""
+) -> str:
     """Return stacked bars on one scale, with a legend of the parts that occur; ``limit``: a dashed line across them."""
     totals = [sum(bar.parts.values()) for bar in rows]
     shows_limit = limit is not None and limit <= 2.5 * max(
@@ -149,21 +151,22 @@ def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None
     for bar in rows:
         filled = "".join(
             f'<i style="{BLOCK};height:22px;width:{100 * size / scale_max:.3f}%;background:{colours.get(part, GREY)}" '
-            f'title="{words(part)}"></i>'
+            f'title="{escape_text(part)}"></i>'
             for part, size in bar.parts.items()
             if size > 0
         )
         mark = f'<u style="left:{100 * limit / scale_max:.3f}%"></u>' if shows_limit and limit else ""
         lines.append(
-            f'<div class="row"><span>{words(bar.name)}</span> <div class="track"><div class="bar">{filled}</div>{mark}'
-            f"</div> <span>{words(bar.text)}</span></div>"
+            f'<div class="row"><span>{escape_text(bar.name)}</span> '
+            f'<div class="track"><div class="bar">{filled}</div>{mark}'
+            f"</div> <span>{escape_text(bar.text)}</span></div>"
         )
     used_parts = [part for part in colours if any(bar.parts.get(part) for bar in rows)]
     keys = " ".join(
-        f'<span><i style="{KEY};background:{colours[part]}"></i> {words(part)}</span>' for part in used_parts
+        f'<span><i style="{KEY};background:{colours[part]}"></i> {escape_text(part)}</span>' for part in used_parts
     )
     keys += (
-        f' <span><i style="{KEY};background:{LIMIT}"></i> {words(limit_name)}</span>'
+        f' <span><i style="{KEY};background:{LIMIT}"></i> {escape_text(limit_name)}</span>'
         if shows_limit and limit_name
         else ""
     )
@@ -172,4 +175,4 @@ def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None
 
 def fold(summary: str, inside: str) -> str:
     """Return an element that opens with a click."""
-    return f"<details><summary>{words(summary)}</summary>{inside}</details>"
+    return f"<details><summary>{escape_text(summary)}</summary>{inside}</details>"

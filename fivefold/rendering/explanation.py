@@ -28,10 +28,10 @@ LOOKS = {
 """Colours of the owners that an error message distinguishes; categories of tensors have their own."""
 
 
-def page(explanations: Sequence[Explanation], *, comparison: AgainstPrediction | None = None) -> RenderableType:
+def render_page(explanations: Sequence[Explanation], *, comparison: AgainstPrediction | None = None) -> RenderableType:
     """Return all explanations, one after another, then the prediction."""
-    parts = [Group(render_sections(_explanation(explanation)), Text("")) for explanation in explanations]
-    return Group(*parts, *([render_sections([_prediction(comparison)])] if comparison is not None else []))
+    parts = [Group(render_sections(_render_explanation(explanation)), Text("")) for explanation in explanations]
+    return Group(*parts, *([render_sections([_render_prediction(comparison)])] if comparison is not None else []))
 
 
 def list_sections(
@@ -39,30 +39,30 @@ def list_sections(
 ) -> Iterator[AnswerSection]:
     """Yield the sections of each explanation, its verdict first, then that of the prediction."""
     for explanation in explanations:
-        yield from _explanation(explanation)
+        yield from _render_explanation(explanation)
     if comparison is not None:
-        yield _prediction(comparison)
+        yield _render_prediction(comparison)
 
 
-def _explanation(explanation: Explanation) -> Iterator[AnswerSection]:
+def _render_explanation(explanation: Explanation) -> Iterator[AnswerSection]:
     files = explanation.files[0] if len(explanation.files) == 1 else f"{len(explanation.files)} files"
     source = Text(f"{explanation.kind}  {files}", style="dim")
     verdict = Text(explanation.verdict, style="bold")
-    yield AnswerSection((source, verdict, *_bullets(explanation.findings)))
+    yield AnswerSection((source, verdict, *_format_bullets(explanation.findings)))
     if explanation.memory is not None:
-        yield from _memory(explanation.memory)
+        yield from _render_memory(explanation.memory)
     if explanation.ranks:
         rows = tuple((rank_state.rank, rank_state.state, rank_state.line or "–") for rank_state in explanation.ranks)
         yield AnswerSection((Grid(("rank", "state", "line"), rows, words=("rank", "state", "line")),), "By rank")
     if explanation.losses:
-        yield AnswerSection(tuple(_bullets([event.line for event in explanation.losses])), "What happened")
+        yield AnswerSection(tuple(_format_bullets([event.line for event in explanation.losses])), "What happened")
 
 
-def _bullets(lines: Sequence[str]) -> list[Text]:
+def _format_bullets(lines: Sequence[str]) -> list[Text]:
     return [Text(f"· {line}") for line in lines]
 
 
-def _memory(memory: HeldMemory) -> Iterator[AnswerSection]:
+def _render_memory(memory: HeldMemory) -> Iterator[AnswerSection]:
     if memory.parts:
         parts = [part._replace(look=LOOKS.get(part.name, part.look)) for part in split_bytes(memory.parts)]
         bars = Parts(parts, max(sum(memory.parts.values()), 1))
@@ -76,25 +76,25 @@ def _memory(memory: HeldMemory) -> Iterator[AnswerSection]:
         yield AnswerSection((grid,), "By line of code", "the largest first")
 
 
-def _prediction(comparison: AgainstPrediction) -> AnswerSection:
+def _render_prediction(comparison: AgainstPrediction) -> AnswerSection:
     step = comparison.predicted
     rows = tuple(
         (
             row.part,
             "–" if row.actual_bytes is None else show_bytes(row.actual_bytes),
             "–" if row.predicted_bytes is None else show_bytes(row.predicted_bytes),
-            _difference(row.actual_bytes, row.predicted_bytes),
+            _format_difference(row.actual_bytes, row.predicted_bytes),
         )
         for row in comparison.rows
     )
     about = f"{step.model} on {step.machine} · {step.layout}" + (f" · {step.stack}" if step.stack != "fivefold" else "")
     grid = Grid(("memory", "found", "predicted", "difference"), rows, words=("memory",))
     return AnswerSection(
-        (grid, *_bullets(comparison.findings), _change(comparison)), "Compared with the prediction", about
+        (grid, *_format_bullets(comparison.findings), _change(comparison)), "Compared with the prediction", about
     )
 
 
-def _difference(measured: int | None, predicted: int | None) -> str:
+def _format_difference(measured: int | None, predicted: int | None) -> str:
     if measured is None or predicted is None or not predicted:
         return "–"
     return "exact" if measured == predicted else f"{measured / predicted - 1:+.1%}"

@@ -78,7 +78,7 @@ class Grid:
             return
 
         def fits(grid: Grid) -> bool:
-            needed = Measurement.get(console, options.update(max_width=10_000), grid._columns()).minimum
+            needed = Measurement.get(console, options.update(max_width=10_000), grid._render_columns()).minimum
             return needed <= options.max_width
 
         for count in range(len(self.headings), 0, -1):
@@ -87,13 +87,13 @@ class Grid:
                 break
             shown = self.drop_columns(dropped)
             if fits(shown):
-                yield shown._columns()
+                yield shown._render_columns()
                 if dropped:
                     yield Text(f"not shown in this width: {', '.join(dropped)}", style="dim")
                 return
-        yield self._cards()
+        yield self._render_cards()
 
-    def _columns(self) -> Table:
+    def _render_columns(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         for index, heading in enumerate(self.headings):
             if heading in self.words:
@@ -105,7 +105,7 @@ class Grid:
             table.add_row(*map(_to_text, row))
         return table
 
-    def _cards(self) -> Table:
+    def _render_cards(self) -> Table:
         cards = Table.grid(padding=(0, 1, 0, 0))
         cards.add_column(overflow="fold", style="dim")
         cards.add_column(overflow="fold")

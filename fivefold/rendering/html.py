@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fivefold.rendering.budget import causes, make_budget_grid, show_difference
-from fivefold.rendering.compare import table as compare_table
+from fivefold.rendering.budget import make_budget_grid, show_difference, split_by_cause
+from fivefold.rendering.compare import render_table as compare_table
 from fivefold.rendering.comparison import (
+    describe_comparison,
     describe_ratios,
     describe_shared,
     explain_differences,
-    finding,
     make_difference_grid,
 )
 from fivefold.rendering.elements import (
@@ -22,24 +22,24 @@ from fivefold.rendering.elements import (
     TIME_COLOURS,
     Bar,
     Raw,
-    bars,
-    block,
-    figures,
+    build_figures,
+    build_heading,
+    build_paragraph,
+    build_table,
+    convert_grid,
+    convert_terminal,
+    draw_bars,
+    escape_text,
     fold,
-    grid,
-    heading,
-    paragraph,
-    table,
-    terminal,
-    words,
+    join_parts,
 )
 from fivefold.rendering.grid import Grid, make_grid
-from fivefold.rendering.interval import expectation
+from fivefold.rendering.interval import render_intervals
 from fivefold.rendering.layout_legend import explain_layouts
-from fivefold.rendering.palette import colour
+from fivefold.rendering.palette import get_colour
 from fivefold.rendering.point_charts import render_front
 from fivefold.rendering.question import count_ranks, describe_step
-from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
+from fivefold.rendering.robust import make_scenario_grid, render_regrets, summarize
 from fivefold.rendering.search import CHOICES, REASONS, make_best_grid
 from fivefold.rendering.step_view import MEMORY_PARTS, Parts, Section, list_key_figures, list_memory_parts, view_step
 from fivefold.results.step_comparison import compare, describe_assumption
@@ -59,38 +59,38 @@ MAX_ROWS = 60  # maximum rows of a table
 
 def step(what: Step) -> str:
     """Return the page of a step."""
-    return block(*step_parts(what))
+    return join_parts(*step_parts(what))
 
 
 def step_parts(what: Step) -> list[str]:
     """Return headline, memory, time, traffic and work."""
     view = view_step(what)
-    parts = [headline(what), figures(view.figures)]
+    parts = [render_headline(what), build_figures(view.figures)]
     parts += render_expectation(what)
-    parts += [*memory(what), heading(view.time.title, view.time.remark), time([what])]
-    parts += [fold("Traffic and work", section(view.traffic) + section(view.work))]
-    parts += [paragraph(line, kind="bad") for line in what.findings]
+    parts += [*draw_memory(what), build_heading(view.time.title, view.time.remark), time([what])]
+    parts += [fold("Traffic and work", render_section(view.traffic) + render_section(view.work))]
+    parts += [build_paragraph(line, kind="bad") for line in what.findings]
     return parts
 
 
 def render_expectation(what: Step) -> list[str]:
     """Return paragraphs on where comparable published runs lie."""
-    return [paragraph(line, kind="soft") for line in expectation(what).plain.splitlines() if line.strip()]
+    return [build_paragraph(line, kind="soft") for line in render_intervals(what).plain.splitlines() if line.strip()]
 
 
-def headline(what: Step) -> str:
+def render_headline(what: Step) -> str:
     """Return the kind of step, model, machine, job and layout, with remarks."""
     about = f"{what.kind} · {what.model} on {what.machine}, {count_ranks(what.world)}"
-    paragraphs = paragraph(about, kind="soft") + paragraph(describe_step(what), kind="soft")
-    return paragraphs + paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")) + remarks(what)
+    paragraphs = build_paragraph(about, kind="soft") + build_paragraph(describe_step(what), kind="soft")
+    return paragraphs + build_paragraph(Raw(f"<b><code>{escape_text(what.layout)}</code></b>")) + render_remarks(what)
 
 
-def remarks(what: Step) -> str:
+def render_remarks(what: Step) -> str:
     """Return what is valid but perhaps not intended."""
-    return "".join(paragraph(line, kind="bad") for line in what.remarks)
+    return "".join(build_paragraph(line, kind="bad") for line in what.remarks)
 
 
-def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> list[str]:
+def draw_memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> list[str]:
     """Return a bar of the peak by category for each pipeline stage."""
     stages = what.memory.stages
     if not stages:
@@ -106,13 +106,16 @@ def memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3) -> 
     ]
     limit = f"chip, {show_bytes(capacity_bytes)}" if capacity_bytes else ""
     remark = f"at the peak, in {show_cause(fullest.peak_cause)}" if fullest.peak_cause else "at the peak"
-    colours = {part: colour(part) for part in MEMORY_PARTS}
-    return [heading("Memory", remark, level=level), bars(rows, colours, limit=capacity_bytes, limit_name=limit)]
+    colours = {part: get_colour(part) for part in MEMORY_PARTS}
+    return [
+        build_heading("Memory", remark, level=level),
+        draw_bars(rows, colours, limit=capacity_bytes, limit_name=limit),
+    ]
 
 
 def time(steps: Sequence[Step]) -> str:
     """Return seconds by cause: a bar and a column for each step."""
-    columns = [causes(step_of_column.time) for step_of_column in steps]
+    columns = [split_by_cause(step_of_column.time) for step_of_column in steps]
     names = [
         name
         for name in dict.fromkeys(name for column in columns for name in column)
@@ -137,7 +140,7 @@ def time(steps: Sequence[Step]) -> str:
         for name in names
     ]
     headings = ("cause", *(step_of_column.kind for step_of_column in steps))
-    return bars(rows, time_colours(names)) + table(headings, cells, left=("cause",))
+    return draw_bars(rows, time_colours(names)) + build_table(headings, cells, left=("cause",))
 
 
 def time_colours(names: Sequence[str]) -> dict[str, str]:
@@ -154,54 +157,54 @@ def _share(seconds: float, what: Step) -> str:
 
 def search(what: SearchResult) -> str:
     """Return the page of a search."""
-    return block(*search_parts(what), *render_front(what, within="notebook"))
+    return join_parts(*search_parts(what), *render_front(what, within="notebook"))
 
 
 def search_parts(what: SearchResult) -> list[str]:
     """Return the proposal with its reasons, the best layouts, and why others were rejected."""
     fits = "" if what.best else f"; {what.describe_unfit()}"
-    job_parts = [paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
-    parts = [*job_parts, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
-    parts += [paragraph(remark) for remark in what.remarks]
-    parts += [paragraph(f"The best layout is {what.gap_line()}.")] if what.gap_line() else []
+    job_parts = [build_paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
+    parts = [*job_parts, build_paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
+    parts += [build_paragraph(remark) for remark in what.remarks]
+    parts += [build_paragraph(f"The best layout is {what.gap_line()}.")] if what.gap_line() else []
     parts += _render_proposal(what.proposal, what.superlative) if what.proposal else []
-    parts += [paragraph(gain)] if (gain := what.describe_gain()) else []
+    parts += [build_paragraph(gain)] if (gain := what.describe_gain()) else []
     parts += _render_robustness(what.robust) if what.robust else []
     if what.best:
         parts += [
-            heading(what.title if what.proposal else "The best layouts"),
-            grid(make_best_grid(what.best, own=what.own)),
+            build_heading(what.title if what.proposal else "The best layouts"),
+            convert_grid(make_best_grid(what.best, own=what.own)),
         ]
         legend = explain_layouts(ranked.step.layout for ranked in what.best)
-        parts += [paragraph(legend, kind="soft")] if legend else []
+        parts += [build_paragraph(legend, kind="soft")] if legend else []
     for miss in what.misses:
         needed = show_bytes(miss.needs_bytes)
         available = show_bytes(miss.has_bytes)
         line = f"{miss.layout} needs {needed} of {available}: {show_cause(miss.cause)}"
-        fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.fixes)
-        parts.append(paragraph(Raw(f"<b>{words(line)}</b>{fixes}")))
+        fixes = "".join(f"<br>would fit with {escape_text(fix)}" for fix in miss.fixes)
+        parts.append(build_paragraph(Raw(f"<b>{escape_text(line)}</b>{fixes}")))
     if what.reasons:
-        parts.append(fold("Why other layouts were rejected", grid(make_grid(REASONS, what.reasons))))
+        parts.append(fold("Why other layouts were rejected", convert_grid(make_grid(REASONS, what.reasons))))
     return parts
 
 
 def _render_proposal(what: Proposal, superlative: str) -> list[str]:
     return [
-        heading("Proposal", "; ".join(filter(None, [what.describe(superlative), what.remark]))),
-        paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")),
-        figures(list_key_figures(what.choice.step)),
+        build_heading("Proposal", "; ".join(filter(None, [what.describe(superlative), what.remark]))),
+        build_paragraph(Raw(f"<b><code>{escape_text(what.layout)}</code></b>")),
+        build_figures(list_key_figures(what.choice.step)),
         time([what.choice.step]),
-        grid(make_grid(CHOICES, what.why)),
+        convert_grid(make_grid(CHOICES, what.why)),
     ]
 
 
 def _render_robustness(what: Robustness) -> list[str]:
     """Return the layout with the smallest regret, and the regret of layouts in each scenario."""
     return [
-        heading("Most robust", summarize(what)),
-        paragraph(Raw(f"<b><code>{words(what.rows[0].layout)}</code></b>")),
-        grid(regrets(what)),
-        grid(make_scenario_grid(what)),
+        build_heading("Most robust", summarize(what)),
+        build_paragraph(Raw(f"<b><code>{escape_text(what.rows[0].layout)}</code></b>")),
+        convert_grid(render_regrets(what)),
+        convert_grid(make_scenario_grid(what)),
     ]
 
 
@@ -209,29 +212,29 @@ def render_single_changes(changes: Walk) -> str:
     """Return a layout's single changes as HTML, with the tables of the terminal."""
     from fivefold.rendering import search as page
 
-    return block(terminal(page.walk(changes, top=10)))
+    return join_parts(convert_terminal(page.walk(changes, top=10)))
 
 
-def offers(what: Offers) -> str:
+def render_offers(what: Offers) -> str:
     """Return the terminal's page of one run on several machines."""
     from fivefold.rendering import run_estimate as page
 
-    return block(terminal(page.offers(what)))
+    return join_parts(convert_terminal(page.render_offers(what)))
 
 
-def playbook(what: Playbook) -> str:
+def render_playbook(what: Playbook) -> str:
     """Return the terminal's page of the procedure, then its last step and the run file."""
     from fivefold.rendering import playbook as page
 
-    return block(
-        terminal(page.page(what)),
+    return join_parts(
+        convert_terminal(page.render_page(what)),
         *step_parts(what.step),
-        *(fold(name, f"<pre>{words(text)}</pre>") for name, text in what.configs.items()),
-        fold("the run file", f"<pre>{words(what.run_file)}</pre>"),
+        *(fold(name, f"<pre>{escape_text(text)}</pre>") for name, text in what.configs.items()),
+        fold("the run file", f"<pre>{escape_text(what.run_file)}</pre>"),
     )
 
 
-def comparison(what: Comparison) -> str:
+def render_comparison(what: Comparison) -> str:
     """Return the variants, which is the best, and what differs."""
     lines = [
         (
@@ -241,21 +244,23 @@ def comparison(what: Comparison) -> str:
         )
         for variant in what.variants
     ]
-    variants = table(("", "differs in", "predicted"), lines, left=("", "differs in", "predicted"))
-    shared_parts = map(paragraph, describe_shared(what))
-    return block(
+    variants = build_table(("", "differs in", "predicted"), lines, left=("", "differs in", "predicted"))
+    shared_parts = map(build_paragraph, describe_shared(what))
+    return join_parts(
         *shared_parts,
         variants,
-        paragraph(Raw(f"<b>{words(finding(what))}</b>")),
-        *map(paragraph, (*explain_differences(what), *describe_ratios(what))),
-        grid(make_difference_grid(what)),
+        build_paragraph(Raw(f"<b>{escape_text(describe_comparison(what))}</b>")),
+        *map(build_paragraph, (*explain_differences(what), *describe_ratios(what))),
+        convert_grid(make_difference_grid(what)),
     )
 
 
 def run(what: RunFolder) -> str:
     """Return the page of a finished run."""
-    return block(
-        headline(what.measured), figures(list_key_figures(what.measured)), *compare_html(what.predicted, what.steps)
+    return join_parts(
+        render_headline(what.measured),
+        build_figures(list_key_figures(what.measured)),
+        *compare_html(what.predicted, what.steps),
     )
 
 
@@ -263,39 +268,39 @@ def compare_html(predicted: Step, steps: Sequence[Step]) -> list[str]:
     """Return predicted next to measured, quantity by quantity; time by cause; the parts of the error."""
     measured = steps[-1]
     parts = [
-        heading("Predicted next to measured", describe_assumption(predicted)),
-        grid(compare_table(compare(predicted, measured))),
+        build_heading("Predicted next to measured", describe_assumption(predicted)),
+        convert_grid(compare_table(compare(predicted, measured))),
     ]
     if not measured.time.parts:
         return parts
     error = predicted.time.step_seconds - measured.time.step_seconds
     return [
         *parts,
-        heading("Time"),
+        build_heading("Time"),
         time(steps),
-        heading(
+        build_heading(
             "What the error consists of", f"{show_difference(error)} of {show_seconds(measured.time.step_seconds)}"
         ),
-        grid(make_budget_grid(predicted.time, measured.time)),
+        convert_grid(make_budget_grid(predicted.time, measured.time)),
     ]
 
 
-def section(what: Section) -> str:
+def render_section(what: Section) -> str:
     """Return a section of a view: its heading, then its table or pairs."""
     body = what.body
     if isinstance(body, Parts):
         raise TypeError(f"section {what.title!r} holds parts; draw them as bars")
     if isinstance(body, Grid):
-        content = grid(body) if body.rows else paragraph("none", kind="soft")
+        content = convert_grid(body) if body.rows else build_paragraph("none", kind="soft")
     else:
-        content = table(("", " "), body, left=("",))
-    return heading(what.title, what.remark) + content
+        content = build_table(("", " "), body, left=("",))
+    return build_heading(what.title, what.remark) + content
 
 
 def render_dry_run(what: Step | None, findings: Sequence[str]) -> str:
     """Return the dry-run step, and what would go wrong."""
-    failures = [paragraph(f"would fail: {line}", kind="bad") for line in findings]
-    return block(*failures, *(step_parts(what) if what else []))
+    failures = [build_paragraph(f"would fail: {line}", kind="bad") for line in findings]
+    return join_parts(*failures, *(step_parts(what) if what else []))
 
 
 def render_traced(what: Traced) -> str:
@@ -318,9 +323,9 @@ def render_traced(what: Traced) -> str:
         for row in what.breakdown[:MAX_ROWS]
     ]
     headings = ("rank", "step", "window", "compute", "exposed", "copies alone", "idle")
-    parts = [paragraph(what.line(), kind="soft"), table(headings, rows, left=("step",))]
+    parts = [build_paragraph(what.line(), kind="soft"), build_table(headings, rows, left=("step",))]
     if what.against:
-        parts += [heading("Predicted next to traced"), grid(compare_table(what.against))]
+        parts += [build_heading("Predicted next to traced"), convert_grid(compare_table(what.against))]
     if what.advice is not None:
-        parts += [heading("Advice"), paragraph(str(what.advice))]
-    return block(*parts, *(paragraph(line, kind="soft") for line in what.remarks))
+        parts += [build_heading("Advice"), build_paragraph(str(what.advice))]
+    return join_parts(*parts, *(build_paragraph(line, kind="soft") for line in what.remarks))

@@ -13,17 +13,17 @@ from fivefold.units import show_bytes, show_seconds
 MAX_DIGITS = 3  # after the point, of the ends of a narrow interval
 
 
-def expectation(step: Step) -> Text:
+def render_intervals(step: Step) -> Text:
     """Return lines with the intervals of time and peak, and with what was never measured; "" if nothing is known."""
-    return Text("".join(_lines(step)), style="dim", overflow="fold")
+    return Text("".join(_format_lines(step)), style="dim", overflow="fold")
 
 
-def _lines(step: Step) -> Iterator[str]:
+def _format_lines(step: Step) -> Iterator[str]:
     time, peak = step.time.interval, step.memory.interval
     if time is not None:
-        yield _line("step time", step.time.step_seconds, time, show_seconds)
+        yield _format_line("step time", step.time.step_seconds, time, show_seconds)
     if peak is not None:
-        yield _line("peak memory", step.memory.peak_bytes, peak, lambda size: show_bytes(round(size)))
+        yield _format_line("peak memory", step.memory.peak_bytes, peak, lambda size: show_bytes(round(size)))
     outside = [interval.outside if interval else () for interval in (time, peak)]
     both = [fact for fact in outside[0] if fact in outside[1]]
     one = [
@@ -41,7 +41,7 @@ def describe_outside(facts: Iterable[str]) -> str:
     return f"not covered by any published run: {'; '.join(facts)}"
 
 
-def _line(name: str, predicted: float, interval: Interval, show: Callable[[float], str]) -> str:
+def _format_line(name: str, predicted: float, interval: Interval, show: Callable[[float], str]) -> str:
     interval_50 = show_range(show(interval.low_50), show(interval.high_50))
     interval_90 = show_range(show(interval.low_90), show(interval.high_90))
     basis = describe_basis(interval)

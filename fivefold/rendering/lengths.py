@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from fivefold.rendering.charts import Chart, _altair
+from fivefold.rendering.charts import Chart, _import_altair
 from fivefold.rendering.grid import Grid, make_grid
 from fivefold.rendering.palette import SERIES
 from fivefold.rendering.search import ANSWERS
 from fivefold.rendering.sections import AnswerSection
 from fivefold.rendering.sweep.panels import Panel, stack_panels
 from fivefold.results.search_result import LengthCurve, Lengths
-from fivefold.units import byte_unit
+from fivefold.units import choose_byte_unit
 
 KIB = 1024
 LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {KIB**2} + ' M'"
@@ -19,8 +19,8 @@ LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {K
 
 def list_sections(lengths: Lengths) -> list[AnswerSection]:
     """Return the longest sequences, a row for each cp and recomputation, and the changes needed for more."""
-    rows = tuple(_row(lengths, curve) for curve in lengths.curves)
-    sizes = [_tokens(point) for point in _sizes(lengths)]
+    rows = tuple(_format_row(lengths, curve) for curve in lengths.curves)
+    sizes = [_format_tokens(point) for point in _choose_sizes(lengths)]
     kind = "Ulysses" if any("cp=ulysses" in curve.layout for curve in lengths.curves) else "ring attention"
     answers = (lengths.longest, lengths.offloaded, lengths.answer)
     return [
@@ -33,7 +33,7 @@ def list_sections(lengths: Lengths) -> list[AnswerSection]:
         AnswerSection(
             (Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),),
             f"By context parallelism ({kind}) and recomputation",
-            f"{_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",
+            f"{_choose_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",
         ),
         AnswerSection(
             tuple(Text(f"· {line}", overflow="fold") for line in lengths.changes),
@@ -42,9 +42,9 @@ def list_sections(lengths: Lengths) -> list[AnswerSection]:
     ]
 
 
-def chart(lengths: Lengths) -> Chart:
+def draw_chart(lengths: Lengths) -> Chart:
     """Draw memory above and MFU below, over the length; one colour per cp, one dash pattern per recomputation."""
-    alt, (unit, name) = _altair(), _unit(lengths)
+    alt, (unit, name) = _import_altair(), _choose_unit(lengths)
     values = [
         {
             "tokens": point.tokens,
@@ -67,7 +67,7 @@ def chart(lengths: Lengths) -> Chart:
         "ac:N", sort=list(dict.fromkeys(value["ac"] for value in values)), legend=alt.Legend(orient="right", title=None)
     )
 
-    def panel(field: str, title: str, form: str, *, log: bool) -> Chart:
+    def draw_panel(field: str, title: str, form: str, *, log: bool) -> Chart:
         y = alt.Y(
             f"{field}:Q", title=title, axis=alt.Axis(format=form), scale=alt.Scale(type="log" if log else "linear")
         )
@@ -78,38 +78,38 @@ def chart(lengths: Lengths) -> Chart:
     longest = max(lengths.curves, key=lambda curve: curve.longest)
     title = f"{lengths.model}: cp{longest.cp} with ac={longest.ac} reaches {longest.longest:,} tokens"
     panels = [
-        Panel(f"{name} of the rank with the highest peak", panel("memory", name, "~s", log=True)),
-        Panel("MFU, causal", panel("mfu", "MFU", ".0%", log=False)),
+        Panel(f"{name} of the rank with the highest peak", draw_panel("memory", name, "~s", log=True)),
+        Panel("MFU, causal", draw_panel("mfu", "MFU", ".0%", log=False)),
     ]
     return stack_panels(
         panels, title=title, subtitle=f"{lengths.answer.layout} on {lengths.machine}; faint: does not fit"
     )
 
 
-def _unit(lengths: Lengths) -> tuple[int, str]:
+def _choose_unit(lengths: Lengths) -> tuple[int, str]:
     """Return the unit in which memory is shown, by the largest that fits, or by all if none does."""
     points = [point for curve in lengths.curves for point in curve.points]
     fitting = [point for point in points if point.fits] or points
-    return byte_unit(max((point.peak_bytes for point in fitting), default=0))
+    return choose_byte_unit(max((point.peak_bytes for point in fitting), default=0))
 
 
-def _sizes(lengths: Lengths) -> list[int]:
+def _choose_sizes(lengths: Lengths) -> list[int]:
     """Return every other length and the longest; more columns do not fit a terminal."""
     sizes = sorted({point.tokens for curve in lengths.curves for point in curve.points})
     return sorted({*sizes[1::2], *sizes[-1:]})
 
 
-def _tokens(size: int) -> str:
+def _format_tokens(size: int) -> str:
     return f"{size // KIB} k" if size < KIB**2 else f"{size // KIB**2} M"
 
 
-def _row(lengths: Lengths, curve: LengthCurve) -> tuple[str, ...]:
+def _format_row(lengths: Lengths, curve: LengthCurve) -> tuple[str, ...]:
     points = {point.tokens: point for point in curve.points}
     cells = []
-    for size in _sizes(lengths):
+    for size in _choose_sizes(lengths):
         point = points.get(size)
         fits = point is not None and point.fits
         cells.append(
-            f"{point.peak_bytes / _unit(lengths)[0]:.0f} {point.mfu:.0%}" if fits and point is not None else "–"
+            f"{point.peak_bytes / _choose_unit(lengths)[0]:.0f} {point.mfu:.0%}" if fits and point is not None else "–"
         )
     return (str(curve.cp), curve.ac, f"{curve.longest:,}", *cells)

@@ -15,14 +15,14 @@ from itertools import accumulate, pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from fivefold.rendering.palette import colour
-from fivefold.rendering.pipeline import legend
+from fivefold.rendering.palette import get_colour
+from fivefold.rendering.pipeline import draw_legend
 from fivefold.results.spans import Level
-from fivefold.units import byte_unit, show_bytes, show_seconds
+from fivefold.units import choose_byte_unit, show_bytes, show_seconds
 
 # part of a level, from the bottom up → its colour, and its character on terminals without colours
 LOOKS = {
-    part: (colour(part), letter)
+    part: (get_colour(part), letter)
     for part, letter in {
         "states": "█",
         "gradients": "▓",
@@ -36,19 +36,19 @@ LINES = 12  # height of the text picture
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def parts(level: Level) -> tuple[int, ...]:
+def list_parts(level: Level) -> tuple[int, ...]:
     """Return the bytes of each part, in the order of ``LOOKS``."""
     return tuple(getattr(level, f"{part}_bytes") for part in LOOKS)
 
 
-def peak(levels: Sequence[Level]) -> Level:
+def find_peak(levels: Sequence[Level]) -> Level:
     """Return the level with the most live bytes."""
     return max(levels, key=lambda level: level.live_bytes)
 
 
-def finding(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
+def describe_peak(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
     """Return the title: the peak, and the share of the capacity that remains."""
-    top = peak(levels)
+    top = find_peak(levels)
     free_bytes = capacity_bytes - top.live_bytes
     remainder = (
         f"leaves {free_bytes / capacity_bytes:.0%}" if free_bytes >= 0 else f"is {show_bytes(-free_bytes)} too much"
@@ -65,45 +65,45 @@ class MemoryPicture:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render for the terminal's width; called by rich."""
         without_colours = console.color_system is None
-        top = peak(self.levels)
-        size, unit = byte_unit(top.live_bytes)
+        top = find_peak(self.levels)
+        size, unit = choose_byte_unit(top.live_bytes)
         label = len(f"{top.live_bytes / size:.0f} {unit}") + 1
         width = max(1, options.max_width - label - 2)
-        columns = _columns(self.levels, width)
+        columns = _sample_columns(self.levels, width)
         bytes_per_line = top.live_bytes / LINES
         for row in reversed(range(LINES)):
             mark = f"{(row + 1) * bytes_per_line / size:.0f} {unit}" if row % 3 == 2 else ""
             line = Text(f"{mark:>{label - 1}} ", no_wrap=True, overflow="crop")
             line.append("│", "dim")
             for level in columns:
-                line.append(*_cell(level, row * bytes_per_line, bytes_per_line, plain=without_colours))
+                line.append(*_choose_cell(level, row * bytes_per_line, bytes_per_line, plain=without_colours))
             yield line
         end = show_seconds(self.levels[-1].seconds)
         yield Text(f"{f'0 {unit}':>{label - 1}} └{end:>{width}}", style="dim", no_wrap=True, overflow="crop")
-        occurs_list = [any(sizes) for sizes in zip(*map(parts, self.levels), strict=True)]
-        yield legend(
+        occurs_list = [any(sizes) for sizes in zip(*map(list_parts, self.levels), strict=True)]
+        yield draw_legend(
             [(part, *look) for (part, look), occurs in zip(LOOKS.items(), occurs_list, strict=True) if occurs],
             plain=without_colours,
         )
         cause = f" in {top.cause}" if top.cause else ""
-        words = finding(self.levels, rank=self.rank, capacity_bytes=self.capacity_bytes)
+        words = describe_peak(self.levels, rank=self.rank, capacity_bytes=self.capacity_bytes)
         yield Text(f"{words}{cause and ';'}{cause}", overflow="fold")
 
 
-def _cell(level: Level, floor: int | float, bytes_per_cell: float, *, plain: bool) -> tuple[str, str]:
+def _choose_cell(level: Level, floor: int | float, bytes_per_cell: float, *, plain: bool) -> tuple[str, str]:
     """Return a cell's character and style: the part in its middle, or eighths of a block at the top of the column."""
     fill = min(8, round((level.live_bytes - floor) / bytes_per_cell * 8))
     if fill <= 0:
         return " ", ""
     middle = floor + min(bytes_per_cell, level.live_bytes - floor) / 2
-    stack_tops = zip(LOOKS.values(), accumulate(parts(level)), strict=True)
+    stack_tops = zip(LOOKS.values(), accumulate(list_parts(level)), strict=True)
     colour, letter = next(look for look, top in stack_tops if middle <= top)
     if fill < 8:
         return EIGHTHS[fill], "" if plain else colour
     return (letter, "") if plain else ("█", colour)
 
 
-def _columns(levels: Sequence[Level], width: int) -> list[Level]:
+def _sample_columns(levels: Sequence[Level], width: int) -> list[Level]:
     """Return the fullest level within each of ``width`` equal time intervals, interpolating at the interval's ends."""
     seconds_per_column = levels[-1].seconds / width or 1.0
     fullest: list[Level | None] = [None] * width

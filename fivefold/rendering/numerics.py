@@ -14,23 +14,26 @@ from rich.text import Text
 
 from fivefold.rendering import charts
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.table import heading
+from fivefold.rendering.table import build_heading
 from fivefold.results.numerics import KINDS, Compared, Numerics
 
 LOST = 0.01  # share of underflow above which the headline counts a tensor
 
 
-def page(numerics: Numerics) -> RenderableType:
+def render_page(numerics: Numerics) -> RenderableType:
     """Return the page: a table per kind of tensor, with the worst layer of each name."""
-    parts: list[RenderableType] = [Text(headline(numerics), style="bold"), Text(_describe_run(numerics), style="dim")]
+    parts: list[RenderableType] = [
+        Text(describe_numerics(numerics), style="bold"),
+        Text(_describe_run(numerics), style="dim"),
+    ]
     for kind, words in KINDS.items():
         rows = [row for row in numerics.rows if row.kind == kind]
         if rows:
-            parts += [heading(words.capitalize(), "of each name the worst layer"), _grid(rows)]
+            parts += [build_heading(words.capitalize(), "of each name the worst layer"), _build_grid(rows)]
     return Group(*parts)
 
 
-def headline(numerics: Numerics) -> str:
+def describe_numerics(numerics: Numerics) -> str:
     """Return the finding in one line."""
     overflows = [row for row in numerics.rows if row.overflow]
     if overflows:
@@ -57,7 +60,7 @@ def _describe_run(numerics: Numerics) -> str:
     return " · ".join(words)
 
 
-def _grid(rows: Iterable[Compared]) -> Grid:
+def _build_grid(rows: Iterable[Compared]) -> Grid:
     by_name: dict[str, list[Compared]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)
@@ -88,9 +91,9 @@ def _place(row: Compared) -> str:
     return row.name if row.layer is None else f"{row.name} of layer {row.layer}"
 
 
-def error_map(numerics: Numerics) -> charts.Chart:
+def draw_error_map(numerics: Numerics) -> charts.Chart:
     """Return a heat map of relative errors: layers across, names down, one panel per kind of tensor."""
-    alt = charts._altair()
+    alt = charts._import_altair()
     panels = []
     for kind, words in KINDS.items():
         rows = [row for row in numerics.rows if row.kind == kind]
@@ -122,5 +125,5 @@ def error_map(numerics: Numerics) -> charts.Chart:
             .properties(height=16 * len(names), width=charts.WIDTH)
         )
     return alt.vconcat(
-        *panels, title=alt.TitleParams(headline(numerics), subtitle=_describe_run(numerics), anchor="start")
+        *panels, title=alt.TitleParams(describe_numerics(numerics), subtitle=_describe_run(numerics), anchor="start")
     )

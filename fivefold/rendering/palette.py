@@ -31,19 +31,19 @@ DARK_INK, LIGHT_INK = "#1c1400", "#ffffff"  # text on a colour
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 
-def colour(kind: str) -> str:
+def get_colour(kind: str) -> str:
     """Return the colour of a kind on a light page."""
     return COLOURS[KINDS[kind]][0]
 
 
-def ink(on: str) -> str:
+def choose_ink(on: str) -> str:
     """Return black or white, whichever is readable on a colour (relative luminance of WCAG 2)."""
-    red, green, blue = (_linear(int(on[start : start + 2], 16) / 255) for start in (1, 3, 5))
+    red, green, blue = (_linearize(int(on[start : start + 2], 16) / 255) for start in (1, 3, 5))
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return DARK_INK if luminance > 0.2 else LIGHT_INK
 
 
-def _linear(value: float) -> float:
+def _linearize(value: float) -> float:
     return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
 
 
@@ -56,7 +56,7 @@ def break_lines(text: str, *, width: float, size: float, letter: float = 0.6) ->
     return lines if len(lines) > 1 else text
 
 
-def heading(title: str | list[str], subtitle: str | list[str] = "") -> dict[str, Any]:
+def build_heading(title: str | list[str], subtitle: str | list[str] = "") -> dict[str, Any]:
     """Return the title of a chart, on top left; it states the finding."""
     return {
         "text": title,

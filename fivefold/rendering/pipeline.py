@@ -16,7 +16,7 @@ from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from fivefold.rendering.palette import colour, ink
+from fivefold.rendering.palette import choose_ink, get_colour
 from fivefold.results.spans import Span
 from fivefold.step import Time
 from fivefold.units import show_seconds
@@ -25,7 +25,7 @@ Rows = Sequence[Sequence[Span]]
 
 # kind of a span → its name, its colour, and its character on terminals without colours
 LOOKS = {
-    kind: (name, colour(kind), letter)
+    kind: (name, get_colour(kind), letter)
     for kind, name, letter in (
         ("F", "forward", "█"),
         ("BW", "backward", "▓"),
@@ -52,7 +52,7 @@ class PipelineRectangle(NamedTuple):
     bottom: float = 0.44
 
 
-def blocks(span: Span, *, pp: int) -> Iterator[PipelineRectangle]:
+def split_span(span: Span, *, pp: int) -> Iterator[PipelineRectangle]:
     """Split a span into rectangles of compute and of exposed messages."""
     compute_end = span.end - span.messages
     chunk = max(0, span.stage // pp)
@@ -71,14 +71,14 @@ def blocks(span: Span, *, pp: int) -> Iterator[PipelineRectangle]:
         yield PipelineRectangle("messages", compute_end, span.end)
 
 
-def remark(shown: int, micro_batches: int) -> str:
+def describe_window(shown: int, micro_batches: int) -> str:
     """Return how many of a step's micro-batches are drawn."""
     if shown == micro_batches:
         return f"{micro_batches} micro-batches" if micro_batches > 1 else "1 micro-batch"
     return f"drawn with {shown} of {micro_batches} micro-batches; those left out repeat the rounds in the middle"
 
 
-def finding(time: Time, rows: Rows = ()) -> str:
+def describe_step(time: Time, rows: Rows = ()) -> str:
     """Return the title: the share of compute in the step, and what takes most of the rest.
 
     If ``rows``, which are drawn, are of a shorter step with fewer micro-batches, the title also gives its time and the
@@ -114,20 +114,20 @@ class PipelinePicture:
         width = max(1, options.max_width - label - 2)
         kinds: dict[str, None] = {}
         for rank, row in enumerate(self.rows):
-            drawn_blocks = [block for span in row for block in blocks(span, pp=len(self.rows))]
+            drawn_blocks = [block for span in row for block in split_span(span, pp=len(self.rows))]
             line = Text(f"{f'rank {rank}':<{label}}", no_wrap=True, overflow="crop")
             line.append("│", "dim")
-            for kind, text in _cells(drawn_blocks, width=width, scale=width / end_seconds):
+            for kind, text in _list_cells(drawn_blocks, width=width, scale=width / end_seconds):
                 kinds |= {kind: None} if kind else {}
-                line.append(*_cell(kind, text, plain=without_colours))
+                line.append(*_choose_cell(kind, text, plain=without_colours))
             yield line.append("│", "dim")
-        yield _axis(end_seconds, label=label, width=width)
-        yield legend([look for kind, look in LOOKS.items() if kind in kinds], plain=without_colours)
+        yield _draw_axis(end_seconds, label=label, width=width)
+        yield draw_legend([look for kind, look in LOOKS.items() if kind in kinds], plain=without_colours)
         if self.drawn:
             yield Text(self.drawn, style="dim", overflow="fold")
 
 
-def _cells(drawn: Sequence[PipelineRectangle], *, width: int, scale: float) -> list[tuple[str, str]]:
+def _list_cells(drawn: Sequence[PipelineRectangle], *, width: int, scale: float) -> list[tuple[str, str]]:
     """Return (kind, text) for each column.
 
     The kind is the one that fills most of it ("" if it is nearly idle); the text is a digit of the micro-batch, or "·"
@@ -159,23 +159,23 @@ def _to_columns(block: PipelineRectangle, scale: float) -> tuple[float, float]:
     return (start, middle) if block.top < 0 else (middle, end)
 
 
-def _cell(kind: str, text: str, *, plain: bool) -> tuple[str, str]:
+def _choose_cell(kind: str, text: str, *, plain: bool) -> tuple[str, str]:
     """Return a cell's character and style."""
     if not kind:
         return " ", ""
     _, fill, letter = LOOKS[kind]
     if plain:
         return text or letter, ""
-    return ("▒", fill) if text == "·" else (text or " ", f"bold {ink(fill)} on {fill}")
+    return ("▒", fill) if text == "·" else (text or " ", f"bold {choose_ink(fill)} on {fill}")
 
 
-def _axis(last: float, *, label: int, width: int) -> Text:
+def _draw_axis(last: float, *, label: int, width: int) -> Text:
     end = show_seconds(last)
     line = f"{'':<{label}}0{end:>{max(1, width + 1)}}"
     return Text(line, style="dim", no_wrap=True, overflow="crop")
 
 
-def legend(items: Sequence[tuple[str, str, str]], *, plain: bool) -> Columns:
+def draw_legend(items: Sequence[tuple[str, str, str]], *, plain: bool) -> Columns:
     """Return a legend of (name, colour, character): with colours, or if ``plain`` with characters."""
     entries = {
         name: Text.assemble((letter * 2 if plain else "  ", "" if plain else f"on {colour}"), f" {name}")

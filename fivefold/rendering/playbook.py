@@ -8,15 +8,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.interval import expectation
+from fivefold.rendering.interval import render_intervals
 from fivefold.rendering.question import describe_step
 from fivefold.rendering.run_estimate import summarize_run
-from fivefold.rendering.table import heading
+from fivefold.rendering.table import build_heading
 from fivefold.results.playbook import Playbook, Stage
 from fivefold.units import show_bytes, show_count, show_seconds
 
 
-def page(playbook: Playbook, *, stated: Collection[str] = ()) -> RenderableType:
+def render_page(playbook: Playbook, *, stated: Collection[str] = ()) -> RenderableType:
     """Return the page: the steps, the resulting layout, the run, and the commands to type.
 
     ``stated``: fields of the job that the user gave, as ``describe_job`` takes them.
@@ -30,27 +30,27 @@ def page(playbook: Playbook, *, stated: Collection[str] = ()) -> RenderableType:
         Text(job, style="dim", overflow="fold"),
     ]
     for number, stage in enumerate(playbook.stages, start=1):
-        parts += _stage(number, stage)
+        parts += _render_stage(number, stage)
     step = playbook.step
     parts += [
-        heading(f"{len(playbook.stages) + 1}  The run"),
+        build_heading(f"{len(playbook.stages) + 1}  The run"),
         Text(step.layout, style="bold cyan", overflow="fold"),
         Text(
             f"step time {show_seconds(step.time.step_seconds)}, peak memory {show_bytes(step.memory.peak_bytes)}, MFU "
             f"{step.mfu.causal:.1%}",
             overflow="fold",
         ),
-        expectation(step),
+        render_intervals(step),
         Text(""),
         summarize_run(playbook.run),
     ]
     for software, lines in playbook.commands.items():
-        parts.append(heading(f"With {software}"))
+        parts.append(build_heading(f"With {software}"))
         parts += [Text(line, overflow="fold") for line in lines]
     return Group(*parts)
 
 
-def _stage(number: int, stage: Stage) -> list[RenderableType]:
+def _render_stage(number: int, stage: Stage) -> list[RenderableType]:
     has_sizes = any(attempt.peak_bytes is not None for attempt in stage.tried)
     rows: list[tuple[str, ...]] = []
     for attempt in stage.tried:
@@ -62,7 +62,7 @@ def _stage(number: int, stage: Stage) -> list[RenderableType]:
     headings = ("", "layout", "peak memory", "step time", "result") if has_sizes else ("", "batch", "recommended by")
     words = tuple(name for name in headings if name not in ("peak memory", "step time"))
     return [
-        heading(f"{number}  {stage.title}", stage.question),
+        build_heading(f"{number}  {stage.title}", stage.question),
         Grid(headings, tuple(rows), words=words),
         Text(stage.reason, style="bold", overflow="fold"),
     ]

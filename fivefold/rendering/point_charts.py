@@ -9,9 +9,9 @@ from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import time_unit
 from fivefold.rendering.drawing.scatter import HEIGHT, ScatterPoint, draw_scatter
-from fivefold.rendering.drawing.svg import add_titles, image
-from fivefold.rendering.elements import Raw, heading
-from fivefold.units import byte_unit, show_bytes, show_seconds
+from fivefold.rendering.drawing.svg import add_titles, embed_image
+from fivefold.rendering.elements import Raw, build_heading
+from fivefold.units import choose_byte_unit, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.results.search_result import SearchResult
@@ -29,7 +29,7 @@ def render_front(result: SearchResult, *, within: Page) -> list[str]:
         return []
     remark = "no layout is both smaller and faster than one of these"
     picture_svg = draw_front(list_front(result))
-    return [heading("Memory against time", remark), _place_picture(picture_svg, "memory against time", within)]
+    return [build_heading("Memory against time", remark), _place_picture(picture_svg, "memory against time", within)]
 
 
 def list_front(result: SearchResult, *, named: bool = False) -> list[ScatterPoint]:
@@ -48,7 +48,7 @@ def list_front(result: SearchResult, *, named: bool = False) -> list[ScatterPoin
 
 def draw_front(points: Sequence[ScatterPoint]) -> Raw:
     """Draw memory against time of points in bytes and seconds, with a line through those of the front."""
-    size, unit = byte_unit(max(point.x for point in points))
+    size, unit = choose_byte_unit(max(point.x for point in points))
     units_per_second, time_name = time_unit(max(point.y for point in points))
     scaled = [point._replace(x=point.x / size, y=point.y * units_per_second) for point in points]
     label = "memory against time of the layouts that are the fastest for their memory"
@@ -69,7 +69,7 @@ def draw_front_file(result: SearchResult, *, subtitle: str = "") -> PictureFile:
     return PictureFile(title, (subtitle,), draw_front(list_front(result, named=True)), HEIGHT, ())
 
 
-def cloud(rows: Sequence[SweepRow], *, within: Page, level: int = 3) -> list[str]:
+def draw_cloud(rows: Sequence[SweepRow], *, within: Page, level: int = 3) -> list[str]:
     """Draw throughput against memory of the rows that fit; return nothing for fewer than two."""
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if len(fitting) < 2:
@@ -84,16 +84,16 @@ def cloud(rows: Sequence[SweepRow], *, within: Page, level: int = 3) -> list[str
     ]
     label = "throughput against memory"
     picture_svg = draw_rows(dots, label=label)
-    title = heading("Throughput against memory", "tokens per second and GPU", level=level)
+    title = build_heading("Throughput against memory", "tokens per second and GPU", level=level)
     return [title, _place_picture(picture_svg, label, within)]
 
 
 def draw_rows(points: Sequence[ScatterPoint], *, label: str, zero: bool = False) -> Raw:
     """Draw throughput against memory of points in tokens per second and bytes."""
-    size, unit = byte_unit(round(max(point.x for point in points)))
+    size, unit = choose_byte_unit(round(max(point.x for point in points)))
     scaled = [point._replace(x=point.x / size) for point in points]
     return draw_scatter(scaled, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s", zero=zero)
 
 
 def _place_picture(drawn: Raw, label: str, within: Page) -> Raw:
-    return add_titles(drawn) if within == "report" else image(drawn, height=HEIGHT, label=label)
+    return add_titles(drawn) if within == "report" else embed_image(drawn, height=HEIGHT, label=label)

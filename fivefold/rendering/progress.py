@@ -20,7 +20,7 @@ QUIET_SECONDS = 10.0  # time before the first and between two status lines if st
 
 
 @contextmanager
-def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
+def show_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar on stderr, or a line every ``QUIET_SECONDS`` if stderr is not a terminal.
 
     Yields ``report(what, done, total)``; a total of 0 is not known.
@@ -78,14 +78,14 @@ class TrainingLine:
         if "loss" not in line:
             return
         self._recent.append((line["tokens"], line["seconds"]))
-        text = self._text(line)
+        text = self._format_line(line)
         if self._live.console.is_terminal:
             self._live.update(text)
         elif time.monotonic() - self._last > QUIET_SECONDS:
             self._last = time.monotonic()
             print(text, file=sys.stderr)
 
-    def _text(self, line: Mapping[str, Any]) -> str:
+    def _format_line(self, line: Mapping[str, Any]) -> str:
         recent_seconds = [seconds for _, seconds in self._recent]
         seconds = sum(recent_seconds) / len(recent_seconds)
         speed = line["tokens"] / line["step"] / seconds

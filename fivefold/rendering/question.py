@@ -50,7 +50,7 @@ def describe_job(*jobs: Job, open_fields: Collection[str] = (), stated: Collecti
     ``open_fields``: fields to leave out, as the answer chooses them; ``stated``: fields that the user gave, which are
     not listed as defaults even if they are equal to them.
     """
-    first, *other_jobs = [list(_settings(job, stated)) for job in jobs]
+    first, *other_jobs = [list(_list_settings(job, stated)) for job in jobs]
     shared = [
         setting
         for setting in first
@@ -66,7 +66,7 @@ def count_ranks(ranks: int) -> str:
     return f"{ranks:,} rank{'s' if ranks != 1 else ''}"
 
 
-def _settings(job: Job, stated: Collection[str]) -> Iterator[ShownField]:
+def _list_settings(job: Job, stated: Collection[str]) -> Iterator[ShownField]:
     for setting in _iterate_settings(job):
         yield setting._replace(default=setting.default and setting.field not in stated)
 
@@ -82,7 +82,7 @@ def _iterate_settings(job: Job) -> Iterator[ShownField]:
         yield ShownField(f"precision.{part}", f"precision.{part}={spell_value(value)}")
     yield ShownField("optimizer.kind", optimizer, job.optimizer.kind == default_job.optimizer.kind)
     yield ShownField("stack", f"software {stack.name}", stack.name == default_job.stack.name)
-    for name, text in changed_settings(job):
+    for name, text in list_changed_settings(job):
         if name != "optimizer.kind" and not _follows_from_machine(job, name):
             yield ShownField(name, f"{name}={text}")
 
@@ -99,7 +99,7 @@ def _follows_from_machine(job: Job, name: str) -> bool:
     ]
 
 
-def changed_settings(job: Job) -> Iterator[tuple[str, str]]:
+def list_changed_settings(job: Job) -> Iterator[tuple[str, str]]:
     """Yield the fields of a job and of its software that differ from the default, as ``--set`` takes them."""
     default_job, known_stack = Job(), STACKS.get(job.stack.name, job.stack)
     for name in sorted(FACTS):

@@ -15,22 +15,22 @@ from fivefold.results.balance import Axis, Ratios, Sizing
 from fivefold.units import show_flops
 
 
-def page(ratios: Ratios) -> RenderableType:
+def render_page(ratios: Ratios) -> RenderableType:
     """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
     rows = tuple(
         (axis.axis, axis.sends, axis.overlapped_with, _format_limit(axis), axis.reason) for axis in ratios.axes
     )
     words = ("axis", "sends", "overlapped with", "overlapped up to", "because")
-    parts: list[RenderableType] = [_headline(ratios), Grid(words, rows, words=words)]
+    parts: list[RenderableType] = [_build_headline(ratios), Grid(words, rows, words=words)]
     if ratios.sizing:
         parts += [
             Text("\nExpert sizes at which compute overlaps the two all-to-alls", style="bold"),
-            _sizing_table(ratios.sizing),
+            _build_sizing_table(ratios.sizing),
         ]
     return Group(*parts)
 
 
-def degrees(ratios: Ratios) -> RenderableType:
+def render_degrees(ratios: Ratios) -> RenderableType:
     """Return a table per message: for every degree, the FLOPs per byte that it offers and that the link needs."""
     parts: list[RenderableType] = []
     for axis in ratios.axes:
@@ -49,7 +49,7 @@ def degrees(ratios: Ratios) -> RenderableType:
     return Group(*parts)
 
 
-def _headline(ratios: Ratios) -> Text:
+def _build_headline(ratios: Ratios) -> Text:
     balances = ", ".join(f"{balance:,.0f} ({link})" for link, balance in ratios.balances.items())
     return Text.assemble(
         (f"{ratios.layout}, one axis varied at a time\n\n", "bold"),
@@ -64,7 +64,7 @@ def _format_limit(axis: Axis) -> Text:
     return Text(next(degree.token for degree in axis.degrees if degree.degree == axis.largest), style="green")
 
 
-def _sizing_table(sizes: Sequence[Sizing]) -> Grid:
+def _build_sizing_table(sizes: Sequence[Sizing]) -> Grid:
     headings = (
         "link",
         "expert width",

@@ -8,12 +8,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.question import count_ranks
-from fivefold.rendering.table import heading
+from fivefold.rendering.table import build_heading
 from fivefold.results.reading import ParsedKey, Reading
 from fivefold.units import show_count
 
 
-def page(reading: Reading) -> RenderableType:
+def render_page(reading: Reading) -> RenderableType:
     """Return the page of a reading."""
     records = [(name, text) for name, text in _list_records(reading) if text]
     parts: list[RenderableType] = [
@@ -24,16 +24,16 @@ def page(reading: Reading) -> RenderableType:
     parts += [Text(f"· error: {why}", "red", overflow="fold") for why in reading.errors]
     if reading.not_understood:
         note = "may change what a step costs: predictions fail unless --ignore KEY names them"
-        parts += [heading("Not modelled", note), _keys(reading.not_understood)]
+        parts += [build_heading("Not modelled", note), _group_keys(reading.not_understood)]
     if reading.approximated:
-        parts += [heading("Approximated", "counted as the nearest setting"), _keys(reading.approximated)]
+        parts += [build_heading("Approximated", "counted as the nearest setting"), _group_keys(reading.approximated)]
     if reading.understood:
-        parts += [heading("Understood"), _keys(reading.understood)]
+        parts += [build_heading("Understood"), _group_keys(reading.understood)]
     if reading.defaulted:
         note = f"as {reading.software} {reading.version} has them"
-        parts += [heading("Left to defaults", note), _keys(reading.defaulted)]
+        parts += [build_heading("Left to defaults", note), _group_keys(reading.defaulted)]
     if reading.harmless:
-        parts += [heading("Without effect", "on a training step"), _keys(reading.harmless)]
+        parts += [build_heading("Without effect", "on a training step"), _group_keys(reading.harmless)]
     return Group(*parts)
 
 
@@ -54,11 +54,11 @@ def _list_records(reading: Reading) -> list[tuple[str, str]]:
     ]
 
 
-def _keys(rows: Sequence[ParsedKey]) -> Group:
+def _group_keys(rows: Sequence[ParsedKey]) -> Group:
     """Return a line for each key: its value in the config, and its meaning or why it is not understood."""
-    return Group(*(_key(row) for row in rows))
+    return Group(*(_format_key(row) for row in rows))
 
 
-def _key(row: ParsedKey) -> Text:
+def _format_key(row: ParsedKey) -> Text:
     text = Text(f"{row.key} = {row.value}", overflow="fold")
     return text.append(f"  {row.means}", "dim")

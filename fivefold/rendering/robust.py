@@ -36,7 +36,7 @@ def summarize(robustness: Robustness) -> str:
     )
 
 
-def regrets(robustness: Robustness) -> Grid:
+def render_regrets(robustness: Robustness) -> Grid:
     """Return a table of layouts by their worst regret, the smallest first."""
     return make_grid(REGRETS, robustness.rows)
 
@@ -46,13 +46,13 @@ def make_scenario_grid(robustness: Robustness) -> Grid:
     return make_grid(SCENARIOS, robustness.scenarios)
 
 
-def scenarios(robustness: Robustness) -> RenderableType:
+def render_scenarios(robustness: Robustness) -> RenderableType:
     """Return the table of the scenarios, and below it the sources, for which a terminal has no column."""
-    source_lines = (Text(line, style="dim", overflow="fold") for line in sources(robustness))
+    source_lines = (Text(line, style="dim", overflow="fold") for line in list_sources(robustness))
     return Group(make_scenario_grid(robustness), *source_lines)
 
 
-def sources(robustness: Robustness) -> list[str]:
+def list_sources(robustness: Robustness) -> list[str]:
     """Return a line for each source, with the scenarios whose range it gives."""
     names: dict[str, list[str]] = {}
     for scenario in robustness.scenarios:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 
 from fivefold.rendering.answers import list_sections
-from fivefold.rendering.elements import block, grid, paragraph, table
-from fivefold.rendering.point_charts import cloud
+from fivefold.rendering.elements import build_paragraph, build_table, convert_grid, join_parts
+from fivefold.rendering.point_charts import draw_cloud
 from fivefold.rendering.sections import render_sections
 from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.results.run_estimate import RunEstimate
@@ -46,12 +46,14 @@ AXES = (
 )  # columns before the figures
 
 
-def rows(what: Rows[Any]) -> str:
+def render_rows(what: Rows[Any]) -> str:
     """Return records of one kind as a table; empty columns are left out, and for a sweep the columns of details."""
     rest = f"; {len(what) - MAX_ROWS:,} more are not shown" if len(what) > MAX_ROWS else ""
-    count_line = paragraph(f"{len(what):,} rows{rest}", kind="soft")
+    count_line = build_paragraph(f"{len(what):,} rows{rest}", kind="soft")
     if all(isinstance(record, SweepRow) for record in what):
-        return block(count_line, *cloud(what, within="notebook"), grid(make_row_grid(what[:MAX_ROWS], axes=AXES)))
+        return join_parts(
+            count_line, *draw_cloud(what, within="notebook"), convert_grid(make_row_grid(what[:MAX_ROWS], axes=AXES))
+        )
     values = [record.model_dump(mode="json") for record in islice(what, MAX_ROWS)]
     names = [
         name
@@ -59,10 +61,10 @@ def rows(what: Rows[Any]) -> str:
         if any(record.get(name) not in (None, "", [], {}) for record in values)
     ]
     numbers = {name for name in names if all(_is_number(record.get(name)) for record in values)}
-    cells = [[_cell(name, record.get(name)) for name in names] for record in values]
+    cells = [[_format_cell(name, record.get(name)) for name in names] for record in values]
     headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]
     left = [name for name, full_name in zip(headings, names, strict=True) if full_name not in numbers]
-    return block(count_line, table(headings, cells, left=left))
+    return join_parts(count_line, build_table(headings, cells, left=left))
 
 
 def to_text(what: Rows[Any]) -> str:
@@ -83,7 +85,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | None) and not isinstance(value, bool)
 
 
-def _cell(name: str, value: Any) -> str:
+def _format_cell(name: str, value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, int | float):

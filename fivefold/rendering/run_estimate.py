@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.machine.datacenter import SOURCES, Site
-from fivefold.rendering.charts import Chart, _altair, _finish
+from fivefold.rendering.charts import Chart, _finish, _import_altair
 from fivefold.rendering.grid import Column, Grid, make_grid, show_share
 from fivefold.rendering.interval import describe_basis, describe_outside
 from fivefold.rendering.palette import BLUE, ORANGE
@@ -28,7 +28,8 @@ def list_sections(run: RunEstimate) -> list[AnswerSection]:
     peak_and_risk = f"{peak} of {show_bytes(run.capacity_bytes)}, {show_risk(run.risk or 0)} risk of running out"
     fits = "" if run.verdict == "fits" else f"; but it {verdict}: {peak_and_risk}"
     duration = Text(
-        f"{span(run.seconds)} (50 % interval {span(run.low_seconds)} to {span(run.high_seconds)}), "
+        f"{format_duration(run.seconds)} (50 % interval "
+        f"{format_duration(run.low_seconds)} to {format_duration(run.high_seconds)}), "
         f"{run.steps:,} steps of {show_seconds(run.step_seconds)}{fits}",
         style="bold",
         overflow="fold",
@@ -37,9 +38,11 @@ def list_sections(run: RunEstimate) -> list[AnswerSection]:
     layout = Text(run.layout, style="bold cyan", overflow="fold")
     basis = Text("\n".join(_describe_interval(run.step_interval)), style="dim", overflow="fold")
     return [
-        AnswerSection((subject, layout, duration, *([basis] if basis else []), _figures(run))),
-        AnswerSection((_times(run),), "Where the time goes", f"goodput {run.goodput:.1%}"),
-        AnswerSection((_intervals(run),), "Goodput by checkpoint interval, without evaluation", _interval_words(run)),
+        AnswerSection((subject, layout, duration, *([basis] if basis else []), _build_figures(run))),
+        AnswerSection((_build_times(run),), "Where the time goes", f"goodput {run.goodput:.1%}"),
+        AnswerSection(
+            (_build_intervals(run),), "Goodput by checkpoint interval, without evaluation", _word_interval(run)
+        ),
         AnswerSection((_list_assumptions(run),), "Assumptions", "change one with --assume NAME=VALUE"),
     ]
 
@@ -55,20 +58,19 @@ def _describe_interval(interval: Interval | None) -> Iterator[str]:
 
 def summarize_run(run: RunEstimate) -> RenderableType:
     """Return what a run takes in a few lines."""
-    interval = f"50 % interval {span(run.low_seconds)} to {span(run.high_seconds)}"
-    duration = f"{span(run.seconds)} ({interval}), {run.steps:,} steps"
-    checkpoints = (
-        f"{_describe_failures(run)}; a checkpoint every {span(run.interval_seconds)}, goodput {run.goodput:.1%}"
-    )
-    return Group(Text(duration, style="bold"), Text(checkpoints, overflow="fold"), _figures(run))
+    interval = f"50 % interval {format_duration(run.low_seconds)} to {format_duration(run.high_seconds)}"
+    duration = f"{format_duration(run.seconds)} ({interval}), {run.steps:,} steps"
+    interval = format_duration(run.interval_seconds)
+    checkpoints = f"{_describe_failures(run)}; a checkpoint every {interval}, goodput {run.goodput:.1%}"
+    return Group(Text(duration, style="bold"), Text(checkpoints, overflow="fold"), _build_figures(run))
 
 
-def offers(offer_list: Offers) -> RenderableType:
+def render_offers(offer_list: Offers) -> RenderableType:
     """Return the page of one run on several machines: a row each, the best first, and why some cannot run it."""
     deadline = (
         ""
         if offer_list.deadline_seconds is None
-        else f", the fewest ranks that finish within {span(offer_list.deadline_seconds)}"
+        else f", the fewest ranks that finish within {format_duration(offer_list.deadline_seconds)}"
     )
     parts: list[RenderableType] = [
         Text(
@@ -78,7 +80,8 @@ def offers(offer_list: Offers) -> RenderableType:
     ]
     best = offer_list.offers[0].run if offer_list.offers else None
     if best is not None:
-        duration = f"{span(best.seconds)} (50 % interval {span(best.low_seconds)} to {span(best.high_seconds)})"
+        interval = f"{format_duration(best.low_seconds)} to {format_duration(best.high_seconds)}"
+        duration = f"{format_duration(best.seconds)} (50 % interval {interval})"
         parts.append(Text(f"{best.ranks} {best.machine}: {duration}\n", style="bold"))
         parts.append(make_offer_grid(offer_list))
     for offer in (offer for offer in offer_list.offers if offer.run is None):
@@ -87,11 +90,11 @@ def offers(offer_list: Offers) -> RenderableType:
     remarks = [f"{offer.machine_argument}  {offer.remark}" for offer in offer_list.offers if offer.remark]
     parts += [Text(remark, style="yellow", overflow="fold") for remark in remarks]
     if best is not None:
-        parts.append(Text.assemble("\n", (assumption(best.site), "dim"), overflow="fold"))
+        parts.append(Text.assemble("\n", (describe_assumption(best.site), "dim"), overflow="fold"))
     return Group(*parts)
 
 
-def assumption(site: Site) -> str:
+def describe_assumption(site: Site) -> str:
     """Return what is assumed of a datacenter, in one line."""
     return (
         f"assumed: {site.failures:g} failures per 1,000 GPU-days, {site.node_power:g} times the chips' power in a node "
@@ -100,9 +103,9 @@ def assumption(site: Site) -> str:
     )
 
 
-def chart(run: RunEstimate) -> Chart:
+def draw_chart(run: RunEstimate) -> Chart:
     """Draw goodput over the interval of checkpoints, with the chosen one marked."""
-    alt = _altair()
+    alt = _import_altair()
     values = [{"minutes": point.interval_seconds / 60, "goodput": point.share} for point in run.curve]
     best = [{"minutes": run.interval_seconds / 60, "goodput": run.curve[len(run.curve) // 2].share}]
     x = alt.X("minutes:Q", title="minutes between checkpoints", scale=alt.Scale(type="log", nice=False))
@@ -114,19 +117,19 @@ def chart(run: RunEstimate) -> Chart:
     )
     line = alt.Chart(alt.Data(values=values)).mark_line(color=BLUE).encode(x=x, y=y)
     mark = alt.Chart(alt.Data(values=best)).mark_point(filled=True, size=90, color=ORANGE).encode(x=x, y=y)
-    title = f"A checkpoint every {span(run.interval_seconds)}: goodput {best[0]['goodput']:.1%}"
+    title = f"A checkpoint every {format_duration(run.interval_seconds)}: goodput {best[0]['goodput']:.1%}"
     subtitle = f"{run.model} on {run.ranks} {run.machine}: {_describe_failures(run)}"
     return _finish(line + mark, title=title, subtitle=subtitle, height=320)
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration as text, in days if it is two days or more."""
     if seconds > 1000 * 365 * DAY:
         return "forever"
     return f"{seconds / DAY:,.1f} days" if seconds >= 2 * DAY else show_seconds(seconds)
 
 
-def _figures(run: RunEstimate) -> Grid:
+def _build_figures(run: RunEstimate) -> Grid:
     cost = "–" if run.dollars is None else f"${run.dollars:,.0f}"
     rows = [("GPU hours", show_count(run.gpu_hours)), ("cost", cost)]
     if run.kwh is not None and run.chip_kwh is not None and run.co2_kg is not None:
@@ -140,7 +143,7 @@ def _figures(run: RunEstimate) -> Grid:
     return Grid(("resource", "total"), tuple(rows), words=("resource", "total"))
 
 
-def _times(run: RunEstimate) -> Grid:
+def _build_times(run: RunEstimate) -> Grid:
     parts = {"training": run.training_seconds, **run.lost}
     reasons = {
         "checkpoints": f"{show_bytes(run.checkpoint_bytes)} each; training waits {show_seconds(run.blocked_seconds)}",
@@ -148,7 +151,8 @@ def _times(run: RunEstimate) -> Grid:
         "repeated": "steps since the last checkpoint, repeated after a failure",
     }
     rows = tuple(
-        (name, span(seconds), f"{seconds / run.seconds:.2%}", reasons.get(name, "")) for name, seconds in parts.items()
+        (name, format_duration(seconds), f"{seconds / run.seconds:.2%}", reasons.get(name, ""))
+        for name, seconds in parts.items()
     )
     return Grid(("", "time", "share", "why"), rows, words=("", "why"))
 
@@ -156,20 +160,21 @@ def _times(run: RunEstimate) -> Grid:
 def _describe_failures(run: RunEstimate) -> str:
     if run.between_failures_seconds is None:
         return "no failures"
-    return f"{run.failures:,.1f} failures, one every {span(run.between_failures_seconds)}"
+    return f"{run.failures:,.1f} failures, one every {format_duration(run.between_failures_seconds)}"
 
 
-def _interval_words(run: RunEstimate) -> str:
+def _word_interval(run: RunEstimate) -> str:
     return (
-        f"chosen: every {span(run.interval_seconds)}; Young's formula, the root of 2 · pause · time between failures: "
-        f"{span(run.young_seconds)}; each pauses training for {show_seconds(run.blocked_seconds)} and takes "
+        f"chosen: every {format_duration(run.interval_seconds)}; "
+        "Young's formula, the root of 2 · pause · time between failures: "
+        f"{format_duration(run.young_seconds)}; each pauses training for {show_seconds(run.blocked_seconds)} and takes "
         f"{show_seconds(run.written_seconds)} to write"
     )
 
 
-def _intervals(run: RunEstimate) -> Grid:
+def _build_intervals(run: RunEstimate) -> Grid:
     points = run.curve[:: len(run.curve) // 8]
-    rows = tuple((span(point.interval_seconds), f"{point.share:.2%}") for point in points)
+    rows = tuple((format_duration(point.interval_seconds), f"{point.share:.2%}") for point in points)
     return Grid(("checkpoint every", "goodput"), rows, words=())
 
 
@@ -188,11 +193,13 @@ def _list_assumptions(run: RunEstimate) -> Grid:
     rows = []
     for name, (value, format_name) in values.items():
         source = SOURCES[name]
-        rows.append((name, value, _range(source.low, source.high, format_name), f"{source.words}: {source.source}"))
+        rows.append(
+            (name, value, _format_range(source.low, source.high, format_name), f"{source.words}: {source.source}")
+        )
     return Grid(("name", "value", "published", "meaning and source"), tuple(rows), words=("name", "meaning and source"))
 
 
-def _range(low: float | None, high: float | None, form: str) -> str:
+def _format_range(low: float | None, high: float | None, form: str) -> str:
     if low is None or high is None:
         return "–"
     ends: Sequence[str] = [
@@ -209,7 +216,7 @@ def make_offer_grid(offer_list: Offers) -> Grid:
     )
 
 
-def _amount(size: float) -> str:
+def _format_amount(size: float) -> str:
     """Return an integer, or below ten a number with two digits."""
     return f"{size:,.0f}" if size >= 10 or not size else f"{size:.2g}"
 
@@ -221,7 +228,7 @@ OFFERS: tuple[Column[tuple[int, Offer, RunEstimate]], ...] = (
     Column("MFU", lambda row: row[1].mfu, show_share),
     Column("days", lambda row: row[2].seconds / DAY, "{:,.1f}".format),
     Column("GPU hours", lambda row: row[2].gpu_hours, show_count),
-    Column("dollars", lambda row: row[2].dollars, _amount),
-    Column("MWh", lambda row: None if row[2].kwh is None else row[2].kwh / 1000, _amount),
-    Column("t CO2e", lambda row: None if row[2].co2_kg is None else row[2].co2_kg / 1000, _amount),
+    Column("dollars", lambda row: row[2].dollars, _format_amount),
+    Column("MWh", lambda row: None if row[2].kwh is None else row[2].kwh / 1000, _format_amount),
+    Column("t CO2e", lambda row: None if row[2].co2_kg is None else row[2].co2_kg / 1000, _format_amount),
 )

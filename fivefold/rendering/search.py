@@ -10,9 +10,9 @@ from rich.text import Text
 
 from fivefold.job import Job
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
-from fivefold.rendering.interval import expectation, show_speed_interval
+from fivefold.rendering.interval import render_intervals, show_speed_interval
 from fivefold.rendering.layout_legend import explain_layouts
-from fivefold.rendering.robust import regrets, render_robustness, scenarios
+from fivefold.rendering.robust import render_regrets, render_robustness, render_scenarios
 from fivefold.results.search_result import (
     Batch,
     Change,
@@ -33,7 +33,7 @@ from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_s
 UNFIT = 3  # number of changes listed that do not fit but would help most
 
 
-def page(result: SearchResult, *, precision: str | None = None) -> RenderableType:
+def render_page(result: SearchResult, *, precision: str | None = None) -> RenderableType:
     """Return the page: proposal, best layouts, near misses, the front if it has several points, reasons.
 
     ``precision``: that of the question's job, which the page does not repeat if all layouts have it.
@@ -50,30 +50,30 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if result.gap_line():
         parts.append(Text(f"The best layout is {result.gap_line()}.", style="yellow", overflow="fold"))
     if result.proposal:
-        parts.append(_proposal(result.proposal, result.superlative, with_precision=is_mixed))
+        parts.append(_render_proposal(result.proposal, result.superlative, with_precision=is_mixed))
     if result.robust:
         parts += [
             render_robustness(result.robust),
-            regrets(result.robust),
-            _heading("If the run differs from the prediction"),
+            render_regrets(result.robust),
+            _build_heading("If the run differs from the prediction"),
         ]
-        parts += [scenarios(result.robust), _heading("As predicted")]
+        parts += [render_scenarios(result.robust), _build_heading("As predicted")]
     if gain := result.describe_gain():
         parts.append(Text.assemble("\n", gain, style="bold", overflow="fold"))
     if result.tight:
         parts.append(Text(result.tight.line(), style="yellow", overflow="fold"))
     if result.best:
-        parts += [_heading(result.title)] if result.proposal else []
+        parts += [_build_heading(result.title)] if result.proposal else []
         parts.append(make_best_grid(result.best, own=result.own, with_precision=is_mixed))
         if legend := explain_layouts(ranked.step.layout for ranked in result.best):
             parts.append(Text(legend, style="dim", overflow="fold"))
         expected_choice = result.proposal.choice if result.proposal else result.best[0]
-        if expected := expectation(expected_choice.step):
+        if expected := render_intervals(expected_choice.step):
             parts.append(
                 Text.assemble("\nThe proposal" if result.proposal else "\nThe first layout of the table", expected)
             )
     if result.finalists:
-        parts += [_heading("Measured"), finalists(result.finalists)]
+        parts += [_build_heading("Measured"), render_finalists(result.finalists)]
     if result.binding_constraint:
         parts.append(Text.assemble("\n", result.binding_constraint, overflow="fold"))
     for miss in result.misses:
@@ -84,10 +84,10 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
         parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes]
     if len(result.front) > 1:
-        parts += [_heading("Pareto front of peak memory and step time"), make_front_grid(result)]
+        parts += [_build_heading("Pareto front of peak memory and step time"), make_front_grid(result)]
     if result.reasons:
         parts += [
-            _heading("Why the other layouts lost" if result.best else "Why no layout fits"),
+            _build_heading("Why the other layouts lost" if result.best else "Why no layout fits"),
             make_grid(REASONS, result.reasons),
         ]
     return Group(*parts)
@@ -117,12 +117,12 @@ def walk(single_changes: Walk, *, top: int) -> RenderableType:
     parts: list[RenderableType] = [
         Text.assemble((start.layout, "bold cyan"), overflow="fold"),
         Text(figures),
-        _heading("One change"),
+        _build_heading("One change"),
         make_grid(CHANGES, choose_changes(single_changes.changes, top)),
     ]
     if len(single_changes.path) > 1:
         parts += [
-            _heading("The best change, then the best one after it, and so on"),
+            _build_heading("The best change, then the best one after it, and so on"),
             make_grid(CHANGES, single_changes.path),
         ]
     if single_changes.path:
@@ -140,7 +140,7 @@ def choose_changes(change_list: Sequence[Change], top: int) -> list[Change]:
     return [*change_list[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
 
 
-def _proposal(proposal: Proposal, superlative: str, *, with_precision: bool) -> RenderableType:
+def _render_proposal(proposal: Proposal, superlative: str, *, with_precision: bool) -> RenderableType:
     """Return the proposed layout, simpler and faster ones with their difference, and the reason for each choice."""
     step = proposal.choice.step
     seconds = show_seconds(step.time.step_seconds)
@@ -206,16 +206,16 @@ def _distinguish(front: Sequence[Point]) -> list[Point]:
     return points
 
 
-def _money(dollars: float) -> str:
+def _format_dollars(dollars: float) -> str:
     return f"{dollars:,.2f}" if dollars >= 1 or not dollars else f"{dollars:.2g}"
 
 
-def finalists(finalist_list: Sequence[Finalist]) -> Grid:
+def render_finalists(finalist_list: Sequence[Finalist]) -> Grid:
     """Return a table of the layouts that were trained for a few steps, the fastest first."""
     return make_grid(FINALISTS, enumerate(finalist_list, start=1))
 
 
-def _error(finalist: Finalist) -> float | None:
+def _compute_error(finalist: Finalist) -> float | None:
     return finalist.predicted_seconds / finalist.measured_seconds - 1 if finalist.measured_seconds else None
 
 
@@ -235,7 +235,7 @@ def _format_layout(layout: str, reduce: str) -> str:
     return layout if is_default else f"{layout} (--set reduce={reduce})"
 
 
-def _heading(title: str) -> Text:
+def _build_heading(title: str) -> Text:
     return Text.assemble("\n", (title, "bold"))
 
 
@@ -252,7 +252,7 @@ RANKED: tuple[Column[tuple[int | str, Ranked]], ...] = (
     Column("MFU", lambda row: row[1].step.mfu.causal, show_share),
     Column("tokens/s/GPU", lambda row: row[1].step.tokens_per_second_per_gpu, show_count, is_wide=True),
     Column("GPU hours/step", lambda row: row[1].gpu_hours, "{:.3g}".format),
-    Column("dollars", lambda row: row[1].dollars, _money),
+    Column("dollars", lambda row: row[1].dollars, _format_dollars),
     Column("most time in", lambda row: row[1].step.time.longest_part, is_text=True),
 )
 REASONS: tuple[Column[Reason], ...] = (
@@ -312,6 +312,6 @@ FINALISTS: tuple[Column[tuple[int, Finalist]], ...] = (
     Column("layout", lambda row: row[1].layout, is_text=True),
     Column("predicted", lambda row: row[1].predicted_seconds, show_seconds),
     Column("measured", lambda row: row[1].measured_seconds, show_seconds),
-    Column("error", lambda row: _error(row[1]), show_change),
+    Column("error", lambda row: _compute_error(row[1]), show_change),
     Column("why", lambda row: row[1].why, is_text=True),
 )

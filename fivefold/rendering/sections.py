@@ -11,7 +11,7 @@ from rich.text import Text
 from fivefold.rendering.elements import Raw
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.step_view import Parts
-from fivefold.rendering.table import heading, show_bars
+from fivefold.rendering.table import build_heading, show_bars
 
 
 class AnswerSection(NamedTuple):
@@ -27,6 +27,6 @@ def render_sections(sections: Iterable[AnswerSection]) -> RenderableType:
     """Return the sections for the terminal, each under its heading."""
     parts: list[RenderableType] = []
     for section in sections:
-        parts += [heading(section.title, section.remark)] if section.title else []
+        parts += [build_heading(section.title, section.remark)] if section.title else []
         parts += [show_bars(part) if isinstance(part, Parts) else part for part in section.parts]
     return Group(*parts)

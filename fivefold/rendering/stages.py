@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from fivefold.step import StageMemory
-from fivefold.units import byte_unit, show_cause
+from fivefold.units import choose_byte_unit, show_cause
 
 MEMORY_PARTS = {"states": ("blue", "█"), "activations": ("yellow", "▒"), "temporary": ("bright_black", "·")}
 BAR_WIDTH = 20
@@ -30,26 +30,28 @@ class StageTable:
 
     def __init__(self, stages: Sequence[StageMemory]) -> None:
         self.highest = max(stage.peak_bytes for stage in stages)
-        self.size, unit = byte_unit(self.highest)
+        self.size, unit = choose_byte_unit(self.highest)
         self.legend = "; ".join((unit, " ".join(f"{letter} {part}" for part, (_, letter) in MEMORY_PARTS.items())))
-        self.rows = [self._row(list(equal_stages)) for _, equal_stages in groupby(stages, key=self._numbers)]
+        self.rows = [
+            self._build_row(list(equal_stages)) for _, equal_stages in groupby(stages, key=self._format_numbers)
+        ]
 
-    def _numbers(self, stage: StageMemory) -> dict[str, str]:
+    def _format_numbers(self, stage: StageMemory) -> dict[str, str]:
         return {name: f"{getattr(stage, f'{name}_bytes') / self.size:.2f}" for name in (*MEMORY_PARTS, "peak")}
 
-    def _row(self, equal_stages: list[StageMemory]) -> dict[str, Text]:
+    def _build_row(self, equal_stages: list[StageMemory]) -> dict[str, Text]:
         first, last = equal_stages[0].stage, equal_stages[-1].stage
         cause = show_cause(equal_stages[0].peak_cause) or "–"
         if first != last:
             cause = re.sub(r"block \d+", "a block", cause)  # each of these stages has a different block
         cells = {
             "stage": str(first) if first == last else f"{first}–{last}",
-            **self._numbers(equal_stages[0]),
+            **self._format_numbers(equal_stages[0]),
             "cause": cause,
         }
-        return {**{name: Text(cell) for name, cell in cells.items()}, "": self._bar(equal_stages[0])}
+        return {**{name: Text(cell) for name, cell in cells.items()}, "": self._draw_bar(equal_stages[0])}
 
-    def _bar(self, stage: StageMemory) -> Text:
+    def _draw_bar(self, stage: StageMemory) -> Text:
         bar, total = Text(), 0
         for name, (colour, letter) in MEMORY_PARTS.items():
             before = round(total / self.highest * BAR_WIDTH) if self.highest else 0
@@ -67,13 +69,13 @@ class StageTable:
                 break
             shown.append(name)
         columns = [name for name in ORDER if name in shown]
-        yield self._line(
+        yield self._build_line(
             [Text(name, MEMORY_PARTS.get(name, ("",))[0]) for name in columns], columns, widths, style="bold"
         )
         for row in self.rows:
-            yield self._line([row[name] for name in columns], columns, widths)
+            yield self._build_line([row[name] for name in columns], columns, widths)
 
-    def _line(self, cells: list[Text], columns: list[str], widths: dict[str, int], *, style: str = "") -> Text:
+    def _build_line(self, cells: list[Text], columns: list[str], widths: dict[str, int], *, style: str = "") -> Text:
         line = Text(style=style, overflow="fold")
         for name, cell in zip(columns, cells, strict=True):
             space = " " * (widths[name] - cell.cell_len)

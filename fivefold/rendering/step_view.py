@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from fivefold.rendering.grid import Column, Grid, make_grid
-from fivefold.rendering.verdict import judgement
+from fivefold.rendering.verdict import format_verdict
 from fivefold.step import Memory, Operation, StageMemory, Step, Time, Traffic, Verdict, Work
 from fivefold.units import show_bytes, show_cause, show_count, show_flops, show_seconds
 
@@ -115,7 +115,7 @@ def list_key_figures(step: Step) -> tuple[Figure, ...]:
     bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
     return (
         Figure("step time", show_seconds(step.time.step_seconds), bound),
-        Figure("peak memory", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),
+        Figure("peak memory", show_bytes(memory.peak_bytes), format_verdict(memory), find_verdict_tone(memory)),
         Figure(
             "MFU, causal",
             f"{step.mfu.causal:.1%}",
@@ -170,7 +170,7 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
         if trainable is None
         else [
             ("trainable parameters", f"{trainable:,} ({trainable / total:.2%} of all)"),
-            ("FLOPs per parameter and token", _flops_per_parameter(step)),
+            ("FLOPs per parameter and token", _format_flops_per_parameter(step)),
         ]
     )
     lines = [
@@ -194,7 +194,7 @@ def _list_vision(work: Work) -> list[tuple[str, str]]:
     return [("vision tower", f"{show_count(work.vision_parameters)} parameters, {share:.1%} of causal FLOPs")]
 
 
-def _flops_per_parameter(step: Step) -> str:
+def _format_flops_per_parameter(step: Step) -> str:
     """Return the model FLOPs per parameter and token: 6 if all weights are trained, about 4 if most are frozen."""
     tokens = step.tokens_per_second_per_gpu * step.world * step.time.step_seconds
     flops = step.work.model_flops_causal / (step.work.active_parameters * tokens)

@@ -15,11 +15,11 @@ from rich.text import Text
 
 from fivefold.machine.spec import Machine
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.interval import expectation
+from fivefold.rendering.interval import render_intervals
 from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.stages import StageTable
 from fivefold.rendering.step_view import Parts, Section, view_step
-from fivefold.rendering.verdict import STYLES, judgement
+from fivefold.rendering.verdict import STYLES, format_verdict
 from fivefold.step import Kind, Memory, Step
 from fivefold.units import show_bytes, show_count, show_flops, show_rate, show_seconds
 
@@ -37,11 +37,11 @@ def step(step: Step, *, stated: Collection[str] = ()) -> RenderableType:
     page += [show_section(view.memory)] if view.memory else []
     if len(stages) > 1:
         by_stage = StageTable(stages)
-        page += [heading("Memory by pipeline stage", by_stage.legend), by_stage]
+        page += [build_heading("Memory by pipeline stage", by_stage.legend), by_stage]
     return Group(*page, show_section(view.time), show_section(view.traffic), show_section(view.work))
 
 
-def operations(step: Step) -> RenderableType:
+def render_operations(step: Step) -> RenderableType:
     """Return a table of FLOPs, kept bytes and seconds by operation, for one micro-batch on one rank."""
     return show_section(view_step(step).operations)
 
@@ -55,10 +55,10 @@ def show_section(section: Section) -> RenderableType:
         content = body if body.rows else Text("none")
     else:
         content = _show_pairs(body)
-    return Group(heading(section.title, section.remark), content)
+    return Group(build_heading(section.title, section.remark), content)
 
 
-def machine(machine: Machine) -> str:
+def describe_machine(machine: Machine) -> str:
     """Describe a machine in one line: peaks, memory and bandwidth of a rank, and the outermost link."""
     peaks = ", ".join(f"{dtype} {show_flops(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
     link = machine.links[-1]
@@ -70,7 +70,7 @@ def machine(machine: Machine) -> str:
     )
 
 
-def remarks(lines: Iterable[str]) -> Text:
+def render_remarks(lines: Iterable[str]) -> Text:
     """Return remarks, one per line, to stand above the figures that they concern."""
     return Text("".join(f"{line}\n" for line in lines), style="yellow", overflow="fold")
 
@@ -81,33 +81,33 @@ def show_headline(step: Step, *, stated: Collection[str] = ()) -> Text:
         (f"{KINDS[step.kind]}  {step.model} on {step.machine}, {count_ranks(step.world)}\n", "dim"),
         (f"{describe_step(step, stated=stated)}\n", "dim"),
         (f"{step.layout}\n", "bold"),
-        remarks(step.remarks),
+        render_remarks(step.remarks),
         "\n",
         (f"step time {show_seconds(step.time.step_seconds)}", "bold cyan"),
-        f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_mfu(step)}\n",
-        _verdict(step.memory),
-        expectation(step),
+        f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_format_mfu(step)}\n",
+        _format_verdict(step.memory),
+        render_intervals(step),
         overflow="fold",
     )
 
 
-def _mfu(step: Step) -> str:
+def _format_mfu(step: Step) -> str:
     if not step.hfu:  # the chip was not named
         return "MFU not known"
     return f"MFU {step.mfu.causal:.1%} causal, {step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%}"
 
 
-def _verdict(memory: Memory) -> Text:
+def _format_verdict(memory: Memory) -> Text:
     reserved = f", {show_bytes(memory.reserved_bytes)} reserved" if memory.reserved_bytes is not None else ""
     driver = f", {show_bytes(memory.driver_bytes)} with the driver" if memory.driver_bytes is not None else ""
     host = f", {show_bytes(memory.host_bytes)} of host memory per node" if memory.host_bytes else ""
     figures = f"peak memory {show_bytes(memory.peak_bytes)}{reserved}{driver}{host}"
     if memory.verdict is None:
         return Text(figures)
-    return Text.assemble(figures, "  ·  ", (judgement(memory), STYLES[memory.verdict]))
+    return Text.assemble(figures, "  ·  ", (format_verdict(memory), STYLES[memory.verdict]))
 
 
-def heading(title: str, remark: str = "") -> Text:
+def build_heading(title: str, remark: str = "") -> Text:
     """Return the heading of a section, with an optional remark next to it."""
     return Text.assemble("\n", (title, "bold"), (f"  {remark}" if remark else "", "dim"), overflow="fold")
 

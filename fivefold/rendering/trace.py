@@ -2,9 +2,9 @@
 
     {"name": "F0.3", "cat": "F", "ph": "X", "ts": 1500.0, "dur": 620.0, "pid": 0, "tid": 0}      microseconds
 
-There is one process per pipeline rank, and in ``lanes`` one per traced rank. Exposed messages of a planned span are
-drawn at its end, on a line below it; traced ones from post to end, with their waits among the operations. Source: the
-format's description, "Trace Event Format", Google, 2016.
+There is one process per pipeline rank, and in ``list_lanes`` one per traced rank. Exposed messages of a planned span
+are drawn at its end, on a line below it; traced ones from post to end, with their waits among the operations.
+Source: the format's description, "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from fivefold.atomic_file import replace_file
 from fivefold.results.spans import RankStep, RankTrace, Span
 
 
-def events(rows: Sequence[Sequence[Span]]) -> Iterator[dict[str, Any]]:
+def list_events(rows: Sequence[Sequence[Span]]) -> Iterator[dict[str, Any]]:
     """Yield the trace events of all ranks: names of processes and lines, then the spans."""
     for rank, row in enumerate(rows):
-        yield from names(rank, f"pipeline rank {rank}", ("step", "messages that nothing hides"))
+        yield from name_lines(rank, f"pipeline rank {rank}", ("step", "messages that nothing hides"))
         yield from _iterate_planned(row, rank)
 
 
 def _iterate_planned(row: Sequence[Span], process: int) -> Iterator[dict[str, Any]]:
     for span in row:
         arguments = {"stage": span.stage, "micro_batch": span.micro_batch} if span.stage >= 0 else {}
-        yield event(span.name, span.kind, process, 0, start=span.start, end=span.end, known=arguments)
+        yield build_event(span.name, span.kind, process, 0, start=span.start, end=span.end, known=arguments)
         if span.messages:
             name = ", ".join(span.axes)
-            yield event(name, "messages", process, 1, start=span.end - span.messages, end=span.end, known={})
+            yield build_event(name, "messages", process, 1, start=span.end - span.messages, end=span.end, known={})
 
 
-def lanes(
+def list_lanes(
     measured: Sequence[RankTrace], *, predicted: Sequence[Sequence[Span]] = (), dry_run: Sequence[Sequence[Span]] = ()
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of one picture: the planned step, the dry run, then what each rank did, first step at 0."""
     process = 0
     for kind, rows in (("predicted", predicted), ("dry run", dry_run)):
         for rank, row in enumerate(rows):
-            yield from names(process, f"{kind}, pipeline rank {rank}", ("step", "messages that nothing hides"))
+            yield from name_lines(process, f"{kind}, pipeline rank {rank}", ("step", "messages that nothing hides"))
             yield from _iterate_planned(row, process)
             process += 1
     origin_seconds = min((step.begin for trace in measured for step in trace.steps[:1]), default=0.0)
     for trace in measured:
         lines = ("schedule", "operations and waits")
-        yield from names(process, f"measured, rank {trace.rank} (pipeline rank {trace.stage})", lines)
+        yield from name_lines(process, f"measured, rank {trace.rank} (pipeline rank {trace.stage})", lines)
         for step in trace.steps:
             yield from _iterate_traced(step, process, since=origin_seconds)
         for span in trace.evaluations:
             if span.start >= origin_seconds:
-                yield event(
+                yield build_event(
                     span.name,
                     span.kind,
                     process,
@@ -72,26 +72,26 @@ def _iterate_traced(step: RankStep, process: int, *, since: float) -> Iterator[d
         arguments = {"own_us": round(span.own * 1e6, 3)} | ({"way": span.way} if span.way else {})
         if span.stage >= 0:
             arguments |= {"stage": span.stage, "micro_batch": span.micro_batch}
-        yield event(
+        yield build_event(
             span.name, span.kind, process, line, start=start + span.start, end=start + span.end, known=arguments
         )
     for number, message in enumerate(step.messages):
         message_arguments = {
             "sent_bytes": message.bytes,
             "ranks": message.ranks[:16],
-            "waited_us": _micro(message.done - message.waits),
+            "waited_us": _convert_to_microseconds(message.done - message.waits),
         }
         end = message.waits if message.early else message.done
         common = {"name": message.name, "cat": message.axis, "id": f"{step.step}.{number}", "pid": process, "tid": 0}
-        yield common | {"ph": "b", "ts": _micro(start + message.posted), "args": message_arguments}
-        yield common | {"ph": "e", "ts": _micro(start + end), "args": {}}
+        yield common | {"ph": "b", "ts": _convert_to_microseconds(start + message.posted), "args": message_arguments}
+        yield common | {"ph": "e", "ts": _convert_to_microseconds(start + end), "args": {}}
 
 
-def _micro(seconds: float) -> float:
+def _convert_to_microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def names(process: int, name: str, lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+def name_lines(process: int, name: str, lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the metadata events that name a process and its lines (threads)."""
     yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
     yield {"name": "process_sort_index", "ph": "M", "pid": process, "args": {"sort_index": process}}
@@ -99,7 +99,7 @@ def names(process: int, name: str, lines: Sequence[str]) -> Iterator[dict[str, A
         yield {"name": "thread_name", "ph": "M", "pid": process, "tid": line, "args": {"name": line_name}}
 
 
-def event(
+def build_event(
     name: str, category: str, process: int, line: int, *, start: float, end: float, known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a complete event ("X"); ``start`` and ``end`` in seconds, written in µs to the nanosecond."""
@@ -107,8 +107,8 @@ def event(
         "name": name,
         "cat": category,
         "ph": "X",
-        "ts": _micro(start),
-        "dur": _micro(end - start),
+        "ts": _convert_to_microseconds(start),
+        "dur": _convert_to_microseconds(end - start),
         "pid": process,
         "tid": line,
         "args": known,
@@ -117,7 +117,7 @@ def event(
 
 def save(rows: Sequence[Sequence[Span]], path: Path, *, about: dict[str, str]) -> None:
     """Write the trace of ``rows`` (spans per pipeline rank) to ``path``, with ``about`` as its metadata."""
-    write(events(rows), path, about=about)
+    write(list_events(rows), path, about=about)
 
 
 def write(event_dicts: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str]) -> None:

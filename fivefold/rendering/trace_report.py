@@ -15,9 +15,9 @@ from rich.text import Text
 
 from fivefold.record import UserError
 from fivefold.rendering import charts
-from fivefold.rendering.compare import table as compared
+from fivefold.rendering.compare import render_table as compared
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED, colour
+from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED, get_colour
 from fivefold.rendering.sections import AnswerSection, render_sections
 from fivefold.rendering.step_view import BarPart
 from fivefold.results.advice import StepAdvice
@@ -47,7 +47,7 @@ class PathPiece(NamedTuple):
     end: float
 
 
-def page(
+def render_page(
     report: TraceReport,
     *,
     rows: Sequence[QuantityComparison] = (),
@@ -67,26 +67,30 @@ def list_sections(
 ) -> Iterator[AnswerSection]:
     """Yield the sections of the page, the headline first and advice last."""
     ranks = report.average_steps()
-    yield AnswerSection((*_headline(report, ranks), *(Text(f"! {line}", style="yellow") for line in report.remarks)))
+    yield AnswerSection(
+        (*_build_headline(report, ranks), *(Text(f"! {line}", style="yellow") for line in report.remarks))
+    )
     averaged = f"mean of {len(report.steps)} steps" if len(report.steps) > 1 else report.steps[0]
     left_out = len(ranks) - MAX_RANKS
     more = (Text(f"and {left_out} more ranks (--json has all)", style="dim"),) if left_out > 0 else ()
-    yield AnswerSection((_breakdown(ranks), *more), "Where the time goes", f"by rank, {averaged}; shares of the step")
     yield AnswerSection(
-        (_kernels(report.categories, named=False),),
+        (_build_breakdown(ranks), *more), "Where the time goes", f"by rank, {averaged}; shares of the step"
+    )
+    yield AnswerSection(
+        (_build_kernel_table(report.categories, named=False),),
         "What runs",
         "by category, of a rank and step; kernels side by side count each",
     )
     yield AnswerSection(
-        (_kernels(report.kernels, named=True),),
+        (_build_kernel_table(report.kernels, named=True),),
         "Longest kernels" if report.device == "GPU" else "Longest operators",
     )
     if report.messages:
         remark = "of a rank and step; rates from the last arrival on, where it is known"
-        yield AnswerSection((_messages(report.messages),), "Messages", remark)
+        yield AnswerSection((_build_message_table(report.messages),), "Messages", remark)
     if report.path:
         remark = f"{show_seconds(report.path_seconds)} over all ranks, by what it waits for"
-        yield AnswerSection(tuple(_path(report)), "Critical path", remark)
+        yield AnswerSection(tuple(_render_path(report)), "Critical path", remark)
     if rows:
         yield AnswerSection((compared(rows),), "Compared with the prediction", predicted)
     if advice is not None:
@@ -99,7 +103,7 @@ def split_step(breakdown: Breakdown) -> list[BarPart]:
     return [BarPart(name, look, seconds, show_seconds(seconds)) for name, look, seconds in parts]
 
 
-def finding(ranks: Sequence[Breakdown]) -> str:
+def describe_ranks(ranks: Sequence[Breakdown]) -> str:
     """Return the title: the share of compute, and what takes most of the rest."""
     window_seconds = sum(breakdown.window_seconds for breakdown in ranks)
     sums = {name: sum(getattr(breakdown, field) for breakdown in ranks) for field, (name, _) in TIME_PARTS.items()}
@@ -109,7 +113,7 @@ def finding(ranks: Sequence[Breakdown]) -> str:
     return f"Compute fills {compute / window_seconds:.0%} of a step{share}"
 
 
-def _headline(report: TraceReport, ranks: Sequence[Breakdown]) -> tuple[Text, Text]:
+def _build_headline(report: TraceReport, ranks: Sequence[Breakdown]) -> tuple[Text, Text]:
     traced_ranks = (
         f"{len(report.ranks)} of {report.world} ranks"
         if len(report.ranks) < report.world
@@ -118,11 +122,11 @@ def _headline(report: TraceReport, ranks: Sequence[Breakdown]) -> tuple[Text, Te
     seconds = (f"{show_seconds(report.step_seconds)} per step", "bold cyan")
     return (
         Text(f"traced  {traced_ranks} on {report.device}s\n", style="dim"),
-        Text.assemble(seconds, f"  ·  {finding(ranks)}"),
+        Text.assemble(seconds, f"  ·  {describe_ranks(ranks)}"),
     )
 
 
-def _breakdown(ranks: Sequence[Breakdown]) -> Grid:
+def _build_breakdown(ranks: Sequence[Breakdown]) -> Grid:
     headings = (
         "rank",
         "step",
@@ -135,10 +139,10 @@ def _breakdown(ranks: Sequence[Breakdown]) -> Grid:
         "host-bound idle",
         "queued idle",
     )
-    return Grid(headings, tuple(_breakdown_row(breakdown) for breakdown in ranks[:MAX_RANKS]), words=())
+    return Grid(headings, tuple(_format_breakdown_row(breakdown) for breakdown in ranks[:MAX_RANKS]), words=())
 
 
-def _breakdown_row(breakdown: Breakdown) -> tuple[str, ...]:
+def _format_breakdown_row(breakdown: Breakdown) -> tuple[str, ...]:
     def share(seconds: float | None) -> str:
         return "–" if seconds is None or not breakdown.window_seconds else f"{seconds / breakdown.window_seconds:.1%}"
 
@@ -161,7 +165,7 @@ def _breakdown_row(breakdown: Breakdown) -> tuple[str, ...]:
     )
 
 
-def _kernels(lines: Sequence[KernelLine], *, named: bool) -> Grid:
+def _build_kernel_table(lines: Sequence[KernelLine], *, named: bool) -> Grid:
     headings = ("category", *(("name",) if named else ()), "calls", "seconds", "longest")
     rows = tuple(
         (
@@ -185,7 +189,7 @@ def shorten_name(name: str) -> str:
     return f"{name[: MAX_NAME_CHARACTERS - end - 1]}…{name[-end:]}"
 
 
-def _messages(lines: Sequence[MessageLine]) -> Grid:
+def _build_message_table(lines: Sequence[MessageLine]) -> Grid:
     has_links = any(line.link for line in lines)
     headings = (
         "group",
@@ -199,12 +203,12 @@ def _messages(lines: Sequence[MessageLine]) -> Grid:
         "busbw",
         *(("of the link",) if has_links else ()),
     )
-    rows = tuple(_message_row(line, linked=has_links) for line in lines)
+    rows = tuple(_format_message_row(line, linked=has_links) for line in lines)
     return Grid(headings, rows, words=("group", "collective"))
 
 
-def _message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
-    def rate(value: float | None) -> str:
+def _format_message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
+    def format_rate(value: float | None) -> str:
         return "–" if value is None else f"{value / 1e9:.3g} GB/s"
 
     share = "–"
@@ -220,18 +224,18 @@ def _message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
         size,
         show_seconds(line.seconds),
         waiting,
-        rate(line.algorithm_bandwidth),
-        rate(line.bus_bandwidth),
+        format_rate(line.algorithm_bandwidth),
+        format_rate(line.bus_bandwidth),
     )
     return (*cells, share) if linked else cells
 
 
-def _path(report: TraceReport) -> Iterator[Text | Grid]:
-    yield _path_grid(report.path[:12], report.path_seconds)
+def _render_path(report: TraceReport) -> Iterator[Text | Grid]:
+    yield _build_path_grid(report.path[:12], report.path_seconds)
     named = [part for part in report.path_names if part.name]
     if named:
         yield Text("\nits longest pieces", style="dim")
-        yield _path_grid(named, report.path_seconds)
+        yield _build_path_grid(named, report.path_seconds)
     latest = max(report.arrivals, key=lambda arrival: arrival.others_waited_seconds, default=None)
     if latest is not None and latest.others_waited_seconds:
         yield Text(
@@ -240,7 +244,7 @@ def _path(report: TraceReport) -> Iterator[Text | Grid]:
         )
 
 
-def _path_grid(parts: Sequence[PathPart], total_seconds: float) -> Grid:
+def _build_path_grid(parts: Sequence[PathPart], total_seconds: float) -> Grid:
     named = any(part.name for part in parts)
     rows = tuple(
         (
@@ -255,9 +259,9 @@ def _path_grid(parts: Sequence[PathPart], total_seconds: float) -> Grid:
     return Grid(("rank", "what", *(("name",) if named else ()), "seconds", "share"), rows, words=("what", "name"))
 
 
-def breakdown_chart(report: TraceReport) -> charts.Chart:
+def draw_breakdown(report: TraceReport) -> charts.Chart:
     """Return a bar per rank: where the time of its mean step goes."""
-    alt = charts._altair()
+    alt = charts._import_altair()
     ranks = report.average_steps()[:MAX_RANKS]
     values = [
         {"rank": f"rank {breakdown.rank}", "part": name, "order": order, "ms": getattr(breakdown, field) * 1e3}
@@ -270,19 +274,22 @@ def breakdown_chart(report: TraceReport) -> charts.Chart:
         .encode(
             x=alt.X("ms:Q", title="mean of a step, ms", stack="zero"),
             y=alt.Y(
-                "rank:N", sort=[f"rank {breakdown.rank}" for breakdown in ranks], title=None, axis=charts._labels(alt)
+                "rank:N",
+                sort=[f"rank {breakdown.rank}" for breakdown in ranks],
+                title=None,
+                axis=charts._style_labels(alt),
             ),
-            color=charts._colour("part", {name: colour(look) for name, look in TIME_PARTS.values()}),
+            color=charts._encode_colour("part", {name: get_colour(look) for name, look in TIME_PARTS.values()}),
             order="order:Q",
         )
     )
     subtitle = f"{report.world} ranks on {report.device}s, {len(report.steps)} steps"
-    return charts._finish(picture, title=finding(ranks), subtitle=subtitle, height=max(60, 30 * len(ranks)))
+    return charts._finish(picture, title=describe_ranks(ranks), subtitle=subtitle, height=max(60, 30 * len(ranks)))
 
 
-def path_chart(report: TraceReport, path: Sequence[PathPiece]) -> charts.Chart:
+def draw_path(report: TraceReport, path: Sequence[PathPiece]) -> charts.Chart:
     """Return the critical path of the last step, on the line of the rank that it runs over."""
-    alt = charts._altair()
+    alt = charts._import_altair()
     if not path:
         raise UserError("no step has a critical path; there is nothing to draw")
     pieces = _coarsen(path)
@@ -297,8 +304,8 @@ def path_chart(report: TraceReport, path: Sequence[PathPiece]) -> charts.Chart:
         .encode(
             x=alt.X("start:Q", title="time, ms"),
             x2="end:Q",
-            y=alt.Y("rank:N", sort=order, title=None, axis=charts._labels(alt)),
-            color=charts._colour("activity", ACTIVITY_COLOURS),
+            y=alt.Y("rank:N", sort=order, title=None, axis=charts._style_labels(alt)),
+            color=charts._encode_colour("activity", ACTIVITY_COLOURS),
         )
     )
     path_seconds = path[-1].end
@@ -332,7 +339,7 @@ def save_charts(report: TraceReport, path: Sequence[PathPiece], folder: Path) ->
     """Write breakdown and path as .svg and .html into ``folder``."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--charts {folder} is a file; name a folder")
-    pictures = {"breakdown": breakdown_chart(report), "critical-path": path_chart(report, path)}
+    pictures = {"breakdown": draw_breakdown(report), "critical-path": draw_path(report, path)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         for suffix in (".svg", ".html"):

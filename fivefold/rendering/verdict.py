@@ -8,7 +8,7 @@ from fivefold.units import show_bytes, show_risk
 STYLES: dict[Verdict, str] = {"fits": "green", "tight": "bold yellow", "does not fit": "bold red"}  # in a terminal
 
 
-def judgement(memory: Memory) -> str:
+def format_verdict(memory: Memory) -> str:
     """Return the verdict and its reason, such as ``tight: 22 % risk of running out of 79.19 GiB``; "" without one."""
     if memory.verdict is None or memory.risk is None or memory.capacity_bytes is None:
         return memory.verdict or ""

@@ -43,7 +43,7 @@ OF_LAYOUT = (
 USED_BY: Mapping[str, Sequence[Question]] = {"tokens": ("batch", "run"), "assume": ("run",), "noise": ("batch",)}
 
 
-def answers(
+def find_answers(
     question: Question,
     model: Model,
     machine: Machine,
@@ -65,7 +65,7 @@ def answers(
     from fivefold.layout.remarks import list_remarks
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
-    from fivefold.planner.context_length import lengths
+    from fivefold.planner.context_length import compute_lengths
     from fivefold.planner.predict import predict as predicted
     from fivefold.planner.run_estimate import predict_full_run
     from fivefold.planner.search import search as searched
@@ -77,7 +77,7 @@ def answers(
     if question == "model":
         return [questions.find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":
-        return questions.fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
+        return questions.list_fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
     chosen_layout, remark = (layout, "") if layout else _search_fastest(model, machine, job, risk=risk)
     run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
@@ -85,7 +85,7 @@ def answers(
             questions.find_largest_micro_batch(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk)
         ],
         "sequence": lambda: [
-            lengths(
+            compute_lengths(
                 model=model,
                 machine=machine,
                 job=job,
@@ -106,7 +106,9 @@ def answers(
             job=job, layout=chosen_layout, tokens=tokens, model=model, noise=noise, machine=machine
         ),
         "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen_layout, job=job))],
-        "changes": lambda: questions.changes(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk),
+        "changes": lambda: questions.list_changes(
+            model=model, machine=machine, job=job, layout=chosen_layout, risk=risk
+        ),
     }
     if question not in answer_by_question:
         raise UserError(

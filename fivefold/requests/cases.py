@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FILES = (".toml", ".json")
 
 
-def cases(
+def list_cases(
     words: Sequence[str],
     job: Job,
     *,

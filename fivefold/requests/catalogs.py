@@ -14,10 +14,10 @@ Entry = TypeVar("Entry", bound=Record)
 
 def list_models(word: str | None = None) -> list[CatalogModel]:
     """Return the models of the catalog, or those that contain ``word``."""
-    from fivefold.model.catalog import CATALOG, build_model, names
+    from fivefold.model.catalog import CATALOG, build_model, list_names
 
     entries = []
-    for model in map(build_model, names()):
+    for model in map(build_model, list_names()):
         experts = {"experts": model.moe.experts, "experts_per_token": model.moe.topk} if model.moe else {}
         entries.append(
             CatalogModel(
@@ -61,10 +61,10 @@ def list_families(word: str | None = None) -> list[CatalogFamily]:
 
 def list_machines(word: str | None = None) -> list[CatalogMachine]:
     """Return the machines of the catalog, or those that contain ``word``."""
-    from fivefold.machine.catalog import names, resolve
+    from fivefold.machine.catalog import list_names, resolve
 
     entries = []
-    for name in names():
+    for name in list_names():
         machine = resolve(name, local=Path())  # no file: the catalog's names come first
         chip = machine.chip
         entries.append(
@@ -110,22 +110,22 @@ def _select(entries: Sequence[Entry], word: str | None, *, kind: str, flag: str 
     """Return the entries that contain a word in any field; raises ``UserError`` if none does."""
     if word is None:
         return list(entries)
-    selected = [entry for entry in entries if any(word.lower() in text.lower() for text in _texts(entry))]
+    selected = [entry for entry in entries if any(word.lower() in text.lower() for text in _list_texts(entry))]
     if not selected:
         raise UserError(f"no {kind} contains {word!r}; `fivefold {flag or f'{kind}s'}` lists all {len(entries)}")
     return selected
 
 
-def _texts(value: object) -> list[str]:
+def _list_texts(value: object) -> list[str]:
     """Return the texts in the fields of a record, without the names of its fields and its source."""
     if isinstance(value, CatalogModel) and value.experts:
-        return ["moe", "mixture of experts", *_texts(dict(value) | {"experts": None})]
+        return ["moe", "mixture of experts", *_list_texts(dict(value) | {"experts": None})]
     if isinstance(value, Record):
-        return _texts(dict(value))
+        return _list_texts(dict(value))
     if isinstance(value, dict):
-        return [text for key, inner in value.items() for text in _texts(inner) if key != "source"]
+        return [text for key, inner in value.items() for text in _list_texts(inner) if key != "source"]
     if isinstance(value, tuple):
-        return [text for inner in value for text in _texts(inner)]
+        return [text for inner in value for text in _list_texts(inner)]
     return [value] if isinstance(value, str) else []
 
 

@@ -558,7 +558,7 @@ class WriteOptions(JobOptions):
             description="Format to write: accelerate, axolotl, bridge (Megatron Bridge), deepspeed, fivefold, "
             "kubernetes, llamafactory, megatron, nanotron, skypilot, torchtitan, torchtitan-0.2 or trl."
         ),
-        Option(completion="formats"),
+        Option(completion="complete_format"),
     ]
     stack: Annotated[
         StackName, Field(description="Software whose defaults fill the fields of the job that are not given.")
@@ -822,7 +822,7 @@ class NumericsOptions(JsonOption):
     precision: Annotated[
         Line | None,
         Field(description="Precision recipe to compare with fp32, such as fp8-tiles. Default: the run's own."),
-        Option(completion="precisions"),
+        Option(completion="complete_precision"),
     ] = None
     sequences: Annotated[
         int, Field(ge=1, description="Number of sequences to compare on, from the run's first batch.")
@@ -894,7 +894,7 @@ class SchemaOptions(Request):
     of: Annotated[
         Line,
         Field(description="The command whose output is described, such as predict."),
-        Argument(metavar="COMMAND", completion="json_commands"),
+        Argument(metavar="COMMAND", completion="complete_json_command"),
     ]
 
 
@@ -908,7 +908,7 @@ class SettingsOptions(JsonOption):
     key: Annotated[
         Line | None,
         Field(description="The setting: stack, machine, prices.NAME, output.color or output.width."),
-        Argument(completion="settings"),
+        Argument(completion="complete_setting"),
     ] = None
     value: Annotated[Line | None, Field(description="The value to set."), Argument()] = None
 

@@ -24,17 +24,17 @@ TOKENS = Option(metavar="TOKENS", parser=parse_tokens)  # the form on the comman
 ModelName = Annotated[
     Line,
     Field(description="Catalog name, its Hugging Face repository, or path to a config.json, .toml or .json."),
-    Argument(completion="models"),
+    Argument(completion="complete_model"),
 ]
 MachineName = Annotated[
     Line,
     Field(description="NAME[:GPUS] such as h100:8 or 'l40s:16 nic=100Gbit/node', a .toml file, or local."),
-    Argument(completion="machines"),
+    Argument(completion="complete_machine"),
 ]
 LayoutText = Annotated[
     Line,
     Field(description="Layout keywords, such as 'dp16 tp8 pp4 v2 zero1 mbs1 ac=selective'."),
-    Argument(completion="layouts"),
+    Argument(completion="complete_layout"),
 ]
 
 # The job.
@@ -44,7 +44,7 @@ StackName = Annotated[
     Field(
         description="Training software: fivefold (default), megatron-core, torchtitan, …; `fivefold stacks` lists all."
     ),
-    Option(completion="stacks"),
+    Option(completion="complete_stack"),
 ]
 Sequence = Annotated[
     int | None,
@@ -58,7 +58,7 @@ GlobalBatch = Annotated[
 PrecisionName = Annotated[
     Line | None,
     Field(description="Precision recipe: fp32, bf16 (default), bf16-grad16, fp16, fp8, mxfp8, …"),
-    Option(completion="precisions"),
+    Option(completion="complete_precision"),
 ]
 AdapterText = Annotated[
     Line | None,
@@ -66,7 +66,7 @@ AdapterText = Annotated[
         description="Train low-rank adapters over frozen weights: lora:RANK or dora:RANK, or qlora:RANK or qdora:RANK "
         "over weights in nf4. Default: train all."
     ),
-    Option(completion="adapters"),
+    Option(completion="complete_adapter"),
 ]
 AttentionKernel = Annotated[
     Attention | None,

@@ -85,15 +85,15 @@ def _put(values: dict[str, Any], setting: str) -> str:
         if parent == "adapter" and isinstance(table, str):
             table = values[parent] = parse_adapter(table)
         if parent in ("precision", "stack"):  # a named record or the default, with some of its fields changed
-            table = values[parent] = _table(table, parent)
+            table = values[parent] = _convert_to_table(table, parent)
         if not isinstance(table, dict):
             raise UserError(f"--set {setting!r}: {parent} is one value and has no field {last!r}")
         values = table
-    values[last] = _value(key, text, setting=setting)
+    values[last] = _parse_value(key, text, setting=setting)
     return key
 
 
-def _table(given: object, field: str) -> object:
+def _convert_to_table(given: object, field: str) -> object:
     """Return a named record as a table: ``"bf16"`` → ``{"name": "bf16"}``; the default's name if none is given."""
     from fivefold.job import Job
 
@@ -102,7 +102,7 @@ def _table(given: object, field: str) -> object:
     return {"name": given} if isinstance(given, str) else given
 
 
-def _value(key: str, text: str, *, setting: str) -> Any:
+def _parse_value(key: str, text: str, *, setting: str) -> Any:
     """Return the value of a job field from text.
 
     A list is split at commas, or written as in TOML: ``[{of="head", rate=0.1}]``.

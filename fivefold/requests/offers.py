@@ -56,7 +56,7 @@ def list_offers(
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
     if by not in goal:
         raise UserError(f"--by {by} ranks layouts of one machine; rank several machines by time, cost or energy")
-    rank_range = None if gpu_counts is None else _range(gpu_counts)
+    rank_range = None if gpu_counts is None else _parse_range(gpu_counts)
     choices = []
     for machine in apply_prices(machines, prices):
         low, high = rank_range or (
@@ -73,7 +73,7 @@ def list_offers(
         by=goal[by],
         within=within,
         where=where,
-        deadline=None if deadline is None else _deadline(deadline),
+        deadline=None if deadline is None else _parse_deadline(deadline),
         risk=risk,
         done=done,
     )
@@ -101,14 +101,14 @@ def apply_prices(machines: Sequence[Machine], prices: Sequence[str]) -> list[Mac
     return priced_machines
 
 
-def _range(text: str) -> tuple[int, int]:
+def _parse_range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,7})-([0-9]{1,7})", text)
     if match is None or not 0 < int(match[1]) <= int(match[2]):
         raise UserError(f"--gpu-counts {text!r} is not a range of numbers of GPUs; write for example 64-512")
     return int(match[1]), int(match[2])
 
 
-def _deadline(text: str) -> float:
+def _parse_deadline(text: str) -> float:
     from fivefold.machine.datacenter import parse_seconds
 
     try:

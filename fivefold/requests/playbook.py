@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OTHER_STACKS = ("torchtitan", "megatron-core")  # stacks for which our plans list the commands too
 
 
-def playbook(
+def build_playbook(
     model: Model,
     machine: Machine,
     job: Job,
@@ -42,7 +42,7 @@ def playbook(
     from fivefold.layout.spec import Layout
     from fivefold.layout.where import Where
     from fivefold.machine.datacenter import apply_assumptions
-    from fivefold.planner.playbook import stages
+    from fivefold.planner.playbook import list_stages
     from fivefold.planner.run_estimate import predict_full_run, validate_tokens
     from fivefold.planner.run_file import plan_run_job, write_run_file
     from fivefold.planner.search.neighbours import walk
@@ -52,7 +52,7 @@ def playbook(
     constraints = Where.parse(where)
     default_job = Default()
     is_batch_given = batch == "job" or job.global_batch != default_job.global_batch
-    steps, job, proposal = stages(
+    steps, job, proposal = list_stages(
         model,
         machine,
         job,
@@ -60,7 +60,7 @@ def playbook(
         is_given=is_batch_given,
         risk=risk,
         walk=lambda planner, layout: walk(planner, layout, where=constraints),
-        propose=lambda chosen: _proposal(model, machine, chosen, where=constraints, risk=risk),
+        propose=lambda chosen: _propose_layout(model, machine, chosen, where=constraints, risk=risk),
     )
     step = proposal.choice.step
     job = plan_run_job(job, tokens=tokens)
@@ -70,7 +70,7 @@ def playbook(
     file = write or Path("run.toml")
     planned = ConfigPlan(model, Layout.parse(step.layout), job, machine.ranks_per_node, machine_text)
     content = write_run_file(
-        run_file.text(planned, model=model_word(planned, file)),
+        run_file.format_run_file(planned, model=name_model(planned, file)),
         job,
         run=run,
         command=f"fivefold plan {model.name} {machine_text!r} --tokens {tokens:g}",
@@ -89,14 +89,14 @@ def playbook(
     )
 
 
-def model_word(planned: ConfigPlan, file: Path) -> str:
+def name_model(planned: ConfigPlan, file: Path) -> str:
     """Return the name of the model in the run file: its catalog name, or the file next to it."""
     from fivefold.interop.launch import run_file
 
-    return planned.model.name if len(run_file.files(planned)) == 1 else str(file.parent / "model.toml")
+    return planned.model.name if len(run_file.build_files(planned)) == 1 else str(file.parent / "model.toml")
 
 
-def _proposal(model: Model, machine: Machine, job: Job, *, where: object, risk: float) -> Proposal:
+def _propose_layout(model: Model, machine: Machine, job: Job, *, where: object, risk: float) -> Proposal:
     result = search_layouts(
         model, machine, job, also=(), by="time", top=1, within=UNRANKABLE_DIFFERENCE, where=where, risk=risk
     )

@@ -55,13 +55,13 @@ def walk(
 ) -> Walk:
     """Try one change at a time from the layout ``start``."""
     from fivefold.layout.spec import Layout
-    from fivefold.planner.predict import planner
+    from fivefold.planner.predict import get_planner
     from fivefold.planner.search.neighbours import walk as run
 
     if by == "robust":
         raise UserError("`--keep` compares changes by time or memory only; drop --by robust, or --keep")
     objective: By = "memory" if by == "memory" else "time"
-    return run(planner(model, machine, job, risk), Layout.parse(start), by=objective, where=where)
+    return run(get_planner(model, machine, job, risk), Layout.parse(start), by=objective, where=where)
 
 
 def search_layouts(
@@ -81,7 +81,7 @@ def search_layouts(
     """
     from fivefold.planner.compare import with_precision
     from fivefold.planner.search import search as run
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
 
     best_text = ""
 
@@ -90,7 +90,7 @@ def search_layouts(
         score_text = {"time": show_seconds(score), "memory": show_bytes(score)}.get(options.get("by", "time"), "")
         best_text = f", best so far {layout} {score_text}"
 
-    with bar("searching") as progress:
+    with show_progress("searching") as progress:
         result = run(
             model=model,
             machine=machine,
@@ -114,11 +114,11 @@ def measure_best(model: Model, machine: Machine, job: Job, *, count: int) -> tup
     The measured times of blocks, embedding and head are stored in the machine file of ``local``.
     """
     from fivefold.machine.toml import read, write
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
     from fivefold.requests.machines import find_local_machine_file
     from fivefold.sweeps.finalists import measure_best
 
-    with bar("measuring") as progress:
+    with show_progress("measuring") as progress:
         finalists, measured_machine = measure_best(model=model, machine=machine, job=job, count=count, report=progress)
     path = find_local_machine_file()
     if path.exists() and machine.calibration is not None and machine.calibration == read(path).calibration:

@@ -17,7 +17,7 @@ def choose_default_path(file: Path) -> Path:
     return Path("runs/sweeps") / f"{file.stem}.jsonl"
 
 
-def trials(path: Path, *, steps: int, timeout: float, submit: Submit | None = None) -> Trials:
+def plan_trials(path: Path, *, steps: int, timeout: float, submit: Submit | None = None) -> Trials:
     """Return how the rows of ``path`` are measured: each in a folder next to it."""
     from fivefold.sweeps.sweep import Trials
     from fivefold.sweeps.trial import MIN_STEPS

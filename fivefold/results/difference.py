@@ -13,7 +13,7 @@ Parts = Mapping[str, float]
 MIN_NAMED_RATIO = 0.1  # differences below this share of the largest are not named
 
 
-def differences(before: Parts, after: Parts) -> list[tuple[str, float]]:
+def list_differences(before: Parts, after: Parts) -> list[tuple[str, float]]:
     """Return the seconds by which each part of ``after`` differs from ``before``, largest first."""
     seconds = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in dict.fromkeys((*before, *after))}
     return sorted(
@@ -24,17 +24,17 @@ def differences(before: Parts, after: Parts) -> list[tuple[str, float]]:
 
 def name_largest_part(before: Parts, after: Parts) -> str:
     """Name the part that contributes most to the total difference: ``bubble +322 ms``; "" if there is no difference."""
-    changes = differences(before, after)
+    changes = list_differences(before, after)
     total = sum(difference for _, difference in changes)
-    return next((_word(part, difference) for part, difference in changes if difference * total > 0), "")
+    return next((_name_part(part, difference) for part, difference in changes if difference * total > 0), "")
 
 
 def break_down(before: Parts, after: Parts) -> str:
     """List every part that contributes notably to the difference: ``bubble +322 ms, compute −120 ms``."""
-    changes = differences(before, after)
+    changes = list_differences(before, after)
     threshold = MIN_NAMED_RATIO * abs(changes[0][1]) if changes else 0.0
-    return ", ".join(_word(part, difference) for part, difference in changes if abs(difference) >= threshold)
+    return ", ".join(_name_part(part, difference) for part, difference in changes if abs(difference) >= threshold)
 
 
-def _word(part: str, by: float) -> str:
+def _name_part(part: str, by: float) -> str:
     return f"{part} {'+' if by > 0 else '−'}{show_seconds(abs(by))}"

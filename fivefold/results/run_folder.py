@@ -79,7 +79,7 @@ def read_prediction(folder: Path) -> Step | None:
     return Step.read(predicted, origin=f"{path}: predicted") if predicted else None
 
 
-def lanes(folder: Path) -> dict[str, Sequence[Sequence[Span]]]:
+def list_lanes(folder: Path) -> dict[str, Sequence[Sequence[Span]]]:
     """Return spans of the predicted, the dry-run and the last traced step, by rank; empty if the run was not traced."""
     planned = trace_file.read_planned(folder)
     if not planned:

@@ -56,19 +56,21 @@ def compare(predicted: Step, measured: Step) -> list[QuantityComparison]:
     # tokens of separate documents attend to fewer others than is planned: how many, the data decides
     counts_attention = predicted.job.get("documents") != "separate"
     return [
-        _row("parameters", "parameters", predicted.work.parameters, measured.work.parameters, exact=True),
-        *_state_rows(predicted.memory.stages, measured.memory.stages),
-        _row("peak memory", "bytes", predicted.memory.peak_bytes, measured.memory.peak_bytes),
-        _row(
+        _build_row("parameters", "parameters", predicted.work.parameters, measured.work.parameters, exact=True),
+        *_compare_states(predicted.memory.stages, measured.memory.stages),
+        _build_row("peak memory", "bytes", predicted.memory.peak_bytes, measured.memory.peak_bytes),
+        _build_row(
             "hardware FLOPs",
             "FLOPs",
             predicted.work.hardware_flops,
             measured.work.hardware_flops,
             exact=counts_attention,
         ),
-        *_traffic_rows(predicted, measured),
-        _row("step time", "seconds", predicted.time.step_seconds, measured.time.step_seconds),
-        _row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, measured.tokens_per_second_per_gpu),
+        *_compare_traffic(predicted, measured),
+        _build_row("step time", "seconds", predicted.time.step_seconds, measured.time.step_seconds),
+        _build_row(
+            "tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, measured.tokens_per_second_per_gpu
+        ),
     ]
 
 
@@ -94,13 +96,13 @@ def compare_unfinished(predicted: Step, log: Sequence[Mapping[str, Any]]) -> lis
     rows = []
     if metered_steps and stages:
         peak = steps[metered_steps[-1]]["peak_bytes"]
-        rows.append(_row("peak memory of the first rank", "bytes", stages[0].peak_bytes, peak))
+        rows.append(_build_row("peak memory of the first rank", "bytes", stages[0].peak_bytes, peak))
     typical_steps = steps[metered_steps[-1] + 1 :] if metered_steps else []
     if steps:
         seconds = median(line["seconds"] for line in typical_steps or steps)
         tokens = predicted.tokens_per_second_per_gpu * predicted.time.step_seconds
-        rows.append(_row("step time", "seconds", predicted.time.step_seconds, seconds))
-        rows.append(_row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, tokens / seconds))
+        rows.append(_build_row("step time", "seconds", predicted.time.step_seconds, seconds))
+        rows.append(_build_row("tokens/s per GPU", "tokens/s", predicted.tokens_per_second_per_gpu, tokens / seconds))
     return rows
 
 
@@ -108,7 +110,9 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value < inf
 
 
-def _row(quantity: str, unit: Unit, predicted: float, measured: float, *, exact: bool = False) -> QuantityComparison:
+def _build_row(
+    quantity: str, unit: Unit, predicted: float, measured: float, *, exact: bool = False
+) -> QuantityComparison:
     error: float | None = 0.0
     if predicted != measured:
         error = predicted / measured - 1 if measured else None
@@ -117,7 +121,7 @@ def _row(quantity: str, unit: Unit, predicted: float, measured: float, *, exact:
     )
 
 
-def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory]) -> Iterator[QuantityComparison]:
+def _compare_states(predicted: Sequence[StageMemory], measured: Sequence[StageMemory]) -> Iterator[QuantityComparison]:
     left, right = ({stage.stage: stage for stage in stages} for stages in (predicted, measured))
     numbers = sorted(left.keys() | right.keys())
     for number in numbers:
@@ -129,19 +133,19 @@ def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory
             ("all states", "states_bytes"),
         ):
             sizes = (getattr(stages.get(number), field, 0) for stages in (left, right))
-            yield _row(f"{name}{where}", "bytes", *sizes, exact=True)
+            yield _build_row(f"{name}{where}", "bytes", *sizes, exact=True)
         kept = (getattr(stages.get(number), "activations_bytes", 0) for stages in (left, right))
-        yield _row(f"activations{where}", "bytes", *kept)
+        yield _build_row(f"activations{where}", "bytes", *kept)
 
 
-def _traffic_rows(predicted: Step, measured: Step) -> Iterator[QuantityComparison]:
+def _compare_traffic(predicted: Step, measured: Step) -> Iterator[QuantityComparison]:
     """Yield a row of messages and a row of bytes sent for each (axis, collective) of either step, in order."""
     left, right = (_sum_traffic(step) for step in (predicted, measured))
     for axis, collective in {**left, **right}:
         messages, sizes = zip(*(side.get((axis, collective), (0, 0)) for side in (left, right)), strict=True)
-        yield _row(f"{axis} {collective}, calls", "calls", *messages, exact=True)
+        yield _build_row(f"{axis} {collective}, calls", "calls", *messages, exact=True)
         # over etp, rows are padded to the busiest rank of a layer, which depends on routing
-        yield _row(f"{axis} {collective}, sent", "bytes", *sizes, exact=axis != "etp")
+        yield _build_row(f"{axis} {collective}, sent", "bytes", *sizes, exact=axis != "etp")
 
 
 def _sum_traffic(step: Step) -> dict[tuple[str, str], tuple[int, int]]:

@@ -91,13 +91,13 @@ class SweepRow(Record):
         )
 
 
-def columns_from_layout(layout: Layout) -> dict[str, Any]:
+def list_layout_columns(layout: Layout) -> dict[str, Any]:
     """Return the columns that a layout fills."""
     names = ("dp", "tp", "cp", "pp", "ep", "v", "zero", "mbs", "schedule")
     return {name: getattr(layout, name) for name in names} | {"layout": str(layout), "recomputation": layout.ac}
 
 
-def columns_from_step(step: Step) -> dict[str, Any]:
+def list_step_columns(step: Step) -> dict[str, Any]:
     """Return the columns that a predicted step fills."""
     time, mfu, memory = step.time, step.mfu, step.memory
     fullest = max(memory.stages, key=lambda stage: stage.peak_bytes)

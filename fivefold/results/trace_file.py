@@ -38,7 +38,7 @@ def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
     path = folder / FOLDER / PLANNED
     try:
         rows_by_kind = json.loads(_read_text(path)) if path.exists() else {}
-        return {kind: [_spans(row) for row in rows] for kind, rows in rows_by_kind.items()}
+        return {kind: [_read_spans(row) for row in rows] for kind, rows in rows_by_kind.items()}
     except (OSError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
         raise UserError(f"{path} is damaged; {RETRACE_ADVICE}") from None
 
@@ -71,7 +71,7 @@ def _read(path: Path) -> RankTrace:
     try:
         values = json.loads(_read_text(path))
         steps = tuple(_step(step) for step in values.pop("steps"))
-        evaluations = tuple(_spans(values.pop("evaluations")))
+        evaluations = tuple(_read_spans(values.pop("evaluations")))
         return RankTrace(**values, steps=steps, evaluations=evaluations)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
@@ -87,14 +87,14 @@ def _read_text(path: Path) -> str:
 
 
 def _step(values: dict[str, Any]) -> RankStep:
-    messages = tuple(_message(row) for row in values["messages"])
-    return RankStep(values["step"], values["begin"], tuple(_spans(values["spans"])), messages)
+    messages = tuple(_read_message(row) for row in values["messages"])
+    return RankStep(values["step"], values["begin"], tuple(_read_spans(values["spans"])), messages)
 
 
-def _spans(rows: Sequence[Sequence[Any]]) -> list[Span]:
+def _read_spans(rows: Sequence[Sequence[Any]]) -> list[Span]:
     return [Span(*row)._replace(axes=tuple(row[5])) for row in rows]
 
 
-def _message(row: Sequence[Any]) -> TracedMessage:
+def _read_message(row: Sequence[Any]) -> TracedMessage:
     message = TracedMessage(*row)
     return message._replace(ranks=tuple(message.ranks), to=tuple(message.to), source=tuple(message.source))

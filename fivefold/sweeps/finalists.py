@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from fivefold.calibration import cores
+from fivefold.calibration import count_cores
 from fivefold.calibration.profile import is_profiled as is_measured
-from fivefold.calibration.profile import profile
+from fivefold.calibration.profile import profile_layout
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -18,7 +18,7 @@ from fivefold.planner.predict import predict
 from fivefold.planner.search import search
 from fivefold.record import UserError
 from fivefold.results.search_result import Finalist
-from fivefold.sweeps.trial import STEPS, trial
+from fivefold.sweeps.trial import STEPS, try_layout
 
 CANDIDATES = 12  # best layouts requested of the search for each layout to measure: many of them are near-duplicates
 ROUNDS = 2  # trials of each layout, because one may run while the computer is busy
@@ -49,7 +49,7 @@ def measure_best(
         if report:
             report(f"units of {layout}", done, 3 * count)
         if not job.stack.pairs and not is_measured(machine, model=model, layout=layout, job=job):
-            machine = profile(model=model, layout=layout, job=job, machine=machine, cores=cores())
+            machine = profile_layout(model=model, layout=layout, job=job, machine=machine, cores=count_cores())
     seconds_by_layout: dict[Layout, list[float]] = {layout: [] for layout in layouts}
     failure_by_layout: dict[Layout, str] = {}
     for round_number in range(ROUNDS):
@@ -58,7 +58,7 @@ def measure_best(
                 report(f"steps of {layout}", (1 + round_number) * len(layouts) + done, 3 * count)
             if layout in failure_by_layout:
                 continue
-            outcome = trial(model=model, machine=machine, layout=layout, job=job, steps=STEPS)
+            outcome = try_layout(model=model, machine=machine, layout=layout, job=job, steps=STEPS)
             if outcome.measured is None:
                 failure_by_layout[layout] = outcome.why
             else:

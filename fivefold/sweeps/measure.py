@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.spec import SweepSetting
-from fivefold.sweeps.trial import Trial, outcome, prepare, trial
+from fivefold.sweeps.trial import Trial, judge_trial, prepare, try_layout
 from fivefold.trainer.run import Run
 
 SAID_BYTES = 2**16  # bytes read from the end of a Slurm job's output, to find its last line
@@ -43,7 +43,7 @@ def run_locally(case: PredictedRow, *, steps: int, timeout_seconds: float, withi
     setting = case.setting
     assert setting.job is not None
     within.mkdir(parents=True, exist_ok=True)
-    return trial(
+    return try_layout(
         model=setting.model,
         machine=setting.machine,
         layout=Layout.parse(case.row.layout),
@@ -88,10 +88,12 @@ def collect_trial(folder: Path, job: str) -> Trial | None:
     """Return the outcome of a Slurm job, or None while it is pending or running."""
     pair = folder / "run" / "step.json"
     if pair.exists():
-        return outcome(pair, code=0, output="")
+        return judge_trial(pair, code=0, output="")
     queue = subprocess.run(["squeue", "--noheader", "--jobs", job], capture_output=True, text=True, check=False)
     if queue.returncode == 0 and queue.stdout.strip():
         return None
     log_path = folder / "run" / f"slurm-{job}.txt"
     text = read_end(log_path, most_bytes=SAID_BYTES).decode(errors="replace") if log_path.is_file() else ""
-    return outcome(pair, code=1, output=text or f"the Slurm job {job} is gone and left neither a result nor {log_path}")
+    return judge_trial(
+        pair, code=1, output=text or f"the Slurm job {job} is gone and left neither a result nor {log_path}"
+    )

@@ -11,7 +11,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
 from fivefold.record import UserError
-from fivefold.results.sweep_row import Status, SweepRow, columns_from_layout, columns_from_step
+from fivefold.results.sweep_row import Status, SweepRow, list_layout_columns, list_step_columns
 from fivefold.step import FITS_RISK, Step
 from fivefold.sweeps.spec import SweepSetting, parse_best
 from fivefold.units import show_bytes, show_risk
@@ -40,9 +40,9 @@ class Predictor:
             if search_request is None:
                 layout = Layout.parse(request)
                 step = predict(
-                    model=setting.model, machine=machine, layout=layout, job=job, using=self._planner_of(setting)
+                    model=setting.model, machine=machine, layout=layout, job=job, using=self._get_planner(setting)
                 )
-                return [_row(setting, step, risk=self.risk)]
+                return [_build_row(setting, step, risk=self.risk)]
             options: dict[str, Any] = {"recomputations": [search_request[1]]} if search_request[1] else {}
             result = search(
                 model=setting.model, machine=machine, job=job, top=search_request[0], risk=self.risk, **options
@@ -55,10 +55,10 @@ class Predictor:
             unfit = result.describe_unfit("no layout")
             why = f"{unfit}; the nearest, {nearest.layout}, {need}" if nearest else f"{unfit} or comes close"
             return [_make_invalid_row(setting, request, why, status="memory")]
-        rows = [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
+        rows = [_build_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
         return [row.replace(why=row.why or result.gap_remark()) for row in rows]
 
-    def _planner_of(self, setting: SweepSetting) -> Planner:
+    def _get_planner(self, setting: SweepSetting) -> Planner:
         if self._planner is None or setting is not self._setting:
             assert setting.job is not None
             counts_key = (id(setting.model), id(setting.job), setting.machine.backend)
@@ -70,18 +70,24 @@ class Predictor:
         return self._planner
 
 
-def digest(setting: SweepSetting, *, calibrated: bool = True, risk: float | None = None) -> str:
+def hash_setting(setting: SweepSetting, *, calibrated: bool = True, risk: float | None = None) -> str:
     """Return a hash of everything except the layout that a setting's rows depend on.
 
     Predictions depend on the machine with its calibration, measurements only on its name (``calibrated=False``).
     ``risk``: the highest at which a predicted row fits; None for measurements.
     """
     parts = [part and part.model_dump_json() for part in (setting.model, setting.job, calibrated and setting.machine)]
-    values = [__version__, *parts, *_setting_fields(setting).values(), setting.why, *([] if risk is None else [risk])]
+    values = [
+        __version__,
+        *parts,
+        *_list_setting_fields(setting).values(),
+        setting.why,
+        *([] if risk is None else [risk]),
+    ]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-def _setting_fields(setting: SweepSetting) -> dict[str, Any]:
+def _list_setting_fields(setting: SweepSetting) -> dict[str, Any]:
     return {
         "model": setting.model.name,
         "machine": setting.machine_name,
@@ -93,8 +99,8 @@ def _setting_fields(setting: SweepSetting) -> dict[str, Any]:
     }
 
 
-def _row(setting: SweepSetting, step: Step, *, risk: float) -> SweepRow:
-    columns = _setting_fields(setting) | columns_from_layout(Layout.parse(step.layout)) | columns_from_step(step)
+def _build_row(setting: SweepSetting, step: Step, *, risk: float) -> SweepRow:
+    columns = _list_setting_fields(setting) | list_layout_columns(Layout.parse(step.layout)) | list_step_columns(step)
     capacity = setting.machine.chip.memory_bytes
     peak = columns["peak_bytes"]
     probability = step.memory.risk or 0.0
@@ -110,8 +116,8 @@ def _describe_shortage(needs: int, has: int, risk: float) -> str:
 def _make_invalid_row(setting: SweepSetting, request: str, why: str, *, status: Status = "invalid") -> SweepRow:
     """Return a row without numbers for an invalid layout, which is in canonical form if it can be parsed."""
     try:
-        columns = columns_from_layout(Layout.parse(request))
+        columns = list_layout_columns(Layout.parse(request))
     except UserError:
         words = [word for word in request.split() if word.startswith("ac=")]
         columns = {"layout": request, "recomputation": words[0][3:] if words else "none"}
-    return SweepRow(**_setting_fields(setting) | columns, status=status, why=why)
+    return SweepRow(**_list_setting_fields(setting) | columns, status=status, why=why)

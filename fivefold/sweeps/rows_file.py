@@ -24,22 +24,22 @@ def check(path: Path) -> None:
             f"--out {path}: rows are written as {', '.join(SUFFIXES)}, not {path.suffix or 'without a suffix'}"
         )
     if path.suffix == ".parquet":
-        _pyarrow()
+        _import_pyarrow()
 
 
 def write(rows: Sequence[SweepRow], path: Path) -> None:
     """Write ``rows`` with one column per field; raises ``RunFailure`` if the disk is full."""
     values = [row.model_dump() for row in rows]
     with replace_file(path, contents="the table", advice="name another file with --out") as file:
-        {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[path.suffix](values, file)
+        {".parquet": _write_parquet, ".csv": _write_csv, ".jsonl": _write_jsonl}[path.suffix](values, file)
 
 
-def _jsonl(values: list[dict[str, Any]], path: Path) -> None:
+def _write_jsonl(values: list[dict[str, Any]], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in values)
 
 
-def _csv(values: list[dict[str, Any]], path: Path) -> None:
+def _write_csv(values: list[dict[str, Any]], path: Path) -> None:
     """Write rows as CSV; None is an empty cell."""
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, fieldnames=list(SweepRow.model_fields))
@@ -47,21 +47,23 @@ def _csv(values: list[dict[str, Any]], path: Path) -> None:
         table.writerows(values)
 
 
-def _parquet(values: list[dict[str, Any]], path: Path) -> None:
+def _write_parquet(values: list[dict[str, Any]], path: Path) -> None:
     """Write rows as Parquet; each column has its field's type, even if all of its values are None."""
-    arrow, parquet = _pyarrow()
-    schema = arrow.schema([(name, _type(arrow, field.annotation)) for name, field in SweepRow.model_fields.items()])
+    arrow, parquet = _import_pyarrow()
+    schema = arrow.schema(
+        [(name, _choose_type(arrow, field.annotation)) for name, field in SweepRow.model_fields.items()]
+    )
     parquet.write_table(arrow.Table.from_pylist(values, schema=schema), path)
 
 
-def _type(arrow: Any, annotation: Any) -> Any:
+def _choose_type(arrow: Any, annotation: Any) -> Any:
     kinds = set(get_args(annotation)) or {annotation}
     if int in kinds:
         return arrow.int64()
     return arrow.float64() if float in kinds else arrow.string()
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def _import_pyarrow() -> tuple[Any, Any]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -81,14 +83,14 @@ def read(path: Path) -> list[SweepRow]:
         lines = csv.DictReader(StringIO(read_text(path, kind="rows", most_bytes=ROWS_BYTES)))
         values = [{name: cell for name, cell in line.items() if cell != ""} for line in lines]
     else:
-        values = _parquet_rows(path)
+        values = _read_parquet_rows(path)
     if not all(isinstance(value, dict) for value in values):
         raise UserError(f"{path}: its lines are not rows of a sweep; name a file that `fivefold sweep --out` wrote")
     return [SweepRow.read(value, origin=f"{path}: row {place}") for place, value in enumerate(values, 1)]
 
 
-def _parquet_rows(path: Path) -> list[Any]:
-    _, parquet = _pyarrow()
+def _read_parquet_rows(path: Path) -> list[Any]:
+    _, parquet = _import_pyarrow()
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a regular file, which Parquet needs; name another")
     try:

@@ -16,8 +16,8 @@ from typing import Annotated, Any, NamedTuple, Self, TypeVar
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Degree, Sequences, Steps, Tokens
-from fivefold.job import Job, recipe
-from fivefold.layout.pattern import alternatives, fill_degree
+from fivefold.job import Job, get_recipe
+from fivefold.layout.pattern import expand_alternatives, fill_degree
 from fivefold.machine.catalog import locate_machine
 from fivefold.machine.catalog import resolve as resolve_machine
 from fivefold.machine.spec import Machine
@@ -78,7 +78,7 @@ class Sweep(Record):
         sweep = cls.read(values, origin=origin)
         Job.read(sweep.job, origin=f"{origin}: job")
         for name in sweep.precisions:
-            recipe(name)
+            get_recipe(name)
         for name in sweep.stacks:
             named_stack(name)
         sweep.requests()
@@ -91,7 +91,7 @@ class Sweep(Record):
         """
         texts: list[str] = []
         for line in self.layouts:
-            expanded = [line] if _BEST.fullmatch(line.strip()) else alternatives(line)
+            expanded = [line] if _BEST.fullmatch(line.strip()) else expand_alternatives(line)
             if self.recomputations and any("ac=" in text for text in expanded):
                 raise UserError(f"layouts: {line!r} and recomputations both set ac=; keep one")
             texts += expanded
@@ -99,7 +99,7 @@ class Sweep(Record):
             texts = [f"{text} ac={ac}" for text in texts for ac in self.recomputations]
         for text in texts:
             if parse_best(text) is None:
-                alternatives(text)  # validates the recomputation keyword too
+                expand_alternatives(text)  # validates the recomputation keyword too
         return list(dict.fromkeys(texts))
 
 
@@ -130,7 +130,7 @@ class SweepSetting(NamedTuple):
     why: str
 
 
-def settings(sweep: Sweep, *, local: Path) -> Iterator[SweepSetting]:
+def list_settings(sweep: Sweep, *, local: Path) -> Iterator[SweepSetting]:
     """Yield every setting; those of one model and job are consecutive, so that they can share counts."""
     models = [resolve_model(name) for name in sweep.models]
     machines = [
@@ -138,11 +138,11 @@ def settings(sweep: Sweep, *, local: Path) -> Iterator[SweepSetting]:
         for name in sweep.machines
         for ranks in sweep.ranks or (None,)
     ]
-    for model, (values, job, why), (name, machine) in product(models, list(_jobs(sweep)), machines):
+    for model, (values, job, why), (name, machine) in product(models, list(_list_jobs(sweep)), machines):
         yield SweepSetting(model, name, machine.ranks, *values, machine=machine, job=job, why=why)
 
 
-def _jobs(sweep: Sweep) -> Iterator[tuple[tuple[int, int, str, str], Job | None, str]]:
+def _list_jobs(sweep: Sweep) -> Iterator[tuple[tuple[int, int, str, str], Job | None, str]]:
     """Yield the sequence, batch, precision and stack of each job, then the job, or None and why it is invalid."""
     base = Job.read(sweep.job, origin="job")
     sequences = sweep.sequences or (base.sequence,)

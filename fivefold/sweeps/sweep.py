@@ -20,8 +20,8 @@ from fivefold.sweeps.measure import (
     run_locally,
     submit_trial,
 )
-from fivefold.sweeps.predict import Predictor, digest
-from fivefold.sweeps.spec import Sweep, SweepSetting, fill_request, parse_best, settings
+from fivefold.sweeps.predict import Predictor, hash_setting
+from fivefold.sweeps.spec import Sweep, SweepSetting, fill_request, list_settings, parse_best
 from fivefold.sweeps.trial import STEPS, Trial
 
 Report = Callable[[str, int, int], None]  # what is counted, done, total
@@ -45,7 +45,7 @@ class SweepPlan(NamedTuple):
     def from_sweep(cls, sweep: Sweep, *, local: Path) -> SweepPlan:
         """Expand a sweep; raises ``UserError`` if a layout matches none of the sweep's numbers of ranks."""
         requests = sweep.requests()
-        setting_list = list(settings(sweep, local=local))
+        setting_list = list(list_settings(sweep, local=local))
         ranks = sorted({setting.ranks for setting in setting_list})
         filled_by_ranks = {count: {text: fill_request(text, ranks=count) for text in requests} for count in ranks}
         if unused := [text for text in requests if all(filled_by_ranks[count][text] is None for count in ranks)]:
@@ -83,7 +83,7 @@ def _predict_rows(plan: SweepPlan, journal: Journal, report: Report, *, risk: fl
     done = 0
     total = sum(len(requests) for _, requests in plan.parts)
     for setting, requests in plan.parts:
-        setting_digest, seen_names = digest(setting, risk=risk), set()
+        setting_digest, seen_names = hash_setting(setting, risk=risk), set()
         for request in requests:
             key = f"{setting_digest} {request}"
             values = journal.get("predicted", key)
@@ -106,7 +106,7 @@ def _measure_rows(cases: list[PredictedRow], journal: Journal, trials: Trials, r
         if row.status != "fits":
             yield row.replace(measured=row.status, measured_why=row.why)
             continue
-        key = f"{trials.steps} {digest(case.setting, calibrated=False)} {row.layout}"
+        key = f"{trials.steps} {hash_setting(case.setting, calibrated=False)} {row.layout}"
         value = journal.get("measured", key)
         result = Trial(**value) if value else _get_outcome(case, journal, trials, key=key)
         if result is not None and not value:

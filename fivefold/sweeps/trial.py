@@ -51,7 +51,7 @@ class Trial(Record):
     why: str = ""
 
 
-def trial(
+def try_layout(
     *,
     model: Model,
     machine: Machine,
@@ -96,7 +96,7 @@ def trial(
                 return Trial(ended="timeout", why=f"was not done with {steps} steps in {timeout_seconds:g} s")
             finally:
                 process.kill()  # its child processes notice; does nothing if it has ended
-        return outcome(file.parent / "run" / "step.json", code=process.returncode, output=stderr)
+        return judge_trial(file.parent / "run" / "step.json", code=process.returncode, output=stderr)
 
 
 def prepare(folder: Path, *, model: Model, machine: Machine, layout: Layout, job: Job, steps: int) -> Path:
@@ -146,7 +146,7 @@ def _is_supervised(job: Job) -> bool:
     return job.objective != "pretrain"
 
 
-def outcome(pair: Path, *, code: int, output: str) -> Trial:
+def judge_trial(pair: Path, *, code: int, output: str) -> Trial:
     """Return the outcome of a run with exit code ``code`` and stderr ``output``; ``pair``: file of its two steps."""
     if code == 0 and pair.exists():
         predicted, measured = read_pair(pair)

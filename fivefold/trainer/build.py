@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
 from fivefold.model.weight import MAGNITUDE
-from fivefold.model.weights import Weight, block_name, get_layer, weights
+from fivefold.model.weights import Weight, get_layer, list_weights, name_block
 from fivefold.trainer.model import lora
 from fivefold.trainer.model.kernels.choice import resolve_kernels
 from fivefold.trainer.model.linear import WgradStore
@@ -28,7 +28,7 @@ from fivefold.trainer.optimizers.loss_scaling import LossScaler
 from fivefold.trainer.parallel.apply import apply
 from fivefold.trainer.parallel.gradients import InFlightReduction
 from fivefold.trainer.parallel.mesh import Ranks
-from fivefold.trainer.parallel.mesh import ranks as make_ranks
+from fivefold.trainer.parallel.mesh import create_ranks as make_ranks
 from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
 from fivefold.trainer.parameter_check import check_parameter_table, check_placement
@@ -86,7 +86,7 @@ class Built:
         """Return layer → MoE layer, for this rank's stages; modules of multi-token prediction have the last numbers."""
         model = self.module.model
         layers = {get_layer(model, shard.name) for shard in self.base_shards if ".experts." in shard.name}
-        modules = {layer: self.module.get_submodule(f"{block_name(model, layer)}.moe") for layer in sorted(layers)}
+        modules = {layer: self.module.get_submodule(f"{name_block(model, layer)}.moe") for layer in sorted(layers)}
         return {layer: moe for layer, moe in modules.items() if isinstance(moe, Moe)}
 
 
@@ -151,7 +151,7 @@ def build_module(model: Model, job: Job) -> Transformer:
 
 def _draw_weights(shards: Sequence[WeightShard], *, model: Model, job: Job) -> None:
     """Set ``shards``, which are of all weights of this rank, to their initial values."""
-    weights_by_name = {weight.name: weight for weight in weights(model, job.adapter)}
+    weights_by_name = {weight.name: weight for weight in list_weights(model, job.adapter)}
 
     def draw(name: str) -> Tensor:
         return draw_initial_weight(weights_by_name[name], model=model, seed=job.seed)
@@ -184,7 +184,7 @@ def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
         if weight.name.endswith("lora_b"):
             return torch.zeros(weight.shape)
         limit = 1 / math.sqrt(weight.shape[1])
-        return torch.empty(weight.shape).uniform_(-limit, limit, generator=_generator(weight, seed=seed))
+        return torch.empty(weight.shape).uniform_(-limit, limit, generator=_make_generator(weight, seed=seed))
     if weight.initial == "ones":
         return torch.ones(weight.shape)
     if weight.initial == "log rates":
@@ -193,10 +193,10 @@ def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
         return torch.arange(1.0, weight.shape[-1] + 1).log_().expand(weight.shape)
     if weight.initial == "steps":
         logs = math.log(0.001), math.log(0.1)
-        steps = torch.empty(weight.shape).uniform_(*logs, generator=_generator(weight, seed=seed)).exp_()
+        steps = torch.empty(weight.shape).uniform_(*logs, generator=_make_generator(weight, seed=seed)).exp_()
         return steps + torch.log(-torch.expm1(-steps))
     if weight.initial == "decays":
-        squares = torch.empty(weight.shape).uniform_(0.9**2, 0.999**2, generator=_generator(weight, seed=seed))
+        squares = torch.empty(weight.shape).uniform_(0.9**2, 0.999**2, generator=_make_generator(weight, seed=seed))
         return squares.rsqrt_().sub_(1).log_()
     if weight.initial.startswith("softplus"):
         return torch.full(weight.shape, math.log(math.expm1(float(weight.initial.split()[1]))))
@@ -206,9 +206,9 @@ def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
     if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
         return torch.zeros(weight.shape)
     std = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02
-    return torch.empty(weight.shape).normal_(0.0, std, generator=_generator(weight, seed=seed))
+    return torch.empty(weight.shape).normal_(0.0, std, generator=_make_generator(weight, seed=seed))
 
 
-def _generator(weight: Weight, *, seed: int) -> torch.Generator:
+def _make_generator(weight: Weight, *, seed: int) -> torch.Generator:
     """Return the random generator of a weight's initial values."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits

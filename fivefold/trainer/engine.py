@@ -107,7 +107,9 @@ class Engine:
             Pipeline,
             ranks=built.ranks,
             wgrad_store=built.wgrad_store,
-            stages={stage: partial(self._stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]},
+            stages={
+                stage: partial(self._run_stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]
+            },
             shape=(rows // layout.tp if layout.sp else rows, model.width),
             dtype=Dtypes(job.precision).weights,
             losses=(job.loss_sums + model.mtp_depth,) if model.mtp or job.loss_sums > 1 else (),
@@ -177,10 +179,10 @@ class Engine:
             loss_scale=scale,
             further=tuple(part.item() / weight for part in further),
             rewards=rewards,
-            noise=self._noise(sums[: len(noise_squares)], scale),
+            noise=self._estimate_noise(sums[: len(noise_squares)], scale),
         )
 
-    def _noise(self, sums: list[Tensor], scale: float) -> GradientNoise | None:
+    def _estimate_noise(self, sums: list[Tensor], scale: float) -> GradientNoise | None:
         return None if self.noise is None else self.noise.take(sums, sequences=self.sequences, scale=scale)
 
     def sum_norm(self, *numbers: float | Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -247,11 +249,11 @@ class Engine:
             self.reference_log_probs = self.reference_log_probs.new_zeros(micro_batches, self.layout.mbs)
         if self.meter is not None:
             self.meter.phase = "reference"
-        with self._reference_weights(), disable_adapters():
+        with self._use_reference_weights(), disable_adapters():
             self.pipeline.evaluate(micro_batches)
 
     @contextmanager
-    def _reference_weights(self) -> Iterator[None]:
+    def _use_reference_weights(self) -> Iterator[None]:
         """Compute with the reference's weights; the hooks of passes are those of training and are not called."""
         units = self.built.units if self.job.copies_reference else []
         pipeline = self.pipeline
@@ -324,7 +326,7 @@ class Engine:
         self.scale = scale
         return total
 
-    def _stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
+    def _run_stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
         """Run a stage forward on one micro-batch; ``entry`` [R, D]: of the previous stage. Output [R, D], or loss."""
         if not self._runs_reference:
             self._begin_forward(entry)
@@ -337,7 +339,7 @@ class Engine:
             length = tokens.shape[1] - 1 - predicted
             n_further = predicted if stage == self.pipeline.last else 0
             inputs, targets, *further = (tokens[:, shift : shift + length] for shift in range(2 + n_further))
-        documents = self._documents(inputs, targets)
+        documents = self._number_documents(inputs, targets)
         if module.positions is not None:
             inputs, targets, *further = (ids[:, module.positions] for ids in (inputs, targets, *further))
         keys = self.keys[micro_batch] if self.has_active_dropout else None
@@ -350,7 +352,7 @@ class Engine:
             keys_B=keys,
             scale=self.scale,
             mtp_targets=MTPTargets((targets, *further[:-1]), tuple(further)) if further else None,
-            reference=self._reference(micro_batch),
+            reference=self._get_reference(micro_batch),
         )
         if self._runs_reference:
             if stage == self.pipeline.last:
@@ -362,13 +364,13 @@ class Engine:
         is_vector = self.job.objective == "dpo" and stage == self.pipeline.last
         return out[0] if is_vector and not torch.is_grad_enabled() else out
 
-    def _reference(self, micro_batch: int) -> Reference | None:
+    def _get_reference(self, micro_batch: int) -> Reference | None:
         """Return the reference of a micro-batch's loss; None while the reference runs, and without one."""
         if self._runs_reference or self.job.objective != "dpo":
             return None
         return Reference(self.reference_log_probs[micro_batch], self.job.dpo_beta)
 
-    def _documents(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+    def _number_documents(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return the number of the document of each token [mbs, T]; None if tokens attend to all earlier ones."""
         if self.job.documents == "joined":
             return None
@@ -387,7 +389,7 @@ class Engine:
         if self._active_meter is not None:
             self._active_meter.phase = "forward"
             if self._baseline < 0:
-                self._baseline = self._persistent_bytes(self._active_meter) - (
+                self._baseline = self._count_persistent_bytes(self._active_meter) - (
                     0 if entry is None else entry.untyped_storage().nbytes()
                 )
 
@@ -397,9 +399,9 @@ class Engine:
 
     def _track_kept_bytes(self) -> None:
         if self._active_meter is not None and self._baseline >= 0:
-            self.kept_bytes = max(self.kept_bytes, self._persistent_bytes(self._active_meter) - self._baseline)
+            self.kept_bytes = max(self.kept_bytes, self._count_persistent_bytes(self._active_meter) - self._baseline)
 
-    def _persistent_bytes(self, meter: StepObserver) -> int:
+    def _count_persistent_bytes(self, meter: StepObserver) -> int:
         """Return live bytes without transient ones: gathered weights, gradients, messages between pipeline stages."""
         transient = [
             *self.pipeline.messages(),

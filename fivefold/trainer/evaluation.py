@@ -10,7 +10,7 @@ import torch
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built
-from fivefold.trainer.data.loader import heldout_batches
+from fivefold.trainer.data.loader import list_heldout_batches
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.sample import sample_run
@@ -46,7 +46,7 @@ class Evaluator:
         """Return the mean loss in nats per token over the held-out rows of all ranks, by one all_reduce."""
         ranks = self.built.ranks
         loader = self.run.loader(self.shards, split="heldout")
-        batches = heldout_batches(
+        batches = list_heldout_batches(
             loader,
             rows=self.run.evaluate_sequences,
             mbs=self.layout.mbs,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fivefold.bounded_file import read_bytes
 from fivefold.layout.spec import Layout
-from fivefold.machine.launch import divide_over_hosts, torchrun_command
+from fivefold.machine.launch import divide_over_hosts, format_torchrun_command
 from fivefold.machine.spec import Machine
 from fivefold.record import UserError
 from fivefold.units import show_bytes
@@ -38,9 +38,9 @@ class Host:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not gpus:
-            return cls(cores, memory_bytes())
+            return cls(cores, count_memory_bytes())
         properties = [torch.cuda.get_device_properties(number) for number in range(gpus)]
-        return cls(cores, memory_bytes(), gpus, properties[0].name, min(gpu.total_memory for gpu in properties))
+        return cls(cores, count_memory_bytes(), gpus, properties[0].name, min(gpu.total_memory for gpu in properties))
 
     def __str__(self) -> str:
         """Describe its devices, to follow "this host has"."""
@@ -63,7 +63,7 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
             needs = f"of which {ranks} were started here" if started else "each on a GPU of its own"
             needs = needs if layout.world > 1 else "on a GPU"
             raise UserError(
-                f"{request}, {needs}, but this host has {host}; {_advice(host, host_division, layout, file)}"
+                f"{request}, {needs}, but this host has {host}; {_format_advice(host, host_division, layout, file)}"
             )
         if host.gpu_memory_bytes < SMALLER * machine.chip.memory_bytes and machine.backend == "nccl":
             raise UserError(
@@ -76,7 +76,7 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
     elif not started and host_division[0] > 1 and _name(named) != "local":
         raise UserError(
             f"{request} on {host_division[0]} hosts, and this would start all of them here; "
-            f"{_advice(host, host_division, layout, file)}"
+            f"{_format_advice(host, host_division, layout, file)}"
         )
     return ""
 
@@ -91,7 +91,7 @@ def check_memory(host: Host, *, peak_bytes: int, ranks: int, named: str) -> None
         )
 
 
-def memory_bytes() -> int:
+def count_memory_bytes() -> int:
     """Return the bytes of RAM of this computer, or the limit of its control group (cgroup v2) if that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
@@ -99,13 +99,13 @@ def memory_bytes() -> int:
     return min(total, int(allowed)) if allowed.isdigit() else total
 
 
-def _advice(host: Host, several: tuple[int, int], layout: Layout, file: Path) -> str:
+def _format_advice(host: Host, several: tuple[int, int], layout: Layout, file: Path) -> str:
     """Return advice if the ranks are too many for ``host``."""
     hosts, ranks_per_host = several
     local_devices = host.gpus or host.cores
     start = f"start it on a host of {_count(ranks_per_host, 'GPU')}"
     if hosts > 1:
-        command = torchrun_command(file, hosts=hosts, ranks_per_host=ranks_per_host)
+        command = format_torchrun_command(file, hosts=hosts, ranks_per_host=ranks_per_host)
         start = f"start `{command}` on each of {hosts} hosts, or this with --slurm on a cluster"
     return f"{start}, or try it here: --machine local:{min(local_devices, layout.world)} --layout auto"
 

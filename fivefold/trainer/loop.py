@@ -38,7 +38,7 @@ from fivefold.trainer.faults.watchdog import Watchdog
 from fivefold.trainer.logs.run_log import NoLogs
 from fivefold.trainer.logs.step_line import step_line
 from fivefold.trainer.measure.host_heap import HostHeap
-from fivefold.trainer.measure.measured_step import MeasuredStep, live_tensors, measure
+from fivefold.trainer.measure.measured_step import MeasuredStep, list_live_tensors, measure
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.measure.noise_scale import NoiseScale
 from fivefold.trainer.measure.tracer import ALWAYS_TRACED_STEPS, Tracer
@@ -122,7 +122,7 @@ class Loop:
             heldout = self.evaluate(step) if start < self.job.steps else None
             with catch_signals(self._on_signal):
                 while step < self.job.steps and not stopped:
-                    meter = self._meter() if step >= start + METERED else None
+                    meter = self._make_meter() if step >= start + METERED else None
                     traced = self.measured is not None and self._is_traced(step)
                     result, step_seconds = self._time_step(step, meter, traced=traced)
                     self.watchdog.enter_phase(step, "the end of a step")
@@ -226,10 +226,12 @@ class Loop:
         dist.all_reduce(stop_votes)
         return self._signal_name(stop_votes.item() > 0)
 
-    def _meter(self) -> Meter | None:
+    def _make_meter(self) -> Meter | None:
         """Return a meter for this step: once, and only for a step of the full batch, as predicted."""
         is_full = self.job.batch(self.samples) == self.job.global_batch
-        return Meter(live_tensors(self.built), axis=self.built.ranks.axis) if is_full and not self.measured else None
+        return (
+            Meter(list_live_tensors(self.built), axis=self.built.ranks.axis) if is_full and not self.measured else None
+        )
 
     def _signal_name(self, stop: bool) -> str:
         """Return the name of the signal; empty unless the ranks have voted to ``stop``."""
@@ -250,7 +252,7 @@ class Loop:
     def _step(self, step: int, meter: Meter | None) -> StepResult:
         """Run one optimizer step (``step`` from 0), measured if there is a ``meter``."""
         job, built, engine = self.job, self.built, self.engine
-        self.rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
+        self.rate = optimizer.compute_learning_rate(job.learning_rate, step=step, steps=job.steps)
         optimizer.set_rate(built.optimizer, self.rate)
         self.batch = job.batch(self.samples)
         after = self.samples + self.batch
@@ -327,7 +329,7 @@ class Loop:
     def _save(self, step: int) -> None:
         """Start to save a checkpoint of ``step`` steps; written in the background if the run is asynchronous."""
         self.watchdog.enter_phase(step, "a save")
-        facts = self.guard.facts() | checkpoint.origin(self.shards.index)
+        facts = self.guard.facts() | checkpoint.build_origin(self.shards.index)
         base = self.run.start.weights
         progress = checkpoint.RunProgress(
             step=step, samples=self.samples, tokens=self.samples * self.job.sequence, facts=facts

@@ -14,14 +14,14 @@ from math import prod
 import torch
 from torch import nn
 
-from fivefold.adapter import Adapter, nf4_bytes
+from fivefold.adapter import Adapter, count_nf4_bytes
 from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
-from fivefold.layout.sharding import local_weight
+from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.zero import ZeroUnit
 
@@ -29,7 +29,7 @@ from fivefold.trainer.parallel.zero import ZeroUnit
 def check_parameter_table(module: Transformer, *, model: Model, adapter: Adapter | None = None) -> None:
     """Raise ``RuntimeError`` unless ``module`` has exactly the weights of ``model`` and ``adapter``."""
     built = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    listed = {weight.name: weight.shape for weight in weights(model, adapter)}
+    listed = {weight.name: weight.shape for weight in list_weights(model, adapter)}
     for name in sorted(built.keys() | listed.keys()):
         ours, table = built.get(name, "missing"), listed.get(name, "missing")
         if ours != table:
@@ -50,11 +50,11 @@ def check_placement(
     """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, sharded as listed."""
     vocab = pad_vocab(model, job, tp=layout.tp)
     local_shapes = {
-        weight.name: local_weight(weight, model=model, layout=layout, vocab=vocab).shape
-        for weight in weights(model, job.adapter)
+        weight.name: shard_weight(weight, model=model, layout=layout, vocab=vocab).shape
+        for weight in list_weights(model, job.adapter)
     }
     shards = {shard.name: shard.weight for unit in units for shard in (*unit.shards, *unit.frozen)}
-    tensors = {name: module.get_parameter(name) for name in shards} | dict(_stage_tensors(module, layout, stages))
+    tensors = {name: module.get_parameter(name) for name in shards} | dict(_list_stage_tensors(module, layout, stages))
     for name, tensor in (*tensors.items(), *shards.items()):
         if tensor.device.type != device.type:
             where = f"on device {tensor.device} after the build, not {device}"
@@ -62,7 +62,7 @@ def check_placement(
     for name, tensor in tensors.items():
         if not isinstance(tensor, nn.Parameter):
             continue
-        shape = local_shapes[name] if tensor.dtype != torch.uint8 else (nf4_bytes(prod(local_shapes[name])),)
+        shape = local_shapes[name] if tensor.dtype != torch.uint8 else (count_nf4_bytes(prod(local_shapes[name])),)
         if tuple(tensor.shape) != shape:
             raise RuntimeError(
                 f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {shape} in "
@@ -70,7 +70,9 @@ def check_placement(
             )
 
 
-def _stage_tensors(module: Transformer, layout: Layout, stages: Iterable[int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _list_stage_tensors(
+    module: Transformer, layout: Layout, stages: Iterable[int]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and tensor of each parameter and buffer of the embedding, blocks and head in ``stages``."""
     layers = list_stage_layers(len(module.blocks), layout)
     for stage in stages:

@@ -154,7 +154,7 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
             "fivefold",
             sys.executable,
             args=dict.fromkeys(range(ranks), ("-m", "fivefold", *arguments)),
-            envs={rank: _environment(rank, ranks=ranks, port=store.port) for rank in range(ranks)},
+            envs={rank: _build_environment(rank, ranks=ranks, port=store.port) for rank in range(ranks)},
             logs_specs=DefaultLogsSpecs(log_dir=answers),
         )
         former_handlers = {
@@ -176,7 +176,7 @@ def _launch(arguments: list[str], *, ranks: int, folder: Path) -> None:
         _raise_first_cause(list(result.failures.values()), signal_name=name, folder=folder)
 
 
-def _environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
+def _build_environment(rank: int, *, ranks: int, port: int) -> dict[str, str]:
     """Return the environment variables of rank ``rank``, as torchrun sets them."""
     values = {
         "RANK": rank,

@@ -141,14 +141,14 @@ def _take(path: Path, holder: Holder, *, report: Callable[[str], object]) -> Non
                 _write(file, holder)
                 return
         if current.is_dead() is False or (last_seen is not None and current != last_seen):
-            raise _refusal(path.parent, current)
+            raise _build_error(path.parent, current)
         if last_seen is None:
             last_seen, deadline = current, time.monotonic() + SILENT_SECONDS
             report(f"{path.parent}: waiting up to {SILENT_SECONDS:g} s to see whether {current} still trains here")
         time.sleep(POLL_SECONDS)
 
 
-def _refusal(folder: Path, holder: Holder) -> UserError:
+def _build_error(folder: Path, holder: Holder) -> UserError:
     since = time.strftime("%H:%M:%S", time.localtime(holder.since))
     return UserError(
         f"{folder}: {holder} has been using this folder since {since}; wait for it, stop it, or give this run another "

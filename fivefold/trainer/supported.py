@@ -7,7 +7,7 @@ from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights
+from fivefold.model.weights import list_block_weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
@@ -119,7 +119,7 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             "dp, cp or pp instead of tp, or a base in 16 bits",
         ),
         (
-            is_nf4 and any(weight.shape[-1] % 2 for weight in block_weights(model, 0) if is_gemm_weight(weight)),
+            is_nf4 and any(weight.shape[-1] % 2 for weight in list_block_weights(model, 0) if is_gemm_weight(weight)),
             f"a base in nf4 of {model.name}, which has a matrix with an odd number of columns, two in a byte",
             "a base in 16 bits",
         ),

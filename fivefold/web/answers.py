@@ -10,12 +10,12 @@ from fivefold.layout.where import Where
 from fivefold.machine.catalog import is_counted
 from fivefold.machine.datacenter import apply_assumptions
 from fivefold.machine.spec import Machine
-from fivefold.planner.predict import planner, predict
+from fivefold.planner.predict import get_planner, predict
 from fivefold.planner.search.incumbents import EvaluatedLayout
-from fivefold.planner.time.memory_over_time import levels
-from fivefold.planner.time.spans import Rows, count_simulated, spans
-from fivefold.rendering.pipeline import remark
-from fivefold.requests.answers import answers, read_noise_scale
+from fivefold.planner.time.memory_over_time import list_levels
+from fivefold.planner.time.spans import Rows, build_spans, count_simulated
+from fivefold.rendering.pipeline import describe_window
+from fivefold.requests.answers import find_answers, read_noise_scale
 from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.offers import apply_prices, list_offers, refuse_single_machine_options
 from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
@@ -49,11 +49,11 @@ def step(resolved: ResolvedRequest, layout: Layout) -> Step:
 
 def predict_over_time(resolved: ResolvedRequest, layout: Layout, *, rank: int) -> StepOverTime:
     """Predict the step over time; ``rank``: the pipeline rank whose memory is drawn."""
-    step_planner = planner(resolved.model, resolved.machine, resolved.job)
-    limit = _limit_drawn(layout)
-    rows = spans(step_planner, layout, limit=limit)
-    memory_levels = levels(step_planner, layout, rank=rank, limit=limit, rows=rows)
-    drawn = remark(_count_drawn(resolved, layout), layout.micro_batches(resolved.job))
+    step_planner = get_planner(resolved.model, resolved.machine, resolved.job)
+    limit = _choose_drawn_limit(layout)
+    rows = build_spans(step_planner, layout, limit=limit)
+    memory_levels = list_levels(step_planner, layout, rank=rank, limit=limit, rows=rows)
+    drawn = describe_window(_count_drawn(resolved, layout), layout.micro_batches(resolved.job))
     return StepOverTime(rows, memory_levels, rank, drawn)
 
 
@@ -63,10 +63,10 @@ def count_drawn_actions(resolved: ResolvedRequest, layout: Layout) -> int:
 
 
 def _count_drawn(resolved: ResolvedRequest, layout: Layout) -> int:
-    return count_simulated(layout, micro_batches=layout.micro_batches(resolved.job), limit=_limit_drawn(layout))
+    return count_simulated(layout, micro_batches=layout.micro_batches(resolved.job), limit=_choose_drawn_limit(layout))
 
 
-def _limit_drawn(layout: Layout) -> int:
+def _choose_drawn_limit(layout: Layout) -> int:
     return max(2, MAX_DRAWN_MICRO_BATCHES // layout.v)
 
 
@@ -75,7 +75,7 @@ def answer_question(
 ) -> list[Any]:
     """Answer a question: the data of ``fivefold ask --json``."""
     (machine,) = apply_prices([resolved.machine], question.price)
-    return answers(
+    return find_answers(
         about,
         resolved.model,
         machine,
@@ -124,17 +124,17 @@ def search(
     if question.keep:
         return walk(
             resolved.model,
-            _machine(question, resolved),
+            _build_machine(question, resolved),
             resolved.job,
             start=question.keep,
             by=question.by,
             where=Where.parse(question.where),
             risk=question.risk,
         )
-    return layouts(question, resolved, report=report, fitted=fitted)
+    return search_layouts(question, resolved, report=report, fitted=fitted)
 
 
-def layouts(
+def search_layouts(
     question: SearchQuestion,
     resolved: ResolvedRequest,
     *,
@@ -148,7 +148,7 @@ def layouts(
     by: Any = question.by  # not energy, which needs a full run
     return run(
         model=resolved.model,
-        machine=_machine(question, resolved),
+        machine=_build_machine(question, resolved),
         job=resolved.job,
         by=by,
         top=question.top,
@@ -165,6 +165,6 @@ def layouts(
     )
 
 
-def _machine(question: SearchQuestion, resolved: ResolvedRequest) -> Machine:
+def _build_machine(question: SearchQuestion, resolved: ResolvedRequest) -> Machine:
     """Return the machine with the price and the memory of the question."""
     return limit_memory(apply_prices([resolved.machine], question.price)[0], question.memory)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
 
-from fivefold.machine.catalog import names as machine_names
-from fivefold.model.catalog import names as model_names
+from fivefold.machine.catalog import list_names as machine_names
+from fivefold.model.catalog import list_names as model_names
 from fivefold.planner.compare import compare as side_by_side
 from fivefold.record import Record, UserError
 from fivefold.requests.commands import Question as Ask
@@ -46,7 +46,7 @@ class Catalog(Record):
     machines: tuple[str, ...]
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes below ``/api``."""
     api = APIRouter(prefix="/api", tags=["fivefold"])
     _add_short_routes(api, site)

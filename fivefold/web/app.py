@@ -17,12 +17,12 @@ from starlette.exceptions import HTTPException
 
 import fivefold
 from fivefold.record import VERBS, RunFailure, UserError, reword
-from fivefold.rendering.drawing.style import file_css
+from fivefold.rendering.drawing.style import build_file_css
 from fivefold.requests.settings import load_settings
 from fivefold.web import api
 from fivefold.web.guard import DROPPED_PATH, Guard
 from fivefold.web.pages import ask, compare, dryrun, files, learn, plan, runs, search, sweep
-from fivefold.web.pages.render import page
+from fivefold.web.pages.render import render_page
 from fivefold.web.question import JobQuestion
 from fivefold.web.site import WebServer
 from fivefold.web.work import Busy, WorkQueue
@@ -71,7 +71,7 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
 
     @app.get("/static/picture-file.css", include_in_schema=False)
     def picture_file() -> Response:
-        return Response(file_css(), media_type="text/css", headers={"cache-control": "max-age=3600"})
+        return Response(build_file_css(), media_type="text/css", headers={"cache-control": "max-age=3600"})
 
     app.mount("/static", StaticFiles(packages=[("fivefold.web", "static")]), name="static")
 
@@ -87,7 +87,7 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
             return JSONResponse({"detail": site.folder.strip_root(line)}, status_code=code)
         if code == HTTPStatus.NOT_FOUND and line == HTTPStatus.NOT_FOUND.phrase:
             line = f"there is no page {request.url.path}"
-        return page("mistake.html", request, asked=JobQuestion(), mistake=site.word_message(line), code=code)
+        return render_page("mistake.html", request, asked=JobQuestion(), mistake=site.word_message(line), code=code)
 
     @app.exception_handler(UserError)
     @app.exception_handler(RunFailure)

@@ -37,43 +37,43 @@ class Chapter(NamedTuple):
 
 
 @cache
-def chapters() -> dict[str, str]:
+def list_chapters() -> dict[str, str]:
     """Return names and titles in the order of the index."""
-    names = ["index", *dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", _text("index"))), LEGEND]
-    return {name: _text(name).partition("\n")[0].removeprefix("# ") for name in names}
+    names = ["index", *dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", _read_text("index"))), LEGEND]
+    return {name: _read_text(name).partition("\n")[0].removeprefix("# ") for name in names}
 
 
 @cache
-def chapter(name: str) -> Chapter:
+def read_chapter(name: str) -> Chapter:
     """Return a chapter by name; raises ``UserError`` if there is none."""
-    if name not in chapters():
-        raise UserError(f"the book has no chapter {name[:60]!r}; it has {', '.join(chapters())}")
-    text = re.sub(r"^( *)\$\$(.+?)\$\$$", r"\1`$\2$`", _text(name), flags=re.MULTILINE)
+    if name not in list_chapters():
+        raise UserError(f"the book has no chapter {name[:60]!r}; it has {', '.join(list_chapters())}")
+    text = re.sub(r"^( *)\$\$(.+?)\$\$$", r"\1`$\2$`", _read_text(name), flags=re.MULTILINE)
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = reader.parse(text)
     for token in tokens:
         for child in token.children or ():
-            _mend(child)
+            _fix_links(child)
         if token.type == "table_open":
             token.attrSet("class", "rows")
     html = reader.renderer.render(tokens, reader.options, {})
     numbers = count(1)
-    html = re.sub(r"<code>\$(.+?)\$</code>", lambda match: _formula(match[1], next(numbers)), html)
+    html = re.sub(r"<code>\$(.+?)\$</code>", lambda match: _render_formula(match[1], next(numbers)), html)
     html = html.replace("<pre>", '<pre tabindex="0">')
     html = re.sub(
         "<table",
         lambda _: f'<div class="scroll" tabindex="0" role="region" aria-label="table {next(numbers)}"><table',
         html,
     )
-    return Chapter(name, chapters()[name], html.replace("</table>", "</table></div>"), LIVE.get(name, ()))
+    return Chapter(name, list_chapters()[name], html.replace("</table>", "</table></div>"), LIVE.get(name, ()))
 
 
-def _text(name: str) -> str:
+def _read_text(name: str) -> str:
     package = files("fivefold.web")
     return (package / "notation.md" if name == LEGEND else package / "book" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def _mend(token: Token) -> None:
+def _fix_links(token: Token) -> None:
     """Point links between chapters to their pages, and remove links out of the guide except to the web."""
     if token.type != "link_open":
         return
@@ -81,12 +81,12 @@ def _mend(token: Token) -> None:
     name = target.rpartition("/")[2].removesuffix(".md")
     if target.startswith("https://"):
         token.attrSet("rel", "noreferrer")
-    elif target.endswith(".md") and name in chapters():
+    elif target.endswith(".md") and name in list_chapters():
         token.attrSet("href", f"/learn/{name}" + (f"#{anchor}" if anchor else ""))
     else:
         del token.attrs["href"]
 
 
-def _formula(text: str, number: int) -> str:
+def _render_formula(text: str, number: int) -> str:
     mathml = convert(unescape(text), display="block")
     return f'<span class="scroll" tabindex="0" role="region" aria-label="formula {number}">{mathml}</span>'

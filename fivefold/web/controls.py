@@ -16,8 +16,8 @@ from fivefold.bounded_types import RANKS
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
-from fivefold.layout.spec import Layout, divisors, find_divisor_below
-from fivefold.layout.validity import reasons
+from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
+from fivefold.layout.validity import list_reasons
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
@@ -68,26 +68,26 @@ HELP = {
 }
 
 
-def controls(resolved: ResolvedRequest, layout: Layout) -> list[Control]:
+def list_controls(resolved: ResolvedRequest, layout: Layout) -> list[Control]:
     """Return a row for every keyword that matters to this model and layout."""
-    rows = {field: [*choices(resolved, layout, field)] for field in HELP}
+    rows = {field: [*list_choices(resolved, layout, field)] for field in HELP}
     return [Control(field, *HELP[field], tuple(options)) for field, options in rows.items() if len(options) > 1]
 
 
-def choices(resolved: ResolvedRequest, layout: Layout, field: str) -> Iterator[LayoutOption]:
+def list_choices(resolved: ResolvedRequest, layout: Layout, field: str) -> Iterator[LayoutOption]:
     """Yield the choices of one keyword."""
-    for value in _values(resolved, layout, field):
-        text = _text(value)
+    for value in _list_values(resolved, layout, field):
+        text = _format_value(value)
         try:
             other = change_keyword(resolved, layout, **{field: value})
         except UserError as mistake:
             yield LayoutOption(text, "", False, use_page_words(mistake).removeprefix("layout: "))
             continue
-        why = next(reasons(other, model=resolved.model, job=resolved.job, machine=resolved.machine), "")
+        why = next(list_reasons(other, model=resolved.model, job=resolved.job, machine=resolved.machine), "")
         yield LayoutOption(text, str(other), getattr(layout, field) == value, use_page_words(why))
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value of a field as the page shows it; None is a sharding group of all ranks."""
     if value is None:
         return "all"
@@ -145,7 +145,7 @@ def _drop_virtual_stages(schedule: ScheduleName) -> ScheduleName:
     return schedule if PIPELINE_SCHEDULES[schedule].stages_per_rank == 1 else DEFAULT_SCHEDULE
 
 
-def _values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
+def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
     """Return the values that a row offers, valid or not, without pointless ones."""
     ranks = resolved.machine.ranks
     model = resolved.model
@@ -154,7 +154,7 @@ def _values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
         return [0, 1, 2, 3]
     if field == "shard_group":
         replicas = layout.dp * layout.cp
-        groups = _select_buttons(divisors(replicas)[1:-1], most=replicas, now=current or replicas)
+        groups = _select_buttons(list_divisors(replicas)[1:-1], most=replicas, now=current or replicas)
         return [*(group for group in groups if group < replicas or group == current), None] if layout.zero else []
     if field == "ac":
         pipeline_choices = ["full@1"] if layout.pp > 1 else []
@@ -167,15 +167,15 @@ def _values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
         kinds: list[Any] = ["ring", "ulysses"] if layout.cp > 1 else []
         return kinds if field == "cp_kind" else [True, False] if layout.tp > 1 and not model.moe else []
     if field == "mbs":
-        return _select_buttons(divisors(max(1, resolved.job.global_batch // layout.dp)), most=64, now=current)
+        return _select_buttons(list_divisors(max(1, resolved.job.global_batch // layout.dp)), most=64, now=current)
     if field == "v":
         return (
             _select_buttons(range(1, 9), most=max(1, model.layers // layout.pp), now=current) if layout.pp > 1 else []
         )
     if field == "ep":
-        return _select_buttons(divisors(model.moe.experts), most=ranks, now=current) if model.moe else []
+        return _select_buttons(list_divisors(model.moe.experts), most=ranks, now=current) if model.moe else []
     most = {"tp": min(ranks, 64), "cp": min(ranks, 64), "pp": min(ranks, model.layers), "dp": ranks}[field]
-    return _select_buttons(divisors(ranks), most=most, now=current)
+    return _select_buttons(list_divisors(ranks), most=most, now=current)
 
 
 def _select_buttons(values: Any, *, most: int, now: int) -> list[int]:
@@ -195,7 +195,7 @@ class Size(NamedTuple):
     layout: str
 
 
-def sizes(resolved: ResolvedRequest, layout: Layout) -> list[Size]:
+def list_sizes(resolved: ResolvedRequest, layout: Layout) -> list[Size]:
     """Return the machine with a quarter to four times its ranks."""
     current = resolved.machine.ranks
     rank_counts = {current >> shift for shift in (2, 1, 0)} | {current << shift for shift in (1, 2)}
@@ -290,7 +290,7 @@ JOB_HELP = {
 
 def list_job_choices(resolved: ResolvedRequest, layout: Layout) -> dict[str, list[JobChoice]]:
     """Return the values of the fields of a job, each with the reason why it is not valid with this layout."""
-    if any(reasons(layout, model=resolved.model, job=resolved.job, machine=resolved.machine)):
+    if any(list_reasons(layout, model=resolved.model, job=resolved.job, machine=resolved.machine)):
         return list_values()  # the layout itself is not valid, with any of them
     choices = list_values()
     for field in CHECKED:
@@ -324,7 +324,7 @@ def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, value: 
         job = _change_job(resolved.job, field, value)
     except UserError as error:
         return str(error).removeprefix("precision: ")
-    return next(reasons(layout, model=resolved.model, job=job, machine=resolved.machine), "")
+    return next(list_reasons(layout, model=resolved.model, job=job, machine=resolved.machine), "")
 
 
 def _change_job(job: Job, field: str, value: str) -> Job:

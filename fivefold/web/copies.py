@@ -66,12 +66,12 @@ def _needs_file(asked: JobQuestion) -> bool:
     return bool(asked.config) or any(getattr(asked, name) is not None for name in asked.shape)
 
 
-def _model(asked: JobQuestion) -> str:
+def _name_model(asked: JobQuestion) -> str:
     return MODEL_FILE if _needs_file(asked) else asked.model
 
 
 def _write_command(asked: JobQuestion, command: str) -> str:
-    words = [_model(asked), asked.machine]
+    words = [_name_model(asked), asked.machine]
     if isinstance(asked, CompareQuestion):
         words += [*asked.machines, *asked.layout]
     elif isinstance(asked, SearchQuestion):
@@ -115,7 +115,7 @@ def _spell_option(schema: type[Request], name: str, value: Any) -> list[str]:
 
 
 def _write_python(asked: JobQuestion, command: str) -> str:
-    arguments: list[Any] = [_model(asked), asked.machine]
+    arguments: list[Any] = [_name_model(asked), asked.machine]
     function, keywords = command, dict(_list_options(asked, COMMANDS[command]))
     if isinstance(asked, CompareQuestion):
         arguments += [*asked.machines, *asked.layout]

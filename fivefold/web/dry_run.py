@@ -22,20 +22,20 @@ from fivefold.machine.spec import Machine
 from fivefold.rendering import memory as shown
 from fivefold.rendering.drawing import memory, pipeline, streams
 from fivefold.rendering.drawing.bars import draw_stacked, scale
-from fivefold.rendering.pipeline import finding
+from fivefold.rendering.pipeline import describe_step
 from fivefold.rendering.step_view import split_bytes, view_step
 from fivefold.results.spans import Level
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
-from fivefold.web.pages.render import fragment
+from fivefold.web.pages.render import render_fragment
 
 LIVE_TENSOR_INTERVALS = 240  # points in time at which live tensors are listed
 
 
-def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
+def render_html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
     """Return the full answer as HTML."""
     if dry_run.step is None or dry_run.simulation is None or dry_run.table is None:
-        return fragment("dryrun_result.html", dry_run=dry_run)
+        return render_fragment("dryrun_result.html", dry_run=dry_run)
     rank, chip = dry_run.peak_rank.rank, machine.chip.memory_bytes
     tape = dry_run.steady_tapes[rank]
     at_peak = describe_peak(dry_run.tapes[rank])
@@ -45,9 +45,9 @@ def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
         for shown_rank, row in zip(dry_run.ranks, dry_run.table.rows, strict=True)
     )
     parts = split_bytes(at_peak.parts)
-    stream_rows = stream_lines(dry_run.simulation, tape)
+    stream_rows = list_stream_lines(dry_run.simulation, tape)
     scale_bytes, limit = scale(sum(at_peak.parts.values()), chip)
-    return fragment(
+    return render_fragment(
         "dryrun_result.html",
         dry_run=dry_run,
         step=dry_run.step,
@@ -62,10 +62,10 @@ def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
             memory_levels, rank=rank, capacity_bytes=chip, labels=list_live_tensors(dry_run.simulation, tape)
         ),
         memory_legend=[(name, name) for name in memory.list_legend_entries(memory_levels)],
-        memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
-        pipeline=pipeline.draw_pipeline(rows, label=finding(dry_run.step.time)),
+        memory_finding=shown.describe_peak(memory_levels, rank=rank, capacity_bytes=chip),
+        pipeline=pipeline.draw_pipeline(rows, label=describe_step(dry_run.step.time)),
         pipeline_legend=pipeline.list_legend_entries(rows),
-        pipeline_finding=finding(dry_run.step.time),
+        pipeline_finding=describe_step(dry_run.step.time),
         streams=streams.draw_streams(
             stream_rows, last=dry_run.simulation.step_seconds, label=f"streams of rank {rank}"
         ),
@@ -83,15 +83,15 @@ def list_live_tensors(simulation: SimulatedTapes, tape: Tape) -> list[tuple[floa
     for index in range(LIVE_TENSOR_INTERVALS):
         stretch = event_levels[bounds[index] : bounds[index + 1]] or [event_levels[last]]
         last = max(last, int(bounds[index + 1]) - 1)
-        intervals.append((edges[index], edges[index + 1], shown.peak(stretch)))
+        intervals.append((edges[index], edges[index + 1], shown.find_peak(stretch)))
     groups = list_live_groups(tape, [int(level.seconds) for _, _, level in intervals])
     return [
-        (float(start), float(end), _words(level, group, float(seconds[int(level.seconds)])))
+        (float(start), float(end), _format_level(level, group, float(seconds[int(level.seconds)])))
         for (start, end, level), group in zip(intervals, groups, strict=True)
     ]
 
 
-def _words(level: Level, group: Any, seconds: float) -> str:
+def _format_level(level: Level, group: Any, seconds: float) -> str:
     lines = [f"{show_bytes(level.live_bytes)} at {show_seconds(seconds)}", level.cause, "", "largest live tensors"]
     for tensors in group:
         count_text = f"{tensors.number} × " if tensors.number > 1 else ""
@@ -100,7 +100,7 @@ def _words(level: Level, group: Any, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def stream_lines(simulation: SimulatedTapes, tape: Tape) -> list[tuple[str, list[streams.StreamPiece]]]:
+def list_stream_lines(simulation: SimulatedTapes, tape: Tape) -> list[tuple[str, list[streams.StreamPiece]]]:
     """Return the compute stream, then one line per communicator."""
     timed = list(simulation.spans(tape.rank))
     lines = {"compute": list(_compute(tape, [span for span in timed if span.kind == KERNEL]))}
@@ -111,7 +111,7 @@ def stream_lines(simulation: SimulatedTapes, tape: Tape) -> list[tuple[str, list
             same_axis = sum(name.split()[0] == message.axis for name in axes.values())
             axes[message.group] = f"{message.axis} {same_axis + 1}" if same_axis else message.axis
         lines.setdefault(axes[message.group], []).append(
-            streams.StreamPiece(span.start, span.end, "k-messages", _message(message, tape))
+            streams.StreamPiece(span.start, span.end, "k-messages", _format_message(message, tape))
         )
     return [(name, sorted(pieces)) for name, pieces in lines.items()]
 
@@ -124,6 +124,6 @@ def _compute(tape: Tape, kernels: list[TimedSpan]) -> Iterator[streams.StreamPie
         yield streams.StreamPiece(span.start, span.end, look, f"{kernel.kind}: {site}")
 
 
-def _message(message: TapeMessage, tape: Tape) -> str:
+def _format_message(message: TapeMessage, tape: Tape) -> str:
     way = ("receive from" if message.receives else "send to") + f" {message.peer}" if message.peer >= 0 else ""
     return f"{message.axis} {way or message.collective}, {show_bytes(message.payload)}\n{tape.sites[message.site]}"

@@ -15,7 +15,7 @@ from fivefold.results.trace_report import TraceReport
 from fivefold.web.answers import Report
 from fivefold.web.dropped import MAX_FILE_BYTES, PREFIX, DroppedFiles
 from fivefold.web.folder import ServedFolder
-from fivefold.web.pages.render import fragment
+from fivefold.web.pages.render import render_fragment
 from fivefold.web.question import FilesQuestion, ResolvedRequest, TraceQuestion
 
 MAX_BARS = 16  # ranks whose step is drawn as a bar
@@ -84,8 +84,8 @@ def draw_ranks(report: TraceReport) -> Raw:
         for rank in ranks
     }
     looks = [(look, name) for name, look in trace_report.TIME_PARTS.values()]
-    return Raw(fragment("rank_bars.html", bars=bars, looks=looks))
+    return Raw(render_fragment("rank_bars.html", bars=bars, looks=looks))
 
 
 def _render(sections: Iterable[AnswerSection]) -> str:
-    return fragment("sections.html", sections=list(sections), remarks=(), links=[])
+    return render_fragment("sections.html", sections=list(sections), remarks=(), links=[])

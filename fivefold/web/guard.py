@@ -47,7 +47,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         limit = MAX_FILE_BYTES + 1 if scope.get("path") == DROPPED_PATH else BODY_BYTES
-        refusal = next(iter(self._refusals(headers, limit)), None)
+        refusal = next(iter(self._list_refusals(headers, limit)), None)
         if refusal is not None:
             code, line = refusal
             await JSONResponse({"detail": line}, status_code=code, headers=HEADERS)(scope, receive, send)
@@ -69,7 +69,7 @@ class Guard:
 
         await self.app(scope, receive_limited, send_with_headers)
 
-    def _refusals(self, headers: Headers, limit: int) -> Iterable[tuple[int, str]]:
+    def _list_refusals(self, headers: Headers, limit: int) -> Iterable[tuple[int, str]]:
         host = headers.get("host", "")
         if not _is_loopback(host):
             yield 403, "this address is not the page's own; open it as fivefold web printed it"

@@ -131,7 +131,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         """Resolve the records that the question names; raises ``UserError`` in one line."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UsageWarning)
-            model = self._model(folder)
+            model = self._resolve_model(folder)
             machine = machines.resolve(self.machine, local=local, find=folder.path)
             settings = load_settings() if self.reads_settings else UserSettings()
             applied = AppliedSettings(file=show_settings_file())
@@ -154,10 +154,10 @@ class JobQuestion(MachineRequest, defer_build=False):
         chosen = ((key, getattr(self, name)) for name, key in self.job_keys.items())
         return (*self.set, *(f"{key}={str(value).lower()}" for key, value in chosen if value not in (None, False)))
 
-    def _model(self, folder: ServedFolder) -> Model:
+    def _resolve_model(self, folder: ServedFolder) -> Model:
         if self.config:
             name = "pasted" if self.model == type(self).model_fields["model"].default else self.model
-            model = models.from_values(_table(self.config), name=name, source="pasted config")
+            model = models.from_values(_parse_table(self.config), name=name, source="pasted config")
         elif not self.model.strip():
             raise UserError("name a model, such as llama3-8b or a file, or paste a config.json")
         else:
@@ -340,7 +340,7 @@ def replace_ranks(word: str, ranks: int) -> str:
     return f"{chip.rpartition(':')[0] or chip}:{ranks}{space}{settings}"
 
 
-def _table(text: str) -> dict[str, Any]:
+def _parse_table(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -37,11 +37,11 @@ class RunSummary(Record):
 
 def find(folder: ServedFolder) -> list[RunSummary]:
     """Return the runs, most recently written first."""
-    logs = sorted(_logs(folder.root, MAX_DEPTH), key=lambda path: -path.stat().st_mtime)
-    return [summary(folder, path.parent) for path in logs[:MAX_RUNS]]
+    logs = sorted(_find_logs(folder.root, MAX_DEPTH), key=lambda path: -path.stat().st_mtime)
+    return [summarize_run(folder, path.parent) for path in logs[:MAX_RUNS]]
 
 
-def _logs(root: Path, depth: int) -> Iterator[Path]:
+def _find_logs(root: Path, depth: int) -> Iterator[Path]:
     """Yield the logs in a folder and below it; links and hidden folders are skipped."""
     try:
         inside = sorted(root.iterdir())
@@ -53,10 +53,10 @@ def _logs(root: Path, depth: int) -> Iterator[Path]:
         if path.name == LOG and path.is_file():
             yield path
         elif depth and path.is_dir() and not path.name.startswith((".", "__")):
-            yield from _logs(path, depth - 1)
+            yield from _find_logs(path, depth - 1)
 
 
-def log(folder: ServedFolder, name: str) -> list[dict[str, Any]]:
+def read_log(folder: ServedFolder, name: str) -> list[dict[str, Any]]:
     """Return the lines of a run's log; raises ``UserError`` if ``name`` is no run."""
     path = folder.path(f"{name}/{LOG}")
     if not path.is_file():
@@ -68,7 +68,7 @@ def log(folder: ServedFolder, name: str) -> list[dict[str, Any]]:
     return [line for line in log_lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 
-def steps(folder: ServedFolder, name: str) -> RunFolder | None:
+def read_steps(folder: ServedFolder, name: str) -> RunFolder | None:
     """Return predicted and measured of a finished run; None while it trains, also if it has been resumed."""
     measured = folder.path(f"{name}/step.json")
     prediction = folder.path(f"{name}/{run_folder.PREDICTED}")
@@ -86,11 +86,11 @@ def read_prediction(folder: ServedFolder, name: str) -> Step | None:
         return None
 
 
-def summary(folder: ServedFolder, path: Path) -> RunSummary:
+def summarize_run(folder: ServedFolder, path: Path) -> RunSummary:
     """Return a run's line."""
     name = folder.name(path)
     try:
-        lines, finished = log(folder, name), steps(folder, name)
+        lines, finished = read_log(folder, name), read_steps(folder, name)
     except UserError:  # damaged or too large logs are listed too
         return RunSummary(folder=name, state="stopped", step=0)
     training = [line for line in lines if "loss" in line]
@@ -119,7 +119,7 @@ def summary(folder: ServedFolder, path: Path) -> RunSummary:
         loss=_number(last.get("loss")),
         heldout_loss=_number(heldout[-1].get("heldout_loss")) if heldout else None,
         tokens=last.get("tokens") if isinstance(last.get("tokens"), int) else None,
-        tokens_per_second=speed(training[-20:]),
+        tokens_per_second=compute_speed(training[-20:]),
         **facts,
     )
 
@@ -129,7 +129,7 @@ def is_live(folder: ServedFolder, name: str) -> bool:
     return time.time() - folder.path(f"{name}/{LOG}").stat().st_mtime < LIVE_SECONDS
 
 
-def speed(training: list[dict[str, Any]]) -> float | None:
+def compute_speed(training: list[dict[str, Any]]) -> float | None:
     """Return tokens per second over some logged steps, by their own seconds."""
     timed_lines = [line for line in training if _number(line.get("seconds")) and isinstance(line.get("tokens"), int)]
     if len(timed_lines) < 2:

@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 
 from fivefold.record import read_text
-from fivefold.rendering.drawing.style import css
+from fivefold.rendering.drawing.style import read_css
 
-STYLES = css() + read_text(Path(__file__).parent / "static" / "page.css", kind="a style sheet")
+STYLES = read_css() + read_text(Path(__file__).parent / "static" / "page.css", kind="a style sheet")
 STYLES_HASH = f"sha256-{base64.b64encode(hashlib.sha256(STYLES.encode()).digest()).decode()}"

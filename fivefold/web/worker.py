@@ -48,7 +48,7 @@ MEMORY_BYTES = 24 * 2**30  # limit of the address space
 EVERY_SECONDS = 0.1  # between two reports of progress
 
 
-def main() -> None:
+def answer_from_stdin() -> None:
     """Answer the question on stdin with the command in the first argument."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     request = json.load(sys.stdin)
@@ -56,17 +56,19 @@ def main() -> None:
     progress = ProgressReporter()
     if verb in SEARCHES:
         signal.signal(signal.SIGINT, progress.stop)
-        say(begun=True)
+        write_event(begun=True)
     try:
         result = VERBS[verb](request, progress)
         progress.say_fitted()
-        say(result=result)
+        write_event(result=result)
     except StopSignal:
-        say(stopped="Stopped before any layout was found that fits.")
+        write_event(stopped="Stopped before any layout was found that fits.")
     except (UserError, RunFailure) as error:
-        say(mistake=str(error))
+        write_event(mistake=str(error))
     except MemoryError:
-        say(mistake=f"needs more than the {MEMORY_BYTES >> 30} GiB that a question of the page may take; ask for less")
+        write_event(
+            mistake=f"needs more than the {MEMORY_BYTES >> 30} GiB that a question of the page may take; ask for less"
+        )
 
 
 class ProgressReporter:
@@ -87,7 +89,7 @@ class ProgressReporter:
             raise StopSignal("SIGINT")
         if monotonic() - self.last >= EVERY_SECONDS or doing != self.doing:
             self.last, self.doing = monotonic(), doing
-            say(progress=[done, total, doing])
+            write_event(progress=[done, total, doing])
             self.say_fitted()
 
     def on_fit(self, evaluated: EvaluatedLayout) -> None:
@@ -101,11 +103,11 @@ class ProgressReporter:
     def say_fitted(self) -> None:
         """Send the layouts that were noted since the last time."""
         if self.new:
-            say(fitted=self.new)
+            write_event(fitted=self.new)
             self.new = []
 
 
-def say(**event: Any) -> None:
+def write_event(**event: Any) -> None:
     """Write one event to stdout."""
     print(json.dumps(event), flush=True)
 
@@ -151,10 +153,10 @@ def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
 
 def plan(asked: dict[str, Any], report: Report) -> Any:
     """Plan a run: the data of ``fivefold plan --json``."""
-    from fivefold.requests.playbook import playbook
+    from fivefold.requests.playbook import build_playbook
 
     question, (model, machine, job, *_) = read_question(asked, PlaybookQuestion)
-    plan_result = playbook(
+    plan_result = build_playbook(
         model,
         apply_prices([machine], question.price)[0],
         job,
@@ -167,15 +169,15 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
     return plan_result.model_dump(mode="json")
 
 
-def ratios(asked: dict[str, Any], report: Report) -> Any:
+def compute_ratios(asked: dict[str, Any], report: Report) -> Any:
     """Compute the data of ``fivefold ratios --json``."""
-    from fivefold.planner.ratios import ratios as run
+    from fivefold.planner.ratios import compute_ratios as run
 
     question, (model, machine, job, *_) = read_question(asked, RatiosQuestion)
     return run(model, machine=machine, layout=Layout.parse(question.layout), job=job).model_dump(mode="json")
 
 
-def dryrun(asked: dict[str, Any], report: Report) -> Any:
+def run_dry_run(asked: dict[str, Any], report: Report) -> Any:
     """Dry-run a step: ``data`` is that of ``fivefold dryrun --json``, ``html`` its pictures."""
     from fivefold.layout.validity import refuse
     from fivefold.planner.predict import predict
@@ -186,7 +188,7 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     report(0, 0, "PyTorch and the training code are loaded")
     from fivefold.dry_run import dryrun as run
     from fivefold.dry_run.report import dump_dry_run
-    from fivefold.web.dry_run import html
+    from fivefold.web.dry_run import render_html
 
     def begin(done: int, total: int) -> None:
         report(done, total, f"rank {done + 1} of {total} runs its step")
@@ -194,7 +196,10 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     dry_run = run(model=model, machine=machine, layout=layout, job=job, progress=begin)
     report(1, 1, "the pictures are drawn")
     predicted = None if dry_run.step is None else predict(model=model, machine=machine, layout=layout, job=job)
-    return {"data": dump_dry_run(dry_run, predicted), "html": html(dry_run, machine=machine, predicted=predicted)}
+    return {
+        "data": dump_dry_run(dry_run, predicted),
+        "html": render_html(dry_run, machine=machine, predicted=predicted),
+    }
 
 
 def sweep(asked: dict[str, Any], report: Report) -> Any:
@@ -249,15 +254,15 @@ def _read_files(asked: dict[str, Any], kind: Any, verb: str, report: Report) -> 
 
 VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "search": search,
-    "dryrun": dryrun,
+    "dryrun": run_dry_run,
     "sweep": sweep,
     "trace": read_trace,
     "explain": explain,
     "plan": plan,
-    "ratios": ratios,
+    "ratios": compute_ratios,
     **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},
 }
 SEARCHES = ("search", "sweep")  # commands that return what they have found so far when they are stopped
 
 if __name__ == "__main__":
-    main()
+    answer_from_stdin()

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fivefold.adapter import TARGETS, Adapter
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
@@ -642,7 +642,7 @@ def _job(chance: random.Random, layout: Layout) -> Job:
     return Job(
         sequence=sequence,
         global_batch=micro_batches * layout.dp * layout.mbs,
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         documents=pick(("joined", "separate")),
         loss=pick(("fused", "chunked")),
         vocab_multiple=pick((1, 1, 4)),

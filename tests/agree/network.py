@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from tests.endure import hosts
@@ -76,7 +76,7 @@ class Case(NamedTuple):
     def job(self) -> Job:
         """A step of 2,048 tokens."""
         rate = LearningRate(kind="constant", peak=1e-4)
-        job = Job(sequence=256, global_batch=8, precision=recipe(self.precision), learning_rate=rate)
+        job = Job(sequence=256, global_batch=8, precision=get_recipe(self.precision), learning_rate=rate)
         return job if self.overlap else job.replace(overlap=())
 
 

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from fivefold.calibration import calibrate
 from fivefold.calibration.orders import CaseOrder, RankProfile
-from fivefold.calibration.profile import unit_seconds
+from fivefold.calibration.profile import measure_unit_seconds
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import resolve
-from fivefold.planner.predict import planner
+from fivefold.planner.predict import get_planner
 from fivefold.planner.time.units import Units
 from tests.agree.time import cases
 
@@ -58,12 +58,12 @@ def draw(*, seed: int, groups: int, each: int, world: int) -> list[CaseOrder]:
 
 def compare(order: CaseOrder, profiles: Sequence[RankProfile], machine: Machine) -> Compared:
     """Predicted and measured seconds of one run, means over ranks."""
-    layout, plans = Layout.parse(order.layout), planner(order.model, machine, order.job)
+    layout, plans = Layout.parse(order.layout), get_planner(order.model, machine, order.job)
     counts = plans.counts
     units, step = Units(counts, machine), plans.estimate(layout).step_time
     predicted = measured = 0.0
     for profile in profiles:
-        rows = unit_seconds(profile, counts=counts, layout=layout, curves=units)
+        rows = measure_unit_seconds(profile, counts=counts, layout=layout, curves=units)
         for unit, number in (entry for stage in counts.stage_work(layout) for entry in stage):
             if unit in rows:
                 time, passes = units.unit(layout, unit), rows[unit]

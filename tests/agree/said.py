@@ -10,8 +10,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import messages
-from fivefold.step import sent_bytes
+from fivefold.planner.counts.traffic import list_messages
+from fivefold.step import count_sent_bytes
 
 Said = dict[tuple[str, str], tuple[int, int]]  # (axis, collective) → messages and bytes
 
@@ -46,8 +46,8 @@ def count_planned(counts: Counts, layout: Layout, stages: Iterable[tuple[int, ..
             message.axis,
             message.collective,
             message.times * ranks,
-            message.times * ranks * sent_bytes(message.collective, payload=message.payload, ranks=message.ranks),
+            message.times * ranks * count_sent_bytes(message.collective, payload=message.payload, ranks=message.ranks),
         )
         for held in stages
-        for message in messages(counts, layout, chunks=held)
+        for message in list_messages(counts, layout, chunks=held)
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fivefold.dry_run import dryrun
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
@@ -136,7 +136,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
     job = Job(
         sequence=sequence,
         global_batch=batch,
-        precision=recipe(precision),
+        precision=get_recipe(precision),
         steps=5,
         learning_rate=LearningRate(peak=1e-3, warmup_steps=1),
     )
@@ -160,7 +160,7 @@ def test_counts_of_a_hybrid_are_equal_when_two_processes_share_its_heads(
     forked, corpus: Path, tmp_path: Path, model: Model, text: str
 ) -> None:
     layout = Layout.parse(text)
-    job = Job(sequence=96, global_batch=4, precision=recipe("fp32"), steps=5)
+    job = Job(sequence=96, global_batch=4, precision=get_recipe("fp32"), steps=5)
     run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
     prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
     predicted = predict(model=model, machine=MACHINE, layout=layout, job=job)
@@ -223,7 +223,7 @@ def test_measured_memory_of_every_optimizer_equals_the_plan(
     job = Job(
         sequence=64,
         global_batch=2 * layout.dp * layout.mbs,
-        precision=recipe(precision),
+        precision=get_recipe(precision),
         steps=5,
         optimizer=Optimizer(kind=kind),
         ramp=Ramp(first=half, step=half, every=3),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.adapter import Adapter
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.planner.predict import predict
 from fivefold.results.step_comparison import compare
@@ -37,7 +37,7 @@ def run_of(folder: Path, adapter: Adapter | None) -> Run:
         sequence=96,
         global_batch=8,
         steps=5,
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         adapter=adapter,
         learning_rate=LearningRate(peak=1e-3, warmup_steps=1),
     )

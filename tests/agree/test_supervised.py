@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fivefold.adapter import Adapter
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
@@ -44,7 +44,7 @@ def run_of(folder: Path, adapter: Adapter | None) -> Run:
         sequence=96,
         global_batch=8,
         steps=5,
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         adapter=adapter,
         learning_rate=LearningRate(peak=1e-3, warmup_steps=1),
     )

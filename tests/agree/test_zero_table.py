@@ -13,21 +13,21 @@ import torch
 from fivefold.dry_run.memory import breakdown
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import SCOPE
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import list_live_bytes
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.measure.measured_step import live_tensors
+from fivefold.trainer.measure.measured_step import list_live_tensors
 from fivefold.trainer.measure.meter import Meter
 from tests.selection import mark_share
 
 N = 4
 # Every dim is divisible by N, so that nothing is padded; activations are small compared with the states.
 MODEL = Model(name="shrunk", layers=4, width=128, heads=4, kv_heads=4, head_dim=32, ffn=384, vocab=512)
-JOB = Job(sequence=8, global_batch=4 * N, precision=recipe("bf16-grad16"))
+JOB = Job(sequence=8, global_batch=4 * N, precision=get_recipe("bf16-grad16"))
 Reduce = Literal["micro_batch", "step"]
 
 
@@ -41,7 +41,7 @@ def table(zero: int, *, reduce: Reduce) -> float:
 
 def count_peak_bytes(layout: Layout, job: Job) -> int:
     tape = run_rank(model=MODEL, layout=layout, job=job, rank=0, streams=False).steady
-    events, lives = breakdown.list_events(tape), breakdown.lifetimes(tape)
+    events, lives = breakdown.list_events(tape), breakdown.list_lifetimes(tape)
     live = breakdown._sum_live_bytes(lives, len(events))
     named = [tape.scopes[scope] for scope in events[events[:, 0] == SCOPE, 1]]
     last = next(at for at, scope in enumerate(named) if (scope.phase, scope.micro_batch) == ("forward", 3))
@@ -57,7 +57,7 @@ def measure_bytes(layout: Layout, job: Job) -> int:
     engine.step(drawn)  # makes the moments
     engine.zero_grad()
     tables = sum(item.nbytes for item in built.module.tables)
-    meter = Meter(live_tensors(built), axis=built.ranks.axis)
+    meter = Meter(list_live_tensors(built), axis=built.ranks.axis)
     engine.pipeline.on_action = lambda action: result.append(meter.live_bytes - tables) if action[2] == 3 else None
     with meter:
         engine.step(drawn)

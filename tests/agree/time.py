@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.calibration import calibrate, cores
+from fivefold.calibration import calibrate, count_cores
 from fivefold.calibration import profile as profiles
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -31,7 +31,7 @@ from fivefold.machine.spec import Machine
 from fivefold.machine.toml import read, write
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.planner.predict import planner
+from fivefold.planner.predict import get_planner
 from fivefold.record import read_file, read_lines
 from fivefold.sweeps.trial import prepare
 from fivefold.trainer.run import Run
@@ -170,7 +170,7 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
         [sys.executable, "-m", "tests.agree.time", "--profile", str(run)],
         [sys.executable, "-m", "fivefold", "train", str(run)],
     )
-    plain = planner(case.model, known, case.job).estimate(case.layout).step_time
+    plain = get_planner(case.model, known, case.job).estimate(case.layout).step_time
     seconds = turn(plain.seconds)
     codes = run_in_turns(*commands, log=here / "log.txt", timeout=PATIENCE_SECONDS, seconds=seconds)
     if any(codes):
@@ -179,7 +179,7 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
     steps = sorted(unfrozen(lines[FIRST:], seconds=seconds))
     measured = statistics.median(steps[: (len(steps) + 1) // 2])  # the least disturbed half
     low, _, high = statistics.quantiles(steps, n=4)
-    step = planner(case.model, read(here / "profiled.toml"), case.job).estimate(case.layout).step_time
+    step = get_planner(case.model, read(here / "profiled.toml"), case.job).estimate(case.layout).step_time
     parts = {"compute": step.compute, "bubble": step.bubble, "optimizer": step.optimizer, **step.exposed}
     shutil.rmtree(here)
     return Answer(
@@ -200,12 +200,12 @@ def profile(run: Path) -> None:
     """Measure the units of the run in the file, for as long as it trains."""
     profiles.SECONDS, profiles.STEPS = 6.0, 9
     said = Run.load(run)
-    machine = profiles.profile(
+    machine = profiles.profile_layout(
         model=Model.read(read_file(Path(said.model)), origin=said.model),
         layout=Layout.parse(said.layout),
         job=said.job,
         machine=read(Path(said.machine)),
-        cores=cores(),
+        cores=count_cores(),
     )
     write(machine, run.with_name("profiled.toml"))
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from fivefold.machine.toml import read
 from fivefold.record import read_lines
 from fivefold.sweeps.finalists import ROUNDS
-from fivefold.sweeps.trial import STEPS, trial
+from fivefold.sweeps.trial import STEPS, try_layout
 from tests.agree.time import Answer, Case, cases, options, select_calmest
 
 TRIED = 2
@@ -43,7 +43,7 @@ class Judged(NamedTuple):
 
 def seconds(case: Case, folder: Path, *, steps: int) -> float:
     """Of a step, in a trial."""
-    ended = trial(
+    ended = try_layout(
         model=case.model, machine=read(folder / "machine2.toml"), layout=case.layout, job=case.job, steps=steps
     )
     if ended.measured is None:

@@ -8,7 +8,7 @@ import torch
 
 from fivefold.calibration import calibrate, fit_line, fit_machine, worker
 from fivefold.calibration.kernels import KERNELS
-from fivefold.calibration.points import AttentionPointShape, Facts, Points, default_points, matmul_shapes
+from fivefold.calibration.points import AttentionPointShape, Facts, Points, choose_default_points, list_matmul_shapes
 from fivefold.calibration.worker import PROBE, Curves, WorkerContext
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve
@@ -114,12 +114,12 @@ def test_products_that_would_take_long_are_left_out(monkeypatch, probe_seconds, 
         m, n, k = shape
         return MatmulPoint(dtype=dtype, ranks=1, m=m, n=n, k=k, seconds=probe_seconds * m * n * k / math.prod(PROBE))
 
-    monkeypatch.setattr(worker, "matmul", multiply)
+    monkeypatch.setattr(worker, "time_matmul", multiply)
     context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
     points = TINY.replace(dtypes=("bf16",), matmuls=(PROBE, (256, 256, 512), (1024, 1024, 1024)), attentions=())
 
     def list_jobs(context):
-        return list(worker.kernel_jobs(context, points, worker.probe_products(context, points.dtypes)))
+        return list(worker.list_kernel_jobs(context, points, worker.probe_products(context, points.dtypes)))
 
     products = [point for job in list_jobs(context)[: -len(KERNELS)] if (point := job())]
     assert len(products) == kept
@@ -133,11 +133,11 @@ def test_a_dtype_without_instructions_is_measured_at_few_shapes(monkeypatch, slo
             dtype=dtype, ranks=1, m=shape[0], n=shape[1], k=shape[2], seconds=1e-4 * (slower if dtype == "bf16" else 1)
         )
 
-    monkeypatch.setattr(worker, "matmul", multiply)
+    monkeypatch.setattr(worker, "time_matmul", multiply)
     context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
     points = TINY.replace(matmuls=((64, 256, 64), (128, 128, 128)), attentions=(), kernel_bytes=())
     rates = worker.probe_products(context, points.dtypes)
-    products = [job() for job in worker.kernel_jobs(context, points, rates)]
+    products = [job() for job in worker.list_kernel_jobs(context, points, rates)]
     assert {(p.m, p.n, p.k) for p in products if p.dtype == "fp32"} == {(64, 256, 64), (128, 128, 128)}
     assert {(p.m, p.n, p.k) for p in products if p.dtype == "bf16"} == shapes
 
@@ -174,7 +174,7 @@ def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
 
 
 def test_the_grids_hold_what_a_planner_asks_for():
-    assert matmul_shapes((1, 2), most_flops=8) == (
+    assert list_matmul_shapes((1, 2), most_flops=8) == (
         (1, 1, 1),
         (1, 1, 2),
         (1, 2, 1),
@@ -184,7 +184,7 @@ def test_the_grids_hold_what_a_planner_asks_for():
         (2, 2, 1),
     )
     for backend, quick in product(("gloo", "nccl"), (True, False)):
-        points = default_points(backend, quick=quick)
+        points = choose_default_points(backend, quick=quick)
         assert set(points.dtypes) == {"fp32", "bf16"}
         assert min(points.collective_bytes) == KIB
         assert max(points.collective_bytes) >= 32 * MIB
@@ -212,4 +212,4 @@ def test_a_point_is_the_median_of_its_rounds():
 
 def test_a_calibration_says_how_well_its_rounds_agree(measured):
     machine = measured[0].replace(calibration=measured[0].calibration.replace(spread=0.12))
-    assert table.machine(machine).endswith("; nine in ten measured points agree within 12%")
+    assert table.describe_machine(machine).endswith("; nine in ten measured points agree within 12%")

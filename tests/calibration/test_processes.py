@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.calibration.processes import side_by_side
+from fivefold.calibration.processes import run_in_parallel
 from fivefold.record import RunFailure
 
 pytestmark = pytest.mark.processes
@@ -24,7 +24,7 @@ def has_ended(path: Path) -> bool:
 def test_output_of_the_first_worker_is_read_to_its_end():
     heard = []
     talk = "print('one'); print('two')"
-    side_by_side(python(talk, "print('not me')"), silence_seconds=20, on_line=heard.append)
+    run_in_parallel(python(talk, "print('not me')"), silence_seconds=20, on_line=heard.append)
     assert [line.strip() for line in heard] == ["one", "two"]
 
 
@@ -35,14 +35,14 @@ def test_a_dead_worker_is_one_line_and_ends_the_others(tmp_path):
         f"import os, time\nwhile not os.path.exists({str(pid)!r}): time.sleep(0.01)\nraise OSError('disk on fire')"
     )
     with pytest.raises(RunFailure, match=r"^worker 1 of 2 ended with code 1: OSError: disk on fire$"):
-        side_by_side(python(sleeper, failing), silence_seconds=20, on_line=print)
+        run_in_parallel(python(sleeper, failing), silence_seconds=20, on_line=print)
     assert has_ended(pid)
 
 
 def test_a_worker_killed_from_outside_is_named_with_its_signal():
     suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     with pytest.raises(RunFailure, match=r"^worker 1 of 2 was killed by SIGKILL$"):
-        side_by_side(python(SLEEP, suicide), silence_seconds=20, on_line=print)
+        run_in_parallel(python(SLEEP, suicide), silence_seconds=20, on_line=print)
 
 
 def test_the_error_names_the_worker_that_failed_first(tmp_path):
@@ -51,19 +51,19 @@ def test_the_error_names_the_worker_that_failed_first(tmp_path):
     wait = f"import os, time\nwhile not os.path.exists({str(said)!r}): time.sleep(0.05)\ntime.sleep(0.1)\n"
     lost = wait + "raise OSError('lost it')"
     with pytest.raises(RunFailure, match=r"^worker 1 of 2 ended with code 3: the cause$"):
-        side_by_side(python(lost, first), silence_seconds=20, on_line=print)
+        run_in_parallel(python(lost, first), silence_seconds=20, on_line=print)
 
 
 def test_the_last_output_of_a_dead_worker_is_reported():
     heard = []
-    side_by_side(python("print('x\\n' * 100_000)"), silence_seconds=20, on_line=heard.append)
+    run_in_parallel(python("print('x\\n' * 100_000)"), silence_seconds=20, on_line=heard.append)
     assert len(heard) == 100_001
 
 
 def test_silent_workers_are_stopped():
     start = time.monotonic()
     with pytest.raises(RunFailure, match=r"2 workers have reported nothing for 0\.3 s"):
-        side_by_side(python(SLEEP, SLEEP), silence_seconds=0.3, on_line=print)
+        run_in_parallel(python(SLEEP, SLEEP), silence_seconds=0.3, on_line=print)
     assert time.monotonic() - start < 10
 
 
@@ -75,5 +75,5 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        side_by_side(python(talker), silence_seconds=20, on_line=interrupt)
+        run_in_parallel(python(talker), silence_seconds=20, on_line=interrupt)
     assert has_ended(pid)

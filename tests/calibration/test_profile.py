@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from fivefold.calibration import make_monotonic
-from fivefold.calibration.message_orders import MessageOrder, Timed, distinct_messages, heard
+from fivefold.calibration.message_orders import MessageOrder, Timed, list_distinct_messages, list_measured_seconds
 from fivefold.calibration.messages import all_gather, reduce_scatter
-from fivefold.calibration.null_process_group import NullProcessGroup, silent_world
+from fivefold.calibration.null_process_group import NullProcessGroup, init_null_process_group
 from fivefold.calibration.orders import RankProfile
-from fivefold.calibration.profile import add, is_profiled, profile, shorten_model
+from fivefold.calibration.profile import add, is_profiled, profile_layout, shorten_model
 from fivefold.calibration.unit_clock import UnitClock
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -26,10 +26,10 @@ from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Mach
 from fivefold.model.catalog import resolve
 from fivefold.model.shape import MoE
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import messages, step_messages
-from fivefold.planner.predict import Planner, planner
+from fivefold.planner.counts.traffic import list_messages, step_messages
+from fivefold.planner.predict import Planner, get_planner
 from fivefold.planner.time.network import Network
-from fivefold.planner.time.small_messages import small_messages
+from fivefold.planner.time.small_messages import estimate_small_messages
 from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
@@ -59,7 +59,7 @@ def clocked_step(layout, model=NANO, rank=0, aside=None):
 
     ``aside``: gets the seconds, of each step, in which made-up messages were filled.
     """
-    with silent_world(rank=rank, world=layout.world):
+    with init_null_process_group(rank=rank, world=layout.world):
         built = build(model=model, layout=layout, job=JOB, device=torch.device("cpu"), streams=False)
         engine = Engine(built, model=model, layout=layout, job=JOB)
         clock = UnitClock(engine)
@@ -123,7 +123,7 @@ def test_an_expert_layer_runs_without_communication(layout):
 
 
 def test_a_fake_world_generates_received_data():
-    with silent_world(rank=1, world=2):
+    with init_null_process_group(rank=1, world=2):
         tensor = torch.arange(4.0)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [0, 1, 2, 3]
@@ -139,7 +139,7 @@ def test_a_fake_world_generates_received_data():
 def test_tokens_are_spread_over_experts_in_a_fake_world():
     """With buffers as they are, a later stage's tokens are NaN or equal, and all choose the same experts."""
     layout = Layout.parse("pp2 mbs2")
-    with silent_world(rank=1, world=2):
+    with init_null_process_group(rank=1, world=2):
         built = build(model=EXPERTS, layout=layout, job=JOB, device=torch.device("cpu"), streams=False)
         engine = Engine(built, model=EXPERTS, layout=layout, job=JOB)
         engine.step(torch.randint(0, 256, (layout.micro_batches(JOB), 2, JOB.sequence + 1)))
@@ -162,7 +162,7 @@ def make_machine(layout, *, forward=2.0, backward=5.0, weight=0.0, update=0.5, m
 
 def test_a_prediction_is_the_sum_of_the_measured_units():
     layout = Layout.parse("dp1 mbs2")
-    step = planner(NANO, make_machine(layout), JOB).estimate(layout).step_time
+    step = get_planner(NANO, make_machine(layout), JOB).estimate(layout).step_time
     units = NANO.layers + 2
     assert step.compute == pytest.approx(layout.micro_batches(JOB) * units * (2.0 + 5.0))
     assert step.optimizer == pytest.approx(0.5)
@@ -173,11 +173,11 @@ def test_units_of_another_sharding_stand_in_and_others_take_what_curves_lack():
     store = make_machine(measured_as)
     assert is_profiled(store, model=NANO, layout=measured_as, job=JOB)
     assert not is_profiled(store, model=NANO, layout=layout, job=JOB)
-    step = planner(NANO, store, JOB).estimate(layout).step_time
+    step = get_planner(NANO, store, JOB).estimate(layout).step_time
     assert step.compute == pytest.approx(layout.micro_batches(JOB) * (NANO.layers + 2) * 7.0)
     unknown = Layout.parse("dp2 zero3 mbs1")  # other shapes: the curves, as much slower as those of the measured blocks
-    slower = planner(NANO, store, JOB).estimate(unknown).step_time.compute
-    curves = planner(NANO, machine(), JOB).estimate(unknown).step_time.compute
+    slower = get_planner(NANO, store, JOB).estimate(unknown).step_time.compute
+    curves = get_planner(NANO, machine(), JOB).estimate(unknown).step_time.compute
     block = next(point for point in store.calibration.units if point.label.startswith("block"))
     assert slower == pytest.approx(block.over_curves * curves)
 
@@ -222,7 +222,7 @@ def test_a_thousand_ranks_are_priced_by_what_one_was_measured():
     store = make_machine(layout).calibration
     wide = Layout.parse("dp1000 zero1 mbs2")
     job = JOB.replace(global_batch=4000)
-    step = planner(NANO, big.replace(calibration=store), job).estimate(wide).step_time
+    step = get_planner(NANO, big.replace(calibration=store), job).estimate(wide).step_time
     assert step.compute == pytest.approx(wide.micro_batches(job) * (NANO.layers + 2) * 7.0)
 
 
@@ -253,13 +253,13 @@ def test_messages_seconds_never_fall_as_they_grow():
 
 def test_every_message_of_this_computer_is_timed_once():
     layout = Layout.parse("dp2 zero3 tp2 mbs1")
-    result = distinct_messages(Counts(NANO, JOB), layout, local_ranks=4)
-    sent = {(m.collective, m.ranks, m.payload) for m in messages(Counts(NANO, JOB), layout)}
+    result = list_distinct_messages(Counts(NANO, JOB), layout, local_ranks=4)
+    sent = {(m.collective, m.ranks, m.payload) for m in list_messages(Counts(NANO, JOB), layout)}
     assert {(order.collective, order.ranks, order.bytes) for order in result} == sent
-    assert not distinct_messages(Counts(NANO, JOB), Layout.parse("dp8 mbs1"), local_ranks=2)
+    assert not list_distinct_messages(Counts(NANO, JOB), Layout.parse("dp8 mbs1"), local_ranks=2)
     hops = [
         order
-        for order in distinct_messages(Counts(NANO, JOB), Layout.parse("pp2 mbs1"), local_ranks=2)
+        for order in list_distinct_messages(Counts(NANO, JOB), Layout.parse("pp2 mbs1"), local_ranks=2)
         if order.collective == "p2p"
     ]
     assert [order.both_ways for order in hops] == [False]
@@ -295,16 +295,19 @@ def test_predictions_ask_for_no_message_that_is_not_sent(layout, monkeypatch):
     model = EXPERTS if layout.sp else NANO  # ranks that hold the same tokens would send them to the experts twice
     plan = Planner(model=model, machine=machine(), job=JOB)  # one that has no answers yet
     plan.estimate(layout)
-    timed = distinct_messages(plan.counts, layout, local_ranks=layout.world)
+    timed = list_distinct_messages(plan.counts, layout, local_ranks=layout.world)
     assert asked == {(order.collective, order.ranks, order.bytes) for order in timed}
 
 
 def test_a_message_measured_in_a_step_applies_to_its_size_only():
     order = MessageOrder(collective="all_to_all", ranks=2, bytes=1000)
     timed = {f"message all_to_all 2 {size}": Timed(seconds=size, spread=0.0) for size in (100, 900, 1300, 5000)}
-    assert heard(order, timed | {"message all_reduce 2 1000": Timed(seconds=7, spread=0.0)}) == [900, 1300]
-    assert heard(order, timed | {"message all_to_all 2 1000": Timed(seconds=8, spread=0.0)}) == [8]
-    assert heard(order.replace(ranks=4), timed) == []
+    assert list_measured_seconds(order, timed | {"message all_reduce 2 1000": Timed(seconds=7, spread=0.0)}) == [
+        900,
+        1300,
+    ]
+    assert list_measured_seconds(order, timed | {"message all_to_all 2 1000": Timed(seconds=8, spread=0.0)}) == [8]
+    assert list_measured_seconds(order.replace(ranks=4), timed) == []
 
 
 def test_small_messages_are_priced_as_often_as_they_are_sent():
@@ -314,25 +317,25 @@ def test_small_messages_are_priced_as_often_as_they_are_sent():
     network, counts = Network(machine(*points)), Counts(EXPERTS, JOB)
     layout = Layout.parse("dp2 zero0 ep2 mbs2")
     passes = layout.micro_batches(JOB) * EXPERTS.layers
-    result = small_messages(counts, network, layout, chunks=(0,))
+    result = estimate_small_messages(counts, network, layout, chunks=(0,))
     # in each pass: counts of tokens, routing weights forward and back
     assert result["ep"] == pytest.approx(3 * passes * 1e-3)
     assert result["world"] == pytest.approx(1e-3)
     assert result["dp"] + result["world"] == pytest.approx(len(list(step_messages(counts, layout, chunks=(0,)))) * 1e-3)
-    assert small_messages(counts, network, Layout.parse("dp1 mbs2"), chunks=(0,)) == {}
+    assert estimate_small_messages(counts, network, Layout.parse("dp1 mbs2"), chunks=(0,)) == {}
 
 
 @pytest.mark.processes
 def test_a_run_is_profiled_in_processes_of_its_own():
     layout = Layout.parse("dp2 zero2 mbs2")
-    store = profile(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
+    store = profile_layout(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
     assert is_profiled(store, model=NANO, layout=layout, job=JOB)
     assert {point.collective for point in store.calibration.collectives} == {
         "all_gather",
         "reduce_scatter",
         "all_reduce",
     }
-    again = profile(model=NANO, layout=layout, job=JOB, machine=store, cores=2)
+    again = profile_layout(model=NANO, layout=layout, job=JOB, machine=store, cores=2)
     assert len(again.calibration.units) == len(store.calibration.units)  # replaced, not added
 
 
@@ -340,16 +343,16 @@ def test_a_run_is_profiled_in_processes_of_its_own():
 def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
     """All ranks are here, so the messages are sent: the profile holds every second of the step but a bubble's."""
     layout = Layout.parse("cp2 mbs2")
-    store = profile(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
+    store = profile_layout(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
     (hop,) = (point for point in store.calibration.collectives if point.collective == "p2p")
     assert hop.busy_seconds is None  # what it takes concurrent with attention, which must not be overlapped twice
-    step = planner(NANO, store, JOB).estimate(layout).step_time
+    step = get_planner(NANO, store, JOB).estimate(layout).step_time
     assert step.exposed["cp"] == pytest.approx(3 * NANO.layers * layout.micro_batches(JOB) * hop.seconds)
 
 
 def test_paired_micro_batches_are_not_measured():
     with pytest.raises(UserError, match="two micro-batches alternate"):
-        profile(model=NANO, layout=Layout.parse("dp1 mbs2"), job=Job(pairs=True), machine=machine(), cores=1)
+        profile_layout(model=NANO, layout=Layout.parse("dp1 mbs2"), job=Job(pairs=True), machine=machine(), cores=1)
 
 
 @pytest.mark.long  # new interpreters, which import torch
@@ -358,7 +361,7 @@ def test_paired_micro_batches_are_not_measured():
 def test_separate_documents_are_measured():
     layout = Layout.parse("dp1 mbs2")
     apart = JOB.replace(documents="separate")
-    store = profile(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)
+    store = profile_layout(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)
     assert is_profiled(store, model=NANO, layout=layout, job=apart)
 
 

@@ -11,7 +11,7 @@ import torch
 from fivefold import calibration
 from fivefold.calibration import worker
 from fivefold.calibration.message_orders import Timed
-from fivefold.calibration.null_process_group import silent_world
+from fivefold.calibration.null_process_group import init_null_process_group
 from fivefold.calibration.orders import CaseOrder, RankProfile
 from fivefold.calibration.profile import find_unit
 from fivefold.calibration.step_clock import summarize_steps
@@ -25,7 +25,7 @@ from fivefold.machine.spec import KernelPoint, MatmulPoint, StepFactor
 from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.predict import planner
+from fivefold.planner.predict import get_planner
 from fivefold.planner.time.kernels_in_step import find_factors
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import estimate_elementwise_seconds
@@ -89,7 +89,7 @@ def test_the_grid_and_its_test_cases_differ():
 
 def made_up_profiles(run, truth):
     """The profiles of a run without a pipeline on a machine whose kernels take the seconds of ``truth``."""
-    counts = planner(run.model, truth, run.job).counts
+    counts = get_planner(run.model, truth, run.job).counts
     units = Units(counts, truth)
     timed = {}
     for name in ("embed", *(f"block {layer}" for layer in range(run.model.layers)), "head"):
@@ -131,7 +131,7 @@ def test_units_of_the_grid_predict_the_units_of_other_models(ranks, seed):
         if case.layout.world != ranks:
             continue
         right, curves, result = (
-            planner(case.model, known, case.job).estimate(case.layout).step_time for known in (truth, store, fitted)
+            get_planner(case.model, known, case.job).estimate(case.layout).step_time for known in (truth, store, fitted)
         )
         assert result.compute == pytest.approx(right.compute, rel=0.06)
         assert result.optimizer == pytest.approx(right.optimizer, rel=0.02)
@@ -141,7 +141,7 @@ def test_units_of_the_grid_predict_the_units_of_other_models(ranks, seed):
 def test_without_factors_a_prediction_is_that_of_the_curves():
     layout = Layout.parse("dp2 zero1 mbs2")
     plain, factored = with_curves(), with_curves(steps=drawn_factors(random.Random(1), 1))
-    counts = planner(EXPERTS, plain, JOB).counts
+    counts = get_planner(EXPERTS, plain, JOB).counts
     prices = Units(counts, factored).prices(layout)
     curve_prices = Units(counts, plain).prices(layout)
     for unit, _ in counts.stage_work(layout)[0]:
@@ -187,7 +187,7 @@ def test_a_message_counts_when_it_is_least_disturbed_and_compute_in_the_median()
 def test_compute_is_processor_time_and_a_message_is_waited_for():
     """A pause counts for a message; for a unit only what the thread computes does."""
     layout = Layout.parse("dp1 mbs2")
-    with silent_world(rank=0, world=1):
+    with init_null_process_group(rank=0, world=1):
         built = build(model=NANO, layout=layout, job=JOB, device=torch.device("cpu"), streams=False)
         clock = UnitClock(Engine(built, model=NANO, layout=layout, job=JOB))
         clock.start()
@@ -237,7 +237,7 @@ def test_a_gpu_measures_its_runs_one_after_another(monkeypatch, capsys):
     monkeypatch.setattr(measurement, "list_runs", lambda: [(0, small, 0.01), (3, experts, 0.01)], raising=False)
     measurement.points = TINY.replace(step_seconds=1000.0)
     monkeypatch.setattr(worker.WorkerContext, "max_over_ranks", lambda _self, seconds: seconds)
-    with silent_world(rank=0, world=1):
+    with init_null_process_group(rank=0, world=1):
         measurement.measure_alone()
     lines = [line for line in capsys.readouterr().out.splitlines() if '"timed"' in line]
     profiles = [RankProfile.model_validate_json(line) for line in lines]
@@ -261,7 +261,7 @@ def test_the_clock_of_a_gpu_counts_events(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     layout = Layout.parse("dp1 mbs2")
-    with silent_world(rank=0, world=1):
+    with init_null_process_group(rank=0, world=1):
         built = build(model=NANO, layout=layout, job=JOB, device=torch.device("cpu"), streams=False)
         engine = Engine(built, model=NANO, layout=layout, job=JOB)
         clock = UnitClock(engine)

@@ -12,9 +12,9 @@ from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
-from fivefold.machine.catalog import names as machine_names
+from fivefold.machine.catalog import list_names as machine_names
 from fivefold.model.catalog import build_model
-from fivefold.model.catalog import names as model_names
+from fivefold.model.catalog import list_names as model_names
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 

@@ -53,9 +53,9 @@ def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
     from fivefold.model.catalog import build_model
-    from fivefold.planner.questions import changes
+    from fivefold.planner.questions import list_changes
 
-    others = changes(
+    others = list_changes(
         model=build_model("llama3-8b"),
         machine=machine("h100:8", local=Path()),
         job=Job(sequence=8192, global_batch=64),
@@ -80,11 +80,11 @@ def test_another_layout_is_named_if_no_single_change_fits(log: Path) -> None:
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
     from fivefold.model.catalog import build_model
-    from fivefold.planner.counts.memory.allocator import driver_bytes
+    from fivefold.planner.counts.memory.allocator import count_driver_bytes
     from fivefold.planner.predict import predict
 
     chips = machine("h100:8", local=Path())
-    taken = driver_bytes(chips, Layout.parse("dp8 mbs1"))
+    taken = count_driver_bytes(chips, Layout.parse("dp8 mbs1"))
     assert against["available_bytes"] == pytest.approx(30.1 * 2**30 - taken, abs=2)
     step = predict(
         model=build_model("llama3-8b"),

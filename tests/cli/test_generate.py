@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from fivefold.cli import app
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import write
@@ -29,7 +29,7 @@ MODEL = Model(name="small", layers=2, width=32, heads=4, kv_heads=2, head_dim=8,
 
 def save(folder: Path) -> None:
     """A checkpoint as drawn, and the tokenizer of its corpus."""
-    layout, job = Layout.parse("tp2 zero1 mbs1"), Job(sequence=16, global_batch=4, precision=recipe("fp32"))
+    layout, job = Layout.parse("tp2 zero1 mbs1"), Job(sequence=16, global_batch=4, precision=get_recipe("fp32"))
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
     progress = checkpoint.RunProgress(step=0, samples=0, tokens=0)
     checkpoint.save(folder / "checkpoints", built=built, progress=progress, model=MODEL, layout=layout, job=job)

@@ -27,7 +27,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(addresses)))
     monkeypatch.setattr(hosts, "_address", addresses.get)
     routes = {"10.0.0.1": "10.0.0.2", "host1": "10.0.0.2", "host2": "127.0.0.1"}
-    monkeypatch.setattr(hosts, "_source", routes.get)
+    monkeypatch.setattr(hosts, "_find_source_address", routes.get)
     return addresses
 
 
@@ -66,7 +66,7 @@ def test_a_store_that_torchrun_keeps_is_seen() -> None:
 def test_addresses_are_read_from_the_system() -> None:
     assert hosts._address("lo") == "127.0.0.1"
     assert hosts._address("nothing0") is None
-    assert hosts._source("127.0.0.1") == "127.0.0.1"
+    assert hosts._find_source_address("127.0.0.1") == "127.0.0.1"
     assert find_interface("127.0.0.1") != "lo"
 
 

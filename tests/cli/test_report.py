@@ -24,7 +24,7 @@ from fivefold.model.catalog import resolve as model_of
 from fivefold.profiling.closed_loop import write_steps
 from fivefold.record import UserError
 from fivefold.rendering.drawing import pipeline, plot
-from fivefold.rendering.drawing.style import css
+from fivefold.rendering.drawing.style import read_css
 from fivefold.requests.job import load_job
 from fivefold.results.spans import Span
 from fivefold.step import Step
@@ -183,7 +183,7 @@ def test_a_user_error_is_one_line(words: tuple[str, ...], line: str) -> None:
 
 def test_train_writes_one_and_never_fails_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     path, (predicted, _) = folder(), steps(1.0)
-    run_ = Run(folder=path, model="llama3-8b", job=reproduce.job_said(predicted))
+    run_ = Run(folder=path, model="llama3-8b", job=reproduce.get_job(predicted))
     what = {"model": model_of("llama3-8b"), "machine": machine_of("h100:8", local=Path("none"))}
     write_report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
     assert "wrote runs/a/report.html" in capsys.readouterr().err
@@ -205,7 +205,7 @@ def test_a_command_asks_for_the_job_again() -> None:
     named = 0
     for seed in range(300):
         job = draws.case(seed).job
-        words = shlex.split(reproduce.command("predict", ["nano", "h100:8", "dp8"], job), comments=True)
+        words = shlex.split(reproduce.format_command("predict", ["nano", "h100:8", "dp8"], job), comments=True)
         assert words[:5] == ["fivefold", "predict", "nano", "h100:8", "dp8"]
         if words[5] == "--job":
             named += 1
@@ -218,7 +218,7 @@ def test_a_command_asks_for_the_job_again() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(0.0, 1.0), (3.0, 3.0), (0.0, 7e9), (-5.0, 1e-3), (999.0, 1001.5)])
 def test_axis_ticks_are_round_numbers_within_the_range(first: float, last: float) -> None:
-    result = plot.ticks(last, first=first)
+    result = plot.choose_ticks(last, first=first)
     assert 1 <= len(result) <= 8
     assert all(first - 1e-9 <= item <= last + 1e-9 for item in result)
     assert len({round(b - a, 9) for a, b in pairwise(result)}) <= 1
@@ -233,12 +233,14 @@ def test_names_of_lanes_are_not_cut() -> None:
         assert re.search(rf'<text x="-8" [^>]*text-anchor="end">{name}</text>', text)
         look = re.search(r'<svg class="chart pipeline (\w+)"', text)
         assert look
-        margin = re.search(rf"svg.{look[1]} \{{ margin-left: (\d+)px", css())
+        margin = re.search(rf"svg.{look[1]} \{{ margin-left: (\d+)px", read_css())
         assert margin
         assert float(margin[1]) - 8 - 6.6 * len(name) > 0
 
 
 def test_a_command_asks_for_the_risk_again() -> None:
     words = ["nano", "h100:8"]
-    assert "--risk" not in reproduce.command("search", words, Job())
-    assert reproduce.command("search", words, Job(), risk=0.2).startswith("fivefold search nano h100:8 --risk 0.2 ")
+    assert "--risk" not in reproduce.format_command("search", words, Job())
+    assert reproduce.format_command("search", words, Job(), risk=0.2).startswith(
+        "fivefold search nano h100:8 --risk 0.2 "
+    )

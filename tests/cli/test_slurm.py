@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.cli.hosts import RESTARTS, count_restarts
-from fivefold.cli.slurm import script, submit
+from fivefold.cli.slurm import submit, write_script
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as find
 from fivefold.machine.spec import Machine
@@ -28,7 +28,7 @@ def resolve(name: str) -> Machine:
 
 
 def text(layout: str, machine: str) -> str:
-    return script(RUN, path=Path("big.toml"), layout=Layout.parse(layout), machine=resolve(machine))
+    return write_script(RUN, path=Path("big.toml"), layout=Layout.parse(layout), machine=resolve(machine))
 
 
 def test_nodes_and_ranks_follow_from_layout_and_machine() -> None:
@@ -49,7 +49,7 @@ def test_nodes_and_ranks_follow_from_layout_and_machine() -> None:
     assert "--trace" not in text("dp2 mbs1", "h100:512")
     traced = RUN.replace(trace_steps=3)
     layout = Layout.parse("dp2 mbs1")
-    assert " --trace 3" in script(traced, path=Path("big.toml"), layout=layout, machine=resolve("h100:512"))
+    assert " --trace 3" in write_script(traced, path=Path("big.toml"), layout=layout, machine=resolve("h100:512"))
     with pytest.raises(UserError, match=r"has 12 ranks, and .* 8 on a node; take a multiple of 8"):
         text("dp12 mbs1", "h100:512")
 
@@ -100,7 +100,7 @@ def test_the_script_is_submitted(slurm: Path, monkeypatch: pytest.MonkeyPatch) -
     asked = {"path": Path("big.toml"), "layout": Layout.parse("dp8 mbs1"), "machine": resolve("h100:8")}
     assert submit(RUN, **asked) == "Submitted batch job 7"
     assert calls() == ["sbatch runs/big/job.sh"]
-    assert Path("runs/big/job.sh").read_text() == script(RUN, **asked)
+    assert Path("runs/big/job.sh").read_text() == write_script(RUN, **asked)
     (slurm / "bin" / "sbatch").write_text("#!/bin/sh\necho 'invalid account' >&2\nexit 1\n")
     with pytest.raises(RunFailure, match=r"^sbatch refused runs/big/job.sh: invalid account$"):
         submit(RUN, **asked)

@@ -14,7 +14,7 @@ from fivefold.cli import app
 from fivefold.profiling.traces import job_traces, json_stream, read
 from fivefold.profiling.traces.critical_path import EndOrder
 from fivefold.record import UserError
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.profiling.traces import kineto
 
 
@@ -47,11 +47,11 @@ def test_progress_is_told_in_bytes_and_steps_and_as_lines_where_stderr_is_no_ter
     assert len({done for _, done, _ in reading}) > 2
     assert {most for *_, most in reading} == {total} == {reading[-1][1]}
     assert [item for item in told if item not in reading] == [("critical paths", place, 3) for place in range(3)]
-    with bar("reading") as report:
+    with show_progress("reading") as report:
         report("x", 1, 9)
     assert not capsys.readouterr().err, "what is done in seconds says nothing"
     monkeypatch.setattr("fivefold.rendering.progress.QUIET_SECONDS", 0.0)
-    with bar("reading") as report:
+    with show_progress("reading") as report:
         report("rank0.json (MiB)", 1_200, 3_400)
     assert capsys.readouterr().err == "reading rank0.json (MiB): 1,200 of 3,400\n"
 

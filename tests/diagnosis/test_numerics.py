@@ -18,11 +18,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.diagnosis.numerics import PIECE, ErrorStats, examine
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
-from fivefold.rendering.numerics import error_map, headline, page
+from fivefold.model.weights import list_weights
+from fivefold.rendering.numerics import describe_numerics, draw_error_map, render_page
 from fivefold.results.numerics import Compared, Numerics
 from fivefold.trainer.build import draw_initial_weight
 
@@ -46,7 +46,7 @@ class Planted:
     path: Path = Path("planted")
 
     def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
-        drawn = {w.name: draw_initial_weight(w, model=self.model, seed=1).to(dtype) for w in weights(self.model)}
+        drawn = {w.name: draw_initial_weight(w, model=self.model, seed=1).to(dtype) for w in list_weights(self.model)}
         assert not self.factors.keys() - drawn.keys()
         layers = [layer for layer in range(self.model.layers) if self.model.is_moe(layer)]
         result = {name: weight * self.factors.get(name, 1.0) for name, weight in drawn.items()}
@@ -56,7 +56,7 @@ class Planted:
 
 
 def compare(model: Model, name: str, factors: dict[str, float] | None = None) -> Numerics:
-    job = Job(sequence=32, global_batch=8, precision=recipe(name), emulate=True)
+    job = Job(sequence=32, global_batch=8, precision=get_recipe(name), emulate=True)
     tokens = np.random.default_rng(0).integers(0, model.vocab, (2, 33))
     source: Any = None if factors is None else Planted(model, factors)
     return examine(
@@ -116,8 +116,8 @@ def test_a_planted_difference_is_located(forked: Fork) -> None:
     assert result.loss_scale == 2**16
     (result,) = forked(1, compare, DENSE, "fp16", {"blocks.0.mlp.up.weight": 1e7})
     assert rows(result, "activation", "mlp.gate_up")[0].overflow > 0
-    assert "fp16 overflows in" in headline(result)
-    assert "first in mlp.gate_up of layer 0" in headline(result)
+    assert "fp16 overflows in" in describe_numerics(result)
+    assert "first in mlp.gate_up of layer 0" in describe_numerics(result)
 
 
 def test_experts_are_those_of_fp32(forked: Fork) -> None:
@@ -187,12 +187,12 @@ def test_a_large_tensor_is_compared_in_pieces() -> None:
 def test_result_reads_back_and_renders(forked: Fork) -> None:
     (result,) = forked(1, compare, DENSE, "bf16")
     console = Console(width=100, record=True, file=StringIO())
-    console.print(page(result))
+    console.print(render_page(result))
     text = console.export_text()
     assert "bf16: gradients of weights are within" in text
     assert "Gradients of those results" in text
     assert "attention.core" in text
     assert Numerics.model_validate(json.loads(result.model_dump_json())) == result
     pytest.importorskip("altair")
-    spec = error_map(result).to_dict()
+    spec = draw_error_map(result).to_dict()
     assert len(spec["vconcat"]) == 3

@@ -24,7 +24,7 @@ from fivefold.planner.compare import compare
 from fivefold.planner.predict import Planner
 from fivefold.rendering import comparison as side_by_side
 from fivefold.rendering import search as pages
-from fivefold.requests.cases import cases
+from fivefold.requests.cases import list_cases
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
 from fivefold.requests.job import load_job
 from fivefold.requests.search import search_layouts
@@ -200,19 +200,19 @@ def search(asked: Asked) -> SearchResult:
 def compare_proposal(asked: Asked, proposal: str, text: str) -> Comparison:
     """What ``fivefold compare`` finds of the proposal, of which ``text`` was printed, and the published layout."""
     words = [asked.model, asked.machine, proposal, asked.published, *([asked.between] if asked.between else [])]
-    return compare(cases(words, job(asked, text), stacks="", precisions="", machine=_find_machine))
+    return compare(list_cases(words, job(asked, text), stacks="", precisions="", machine=_find_machine))
 
 
 def proposal_text(found: SearchResult) -> str:
     """The part of the page of a search that proposes."""
-    text = to_text(pages.page(found), width=WIDTH)
+    text = to_text(pages.render_page(found), width=WIDTH)
     return text[text.index("Proposal") :].partition("\n\n")[0].rstrip()
 
 
 def comparison_text(found: Comparison) -> str:
     """The main rows of the page of a comparison."""
     short = found.replace(rows=tuple(row for row in found.rows if row.name in ROWS or row.unit == "seconds"))
-    text = to_text(side_by_side.page(short), width=WIDTH)
+    text = to_text(side_by_side.render_page(short), width=WIDTH)
     return text.partition("\nEqual")[0].rstrip()
 
 

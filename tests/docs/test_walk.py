@@ -14,7 +14,7 @@ import pytest
 
 import fivefold
 from fivefold import cli
-from fivefold.planner.predict import planner
+from fivefold.planner.predict import get_planner
 
 Call = tuple[str, str]  # file and qualified name of a function
 
@@ -35,7 +35,7 @@ def stacks() -> list[list[Call]]:
             stacks.append(open_calls(frame))
 
     (line,) = re.findall(r"^fivefold .*$", PAGE, flags=re.MULTILINE)
-    planner.cache_clear()
+    get_planner.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", shlex.split(line))
         patch.setattr(cli, "install_signal_handlers", lambda **_: None)

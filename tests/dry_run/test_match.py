@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.dry_run.match import findings
+from fivefold.dry_run.match import list_findings
 from fivefold.dry_run.record.tape import START, WAIT, CodeSite, Event, Scope, Tape, TapeMessage
 from fivefold.model.catalog import resolve
 from tests.selection import mark_share
@@ -52,13 +52,13 @@ def test_messages_of_training_match(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
     for streams in (True, False):  # the planner's second order holds with each other's rules too
-        assert findings(tapes, streams=streams) == []
-    assert findings(tapes[:1], streams=True) == []  # a rank whose replicas are not given does not wait for them
+        assert list_findings(tapes, streams=streams) == []
+    assert list_findings(tapes[:1], streams=True) == []  # a rank whose replicas are not given does not wait for them
 
 
 @pytest.mark.parametrize("layout", mark_share(3, EXPERTS))
 def test_expert_messages_match(layout: str, make_tapes: MakeTapes) -> None:
-    assert findings(make_tapes(layout, MIXTURE), streams=True) == []
+    assert list_findings(make_tapes(layout, MIXTURE), streams=True) == []
 
 
 @pytest.mark.parametrize("layout", mark_share(4, ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"]))
@@ -69,7 +69,7 @@ def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: MakeTap
     for at in starts(tape)[::24]:
         handle, message = events[at][1], tape.messages[events[at][2]]
         left = [e for i, e in enumerate(events) if i != at and (e[0], e[1]) != (WAIT, handle)]
-        result = findings([copy_tape(tape, left) if item is tape else item for item in tapes], streams=True)
+        result = list_findings([copy_tape(tape, left) if item is tape else item for item in tapes], streams=True)
         assert result, message
         assert any(f"over {message.axis}" in line and "rank 1" in line for line in result), (message, result)
 
@@ -83,7 +83,7 @@ def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: Mak
         message = tape.messages[events[at][2]]
         other = message._replace(numel=message.numel + 8)
         changed = [(START, e[1], len(tape.messages), e[3]) if i == at else e for i, e in enumerate(events)]
-        result = findings([copy_tape(tape, changed, [*tape.messages, other]), *tapes[1:]], streams=True)
+        result = list_findings([copy_tape(tape, changed, [*tape.messages, other]), *tapes[1:]], streams=True)
         assert len(result) == 1
         assert f"of {other.numel} {other.dtype}" in result[0]
         assert f"of {message.numel} {message.dtype}" in result[0]
@@ -102,7 +102,7 @@ def test_swapped_messages_are_found(make_tapes: MakeTapes) -> None:
             continue
         mixed = list(events)
         mixed[one], mixed[two] = ((START, events[i][1], events[j][2], 0) for i, j in ((one, two), (two, one)))
-        (result,) = findings([copy_tape(tape, mixed), *tapes[1:]], streams=True)
+        (result,) = list_findings([copy_tape(tape, mixed), *tapes[1:]], streams=True)
         assert first.collective in result
         assert second.collective in result
         swapped += 1
@@ -147,7 +147,7 @@ def test_mutual_waits_are_a_deadlock() -> None:
         write_tape(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("wait", 1, None))),
     ]
     for streams in (True, False):
-        (result,) = findings(tapes, streams=streams)
+        (result,) = list_findings(tapes, streams=streams)
         assert result == (
             "deadlock of ranks 0, 1: rank 0 waits in forward of micro-batch 0 for all_reduce of 4 bfloat16 over pp in "
             "forward of micro-batch 0 (blocks.0 send (own.py:7 speak)); rank 1 waits in forward of micro-batch 1 for "
@@ -168,7 +168,7 @@ def test_exchanged_waits_of_a_dry_run_are_a_circle(make_tapes: MakeTapes) -> Non
     # what comes last from the other is received at once, and waited for before anything is sent
     early = [events[begun], events[last]]
     rest = [e for at, e in enumerate(events) if at not in (begun, last)]
-    result = findings([copy_tape(tape, [*events[:1], *early, *rest[1:]]), *tapes[1:]], streams=False)
+    result = list_findings([copy_tape(tape, [*events[:1], *early, *rest[1:]]), *tapes[1:]], streams=False)
     assert result
     assert result[0].startswith("deadlock of ranks 0, 1: ")
     assert send
@@ -187,13 +187,13 @@ def test_on_one_stream_sends_and_receives_stand_behind_one_another() -> None:
         )
         for rank in (0, 1)
     ]
-    assert findings(tapes, streams=False) == []
-    (result,) = findings(tapes, streams=True)
+    assert list_findings(tapes, streams=False) == []
+    (result,) = list_findings(tapes, streams=True)
     assert "rank 1 has its part of that on one stream behind what it waits for" in result
     assert "as one batch" in result
     for tape in tapes:  # so it is with batch_isend_irecv
         tape.messages[1] = tape.messages[1]._replace(joins=True)
-    assert findings(tapes, streams=True) == []
+    assert list_findings(tapes, streams=True) == []
 
 
 def test_ranks_blocked_by_a_deadlock_are_named() -> None:
@@ -204,7 +204,7 @@ def test_ranks_blocked_by_a_deadlock_are_named() -> None:
         write_tape(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("start", 2, end))),
         write_tape(2, say(("start", 0, end), ("wait", 0, None))),
     ]
-    first, second = findings(tapes, streams=True)
+    first, second = list_findings(tapes, streams=True)
     assert first.startswith("deadlock of ranks 0, 1: ")
     assert second.startswith("behind a deadlock, rank 2 waits in forward of micro-batch 2 for barrier")
 
@@ -212,4 +212,4 @@ def test_ranks_blocked_by_a_deadlock_are_named() -> None:
 def test_a_rank_is_given_once() -> None:
     tape = write_tape(0, say())
     with pytest.raises(ValueError, match="each must be given once"):
-        findings([tape, tape], streams=True)
+        list_findings([tape, tape], streams=True)

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fivefold.model.catalog import build_model, names
-from fivefold.rendering.progress import bar
+from fivefold.model.catalog import build_model, list_names
+from fivefold.rendering.progress import show_progress
 from tests.endure.commands import answer, isolate, judge
 from tests.endure.files import folder
 
@@ -50,7 +50,7 @@ def max_seconds(words: list[str]) -> float:
 def main() -> None:
     """Run them, the largest models first, and print those that end badly or take too long, and the slowest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    largest_first = sorted(names(), key=lambda name: -build_model(name).parameters)
+    largest_first = sorted(list_names(), key=lambda name: -build_model(name).parameters)
     parser.add_argument("--models", nargs="*", default=largest_first)
     parser.add_argument("--machines", nargs="*", default=MACHINES)
     parser.add_argument("--only", nargs="*", default=[], help="the first word, or two with a hyphen, such as ask-model")
@@ -64,7 +64,7 @@ def main() -> None:
     with asked.table.open("a+", newline="", encoding="utf-8") as file:
         file.seek(0)
         known = {row[0]: (float(row[1]), row[2]) for row in csv.reader(file)}
-        with isolate(), bar("catalog") as progress:
+        with isolate(), show_progress("catalog") as progress:
             for done, words in enumerate(lines):
                 progress(" ".join(words), done, len(lines))
                 if (text := " ".join(words)) in known:

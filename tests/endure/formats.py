@@ -23,7 +23,7 @@ from fivefold.interop.read import read
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.write import write
 from fivefold.record import UserError
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault
 from tests.interop.draws import Range, check_round_trip, plans
 from tests.interop.test_searched import DENSE, EXPERTS, STACKS, check
@@ -162,7 +162,7 @@ def main() -> int:
     asked = options.parse_args()
     forms = [form for form in FORMATS if form.emit and form.parse]
     wrong: list[str] = []
-    with bar("formats") as progress:
+    with show_progress("formats") as progress:
         for number, form in enumerate(forms):
             wrong += check_round_trips(form.name, form.stack, asked.count, asked.seed)
             wrong += check_broken_files(form.name, form.stack, asked.broken, asked.seed)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from fivefold.layout.spec import Layout
 from fivefold.machine.toml import write
 from fivefold.record import read_lines
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.endure.ranks import Ranks
 from tests.trainer.test_faults import MACHINE, events, losses, saved_bits, saved_step, set_run
 
@@ -148,7 +148,7 @@ def main() -> int:
     options = parser.parse_args()
     share, equal = -(-options.kills // len(LAYOUTS)), True
     for number, layout in enumerate(LAYOUTS):
-        with enter_folder(options.folder / layout.replace(" ", "-")), bar("kills") as progress:
+        with enter_folder(options.folder / layout.replace(" ", "-")), show_progress("kills") as progress:
 
             def tell(told: Told, before: int = number * share) -> None:
                 with open("told.jsonl", "a") as file:

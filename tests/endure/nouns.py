@@ -12,9 +12,9 @@ from fivefold.job import RECIPES, Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.machine import toml
-from fivefold.machine.catalog import names as chips
+from fivefold.machine.catalog import list_names as chips
 from fivefold.machine.catalog import resolve as machine
-from fivefold.model.catalog import CATALOG, build_model, names
+from fivefold.model.catalog import CATALOG, build_model, list_names
 from fivefold.record import Record, UserError
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import BROKEN, Content, break_file
@@ -127,7 +127,7 @@ class Nouns:
             return self.model_file()
         if self.slip(0.04):
             return self.rng.choice(UNICODE)
-        return self.rng.choice(SMALL if small else names())
+        return self.rng.choice(SMALL if small else list_names())
 
     def model_file(self) -> str:
         """Write a Hugging Face config or our own fields, complete or with a few values changed."""

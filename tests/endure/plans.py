@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.planner.checks import check_engine, check_pictures, check_questions, check_search, check_step
 from tests.planner.draws import Case, case
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=50, help="for how many a search is made")
     chosen = parser.parse_args()
     broken, left = 0, chosen.searches
-    with bar("planning") as progress:
+    with show_progress("planning") as progress:
         for number in range(chosen.count):
             drawn = case(chosen.first + number)
             result = checks_of(drawn, number, questions=chosen.questions, searches=left)

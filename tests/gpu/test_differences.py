@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fivefold.dry_run.memory.reserved import initial_allocations
+from fivefold.dry_run.memory.reserved import list_initial_allocations
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.tape import ALLOC, Tape
@@ -111,7 +111,7 @@ def test_every_weight_has_a_step_counter() -> None:
     model = build_model("nano")
     job = Job(sequence=64, global_batch=1)
     tapes = run_rank(model=model, layout=Layout.parse("dp1"), job=job, rank=0, streams=True)
-    born = dict(initial_allocations(tapes.steady))
+    born = dict(list_initial_allocations(tapes.steady))
     opened = [event for event in tapes.steady if event[0] == ALLOC and born.get(event[1]) == event[3]]
     named_tensors = [size for _, _, size, site in opened if tapes.steady.sites[site].category == "optimizer"]
     weights = 2 * 9 + 3  # of two blocks; table, last norm, head

@@ -21,7 +21,7 @@ import torch
 
 from fivefold.dry_run.memory.reserved import Reserved, replay_allocator
 from fivefold.dry_run.rank_tapes import run_rank
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model
@@ -31,7 +31,7 @@ from fivefold.model.weights import Weight
 from fivefold.planner.counts.memory.allocator import PUBLISHED
 from fivefold.trainer import build as building
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.measure.measured_step import live_tensors
+from fivefold.trainer.measure.measured_step import list_live_tensors
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.process import Process
 from fivefold.trainer.supported import check_supported
@@ -91,7 +91,7 @@ class Case(NamedTuple):
         return Job(
             sequence=self.sequence,
             global_batch=self.global_batch,
-            precision=recipe(self.precision),
+            precision=get_recipe(self.precision),
             steps=STEPS,
             expandable_segments=self.expandable,
         )
@@ -180,7 +180,7 @@ def measure(case: Case) -> dict[str, int]:
     engine = Engine(built, model=case.model, layout=layout, job=job)
     shape = (layout.micro_batches(job), layout.mbs, job.sequence + 1)
     for step in range(STEPS):
-        meter = Meter(live_tensors(built), axis=built.ranks.axis) if device.type == "cpu" else None
+        meter = Meter(list_live_tensors(built), axis=built.ranks.axis) if device.type == "cpu" else None
         engine.meter = meter
         with meter or nullcontext():
             engine.step(torch.randint(case.model.vocab, shape, generator=torch.Generator().manual_seed(step)))

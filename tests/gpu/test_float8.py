@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.trainer.model.float8.matmul import Float8Gemms
 from fivefold.trainer.model.float8.units import FIRST_FP8
 from fivefold.trainer.model.linear import Linear, fused_linears
@@ -23,7 +23,7 @@ def run(name: str, *, kernel: bool, rows: int, into: int) -> list[Tensor]:
         with torch.no_grad():
             for weight in item.parameters():
                 weight.copy_(torch.randn(weight.shape, generator=generator))
-        item.cuda().gemms = Float8Gemms(recipe(name), kernel=kernel)
+        item.cuda().gemms = Float8Gemms(get_recipe(name), kernel=kernel)
     x = torch.randn(rows, into, generator=generator).to(torch.bfloat16).cuda().requires_grad_()
     outs = fused_linears(x, *made)
     gradients = [torch.randn(out.shape, generator=generator).to(torch.bfloat16).cuda() for out in outs]

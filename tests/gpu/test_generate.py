@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.trainer.build import draw_initial_weight
-from fivefold.trainer.checkpoint.full_weights import decoder
+from fivefold.trainer.checkpoint.full_weights import build_decoder
 from fivefold.trainer.generate.decode import SamplingParams, generate
 from fivefold.trainer.model.transformer import Transformer
 
@@ -27,10 +27,12 @@ MODELS = [
 
 def build_on_gpu(model: Model, dtype: torch.dtype) -> Transformer:
     drawn: dict[str, Tensor] = {
-        w.name: (draw_initial_weight(w, model=model, seed=0) * 4).to(dtype) for w in weights(model)
+        w.name: (draw_initial_weight(w, model=model, seed=0) * 4).to(dtype) for w in list_weights(model)
     }
     layers = [layer for layer in range(model.layers) if model.is_moe(layer)]
-    return decoder(drawn | {f"blocks.{layer}.moe.bias": torch.zeros(8) for layer in layers}, model=model).to("cuda")
+    return build_decoder(drawn | {f"blocks.{layer}.moe.bias": torch.zeros(8) for layer in layers}, model=model).to(
+        "cuda"
+    )
 
 
 def generate_tokens(module: Transformer, prompts: list[list[int]]) -> list[list[int | None]]:

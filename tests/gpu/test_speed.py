@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine import catalog as machines
@@ -60,7 +60,7 @@ class Case(NamedTuple):
         return Job(
             sequence=self.sequence,
             global_batch=self.global_batch,
-            precision=recipe(self.precision),
+            precision=get_recipe(self.precision),
             compile=self.compiled,
             steps=WARM + TIMED,
         )

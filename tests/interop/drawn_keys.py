@@ -261,7 +261,7 @@ def list_keys(reading: Reading) -> tuple[tuple[ParsedKey, ...], ...]:
 def list_translated_names(key: str) -> set[str]:
     """Return the names under which readings show a key of a config."""
     from fivefold.interop.huggingface.dialects import DIALECTS
-    from fivefold.interop.huggingface.parse import _argument
+    from fivefold.interop.huggingface.parse import _normalize_argument
     from fivefold.interop.megatron.keys import ALIAS, NEGATED
     from fivefold.interop.megatron_bridge.keys import NAMES, NEGATED_KEYS
 
@@ -270,7 +270,7 @@ def list_translated_names(key: str) -> set[str]:
         key,
         last,
         f"optimizer.optimizer_factory.{last}",
-        _argument(key),
+        _normalize_argument(key),
         f"accelerate.fsdp_config.fsdp_{last}",
         f"accelerate.fsdp_config.{last}",
         f"deepspeed.zero_optimization.stage3_{last}",

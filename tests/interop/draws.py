@@ -12,14 +12,14 @@ from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
 from fivefold.interop.write import drop_default_stages, write
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import reasons
+from fivefold.layout.validity import list_reasons
 from fivefold.model.catalog import build_model as model_named
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
-from fivefold.record import UserError, difference
+from fivefold.record import UserError, find_first_difference
 from fivefold.results.reading import DataReading
 from fivefold.stack.catalog import build_stack as stack_named
 from fivefold.stack.spec import Stack
@@ -120,7 +120,7 @@ def plan(some: random.Random, stack: Stack, among: Range) -> ConfigPlan | None:
         job = Job(
             sequence=some.choice((2048, 4096)),
             global_batch=chosen.dp * chosen.mbs * some.choice((1, 2, 8)),
-            precision=recipe(some.choice(among.recipes)),
+            precision=get_recipe(some.choice(among.recipes)),
             steps=steps,
             seed=some.choice((0, 7)),
             stack=stack,
@@ -138,7 +138,7 @@ def plan(some: random.Random, stack: Stack, among: Range) -> ConfigPlan | None:
                 job = job.replace(global_batch=2 * job.global_batch, dpo_beta=some.choice((0.1, 0.3)))
     except ValueError:
         return None
-    legal = next(reasons(chosen, model=model, job=job, machine=None), None) is None
+    legal = next(list_reasons(chosen, model=model, job=job, machine=None), None) is None
     return ConfigPlan(model, chosen, job, data=data) if legal else None
 
 
@@ -183,9 +183,9 @@ def check_round_trip(plan: ConfigPlan, *, to: str, folder: Any) -> str | None:
         assert back.job.seed == 1234
         jobs[0] = jobs[0].replace(seed=0)
     skipped = ("stack", "documents", "learning_rate", "objective")
-    assert difference(jobs[0], jobs[1], skip=skipped if plan.job.objective != "dpo" else skipped[:3]) is None
+    assert find_first_difference(jobs[0], jobs[1], skip=skipped if plan.job.objective != "dpo" else skipped[:3]) is None
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
-    assert difference(rates[0], rates[1]) is None
+    assert find_first_difference(rates[0], rates[1]) is None
     form = find_format(to)
     assert back.job.stack.name == (form.choose_stack(plan) if form.choose_stack else form.stack)
     assert back.not_understood == ()

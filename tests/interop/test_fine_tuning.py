@@ -10,7 +10,7 @@ import yaml
 from fivefold.adapter import Adapter
 from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import CATALOG, build_model
 from fivefold.record import UserError
@@ -52,7 +52,7 @@ def test_a_drawn_job_is_read_back(name: str, stack: str, tmp_path: Path) -> None
 def plan_of(
     job: dict[str, object], *, data: dict[str, str | float] | None = None, layout: str = "dp8 zero3 mbs2"
 ) -> ConfigPlan:
-    base = {"sequence": 2048, "global_batch": 32, "precision": recipe("bf16-grad16"), "objective": "sft"}
+    base = {"sequence": 2048, "global_batch": 32, "precision": get_recipe("bf16-grad16"), "objective": "sft"}
     reading = DataReading(fields=data) if data else None
     return ConfigPlan(
         build_model("llama3-8b"), Layout.parse(layout), Job.read(base | job, origin="a test"), data=reading

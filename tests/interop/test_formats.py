@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fivefold.cli.completion import formats as complete_formats
+from fivefold.cli.completion import complete_format as complete_formats
 from fivefold.interop.registry import FORMATS, list_written
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import yaml
 
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
-from fivefold.layout.sharding import is_trained, units
+from fivefold.layout.sharding import is_trained, list_units
 from fivefold.layout.validity import list_mismatches
 from fivefold.model.catalog import build_model
 from fivefold.results.reading import Reading
@@ -64,7 +64,7 @@ def test_patterns_of_axolotl_are_matched_with_names_of_weights(tmp_path: Path) -
     assert reading.job is not None
     trained = {
         weight.name
-        for unit in units(build_model("llama3-8b"), reading.job)
+        for unit in list_units(build_model("llama3-8b"), reading.job)
         for weight in unit.weights
         if is_trained(weight, reading.job)
     }

@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
-from fivefold.trainer.optimizers.optimizer import learning_rate
+from fivefold.trainer.optimizers.optimizer import compute_learning_rate
 from tests.interop.draws import Range, check_round_trip, plans
 
 # NVIDIA/Megatron-LM@157006d:examples/gpt3/train_gpt3_175b_distributed.sh, "the 175B parameter model"; 16 nodes
@@ -367,7 +367,9 @@ def test_a_linear_decay_goes_from_the_warm_up_to_the_end(tmp_path: Path) -> None
     assert (job.learning_rate.warmup_steps, job.learning_rate.decay_steps) == (200, 800)
     for step in (200, 400, 600, 999):
         theirs = 1.5e-4 - (step - 200) / 800 * (1.5e-4 - 1.5e-5)
-        assert learning_rate(job.learning_rate, step=step, steps=job.steps) == pytest.approx(theirs, rel=2e-2), step
+        assert compute_learning_rate(job.learning_rate, step=step, steps=job.steps) == pytest.approx(
+            theirs, rel=2e-2
+        ), step
 
 
 def test_numbers_are_of_the_types_that_megatron_parses() -> None:

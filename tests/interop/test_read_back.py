@@ -13,7 +13,7 @@ from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.registry import FORMATS, find_format
 from fivefold.interop.write import describe_model, write
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model as model_named
 from fivefold.optimizers import KINDS
@@ -97,7 +97,7 @@ def plan(name: str, rate: LearningRate) -> ConfigPlan:
     job = Job(
         sequence=2048,
         global_batch=32,
-        precision=recipe("bf16" if name in ("deepspeed", *OUR_PRECISION) else "bf16-grad16"),
+        precision=get_recipe("bf16" if name in ("deepspeed", *OUR_PRECISION) else "bf16-grad16"),
         steps=170,
         seed=9,
         stack=stack_named(find_format(name).stack or "fsdp2"),

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from fivefold.interop.shell.launch import strip_launchers
-from fivefold.interop.shell.script import script
+from fivefold.interop.shell.script import read_script
 
 PLAIN = r"""
 export A=1 B="two words"
@@ -30,7 +30,7 @@ def test_words_are_split_as_bash_does() -> None:
         ["bash", "-c", function + PLAIN.replace("| show", "\nshow")], capture_output=True, text=True, check=True
     )
     theirs = [tuple(part.strip("\n").split("\n")) for part in run.stdout.split("END\n") if part]
-    assert list(script(PLAIN).commands) == theirs
+    assert list(read_script(PLAIN).commands) == theirs
 
 
 BRANCHES = """
@@ -59,13 +59,15 @@ show "${X[@]}" $Y
 def test_branches_are_taken_as_in_bash() -> None:
     code = BRANCHES.replace('show "', 'printf "%s\\n" show "')
     run = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-    result = script(BRANCHES)
+    result = read_script(BRANCHES)
     assert [list(words) for words in result.commands] == [run.stdout.split()]
     assert result.remarks == ()
 
 
 def test_shell_logic_is_reported_and_not_executed() -> None:
-    result = script('A=1\nif [ -z "$C" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n')
+    result = read_script(
+        'A=1\nif [ -z "$C" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n'
+    )
     assert result.commands == (("run", "1", "$B"),)
     assert [(said.key, said.value) for said in result.remarks] == [
         ("line 2", 'if [ -z "$C" ]'),
@@ -75,19 +77,19 @@ def test_shell_logic_is_reported_and_not_executed() -> None:
 
 def test_blocks_that_only_print_or_leave_are_no_remark() -> None:
     text = 'if [ ! -f "$FILE" ]; then\n  echo "none"\n  exit 1\nfi\nif [ -n "$KEY" ]; then\n  ARGS+=(--key)\nfi\n'
-    result = script(text + "run $ARGS\n")
+    result = read_script(text + "run $ARGS\n")
     assert [said.key for said in result.remarks] == ["line 5"]
 
 
 def test_output_of_a_command_is_one_word() -> None:
-    result = script(
+    result = read_script(
         'HEAD=$(scontrol show hostnames "$LIST" | head -n 1)\nL="run --at $HEAD:6000 --tee 3"\nsrun $L `pwd`/t.py\n'
     )
     assert result.commands[-1] == ("srun", "run", "--at", "$(scontrol):6000", "--tee", "3", "$(pwd)/t.py")
 
 
 def test_here_documents_are_passed_over() -> None:
-    assert script("cat > x <<EOF\n{ if (a }\nEOF\nrun it\n").commands == (("run", "it"),)
+    assert read_script("cat > x <<EOF\n{ if (a }\nEOF\nrun it\n").commands == (("run", "it"),)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +111,12 @@ def test_launcher_commands_are_removed(text: str, words: tuple[str, ...], ranks:
 
 
 def test_nodes_and_gpus_are_read_from_slurm_options() -> None:
-    result = script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
+    result = read_script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
     run = strip_launchers(result.commands[0])
     assert run.ranks(result.slurm.nodes, result.slurm.per_node) == 32
 
 
 def test_a_branch_that_is_open_ends_the_following() -> None:
-    result = script("A=1\nif [ $A = 2 ]; then B=2\nelif [ $C = 3 ]; then B=3\nelse B=4; fi\nrun $B\n")
+    result = read_script("A=1\nif [ $A = 2 ]; then B=2\nelif [ $C = 3 ]; then B=3\nelse B=4; fi\nrun $B\n")
     assert result.commands == (("run", "$B"),)
     assert [said.key for said in result.remarks] == ["line 3"]

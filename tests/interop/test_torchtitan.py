@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
-from fivefold.interop.torchtitan.flavors import flavors, resolve_flavor
+from fivefold.interop.torchtitan.flavors import list_flavors, resolve_flavor
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -280,7 +280,7 @@ def test_flavors_have_the_parameters_that_their_names_say() -> None:
     assert {name: resolve_flavor("llama3", name).parameters for name in said} == {
         name: pytest.approx(size, rel=1e-3) for name, size in said.items()
     }
-    assert flavors("deepseek_v3")["671B"].parameters == pytest.approx(671e9, rel=1e-3)
+    assert list_flavors("deepseek_v3")["671B"].parameters == pytest.approx(671e9, rel=1e-3)
 
 
 def test_supported_keys_are_in_the_input_records(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from fivefold.layout.schedule.action import parts
+from fivefold.layout.schedule.action import list_parts
 from fivefold.layout.schedule.table import Table
 
 
@@ -13,9 +13,9 @@ def count_live(table: Table, rank: int) -> Iterator[tuple[Counter[int], Counter[
     """Count by stage the micro-batches between F and the end of B, and those between B and the end of W."""
     passed, owed = Counter[int](), Counter[int]()
     for action in table.rows[rank]:
-        passed.update(stage for kind, stage, _ in parts(action) if kind == "F")
+        passed.update(stage for kind, stage, _ in list_parts(action) if kind == "F")
         yield passed.copy(), owed.copy()
-        for kind, stage, _ in parts(action):
+        for kind, stage, _ in list_parts(action):
             if kind == "B":
                 passed[stage] -= 1
             owed[stage] += {"B": 1, "W": -1}.get(kind, 0)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.local_weight import RankCoordinate, local_slice, pad_vocab
-from fivefold.layout.sharding import local_weight
+from fivefold.layout.local_weight import RankCoordinate, find_local_slice, pad_vocab
+from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 
 GROUPED = Model(
     name="grouped",
@@ -41,7 +41,7 @@ def test_shards_cover_the_tensor_without_overlap(model: Model, text: str) -> Non
     layout, job = Layout.parse(text), Job(vocab_multiple=3)
     vocab = pad_vocab(model, job, tp=layout.tp)
     assert vocab % (3 * layout.tp) == 0
-    for weight in weights(model):
+    for weight in list_weights(model):
         expert = weight.kind.startswith("expert")
         places = (
             [RankCoordinate(ep=ep, etp=etp) for ep in range(layout.ep) for etp in range(layout.etp)]
@@ -50,8 +50,8 @@ def test_shards_cover_the_tensor_without_overlap(model: Model, text: str) -> Non
         )
         held, holders = np.zeros(weight.shape, int), set()
         for place in places:
-            result = local_slice(weight, model=model, layout=layout, vocab=vocab, place=place)
-            assert result.shape == local_weight(weight, model=model, layout=layout, vocab=vocab).shape
+            result = find_local_slice(weight, model=model, layout=layout, vocab=vocab, place=place)
+            assert result.shape == shard_weight(weight, model=model, layout=layout, vocab=vocab).shape
             filled = np.zeros(result.shape, int)
             for full, local in result.list_slices():
                 assert held[full].shape == filled[local].shape

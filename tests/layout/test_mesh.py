@@ -8,14 +8,14 @@ from collections.abc import Callable, Hashable, Iterator
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.mesh import group, members
+from fivefold.layout.mesh import group, list_members
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import reasons, refuse
+from fivefold.layout.validity import list_reasons, refuse
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import first_rank, messages
+from fivefold.planner.counts.traffic import list_first_stages, list_messages
 from fivefold.record import UserError
 
 DRAWN = 250
@@ -121,7 +121,7 @@ def draw_layouts(*, experts: bool) -> Iterator[Layout]:
         if layout.world > MAX_RANKS:
             continue
         model, job = make_model_and_job(layout, experts=experts)
-        refused = list(reasons(layout, model=model, job=job, machine=None))
+        refused = list(list_reasons(layout, model=model, job=job, machine=None))
         assert all(reason.startswith("order=") for reason in refused)
         if not refused:
             many += 1
@@ -162,7 +162,7 @@ def test_every_group_is_that_of_the_coordinates(experts: bool) -> None:
             assert sorted(rank for team in expected[kind] for rank in team) == list(range(layout.world))
             for team in expected[kind]:
                 assert result.ranks == len(team)
-                assert members(layout, kind, rank=team[-1]) == team, (str(layout), kind)
+                assert list_members(layout, kind, rank=team[-1]) == team, (str(layout), kind)
                 for place, rank in enumerate(team) if kind != "stage" else ():  # among whose ranks pp may lie
                     assert result.members(rank) == team, (str(layout), kind, rank)
                     assert result.place(rank) == place, (str(layout), kind, rank)
@@ -183,12 +183,12 @@ def test_expert_groups_meet_their_requirements(layout: Layout) -> None:
     for rank in range(layout.world):
         for kind in KINDS:
             if kind not in ("world", "pp"):
-                assert {at[other]["pp"] for other in members(layout, kind, rank=rank)} == {at[rank]["pp"]}
+                assert {at[other]["pp"] for other in list_members(layout, kind, rank=rank)} == {at[rank]["pp"]}
         for kind in ("expert_shard", "expert_replica"):
-            same = {places(other, "ep", "etp") for other in members(layout, kind, rank=rank)}
+            same = {places(other, "ep", "etp") for other in list_members(layout, kind, rank=rank)}
             assert same == {places(rank, "ep", "etp")}
-        assert len({places(other, "etp") for other in members(layout, "ep", rank=rank)}) == 1
-        tensor = members(layout, "etp", rank=rank)
+        assert len({places(other, "etp") for other in list_members(layout, "ep", rank=rank)}) == 1
+        tensor = list_members(layout, "etp", rank=rank)
         assert len({places(other, "ep") for other in tensor}) == 1  # parts of the same experts
         assert len({places(other, "expert_shard", "expert_replica") for other in tensor}) == 1
 
@@ -202,6 +202,6 @@ def test_the_planner_counts_with_the_same_sizes(experts: bool) -> None:
             prefix = "expert_" if unit.name == "experts" else ""
             assert shards == len(expected[f"{prefix}shard"][0]), str(layout)
             assert replicas == len(expected[f"{prefix}replica"][0]), str(layout)
-        for message in messages(counts, layout, chunks=first_rank(layout)):
+        for message in list_messages(counts, layout, chunks=list_first_stages(layout)):
             if message.axis != "pp":  # two neighbours, or the two ends
                 assert message.ranks == len(expected[message.group][0]), (str(layout), message)

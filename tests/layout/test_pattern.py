@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.layout.pattern import alternatives, fill_degree
+from fivefold.layout.pattern import expand_alternatives, fill_degree
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
 
@@ -17,10 +17,10 @@ WORDS = {"tp": [1, 2, 3, 4, 8], "pp": [1, 2, 4, 6], "cp": [1, 2, 4], "mbs": [1, 
 
 
 def test_pattern_without_wildcards_is_unchanged() -> None:
-    assert alternatives("dp8 zero3") == ["dp8 zero3"]
-    assert alternatives(" dp*  tp{1,2}{,  nosp} ") == ["dp* tp1", "dp* tp1 nosp", "dp* tp2", "dp* tp2 nosp"]
-    assert alternatives("pp{2,2 v2,2}") == ["pp2", "pp2 v2"]
-    assert alternatives("dp=*,tp={1,2} {fsdp,ddp}") == [
+    assert expand_alternatives("dp8 zero3") == ["dp8 zero3"]
+    assert expand_alternatives(" dp*  tp{1,2}{,  nosp} ") == ["dp* tp1", "dp* tp1 nosp", "dp* tp2", "dp* tp2 nosp"]
+    assert expand_alternatives("pp{2,2 v2,2}") == ["pp2", "pp2 v2"]
+    assert expand_alternatives("dp=*,tp={1,2} {fsdp,ddp}") == [
         "dp* tp1 zero3",
         "dp* tp1 zero0",
         "dp* tp2 zero3",
@@ -44,7 +44,9 @@ def test_pattern_without_wildcards_is_unchanged() -> None:
 def test_a_pattern_is_nested_loops(axes: dict[str, Any], ranks: int) -> None:
     pattern = "dp* " + " ".join(f"{name}{{{','.join(map(str, sizes))}}}" for name, sizes in axes.items())
     results = {
-        text for alternative in alternatives(pattern) if (text := fill_degree(alternative, ranks=ranks)) is not None
+        text
+        for alternative in expand_alternatives(pattern)
+        if (text := fill_degree(alternative, ranks=ranks)) is not None
     }
     expected = set()
     for sizes in product(*axes.values()):
@@ -70,4 +72,4 @@ def test_a_pattern_is_nested_loops(axes: dict[str, Any], ranks: int) -> None:
 )
 def test_invalid_pattern_is_an_error(pattern: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        alternatives(pattern)
+        expand_alternatives(pattern)

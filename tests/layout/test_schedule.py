@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, schedule
-from fivefold.layout.schedule.action import Action, list_dependencies, parse, parts
-from fivefold.layout.schedule.batched_play import play_many, waves
+from fivefold.layout.schedule.action import Action, list_dependencies, list_parts, parse
+from fivefold.layout.schedule.batched_play import divide_into_waves, play_many
 from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
-from fivefold.layout.schedule.p2p import links, list_p2p_steps
+from fivefold.layout.schedule.p2p import list_links, list_p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES, ScheduleName
 from fivefold.layout.schedule.play import SimulatedSchedule, play
 from fivefold.layout.schedule.table import Table, check
@@ -65,7 +65,7 @@ def test_every_schedule_has_a_generator() -> None:
 def test_every_part_runs_once_on_its_rank_after_what_it_needs(table: Table) -> None:
     """Written without ``check`` and without ``table.order``: by sets and by the times of a play."""
     check(table)
-    done = [(part, rank) for rank, row in enumerate(table.rows) for action in row for part in parts(action)]
+    done = [(part, rank) for rank, row in enumerate(table.rows) for action in row for part in list_parts(action)]
     places = {
         ((kind, stage, i), table.paths[i][stage])
         for kind in "FBW"
@@ -75,7 +75,7 @@ def test_every_part_runs_once_on_its_rank_after_what_it_needs(table: Table) -> N
     assert len(done) == len(places)
     assert set(done) == places
     spans = play(table, seconds=take(3, 2, 1)).spans
-    end = {part: span.end for row in spans for span in row for part in parts(span.action)}
+    end = {part: span.end for row in spans for span in row for part in list_parts(span.action)}
     for row in spans:
         assert all(before.end <= after.start for before, after in pairwise(row))
         for span in row:
@@ -252,7 +252,7 @@ def test_zero_bubble_memory_by_rank(name: ScheduleName, factor: int) -> None:
 
 def wait_sends(table: Table, seconds: Callable[[Task], float], hop: Callable[[int, int], float]) -> dict[Any, float]:
     """When each part ends by repeated relaxation: slow, and unlike ``play``."""
-    end = {part: 0.0 for row in table.rows for action in row for part in parts(action)}
+    end = {part: 0.0 for row in table.rows for action in row for part in list_parts(action)}
     while True:
         before = dict(end)
         for rank, row in enumerate(table.rows):
@@ -262,7 +262,7 @@ def wait_sends(table: Table, seconds: Callable[[Task], float], hop: Callable[[in
                     home = table.paths[i][stage]
                     free = max(free, end[kind, stage, i] + (hop(home, rank) if home != rank else 0))
                 free += seconds(Task(action.kind, action.stage, action.backward_stage))
-                end.update(dict.fromkeys(parts(action), free))
+                end.update(dict.fromkeys(list_parts(action), free))
         if end == before:
             return end
 
@@ -281,7 +281,7 @@ def test_play_is_the_earliest_that_is_legal(table: Table, seed: int) -> None:
         return hash((seed, source, target)) % 19
 
     spans = play(table, seconds=seconds, hop_seconds=hop).spans
-    ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
+    ends = {part: span.end for row in spans for span in row for part in list_parts(span.action)}
     assert ends == wait_sends(table, seconds, hop)
 
 
@@ -292,7 +292,7 @@ def test_many_durations_are_played_at_once(table: Table, random: Any) -> None:
     tasks, many = table.order.tasks, range(3)
     seconds = np.array([[random.uniform(0, 9) for _ in many] for _ in tasks])
     hops = np.array([random.uniform(0, 5) for _ in many])
-    ends = play_many(waves(table.order, pp=table.pp), seconds, hops, pp=table.pp)
+    ends = play_many(divide_into_waves(table.order, pp=table.pp), seconds, hops, pp=table.pp)
     for at in many:
         item = dict(zip(tasks, seconds[:, at], strict=True))
         alone = play(table, seconds=item.__getitem__, hop_seconds=lambda *_, at=at: hops[at])
@@ -532,7 +532,7 @@ def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(ta
             assert all(posted[part] <= max(0, index - 1) for part in needed)
         for source in range(table.pp):
             for kind in "FB":
-                sent = [p for action in table.rows[source] for p in parts(action) if made.get(p) == (source, rank)]
+                sent = [p for action in table.rows[source] for p in list_parts(action) if made.get(p) == (source, rank)]
                 assert [p for p in posted if p in sent and p[0] == kind] == [p for p in sent if p[0] == kind]
 
 
@@ -558,7 +558,7 @@ def test_waiting_for_sends_never_locks(table: Table) -> None:
                     posted.issuperset(wait_sends) and done.issuperset(list_dependencies(action, stages=table.stages))
                 ):
                     break
-                done.update(parts(action))
+                done.update(list_parts(action))
                 at[rank], begun[rank], moved = at[rank] + 1, False, True
     assert at == [len(row) for row in rows]
 
@@ -573,7 +573,7 @@ def test_sends_are_waited_for_once_after_they_are_made() -> None:
             for action, _, wait_sends in list_p2p_steps(table, rank=rank):
                 assert open_.issuperset(wait_sends)
                 open_ -= set(wait_sends)
-                open_ |= {part for part in parts(action) if crossings(table).get(part, (-1,))[0] == rank}
+                open_ |= {part for part in list_parts(action) if crossings(table).get(part, (-1,))[0] == rank}
                 most = max(most, len(open_))
             under_way.append(most)
         assert max(under_way) <= 5, (name, under_way)
@@ -581,11 +581,16 @@ def test_sends_are_waited_for_once_after_they_are_made() -> None:
 
 def test_the_links_are_those_that_are_used() -> None:
     wrap = schedule("interleaved", pp=3, v=2, micro_batches=3)
-    assert links(wrap) == tuple(
+    assert list_links(wrap) == tuple(
         sorted([*(("F", r, (r + 1) % 3) for r in range(3)), *(("B", (r + 1) % 3, r) for r in range(3))])
     )
-    assert links(schedule("zbv", pp=2, v=2, micro_batches=4)) == (("B", 0, 1), ("B", 1, 0), ("F", 0, 1), ("F", 1, 0))
-    assert links(schedule("interleaved", pp=1, v=4, micro_batches=4)) == ()
+    assert list_links(schedule("zbv", pp=2, v=2, micro_batches=4)) == (
+        ("B", 0, 1),
+        ("B", 1, 0),
+        ("F", 0, 1),
+        ("F", 1, 0),
+    )
+    assert list_links(schedule("interleaved", pp=1, v=4, micro_batches=4)) == ()
 
 
 def test_the_messages_of_1f1b_by_hand() -> None:

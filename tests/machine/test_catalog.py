@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivefold.cli.arguments import machine_of
+from fivefold.cli.arguments import resolve_machine
 from fivefold.machine import toml
-from fivefold.machine.catalog import ALIASES, is_named, names, resolve, spell_machine, with_ranks
+from fivefold.machine.catalog import ALIASES, is_named, list_names, resolve, spell_machine, with_ranks
 from fivefold.machine.spec import Calibration
 from fivefold.record import UserError
 from fivefold.web.question import replace_ranks
@@ -58,8 +58,8 @@ def test_memory_is_what_torch_reports_and_less_than_nvidia_smi_shows():
 
 
 def test_at_least_fourteen_chips_and_all_of_them_are_sound():
-    assert len(names()) >= 14
-    for name in names():
+    assert len(list_names()) >= 14
+    for name in list_names():
         result = machine(name)
         near, far = result.links
         assert result.name == result.chip.name == name
@@ -132,7 +132,7 @@ def test_the_catalog_loads_without_torch():
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.sampled_from([*names(), "H100"]), st.integers(1, 9_999_999), st.data())
+@given(st.sampled_from([*list_names(), "H100"]), st.integers(1, 9_999_999), st.data())
 def test_a_machine_is_read_however_its_number_is_written(name, count, data):
     sign = data.draw(st.sampled_from(["x", "*", "×", " x ", " * "]))
     word = data.draw(st.sampled_from([f"{name}{sign}{count}", f"{count}{sign}{name}"]))
@@ -148,8 +148,8 @@ def test_other_keywords_are_unchanged(text):
 
 
 def test_the_machine_of_a_config_is_read_however_its_number_is_written():
-    assert machine_of("8xh100", 64).ranks == 8
-    assert machine_of("h100", 64).ranks == 64
+    assert resolve_machine("8xh100", 64).ranks == 8
+    assert resolve_machine("h100", 64).ranks == 64
     assert replace_ranks("8xh100 nic=1Gbit", 64) == "h100:64 nic=1Gbit"
 
 
@@ -163,5 +163,5 @@ def test_other_names_of_a_chip() -> None:
     ]
     assert spell_machine("8xa100-80gb nic=1Gbit") == "a100:8 nic=1Gbit"
     assert is_named("a100-80gb")
-    assert not set(ALIASES) & set(names())
-    assert set(ALIASES.values()) <= set(names())
+    assert not set(ALIASES) & set(list_names())
+    assert set(ALIASES.values()) <= set(list_names())

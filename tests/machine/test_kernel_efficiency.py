@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.machine.catalog import ROWS, names, resolve
+from fivefold.machine.catalog import ROWS, list_names, resolve
 from fivefold.machine.spec import Chip
 
 
@@ -11,7 +11,7 @@ def chip(name: str) -> Chip:
 
 
 def test_every_chip_says_where_its_shares_come_from():
-    for name in names():
+    for name in list_names():
         assert chip(name).share_source == ROWS[name].efficiency.source
         assert 0.4 < chip(name).sustained_flops("fp16") / chip(name).peak("fp16") <= 1.01
     assert chip("h100").sustained_flops("bf16") == pytest.approx(700 * 0.92e12, rel=1e-9)

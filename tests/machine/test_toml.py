@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.machine import toml
-from fivefold.machine.catalog import names, resolve
+from fivefold.machine.catalog import list_names, resolve
 from fivefold.machine.spec import (
     AttentionPoint,
     Calibration,
@@ -44,7 +44,7 @@ def make_calibrated_machine(path) -> Machine:
 
 
 def test_every_catalog_machine_reads_back_equal(tmp_path):
-    for name in names():
+    for name in list_names():
         machine = resolve(name, local=tmp_path)
         toml.write(machine, tmp_path / "machine.toml")
         assert toml.read(tmp_path / "machine.toml") == machine

@@ -15,13 +15,13 @@ from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.mapping import NAMES
 from fivefold.model.norms import NORMS, NormName
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.record import UserError
 from fivefold.trainer.model.kernels import kinds
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.fused.kernels import TRITON
-from fivefold.trainer.model.norm import BUILDERS, LayerNorm, norm
+from fivefold.trainer.model.norm import BUILDERS, LayerNorm, build_norm
 
 
 def test_every_name_has_a_record() -> None:
@@ -54,11 +54,11 @@ def test_the_gradient_is_the_derivative_of_the_function(name: ActivationName) ->
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_has_the_bias_of_its_record(name: NormName) -> None:
     model = build_model("nano").replace(norm=name)
-    module = norm(model, model.width)
+    module = build_norm(model, model.width)
     assert (isinstance(module, LayerNorm) and module.bias is not None) == NORMS[name].has_bias
-    biases = [weight for weight in weights(model) if weight.name.endswith("norm1.bias")]
+    biases = [weight for weight in list_weights(model) if weight.name.endswith("norm1.bias")]
     assert bool(biases) == NORMS[name].has_bias
-    assert not [w for w in weights(model.replace(norm_bias=False)) if w.name.endswith("norm1.bias")]
+    assert not [w for w in list_weights(model.replace(norm_bias=False)) if w.name.endswith("norm1.bias")]
 
 
 def test_other_software_names_known_activations_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
-from fivefold.model.catalog import CATALOG, build_model, find_repository, locate_model, names, resolve
+from fivefold.model.catalog import CATALOG, build_model, find_repository, list_names, locate_model, resolve
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
@@ -136,7 +136,7 @@ def test_deepseek_v3_with_its_module_of_multi_token_prediction() -> None:
     assert (active + 2 * whole.vocab * whole.width) / 1e9 == pytest.approx(2.4, abs=0.15)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_every_model_is_predicted(name: str) -> None:
     model, layout = build_model(name), Layout.parse("dp8 zero3 mbs1 ac=full")
     job = Job(sequence=min(2048, model.positions), global_batch=64)
@@ -146,8 +146,8 @@ def test_every_model_is_predicted(name: str) -> None:
 
 
 def test_every_name_builds_with_its_source() -> None:
-    assert len(names()) >= 70
-    for name in names():
+    assert len(list_names()) >= 70
+    for name in list_names():
         model = build_model(name)
         assert model.name == name
         assert model.source

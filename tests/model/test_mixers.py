@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fivefold.job import Job, recipe
-from fivefold.layout.local_weight import RankCoordinate, local_slice
+from fivefold.job import Job, get_recipe
+from fivefold.layout.local_weight import RankCoordinate, find_local_slice
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
@@ -16,7 +16,7 @@ from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.record import UserError
 
 SMALL = Model(name="m", layers=3, width=32, heads=4, kv_heads=4, head_dim=8, ffn=64, vocab=100)
@@ -50,7 +50,7 @@ def test_layers_of_other_mixers_have_no_window_and_no_rotary_positions() -> None
 
 
 def test_the_weights_of_a_short_convolution() -> None:
-    of_first = {weight.name: weight.shape for weight in weights(CONV) if weight.name.startswith("blocks.0.mixer")}
+    of_first = {weight.name: weight.shape for weight in list_weights(CONV) if weight.name.startswith("blocks.0.mixer")}
     assert of_first == {
         "blocks.0.mixer.project.weight": (96, 32),
         "blocks.0.mixer.conv.weight": (32, 4),
@@ -68,13 +68,13 @@ def test_the_weights_of_a_short_convolution() -> None:
             "2 tokens of a sequence on each rank of cp=4 are fewer than the 3 before a token that short_conv reads",
         ),
         ("dp2", {"documents": "separate"}, "short_conv mixes tokens across documents; take documents='joined'"),
-        ("dp2", {"precision": recipe("bf16-autocast")}, "short_conv is not counted under autocast"),
+        ("dp2", {"precision": get_recipe("bf16-autocast")}, "short_conv is not counted under autocast"),
     ],
 )
 def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
     layout: str, job: dict[str, Any], says: str
 ) -> None:
-    fields: dict[str, Any] = {"sequence": 64, "global_batch": 4, "precision": recipe("bf16")}
+    fields: dict[str, Any] = {"sequence": 64, "global_batch": 4, "precision": get_recipe("bf16")}
     with pytest.raises(UserError, match=says):
         refuse(Layout.parse(layout), model=CONV, job=Job(**fields | job))
 
@@ -101,16 +101,16 @@ def test_parallelism_that_does_not_divide_a_mixer_is_a_one_line_error(
 ) -> None:
     model = SMALL.replace(**mixers, heads=8, kv_heads=8)
     with pytest.raises(UserError, match=says):
-        refuse(Layout.parse(layout), model=model, job=Job(sequence=64, global_batch=8, precision=recipe("bf16")))
+        refuse(Layout.parse(layout), model=model, job=Job(sequence=64, global_batch=8, precision=get_recipe("bf16")))
 
 
 def test_ranks_of_tensor_parallelism_hold_a_share_of_each_part_of_a_projection() -> None:
     """z, x, B, C and dt are rows of one matrix, and every rank has heads and groups of each."""
     net = Mamba2(heads=4, head_dim=3, state=5, groups=2)
     model = SMALL.replace(mixers=("mamba2",), mamba2=net)
-    (weight,) = (weight for weight in weights(model) if weight.name == "blocks.0.mixer.project.weight")
+    (weight,) = (weight for weight in list_weights(model) if weight.name == "blocks.0.mixer.project.weight")
     place, layout = RankCoordinate(tp=1), Layout.parse("tp2")
-    part = local_slice(weight, model=model, layout=layout, vocab=100, place=place)
+    part = find_local_slice(weight, model=model, layout=layout, vocab=100, place=place)
     assert part.shape == (net.shard(2).projected_width, 32)
     rows = [(full[0].start, full[0].stop) for full, _ in part.list_slices()]
     assert rows == [(6, 12), (18, 24), (29, 34), (39, 44), (46, 48)]

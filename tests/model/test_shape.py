@@ -9,12 +9,12 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import is_divisible_by_tp, reasons
+from fivefold.layout.validity import is_divisible_by_tp, list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.attention import Sliding
 from fivefold.model.shape import MLA, Temperature
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 
 SMALL = Model(name="m", layers=2, width=32, heads=4, kv_heads=4, head_dim=8, ffn=64, vocab=100)
 LATENT = SMALL.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6))
@@ -80,8 +80,8 @@ def test_latent_attention_refuses_what_it_would_ignore(field: str, value: Any, s
 
 @pytest.mark.parametrize("model", [SMALL, LATENT], ids=["grouped", "latent"])
 def test_every_layer_has_a_sink_per_head(model: Model) -> None:
-    names = {weight.name for weight in weights(model)}
-    sinks = {weight for weight in weights(model.replace(attention_sinks=True)) if weight.name not in names}
+    names = {weight.name for weight in list_weights(model)}
+    sinks = {weight for weight in list_weights(model.replace(attention_sinks=True)) if weight.name not in names}
     assert {(weight.name, weight.shape) for weight in sinks} == {
         (f"blocks.{layer}.attention.sinks", (4,)) for layer in range(2)
     }
@@ -128,5 +128,5 @@ def test_tensor_parallelism_does_not_replicate_kv_heads_of_sliding_layers_alone(
 @pytest.mark.parametrize(("cp", "is_legal"), [(2, True), (4, True), (8, False)])
 def test_ulysses_shards_the_heads_of_every_layer(cp: int, is_legal: bool) -> None:
     layout, job = Layout(cp=cp, cp_kind="ulysses"), Job(sequence=1024, global_batch=8)
-    errors = list(reasons(layout, model=SLIDING, job=job, machine=resolve("h100:8", local=Path("/nowhere"))))
+    errors = list(list_reasons(layout, model=SLIDING, job=job, machine=resolve("h100:8", local=Path("/nowhere"))))
     assert any("heads/tp=4 is not divisible by cp=8" in error for error in errors) != is_legal

@@ -11,7 +11,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import explain_unsupported_2d
 from fivefold.model.catalog import build_model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.optimizers import KINDS
 from fivefold.optimizers.cost import find_cost
 from fivefold.planner.counts.memory.states import updates_flat_tensor
@@ -38,7 +38,7 @@ def test_an_unknown_optimizer_is_an_error() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_moves_the_states_of_a_large_matrix(kind: str) -> None:
     """A hidden matrix that no rank shards: what an update reads and writes are its states, but for scales and means."""
-    matrix = next(weight for weight in weights(build_model("llama3-8b")) if weight.is_hidden)
+    matrix = next(weight for weight in list_weights(build_model("llama3-8b")) if weight.is_hidden)
     job = Job(optimizer=Optimizer(kind=kind))
     cost = find_cost(kind)
     states = cost.state_bytes([matrix], shards=1, quantised=frozenset({matrix.name}), job=job) / matrix.numel
@@ -47,7 +47,7 @@ def test_an_update_moves_the_states_of_a_large_matrix(kind: str) -> None:
 
 def test_sgd_without_momentum_has_no_state_anywhere() -> None:
     job = Job(optimizer=Optimizer(kind="sgd", momentum=0.0))
-    matrix = next(weight for weight in weights(build_model("llama3-8b")) if weight.is_hidden)
+    matrix = next(weight for weight in list_weights(build_model("llama3-8b")) if weight.is_hidden)
     cost = find_cost("sgd")
     assert cost.state_bytes([matrix], shards=1, quantised=frozenset(), job=job) == 0
     assert cost.moved_bytes(job) == 0

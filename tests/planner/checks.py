@@ -9,12 +9,12 @@ from typing import Any
 from fivefold.machine.datacenter import Site
 from fivefold.planner import questions
 from fivefold.planner.counts.memory.peak import count_rank_memory, list_live_bytes
-from fivefold.planner.predict import planner, predict
-from fivefold.planner.ratios import ratios
+from fivefold.planner.predict import get_planner, predict
+from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
-from fivefold.planner.time.memory_over_time import levels
-from fivefold.planner.time.spans import spans
+from fivefold.planner.time.memory_over_time import list_levels
+from fivefold.planner.time.spans import build_spans
 from fivefold.record import Record, UserError
 from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported
@@ -35,7 +35,7 @@ def check_step(case: Case) -> None:
     assert len(step.memory.stages) == layout.pp
     assert step.memory.peak_bytes == max(stage.peak_bytes for stage in step.memory.stages)
     assert step.memory.risk is not None
-    assert step.memory.fits == planner(model, machine, job).fits(layout) == (step.memory.risk <= FITS_RISK)
+    assert step.memory.fits == get_planner(model, machine, job).fits(layout) == (step.memory.risk <= FITS_RISK)
     assert step.memory.fits or step.memory.verdict in ("tight", "does not fit")
     if machine.backend == "gloo":
         assert step.memory.risk == (step.memory.peak_bytes > machine.chip.memory_bytes)
@@ -58,11 +58,11 @@ def check_step(case: Case) -> None:
 def check_pictures(case: Case) -> None:
     """The step drawn: it ends when the step does, and its fullest moment is the peak."""
     model, machine, layout, job = case
-    plan = planner(model, machine, job)
+    plan = get_planner(model, machine, job)
     ranks, result = count_rank_memory(plan.counts, layout), plan.estimate(layout)
     count = layout.micro_batches(job)
     if count <= 64:  # the timeline plays the first rounds and continues them in a straight line
-        end = max(row[-1].end for row in spans(plan, layout))
+        end = max(row[-1].end for row in build_spans(plan, layout))
         assert math.isclose(
             end, result.step_time.seconds, rel_tol=1e-9 if layout.pp == 1 or count <= 3 * layout.pp else 0.02
         )
@@ -71,13 +71,13 @@ def check_pictures(case: Case) -> None:
         assert all(min(moment[1:]) >= 0 for moment in moments)
         assert all(sum(moment[3:]) == moment.live_bytes for moment in moments)
         assert max(moment.live_bytes for moment in moments) == ranks[rank].peak_bytes
-        drawn = levels(plan, layout, rank=rank, limit=8)
+        drawn = list_levels(plan, layout, rank=rank, limit=8)
         assert all(level.seconds >= 0 and min(level[1:7]) >= 0 for level in drawn)
 
 
 def check_questions(case: Case) -> None:
     """Each of them about a layout is answered, or refused in one line."""
-    for ask in (questions.find_largest_micro_batch, questions.longest_sequence, questions.changes):
+    for ask in (questions.find_largest_micro_batch, questions.search_longest_sequence, questions.list_changes):
         check_answered(lambda ask=ask: ask(**case._asdict()))
     check_answered(
         lambda: [
@@ -92,7 +92,7 @@ def check_questions(case: Case) -> None:
         ]
     )
     check_answered(lambda: questions.list_reasonable_batches(job=case.job, layout=case.layout, tokens=1e12))
-    check_answered(lambda: [ratios(case.model, machine=case.machine, layout=case.layout, job=case.job)])
+    check_answered(lambda: [compute_ratios(case.model, machine=case.machine, layout=case.layout, job=case.job)])
 
 
 def check_engine(case: Case) -> None:
@@ -106,9 +106,9 @@ def check_search(case: Case) -> None:
     result = search(model=model, machine=machine, job=job, top=3)
     for best in result.best:
         assert best.step.memory.fits
-    estimate = planner(model, machine, job).estimate(layout)
+    estimate = get_planner(model, machine, job).estimate(layout)
     searched = layout.world == machine.ranks and not layout.stages and layout.ac in ("none", "selective", "full")
-    if searched and planner(model, machine, job).fits(layout, estimate.ranks):
+    if searched and get_planner(model, machine, job).fits(layout, estimate.ranks):
         assert result.best[0].step.time.step_seconds <= estimate.step_time.seconds * (1 + 1e-9)
 
 

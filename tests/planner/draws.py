@@ -18,14 +18,14 @@ from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
 from fivefold.layout.spec import RECOMPUTABLE, Layout
-from fivefold.layout.validity import reasons, refuse
+from fivefold.layout.validity import list_reasons, refuse
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint, StepFactor
 from fivefold.model import catalog as models
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.model.vision import ProjectorLayer, VisionTower
-from fivefold.planner.search.space import divisors
+from fivefold.planner.search.space import list_divisors
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Stack, SupportedLayouts
@@ -263,7 +263,7 @@ def build_named_model(name: str) -> Model:
 def model(some: random.Random) -> Model:
     """One of the catalog with few layers, or one of our own with odd sizes and every choice."""
     if some.random() < 0.5:
-        result = build_named_model(some.choice(models.names()))
+        result = build_named_model(some.choice(models.list_names()))
         layers = min(result.layers, some.choice((1, 2, 3, 4, 8)))
         dense = result.moe and {"dense_layers": min(result.moe.dense_layers, some.choice((0, layers)))}
         return result.replace(layers=layers, moe=result.moe and result.moe.replace(**dense or {}))
@@ -307,7 +307,7 @@ def model(some: random.Random) -> Model:
         window_pattern=(True, False) if slides else (),
         mla=mla if some.random() < 0.2 else None,
         tied_embeddings=some.random() < 0.4,
-        moe=moe.replace(topk=some.choice(divisors(moe.experts))) if some.random() < 0.4 else None,
+        moe=moe.replace(topk=some.choice(list_divisors(moe.experts))) if some.random() < 0.4 else None,
         head_bias=some.random() < 0.2,
         dropout=some.choice((0.0, 0.1)),
         mtp=some.choice((None, None, None, MTP(), MTP(depth=2))),
@@ -316,7 +316,7 @@ def model(some: random.Random) -> Model:
 
 def machine(some: random.Random, *, ranks: int) -> Machine:
     """Of the catalog, or one that was measured; with ``ranks`` or a few more."""
-    result = machines.resolve(some.choice(machines.names()), local=Path("/nowhere"))
+    result = machines.resolve(some.choice(machines.list_names()), local=Path("/nowhere"))
     result = machines.with_ranks(result, ranks if some.random() < 0.8 else ranks + some.choice((1, 8, 1000)))
     if some.random() < 0.2:
         result = result.replace(calibration=calibration(some), backend=some.choice(("gloo", "nccl")))
@@ -362,9 +362,9 @@ def layout(some: random.Random, model: Model) -> Layout:
         v = some.choice([2, 2, *(n for n in (3, 4) if n * pp <= model.layers)])
     tp = some.choice([1, 1, *(n for n in (2, 4, 8) if model.heads % n == 0)])
     cp, dp = some.choice((1, 1, 2, 4)), some.choice((1, 2, 3, 4, 8, 64))
-    etp = some.choice(divisors(tp)) if model.moe else 1
+    etp = some.choice(list_divisors(tp)) if model.moe else 1
     room = dp * cp * tp // etp
-    ep = some.choice([n for n in divisors(room) if model.moe.experts % n == 0]) if model.moe else 1
+    ep = some.choice([n for n in list_divisors(room) if model.moe.experts % n == 0]) if model.moe else 1
     zero = some.choice((0, 1, 2, 3))
     chunks, order = pp * v, list(DEFAULT_ORDER)
     if some.random() < 0.3:
@@ -388,7 +388,7 @@ def layout(some: random.Random, model: Model) -> Layout:
         schedule=schedule,
         zero=zero,
         stages=stages,
-        shard_group=some.choice([None, *divisors(dp * cp)]) if zero else None,
+        shard_group=some.choice([None, *list_divisors(dp * cp)]) if zero else None,
         mbs=some.choice((1, 1, 2, 3)),
         ac=ac,
         order=tuple(order),
@@ -418,7 +418,9 @@ def case(seed: int) -> Case:
             spread = layout(some, chosen)
             batch = spread.dp * spread.mbs * some.choice((1, 2, spread.pp, 2 * spread.pp, 3 * spread.pp + 1, 40))
             result = Case(chosen, machine(some, ranks=spread.world), spread, job(some, batch=batch))
-            if next(reasons(spread, model=chosen, job=result.job, machine=None), ""):  # the facts under every layout
+            if next(
+                list_reasons(spread, model=chosen, job=result.job, machine=None), ""
+            ):  # the facts under every layout
                 result = result._replace(
                     job=result.job.replace(stack=result.job.stack.replace(runs=SupportedLayouts()))
                 )

@@ -21,8 +21,8 @@ from fivefold.planner.counts.memory.liveness import GradientSums
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import changes
-from fivefold.planner.ratios import ratios
+from fivefold.planner.questions import list_changes
+from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.search import search
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Stack
@@ -132,7 +132,7 @@ def test_an_offloaded_optimizer_leaves_the_shards_that_are_gathered() -> None:
 def test_changes_of_a_layout_with_stages_of_its_own() -> None:
     layout = Layout.parse("dp4 pp2 stages=5-3")
     model = build_model("llama3-8b").replace(layers=8)
-    result = changes(model=model, machine=H100, job=Job(sequence=512, global_batch=16), layout=layout)
+    result = list_changes(model=model, machine=H100, job=Job(sequence=512, global_batch=16), layout=layout)
     assert {item.change for item in result} >= {"zero bubble", "interleaved, twice the stages"}
 
 
@@ -142,7 +142,7 @@ def test_ratios_are_of_the_layers_with_experts() -> None:
     assert model.moe
     for dense, axes in ((2, True), (3, False)):
         few = model.replace(moe=model.moe.replace(dense_layers=dense))
-        result = ratios(few, machine=H100, job=Job(global_batch=8))
+        result = compute_ratios(few, machine=H100, job=Job(global_batch=8))
         assert (bool(result.sizing), "ep" in {axis.axis for axis in result.axes}) == (axes, axes)
 
 

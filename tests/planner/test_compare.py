@@ -12,7 +12,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.compare import ComparedCase, compare, with_precision, with_stack
 from fivefold.record import UserError
-from fivefold.rendering.comparison import finding
+from fivefold.rendering.comparison import describe_comparison
 from fivefold.stack.catalog import STACKS
 
 LLAMA, NODE = build_model("llama3-8b"), resolve("h100:8 price=2", local=Path("/nowhere"))
@@ -111,11 +111,13 @@ def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:
     node = resolve("h100:8 memory=45GiB", local=Path("/nowhere"))
     job = Job(sequence=4096, global_batch=64)
     cases = [ComparedCase(LLAMA, node, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
-    assert finding(compare(cases)) == "only B fits; A is tight"
-    assert finding(compare(cases, risk=0.3)).startswith("A trains most tokens per second, 14.0% more than B")
+    assert describe_comparison(compare(cases)) == "only B fits; A is tight"
+    assert describe_comparison(compare(cases, risk=0.3)).startswith(
+        "A trains most tokens per second, 14.0% more than B"
+    )
     larger = [item._replace(machine=resolve("h100:8 memory=50GiB", local=Path("/nowhere"))) for item in cases]
-    assert finding(compare(larger)).startswith("A trains most")
-    assert finding(compare(larger, risk=0.01)) == "only B fits; A has a risk above 1 %"
+    assert describe_comparison(compare(larger)).startswith("A trains most")
+    assert describe_comparison(compare(larger, risk=0.01)) == "only B fits; A has a risk above 1 %"
 
 
 def test_images_are_rows() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -203,7 +203,7 @@ def test_zero_1_says_less_than_zero_0_where_gradients_are_wider_than_weights() -
     """4 + 4 bytes a parameter reduced, or 4 reduced and 2 gathered; as much where both are 2 wide."""
     case = Case(build_model("llama3-8b"), Layout(dp=8), Job(sequence=2048), resolve_machine("h100", 8))
     assert sum_traffic(case, "dp", zero=1) / sum_traffic(case, "dp", zero=0) == pytest.approx(6 / 8, rel=1e-6)
-    same = case._replace(job=case.job.replace(precision=recipe("bf16-grad16")))
+    same = case._replace(job=case.job.replace(precision=get_recipe("bf16-grad16")))
     assert sum_traffic(same, "dp", zero=1) / sum_traffic(same, "dp", zero=0) == pytest.approx(1, rel=1e-6)
 
 

@@ -19,13 +19,13 @@ from fivefold.layout.validity import is_legal
 from fivefold.machine.catalog import resolve
 from fivefold.machine.datacenter import Site
 from fivefold.model.catalog import build_model
-from fivefold.planner.batch import TEAMS, advise_tokens, find_nearby_advice, laws
+from fivefold.planner.batch import TEAMS, advise_tokens, apply_scaling_laws, find_nearby_advice
 from fivefold.planner.playbook import fit_stage, list_candidates, plan_batch_stage, plan_micro_batch_stage
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.run_file import plan_run_job, write_run_file
 from fivefold.record import UserError
-from fivefold.requests.playbook import playbook
+from fivefold.requests.playbook import build_playbook
 from fivefold.requests.words import parse_tokens
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
@@ -39,7 +39,7 @@ LLAMA, JOB = build_model("llama3-8b"), Job(sequence=8192, global_batch=64)
 
 def test_laws_are_those_of_their_papers() -> None:
     """DeepSeek LLM 67B on 2 T tokens: 0.2920·C^0.3271; Step Law for 100 G tokens: 0.58·D^0.571."""
-    deepseek, step = laws(LLAMA, 2e12)
+    deepseek, step = apply_scaling_laws(LLAMA, 2e12)
     active = LLAMA.active_parameters - LLAMA.vocab * LLAMA.width
     assert deepseek.tokens == pytest.approx(0.2920 * (6 * active * 2e12) ** 0.3271)
     assert 8e6 < deepseek.tokens < 11e6  # between the 4.7 and 18.9 M of DeepSeek LLM 7B and 67B, with their Table 2
@@ -153,7 +153,7 @@ def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
     step = predict(model=build_model("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
     run = predict_full_run(step=step, model=build_model("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
     plan = ConfigPlan(build_model("nano"), Layout.parse(step.layout), job, 8, "h100:8")
-    content = write_run_file(run_file.text(plan, model="nano"), job, run=run, command="plan")
+    content = write_run_file(run_file.format_run_file(plan, model="nano"), job, run=run, command="plan")
     read = Run.read(tomllib.loads(content), origin="test")
     assert read.job == job
     assert (read.model, read.machine, read.layout, str(read.folder)) == ("nano", "h100:8", step.layout, "runs/nano")
@@ -180,7 +180,7 @@ def run_one_step(path: Path) -> tuple[float, float]:
 
 def test_planned_run_file_trains(tmp_path: Path, forked) -> None:
     one = resolve("h100:1", local=Path("/nowhere"))
-    result = playbook(build_model("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
+    result = build_playbook(build_model("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
     assert [stage.title for stage in result.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
     assert result.step.layout == next(item.layout for item in result.stages[-1].tried if item.chosen)
     assert result.commands["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)

@@ -13,9 +13,9 @@ from fivefold.machine import catalog
 from fivefold.model.spec import Model
 from fivefold.planner.playbook import list_candidates
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.questions import find_largest_micro_batch, fine_tunes
+from fivefold.planner.questions import find_largest_micro_batch, list_fine_tunes
 from fivefold.planner.search import search
-from fivefold.planner.time.spans import spans
+from fivefold.planner.time.spans import build_spans
 
 MODEL = Model(name="m", layers=4, width=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1024)
 MACHINE = catalog.resolve("h100:4", local=Path("machine.toml"))
@@ -54,13 +54,13 @@ def test_every_command_keeps_pairs_together() -> None:
     assert {Layout.parse(entry.step.layout).mbs % 2 for entry in best} == {0}
     planner = Planner(model=MODEL, machine=MACHINE, job=DPO)
     assert {layout.mbs for _, layout in list_candidates(planner, 4)} == {2}
-    assert {row.micro_batch % 2 for row in fine_tunes(model=MODEL, machine=MACHINE, job=DPO)} == {0}
+    assert {row.micro_batch % 2 for row in list_fine_tunes(model=MODEL, machine=MACHINE, job=DPO)} == {0}
     assert find_largest_micro_batch(model=MODEL, machine=MACHINE, job=DPO, layout=Layout.parse("dp4 mbs2")).value == 8
 
 
 def test_the_reference_runs_first() -> None:
     planner = Planner(model=MODEL, machine=MACHINE, job=DPO)
-    (row,) = spans(planner, Layout.parse("dp4 zero0 mbs2"))
+    (row,) = build_spans(planner, Layout.parse("dp4 zero0 mbs2"))
     names = [span.name for span in row]
     assert names[:5] == ["reference F0.0", "reference F0.1", "reference F0.2", "reference F0.3", "F0.0"]
     layout = Layout.parse("dp4 zero0 mbs2")

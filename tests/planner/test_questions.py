@@ -21,11 +21,11 @@ from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner import context_length, questions
 from fivefold.planner.compare import ComparedCase, compare
-from fivefold.planner.context_length import LENGTH_RATIO, find_longest_sequence, lengths
+from fivefold.planner.context_length import LENGTH_RATIO, compute_lengths, find_longest_sequence
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.ratios import ratios
+from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.search import search
-from fivefold.planner.search.neighbours import MIN_GAIN, neighbours, walk
+from fivefold.planner.search.neighbours import MIN_GAIN, list_neighbours, walk
 from fivefold.planner.search.work import SearchWork
 from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
@@ -75,35 +75,35 @@ def test_a_micro_batch_that_the_global_batch_limits_says_so() -> None:
 def test_a_sequence_is_not_shorter_than_its_images() -> None:
     about: dict[str, Any] = {"model": build_model("gemma3-4b"), "layout": Layout.parse("dp8 zero3 mbs1 ac=full")}
     job = Job(sequence=4096, global_batch=8, images=20, freeze_vision_tower=True)  # 5,120 tokens
-    answer = questions.longest_sequence(machine=NODE, job=job, **about)
+    answer = questions.search_longest_sequence(machine=NODE, job=job, **about)
     steps = [predict(machine=NODE, job=job.replace(sequence=int(answer.value) + more), **about) for more in (0, 2)]
     assert [step.memory.risk <= 0.05 for step in steps] == [True, False]
     assert answer.memory_bytes == steps[0].memory.peak_bytes
     small = NODE.replace(chip=NODE.chip.replace(memory_bytes=6 * 2**30))
     with pytest.raises(UserError, match="needs at least"):
-        questions.longest_sequence(machine=small, job=job, **about)
+        questions.search_longest_sequence(machine=small, job=job, **about)
 
 
 def test_methods_that_are_not_modelled_are_named_next_to_those_that_are() -> None:
     model = build_model("gemma3-4b")
     job = Job(sequence=4096, global_batch=8, images=2, freeze_vision_tower=True, freeze_projector=True)
-    full, _, lora, faster = questions.fine_tunes(model=model, machine=NODE, job=job)
+    full, _, lora, faster = questions.list_fine_tunes(model=model, machine=NODE, job=job)
     assert (full.method, lora.method, faster.method) == ("full", "lora:16", "lora:16")
     assert (lora.layout, faster.layout) == ("dp8 zero3 mbs1 ac=full", "dp8 zero3 mbs1")
     assert faster.tokens_per_second > lora.tokens_per_second
     assert full.memory_bytes > 1.5 * lora.memory_bytes
     (remark,) = full.remarks
     assert remark.startswith("no answer for qlora:16: layout 'dp8 zero3 mbs1 ac=full': images=2 are not counted with")
-    only = questions.fine_tunes(model=build_model("deepseek-v3-mtp"), machine=NODE, job=JOB)
+    only = questions.list_fine_tunes(model=build_model("deepseek-v3-mtp"), machine=NODE, job=JOB)
     assert [way.method for way in only] == ["full"]
     assert [remark.split(":")[0] for remark in only[0].remarks] == ["no answer for lora", "no answer for qlora"]
     with pytest.raises(UserError, match="dp16"):
-        questions.fine_tunes(model=model, machine=NODE, job=job, layout=Layout.parse("dp16"))
+        questions.list_fine_tunes(model=model, machine=NODE, job=job, layout=Layout.parse("dp16"))
 
 
 def test_the_longest_sequence_is_the_last_that_fits() -> None:
     layout = Layout.parse("dp2 cp4 zero3 mbs1")
-    answer = questions.longest_sequence(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    answer = questions.search_longest_sequence(model=LLAMA, machine=NODE, job=JOB, layout=layout)
     longest = int(answer.value)
     assert longest % 8 == 0
     assert fits(layout, JOB.replace(sequence=longest))
@@ -149,15 +149,15 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
     asks: dict[str, Callable[[], object]] = {
         "estimate": lambda: planner.estimate(chosen),
         "step": lambda: planner.step(chosen),
-        "changes": lambda: questions.changes(**about),
-        "ratios": lambda: ratios(spec, machine=chips, job=job, layout=chosen),
+        "changes": lambda: questions.list_changes(**about),
+        "ratios": lambda: compute_ratios(spec, machine=chips, job=job, layout=chosen),
         "walk": lambda: walk(planner, chosen),
         "compare": lambda: compare([ComparedCase(spec, chips, chosen, item) for item in (job, job.replace(steps=2))]),
     }
     if "rows" not in why:  # else another micro-batch, sequence or batch is the answer
         asks |= {
             "micro-batch": lambda: questions.find_largest_micro_batch(**about),
-            "sequence": lambda: questions.longest_sequence(**about),
+            "sequence": lambda: questions.search_longest_sequence(**about),
             "batch": lambda: questions.list_reasonable_batches(**about, tokens=1e12),
         }
     for name, ask in asks.items():
@@ -260,7 +260,7 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
     assert search(model=larger, machine=machine, job=job, by="memory", top=1).best == ()
     planner = Planner(model=model, machine=machine, job=job)
     assert answer.layout is not None
-    estimates = [planner.estimate(other) for other in neighbours(Layout.parse(answer.layout), planner)]
+    estimates = [planner.estimate(other) for other in list_neighbours(Layout.parse(answer.layout), planner)]
     fitting = [found.step_time.seconds for found in estimates if planner.fits(found.layout, found.ranks)]
     assert answer.step_seconds is not None
     assert min(fitting) >= answer.step_seconds * (1 - MIN_GAIN)  # no single change of its layout is faster
@@ -300,7 +300,7 @@ def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
 
 def test_changes_are_relative_to_the_given_layout() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
-    result = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    result = questions.list_changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)
     by = {change.change: change for change in result}
     before = Planner(model=LLAMA, machine=NODE, job=JOB).estimate(layout)
     without = Planner(model=LLAMA, machine=NODE, job=JOB).estimate(layout.replace(ac="none"))
@@ -310,7 +310,7 @@ def test_changes_are_relative_to_the_given_layout() -> None:
     assert by["adamw8bit"].saved_bytes > 0
     assert "flash attention" not in by  # it is on
     assert "mbs2" in by
-    half = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout.replace(mbs=2))
+    half = questions.list_changes(model=LLAMA, machine=NODE, job=JOB, layout=layout.replace(mbs=2))
     assert next(change.layout for change in half if change.change == "mbs1") == str(layout)
 
 
@@ -324,14 +324,14 @@ def test_a_batch_that_no_micro_batch_divides_is_what_is_said() -> None:
 def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
     """With other numbers of stages they would not add up."""
     for text in ("dp4 pp2 stages=15-17", "dp4 pp2 zbv stages=7-8-8-9"):
-        result = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text))
+        result = questions.list_changes(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text))
         assert {"interleaved, twice the stages", "zero bubble"} <= {change.change for change in result}
 
 
 def test_no_sequence_makes_an_illegal_layout_legal() -> None:
     layout, hardware = Layout.parse("dp2 pp2 zbv zero2 mbs1"), resolve("h100:4", local=Path())
     with pytest.raises(UserError, match="pp·v=4 stages are more than layers=2"):
-        questions.longest_sequence(
+        questions.search_longest_sequence(
             model=build_model("nano"), machine=hardware, job=Job(global_batch=256), layout=layout
         )
 
@@ -358,7 +358,7 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
         return search(model=SMALL, machine=machine, job=job, top=1, within=0.02, axes=("cp",), placements=False)
 
     job = Job(sequence=4096, global_batch=64)
-    result = lengths(model=SMALL, machine=machine, job=job, layout=layout, search=find)
+    result = compute_lengths(model=SMALL, machine=machine, job=job, layout=layout, search=find)
     assert [(item.cp, item.ac) for item in result.curves] == [
         (cp, ac) for cp in (1, 2, 4) for ac in ("none", "selective", "full")
     ]
@@ -372,7 +372,7 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
             assert (step.memory.peak_bytes, step.mfu.causal) == (point.peak_bytes, point.mfu)
             assert point.fits == planner.fits(other)
     assert result.longest.value >= max(item.longest for item in result.curves)
-    risky = questions.longest_sequence(
+    risky = questions.search_longest_sequence(
         model=SMALL, machine=machine, job=job, layout=Layout.parse(result.longest.layout or ""), risk=0.2
     )
     assert risky.value > result.longest.value
@@ -404,7 +404,7 @@ def test_the_longest_sequence_of_any_layout_does_not_fall_with_a_smaller_batch()
     for batch in (16, 1):
         about = {"model": model, "machine": machine, "job": Job(sequence=4096, global_batch=batch)}
         longest = find_longest_sequence(**about, known=[known])
-        by_hand = max(questions.longest_sequence(**about, layout=layout).value for layout in layouts)
+        by_hand = max(questions.search_longest_sequence(**about, layout=layout).value for layout in layouts)
         assert by_hand / LENGTH_RATIO <= longest.value
         assert "beyond the model's 40960 positions" in longest.line
         assert longest.remarks == ()
@@ -443,7 +443,7 @@ def test_a_number_of_gpus_is_a_limit() -> None:
 def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
     """It needs QLoRA: weights in 16 bits take 15 GiB, and their states more than there is."""
     machine = resolve("rtx4090:1", local=Path("/nowhere"))
-    ways = questions.fine_tunes(
+    ways = questions.list_fine_tunes(
         model=build_model("llama3-8b"), machine=machine, job=Job(sequence=2048, global_batch=16)
     )
     assert [way.method for way in ways] == ["full", "lora:16", "qlora:16", "qlora:16"]

@@ -18,8 +18,8 @@ from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.run_estimate import (
-    checkpoint_bytes,
     compute_goodput,
+    count_checkpoint_bytes,
     find_best_checkpoint_interval,
     predict_full_run,
 )
@@ -97,12 +97,12 @@ def test_lost_time_equals_a_simulation() -> None:
 
 def test_a_checkpoint_holds_masters_and_moments() -> None:
     """Llama 3 8B has 8,030,261,248 parameters in 291 tensors: fp32 masters, two fp32 moments and a count of steps."""
-    assert checkpoint_bytes(LLAMA, JOB) == run().checkpoint_bytes == 8_030_261_248 * (4 + 4 + 4) + 291 * 4
+    assert count_checkpoint_bytes(LLAMA, JOB) == run().checkpoint_bytes == 8_030_261_248 * (4 + 4 + 4) + 291 * 4
     # Muon keeps one moment of what is no table, no head and no norm (65 of them): arXiv:2502.16982
     adam = 2 * 128_256 * 4096 + 65 * 4096
     muon = JOB.replace(optimizer=Optimizer(kind="muon"))
-    assert checkpoint_bytes(LLAMA, muon) == 8_030_261_248 * (4 + 4) + adam * 4 + (2 + 65) * 4
-    assert checkpoint_bytes(LLAMA, JOB.replace(optimizer=Optimizer(kind="sgd", momentum=0))) == 8_030_261_248 * 4
+    assert count_checkpoint_bytes(LLAMA, muon) == 8_030_261_248 * (4 + 4) + adam * 4 + (2 + 65) * 4
+    assert count_checkpoint_bytes(LLAMA, JOB.replace(optimizer=Optimizer(kind="sgd", momentum=0))) == 8_030_261_248 * 4
 
 
 @pytest.mark.parametrize(("pause_seconds", "mtbf_seconds"), [(1.0, 1e5), (10.0, 1e4), (60.0, 3000.0)])

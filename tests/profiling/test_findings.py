@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.profiling.attribution import RankBreakdown, rank_times, split, summary
-from fivefold.profiling.findings import findings
+from fivefold.profiling.attribution import RankBreakdown, rank_times, split, summarize_rank
+from fivefold.profiling.findings import list_findings
 from fivefold.results.spans import RankTrace
 from fivefold.step import Time
 from fivefold.trainer.build import build
@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     for number in range(20):
         (folder / "text" / f"{number}.txt").write_text(f"document {number}: " + "no play. " * 60)
     prepare(str(folder / "text"), directory=folder / "data", holdout=0.2)
-    job = Job(sequence=16, global_batch=4, steps=5, precision=recipe("fp32"))
+    job = Job(sequence=16, global_batch=4, steps=5, precision=get_recipe("fp32"))
     return Run(folder=folder, job=job, evaluate_sequences=4)
 
 
@@ -108,8 +108,8 @@ def train_with_fault(
     forked: Any, run: Run, text: str, folder: Path, plant: Callable[[Loop], None]
 ) -> tuple[str, list[RankBreakdown]]:
     result = forked(2, trace_run, run, text, folder, plant)
-    times = rank_times([summary(trace) for trace in result])
-    (line,) = findings(times, predicted=PLANNED, expected=lambda message: 1e-3)
+    times = rank_times([summarize_rank(trace) for trace in result])
+    (line,) = list_findings(times, predicted=PLANNED, expected=lambda message: 1e-3)
     return line, times
 
 

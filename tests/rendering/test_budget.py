@@ -22,7 +22,7 @@ def test_the_lines_add_up_to_the_difference(
     predicted: dict[str, float], measured: dict[str, float], shown: int
 ) -> None:
     ours, theirs = make_time(predicted), make_time(measured)
-    *lines, rest = budget.budget(ours, theirs, shown=shown)
+    *lines, rest = budget.list_differences(ours, theirs, shown=shown)
     assert rest.part == "rest"
     assert len(lines) == min(shown, len(predicted.keys() | measured.keys()))
     everything = [*lines, rest]
@@ -60,7 +60,7 @@ def test_the_page(small: Step, measured: Step) -> None:
             "host in F": 0.02,
         },
     )
-    page = budget.page((small, measured.replace(time=split)), findings=["stalled loader: rank 0 waits"])
+    page = budget.render_page((small, measured.replace(time=split)), findings=["stalled loader: rank 0 waits"])
     text = to_text(page, width=80)
     lines = [line.split() for line in text.splitlines()]
     assert ["bubble", "0.0", "µs", "100.0", "ms", "-100.0", "ms"] in lines
@@ -73,4 +73,7 @@ def test_the_page(small: Step, measured: Step) -> None:
 
 
 def test_a_step_that_was_not_traced_says_so(small: Step, measured: Step) -> None:
-    assert to_text(budget.page((small, measured))) == "no step was traced, so the measured time is not broken down\n"
+    assert (
+        to_text(budget.render_page((small, measured)))
+        == "no step was traced, so the measured time is not broken down\n"
+    )

@@ -26,12 +26,12 @@ def values(chart: Any) -> list[dict[str, Any]]:
 
 
 def test_memory_bars_by_stage_and_by_step(small: Step, measured: Step, large: Step) -> None:
-    chart = charts.memory_bars(large)
+    chart = charts.draw_memory_bars(large)
     assert title(chart) == "Activations are 54% of the 41.00 GiB peak"
     bars = [value["bar"] for value in values(chart)]
     assert list(dict.fromkeys(bars)) == [f"stage {i}" for i in range(4)]
     assert sum(value["size"] for value in values(chart) if value["bar"] == "stage 0") == pytest.approx(41)
-    bars = [value["bar"] for value in values(charts.memory_bars([small, measured, small]))]
+    bars = [value["bar"] for value in values(charts.draw_memory_bars([small, measured, small]))]
     assert list(dict.fromkeys(bars)) == [
         "dp2 zero1 mbs4, predicted",
         "dp2 zero1 mbs4, measured",
@@ -53,16 +53,16 @@ def test_nothing_to_draw_is_one_line(small: Step) -> None:
     with pytest.raises(UserError, match="nothing to draw"):
         charts.compare_bars([])
     with pytest.raises(UserError, match="nothing to draw"):
-        charts.memory_bars([])
+        charts.draw_memory_bars([])
     with pytest.raises(UserError, match="nothing to draw"):
-        charts.memory_bars(small.replace(memory=Memory(peak_bytes=0, stages=())))
+        charts.draw_memory_bars(small.replace(memory=Memory(peak_bytes=0, stages=())))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<svg"), (".png", b"\x89PNG"), (".html", b"<!DOCTYPE html>")])
 def test_charts_are_saved_by_suffix_and_completely(small: Step, tmp_path: Path, suffix: str, start: bytes) -> None:
     path = tmp_path / f"memory{suffix}"
-    charts.save(charts.memory_bars(small, subtitle="tiny"), path)
+    charts.save(charts.draw_memory_bars(small, subtitle="tiny"), path)
     content = path.read_bytes()
     assert content.startswith(start)
     assert len(content) > 2000
@@ -70,7 +70,7 @@ def test_charts_are_saved_by_suffix_and_completely(small: Step, tmp_path: Path, 
 
 
 def test_saving_refuses_in_one_line(small: Step, tmp_path: Path) -> None:
-    chart = charts.memory_bars(small)
+    chart = charts.draw_memory_bars(small)
     with pytest.raises(UserError, match=r"a chart is saved as \.svg, \.png, \.pdf or \.html, not \.gif"):
         charts.save(chart, tmp_path / "a.gif")
     (tmp_path / "file").touch()
@@ -82,7 +82,7 @@ def test_saving_refuses_in_one_line(small: Step, tmp_path: Path) -> None:
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str, small: Step) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UserError, match=r"charts need the extra show: pip install 'fivefold\[show\]'"):
-        charts.memory_bars(small)
+        charts.draw_memory_bars(small)
 
 
 def test_a_title_is_no_wider_than_its_chart() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fivefold.record import UserError
-from fivefold.rendering.compare import table
+from fivefold.rendering.compare import render_table
 from fivefold.results.step_comparison import QuantityComparison, compare, compare_unfinished, describe_assumption
 from fivefold.step import Step, Traffic
 from tests.printed import to_text
@@ -67,7 +67,7 @@ def test_a_count_that_differs_is_wrong_by_how_much(small: Step, measured: Step) 
     more = small.replace(work=small.work.replace(hardware_flops=small.work.hardware_flops + 1))
     rows = compare(more, measured)
     assert [row.quantity for row in rows if row.is_wrong] == ["hardware FLOPs"]
-    assert "off by +1 (+0.00%)" in to_text(table(rows))
+    assert "off by +1 (+0.00%)" in to_text(render_table(rows))
 
 
 def test_traffic_that_one_step_lacks(small: Step, measured: Step) -> None:
@@ -111,7 +111,7 @@ def test_nothing_measured_and_nothing_sent_print(small: Step) -> None:
     )
     rows = map_by_name(compare(small.replace(traffic=()), idle))
     assert rows["step time"].error is None
-    text = to_text(table(list(rows.values()), headings=("dry run", "measured")))
+    text = to_text(render_table(list(rows.values()), headings=("dry run", "measured")))
     assert text.count("not measured") == 2
     assert "dry run" in text
     assert map_by_name(compare(idle, idle))["step time"].error == 0.0
@@ -119,14 +119,14 @@ def test_nothing_measured_and_nothing_sent_print(small: Step) -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_every_number_is_there_at_any_width(small: Step, measured: Step, width: int) -> None:
-    words = to_text(table(compare(small, measured)), width=width).split()
+    words = to_text(render_table(compare(small, measured)), width=width).split()
     for number in ("6.03", "169.00", "166.14", "+1.7%", "-3.7%"):
         assert number in words
     assert words.count("exact") == 10
 
 
 def test_text_has_no_colour_and_fits(small: Step) -> None:
-    text = to_text(table(compare(small, small)), width=80)
+    text = to_text(render_table(compare(small, small)), width=80)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
 

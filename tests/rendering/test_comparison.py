@@ -33,7 +33,7 @@ def side_by_side(count: int, *, error: str = "") -> Comparison:
 
 
 def test_differences_are_marked_and_what_is_equal_comes_last() -> None:
-    text = to_text(comparison.page(side_by_side(2, error="needs 99 ranks")))
+    text = to_text(comparison.render_page(side_by_side(2, error="needs 99 ranks")))
     assert "in all columns: tiny dp2" in text
     assert "A trains most tokens per second, 122.0% more than B" in text
     step = next(line for line in text.splitlines() if line.startswith("step"))
@@ -47,13 +47,13 @@ def test_differences_are_marked_and_what_is_equal_comes_last() -> None:
 def test_what_prints_equal_is_no_difference() -> None:
     near = side_by_side(2)
     rows = (Quantity(name="gradient state", unit="bytes", better="less", values=(2.0**30, 2.0**30 + 64)),)
-    text = to_text(comparison.page(near.replace(rows=rows)))
+    text = to_text(comparison.render_page(near.replace(rows=rows)))
     assert "Equal in all\ngradient state 1.00 GiB" in text
     assert "*" not in text.partition("gradient")[0].partition("differs")[2]
 
 
 def test_many_variants_are_rows() -> None:
-    text = to_text(comparison.page(side_by_side(6)))
+    text = to_text(comparison.render_page(side_by_side(6)))
     rows = [line.split()[0] for line in text.splitlines() if line[:2] in ("A ", "B ", "C ", "D ", "E ", "F ")]
     assert rows == [*"ABCDEF", "A", *"ABCDEF"]  # what each is, what was found, the figures of each
 
@@ -61,7 +61,7 @@ def test_many_variants_are_rows() -> None:
 def test_steps_that_a_prediction_cannot_tell_apart_are_said_to_be() -> None:
     near = side_by_side(2)
     second = near.variants[1].replace(step=SMALL.replace(tokens_per_second_per_gpu=1000 / 0.83))
-    text = to_text(comparison.page(near.replace(variants=(near.variants[0], second))))
+    text = to_text(comparison.render_page(near.replace(variants=(near.variants[0], second))))
     assert "1.2% more than B; the difference is too small for a prediction" in text
 
 
@@ -77,7 +77,7 @@ def test_difference_is_explained_by_part() -> None:
     by = first.time.compute_seconds - 0.64
     result = near.replace(variants=(near.variants[0], near.variants[1].replace(step=longer)))
     line = f"B takes 200.0 ms longer than A: bubble +300.0 ms, compute −{show_seconds(by)}"
-    assert line in to_text(comparison.page(result))
+    assert line in to_text(comparison.render_page(result))
     fewer = longer.replace(tokens_per_second_per_gpu=longer.tokens_per_second_per_gpu / 2)
     other = result.replace(variants=(near.variants[0], near.variants[1].replace(step=fewer)))
     assert comparison.explain_differences(other) == []
@@ -86,7 +86,7 @@ def test_difference_is_explained_by_part() -> None:
 def test_a_bar_for_each_variant_and_part() -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
-    drawn: dict[str, Any] = {name: chart.to_dict() for name, chart in comparison.charts(side_by_side(3)).items()}
+    drawn: dict[str, Any] = {name: chart.to_dict() for name, chart in comparison.draw_charts(side_by_side(3)).items()}
     assert sorted(drawn) == ["memory", "time"]
     bars, ends = (layer["data"]["values"] for layer in drawn["time"]["layer"])
     assert [end["text"] for end in ends] == ["820.0 ms", "1.82 s", "2.82 s"]

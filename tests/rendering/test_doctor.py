@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from fivefold.rendering.doctor import advice, page, ranges
+from fivefold.rendering.doctor import describe_advice, merge_ranges, render_page
 from fivefold.results.diagnosis import Advice, Diagnosis, Fullest, Holding, ModuleCost
 from fivefold.units import GIB, MIB
 
@@ -61,7 +61,7 @@ FOUND = Diagnosis(
 def text(width: int) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as said:
-        console.print(page(FOUND))
+        console.print(render_page(FOUND))
     return said.get()
 
 
@@ -88,16 +88,16 @@ def test_the_page(width: int) -> None:
 
 
 def test_the_verdicts() -> None:
-    fits = str(advice(make_advice()))
+    fits = str(describe_advice(make_advice()))
     assert "blocks.{0-1}, blocks.3.mlp" in fits
     assert "+5.0% FLOPs" in fits
     assert fits.endswith("\nfits")
-    assert str(advice(make_advice(modules=()))) == "none is needed: 1.00 GiB fits"
-    assert "does not fit: too much" in str(advice(make_advice(fits=False, reason="too much")))
+    assert str(describe_advice(make_advice(modules=()))) == "none is needed: 1.00 GiB fits"
+    assert "does not fit: too much" in str(describe_advice(make_advice(fits=False, reason="too much")))
 
 
 def test_ranges() -> None:
-    assert list(ranges(["a.0", "a.1", "a.2", "a.4", "a.3.b", "c", "x.1.y.0.z", "0", "1"])) == [
+    assert list(merge_ranges(["a.0", "a.1", "a.2", "a.4", "a.3.b", "c", "x.1.y.0.z", "0", "1"])) == [
         "c",
         "a.{0-2,4}",
         "a.3.b",

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fivefold.rendering.dry_run import PeakTensors, RankPeak, page
+from fivefold.rendering.dry_run import PeakTensors, RankPeak, render_page
 from fivefold.step import Step
 from tests.printed import to_text
 
@@ -35,7 +35,7 @@ def make_dry_run(step: Step) -> Step:
 def test_findings_come_first(small: Step, width: int) -> None:
     step = make_dry_run(small)
     first = step.memory.stages[0].replace(peak_bytes=100 * MIB, peak_cause="update, zeros_like")
-    text = to_text(page(step, findings=["rank 0 needs 5 GiB"], moment=MOMENT, first=first), width=width)
+    text = to_text(render_page(step, findings=["rank 0 needs 5 GiB"], moment=MOMENT, first=first), width=width)
     assert text.startswith("rank 0 needs 5 GiB\n\ndry run  tiny on local:2")
     assert all(len(line) <= width for line in text.splitlines())
 
@@ -43,7 +43,7 @@ def test_findings_come_first(small: Step, width: int) -> None:
 def test_every_number_of_the_peak_is_there(small: Step) -> None:
     step = make_dry_run(small)
     first = step.memory.stages[0].replace(peak_bytes=100 * MIB, peak_cause="update, zeros_like")
-    text = to_text(page(step, findings=[], moment=MOMENT, first=first), width=120)
+    text = to_text(render_page(step, findings=[], moment=MOMENT, first=first), width=120)
     assert text.startswith("dry run  tiny")
     assert re.search(r"activations +84.00 MiB +49.7%", text)  # of 169 MiB at the peak
     where = r"activations allocated in forward: blocks.\*.mlp \(trainer/model/mlp.py:41 Mlp.forward\)"
@@ -57,7 +57,7 @@ def test_every_number_of_the_peak_is_there(small: Step) -> None:
 def test_only_unequal_counts_are_reported(small: Step) -> None:
     other = make_dry_run(small).replace(work=small.work.replace(hardware_flops=small.work.hardware_flops + 1))
     first = small.memory.stages[0]
-    text = to_text(page(other, findings=[], moment=MOMENT, first=first, predicted=small), width=120)
+    text = to_text(render_page(other, findings=[], moment=MOMENT, first=first, predicted=small), width=120)
     assert "9 of 10 counts are equal" in text
     below = text.split("Predicted and dry-run")[1]
     assert re.search(r"hardware FLOPs .* off by -1", below)

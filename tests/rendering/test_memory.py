@@ -56,7 +56,7 @@ def test_any_width(width: int) -> None:
 
 
 def test_step_that_does_not_fit_is_reported() -> None:
-    assert memory.finding(LEVELS, rank=0, capacity_bytes=10 * GIB) == (
+    assert memory.describe_peak(LEVELS, rank=0, capacity_bytes=10 * GIB) == (
         "Rank 0 peaks at 12.00 GiB, which is 2.00 GiB too much of 10.00 GiB"
     )
 

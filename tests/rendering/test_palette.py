@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.dry_run.memory.breakdown import CATEGORIES
 from fivefold.rendering import memory, palette, pipeline
-from fivefold.rendering.drawing.style import INKS, css
+from fivefold.rendering.drawing.style import INKS, read_css
 from fivefold.rendering.step_view import MEMORY_PARTS as PARTS
 
 # Machado, Oliveira and Fernandes 2009, table 1: what is seen of linear red, green and blue at severity 1.
@@ -56,14 +56,14 @@ def test_any_two_colours_can_be_told_apart(theme: int, cones: str) -> None:
 
 def test_words_can_be_read() -> None:
     for colour in (*palette.SERIES, palette.TEXT, palette.RULE):
-        assert contrast(palette.ink(colour), colour) >= 4.5, colour
+        assert contrast(palette.choose_ink(colour), colour) >= 4.5, colour
     for theme in (0, 1):
         for name in ("text", "dim", "good", "bad"):
             assert contrast(INKS[name][theme], INKS["card"][theme]) >= 4.5, name
 
 
 def test_page_report_and_charts_have_the_same_colours() -> None:
-    sheet = css()
+    sheet = read_css()
     for kind in (*pipeline.LOOKS, *memory.LOOKS, *PARTS):
         light, dark = palette.COLOURS[palette.KINDS[kind]]
         assert f".k-{kind} {{ fill: var(--{palette.KINDS[kind]}); }}" in sheet

@@ -12,12 +12,12 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.predict import planner
-from fivefold.planner.time.spans import spans
+from fivefold.planner.predict import get_planner
+from fivefold.planner.time.spans import build_spans
 from fivefold.record import UserError
 from fivefold.rendering import pipeline
 from fivefold.rendering.drawing import pipeline as drawing
-from fivefold.rendering.pipeline import finding
+from fivefold.rendering.pipeline import describe_step
 from fivefold.results.spans import Span
 from fivefold.step import Step, Time
 from fivefold.units import show_seconds
@@ -105,7 +105,7 @@ def test_a_file_is_read_by_programs_that_know_no_variables(large: Step) -> None:
 
 def test_lines_paint_what_a_rank_runs() -> None:
     machine, layout = resolve("a100:16", local=Path("/nowhere")), Layout.parse("pp16 mbs1")
-    rows = spans(planner(build_model("gpt3-175b"), machine, Job(global_batch=48)), layout)
+    rows = build_spans(get_planner(build_model("gpt3-175b"), machine, Job(global_batch=48)), layout)
     assert sum(map(len, rows)) > drawing.MAX_TOOLTIP_SPANS
     painted = [[""] * 10_001 for _ in rows]  # tenths of a thousandth of the width
     picture = drawing.draw_pipeline(rows, label="")
@@ -142,29 +142,29 @@ def test_nothing_to_draw(large: Step) -> None:
 
 def test_the_finding_names_the_largest_loss() -> None:
     time = Time(step_seconds=2.0, compute_seconds=1.5, bubble_seconds=0.3, exposed_seconds={"tp": 0.2})
-    assert pipeline.finding(time) == "On the slowest rank compute fills 75% of the 2.00 s, the bubble takes 15.0%"
-    assert pipeline.finding(Time(step_seconds=1.0, compute_seconds=1.0)).endswith("100% of the 1.00 s")
+    assert pipeline.describe_step(time) == "On the slowest rank compute fills 75% of the 2.00 s, the bubble takes 15.0%"
+    assert pipeline.describe_step(Time(step_seconds=1.0, compute_seconds=1.0)).endswith("100% of the 1.00 s")
 
 
 def test_the_finding_knows_the_host_and_the_data() -> None:
     time = Time(step_seconds=1.0, compute_seconds=0.6, host_seconds=0.3, data_seconds=0.1)
-    assert pipeline.finding(time).endswith("of the 1.00 s, the host takes 30.0%")
+    assert pipeline.describe_step(time).endswith("of the 1.00 s, the host takes 30.0%")
 
 
 def test_the_remark_says_what_is_left_out() -> None:
-    assert pipeline.remark(8, 8) == "8 micro-batches"
-    assert pipeline.remark(1, 1) == "1 micro-batch"
-    assert pipeline.remark(8, 64).startswith("drawn with 8 of 64 micro-batches; those left out repeat")
+    assert pipeline.describe_window(8, 8) == "8 micro-batches"
+    assert pipeline.describe_window(1, 1) == "1 micro-batch"
+    assert pipeline.describe_window(8, 64).startswith("drawn with 8 of 64 micro-batches; those left out repeat")
 
 
 def test_the_title_says_when_a_shorter_step_is_drawn() -> None:
     machine = resolve("h100:4", local=Path("/nowhere"))
-    using, layout = planner(build_model("tiny"), machine, Job(global_batch=64)), Layout.parse("pp4 mbs1")
-    time, whole, short = using.step(layout).time, spans(using, layout), spans(using, layout, limit=8)
-    assert finding(time, whole) == finding(time)
+    using, layout = get_planner(build_model("tiny"), machine, Job(global_batch=64)), Layout.parse("pp4 mbs1")
+    time, whole, short = using.step(layout).time, build_spans(using, layout), build_spans(using, layout, limit=8)
+    assert describe_step(time, whole) == describe_step(time)
     end = max(row[-1].end for row in short)
     idle = 1 - sum(span.end - span.start for row in short for span in row) / (4 * end)
     assert idle > 2 * time.bubble_seconds / time.step_seconds
     said = f".\nDrawn are fewer micro-batches: {show_seconds(end)}, of which ranks idle {idle:.0%}"
-    assert finding(time, short) == finding(time) + said
-    assert drawing.draw_file(short, step=using.step(layout)).title == finding(time, short)
+    assert describe_step(time, short) == describe_step(time) + said
+    assert drawing.draw_file(short, step=using.step(layout)).title == describe_step(time, short)

@@ -32,7 +32,7 @@ FOUND = Ratios(
 
 
 def test_one_row_for_each_message() -> None:
-    lines = to_text(ratios.page(FOUND), width=120).splitlines()
+    lines = to_text(ratios.render_page(FOUND), width=120).splitlines()
     assert "2,198 (NVLink 4), 19,780 (NIC)" in "\n".join(lines)
     cells = {line.split()[0]: line.split()[3] for line in lines if line.startswith(("tp ", "pp ", "cp "))}
     assert cells == {"tp": "tp2", "pp": "none", "cp": "–"}
@@ -41,7 +41,7 @@ def test_one_row_for_each_message() -> None:
 
 
 def test_every_degree_under_its_formula() -> None:
-    text = to_text(ratios.degrees(FOUND), width=120)
+    text = to_text(ratios.render_degrees(FOUND), width=120)
     assert "2·N·H / (w·(tp−1))" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["tp2", "8,192", "2,198", "NVLink", "4", "yes"] in rows
@@ -50,10 +50,10 @@ def test_every_degree_under_its_formula() -> None:
 
 
 def test_a_dense_model_has_no_experts_to_size() -> None:
-    assert "Experts" not in to_text(ratios.page(FOUND.replace(sizing=())))
+    assert "Experts" not in to_text(ratios.render_page(FOUND.replace(sizing=())))
 
 
 @pytest.mark.parametrize("width", [1, 24, 80])
 def test_any_width_prints(width: int) -> None:
-    for page in (ratios.page(FOUND), ratios.degrees(FOUND)):
+    for page in (ratios.render_page(FOUND), ratios.render_degrees(FOUND)):
         assert max(map(len, to_text(page, width=width).splitlines())) <= width

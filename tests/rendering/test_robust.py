@@ -9,7 +9,7 @@ import pytest
 from fivefold.planner.search import search
 from fivefold.rendering import html
 from fivefold.rendering.robust import summarize
-from fivefold.rendering.search import page
+from fivefold.rendering.search import render_page
 from fivefold.results.search_result import Regret, Robustness, ScenarioResult, SearchResult
 from fivefold.web.pages.search import SearchPage, render_result
 from fivefold.web.site import WebServer
@@ -37,7 +37,7 @@ def search_result() -> SearchResult:
 def test_text_html_and_page_show_where_time_is_lost(search_result: SearchResult, tmp_path: Path) -> None:
     asked = SearchPage(model="llama3-8b", machine="h100:8", by="robust")
     for told in (
-        print_page(page(search_result), width=160),
+        print_page(render_page(search_result), width=160),
         html.search(search_result),
         render_result(WebServer(tmp_path, local=tmp_path), asked, search_result),
     ):

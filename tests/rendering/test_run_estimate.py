@@ -50,7 +50,7 @@ def test_offers_are_rows_and_refusals_lines() -> None:
     best = Offer(machine="h100", ranks=8, layout=RUN.layout, mfu=0.4, run=RUN)
     none = Offer(machine="l4", ranks=8, error="nothing fits: dp8 zero3 needs 30 GiB of 21 GiB")
     offers = Offers(model="tiny", by="cost", tokens=2e12, deadline_seconds=30 * DAY, offers=(best, none))
-    text = to_text(run_estimate.offers(offers), width=120)
+    text = to_text(run_estimate.render_offers(offers), width=120)
     assert "ordered by cost, the fewest ranks that finish within 30.0 days" in text
     row = next(line for line in text.splitlines() if line.startswith("1 "))
     assert row.split() == ["1", "h100:8", "dp8", "zero1", "mbs1", "40.0%", "11.0", "2.11", "k", "4,224", "2.7", "1.3"]
@@ -60,6 +60,6 @@ def test_offers_are_rows_and_refusals_lines() -> None:
 def test_the_chart_marks_the_interval() -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
-    spec = run_estimate.chart(RUN).to_dict()
+    spec = run_estimate.draw_chart(RUN).to_dict()
     assert spec["title"]["text"] == "A checkpoint every 10 min 00 s: goodput 100.0%"
     assert [len(layer["data"]["values"]) for layer in spec["layer"]] == [33, 1]

@@ -52,7 +52,7 @@ def test_the_ends_of_an_interval_differ() -> None:
 
 
 def test_the_page_has_the_best_the_front_and_the_losers(search_result: SearchResult) -> None:
-    text = print_page(search.page(search_result))
+    text = print_page(search.render_page(search_result))
     for said in (
         "2,000 layouts in 500.0 ms, 7 evaluated",
         search_result.best[0].step.layout,
@@ -64,7 +64,7 @@ def test_the_page_has_the_best_the_front_and_the_losers(search_result: SearchRes
         assert said in text
     assert text.index("dp2 zero1 mbs4") < text.index("dp2 zero3 mbs1")
     assert "0.0043" in print_page(
-        search.page(search_result.replace(best=(search_result.best[0].replace(dollars=0.00431),)))
+        search.render_page(search_result.replace(best=(search_result.best[0].replace(dollars=0.00431),)))
     )
 
 
@@ -73,19 +73,19 @@ def test_a_layout_that_reduces_gradients_otherwise_says_so(search_result: Search
     first = search_result.best[0]
     cut = first.replace(step=first.step.replace(layout="dp8 zero2 mbs1"))
     best = (first.replace(reduce="step"), cut, cut.replace(reduce="step"))
-    text = print_page(search.page(search_result.replace(best=best)))
+    text = print_page(search.render_page(search_result.replace(best=best)))
     assert text.count("(--set reduce=step)") == 1
 
 
 def test_page_without_a_fit_names_what_would_fit(search_result: SearchResult) -> None:
-    text = print_page(search.page(empty_result(search_result)))
+    text = print_page(search.render_page(empty_result(search_result)))
     assert "none fits" in text
     assert "needs 98.00 GiB of 80.00 GiB: head" in text
     assert "would fit with adamw8bit: 70 GiB" in text
 
 
 def test_no_number_is_cut_on_a_narrow_terminal(search_result: SearchResult) -> None:
-    text = print_page(search.page(search_result), width=40)
+    text = print_page(search.render_page(search_result), width=40)
     assert "0.000456" in text
     assert "1,234" in text
 

@@ -62,7 +62,7 @@ def test_predicted_dry_run_and_measured_are_lanes_of_one_picture(tmp_path: Path)
         )
         for rank in range(2)
     ]
-    trace.write(trace.lanes(measured, predicted=ROWS, dry_run=ROWS), tmp_path / "t.json", about={})
+    trace.write(trace.list_lanes(measured, predicted=ROWS, dry_run=ROWS), tmp_path / "t.json", about={})
     result = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     names = [event["args"]["name"] for event in result if event["name"] == "process_name"]
     assert names == [

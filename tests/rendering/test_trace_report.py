@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.rendering.trace_report import MAX_NAME_CHARACTERS, PathPiece, _coarsen, finding, page, shorten_name
+from fivefold.rendering.trace_report import (
+    MAX_NAME_CHARACTERS,
+    PathPiece,
+    _coarsen,
+    describe_ranks,
+    render_page,
+    shorten_name,
+)
 from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
 from tests.printed import to_text
 
@@ -35,7 +42,7 @@ REPORT = TraceReport(
 
 
 def test_means_of_the_steps() -> None:
-    text = to_text(page(REPORT), width=160)
+    text = to_text(render_page(REPORT), width=160)
     assert "traced  1 of 16 ranks on GPUs" in text
     assert "200.0 ms per step  ·  Compute fills 80% of a step" in text
     assert "the file ends within the events" in text
@@ -46,7 +53,7 @@ def test_means_of_the_steps() -> None:
 
 
 def test_messages_kernels_and_path() -> None:
-    text = to_text(page(REPORT), width=160)
+    text = to_text(render_page(REPORT), width=160)
     assert "nvjet[bold]" in text
     message = next(line for line in text.splitlines() if "all_reduce" in line).split()
     assert message[:6] == ["dp", "8", "all_reduce", "2", "1.00", "GiB"]
@@ -57,13 +64,13 @@ def test_messages_kernels_and_path() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_any_width(width: int) -> None:
-    lines = to_text(page(REPORT), width=width).splitlines()
+    lines = to_text(render_page(REPORT), width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert any("43 GB/s" in line for line in lines)
 
 
 def test_the_finding_names_what_takes_most_of_the_rest() -> None:
-    assert finding([FIRST]) == "Compute fills 60% of a step, exposed communication 20%"
+    assert describe_ranks([FIRST]) == "Compute fills 60% of a step, exposed communication 20%"
 
 
 def test_a_path_of_many_pieces_is_drawn_by_what_takes_most() -> None:

@@ -58,7 +58,7 @@ def test_a_column_of_a_search_is_shown_everywhere(monkeypatch: pytest.MonkeyPatc
         model=SMALL, machine=NODE, job=FEW, top=2, axes=("tp",), placements=False, recomputations=("none",)
     )
     page = render_result(WebServer(tmp_path, local=tmp_path), SearchPage(model="llama3-8b", machine="h100:8"), result)
-    for text in (to_text(search_view.page(result), width=200), html.search(result), page):
+    for text in (to_text(search_view.render_page(result), width=200), html.search(result), page):
         assert ADDED in text
         assert f"{result.best[0].step.world} ranks of it" in text
 

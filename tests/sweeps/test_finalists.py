@@ -40,8 +40,8 @@ def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
         seconds = took.setdefault(layout, 1.0 / len(took))
         return Trial(ended="measured", measured=step.replace(time=step.time.replace(step_seconds=seconds)))
 
-    monkeypatch.setattr(finalists, "trial", play)
-    monkeypatch.setattr(finalists, "profile", lambda *, machine, **_: machine)
+    monkeypatch.setattr(finalists, "try_layout", play)
+    monkeypatch.setattr(finalists, "profile_layout", lambda *, machine, **_: machine)
     result, _ = measure_best(model=NANO, machine=here, job=JOB, count=3)
     assert [item.layout for item in result[:2]] == [str(layout) for layout in reversed(list(took)[1:])]
     assert (result[2].measured_seconds, result[2].why) == (None, "CUDA out of memory")

@@ -10,9 +10,9 @@ from fivefold.job import Job
 from fivefold.machine.catalog import resolve as resolve_machine
 from fivefold.machine.toml import emit, write
 from fivefold.model import catalog
-from fivefold.requests.cases import cases
+from fivefold.requests.cases import list_cases
 from fivefold.requests.machines import load_machine
-from fivefold.sweeps.spec import Sweep, settings
+from fivefold.sweeps.spec import Sweep, list_settings
 from fivefold.trainer.run import Run
 
 SWEEP = 'models = ["mine.toml", "nano"]\nmachines = ["gpu.toml:4", "h100"]\nlayouts = ["dp*"]\nranks = [2]\n'
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_sweep_files_models_and_machines_are_next_to_it(folder: Path) -> None:
-    result = list(settings(Sweep.load(folder / "sweep.toml"), local=folder / "none"))
+    result = list(list_settings(Sweep.load(folder / "sweep.toml"), local=folder / "none"))
     assert [item.model.layers for item in result] == [
         3,
         3,
@@ -54,7 +54,7 @@ def test_a_run_files_files_are_next_to_it_or_where_the_command_runs(folder: Path
     assert run.data.corpus == str(folder / "text")
     assert (run.data.tokenizer, run.folder) == ("bytes", Path("runs/mine"))
     assert run.schedule == Path("own.csv")  # there is none next to the file
-    (case,) = cases([str(folder / "run.toml")], Job(), stacks="", precisions="", machine=load_machine)
+    (case,) = list_cases([str(folder / "run.toml")], Job(), stacks="", precisions="", machine=load_machine)
     assert (case.model.layers, case.machine.ranks) == (3, 2)
 
 

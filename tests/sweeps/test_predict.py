@@ -17,7 +17,7 @@ from fivefold.record import UserError
 from fivefold.results.sweep_row import SweepRow
 from fivefold.step import Step
 from fivefold.sweeps.journal import open_journal
-from fivefold.sweeps.predict import Predictor, digest
+from fivefold.sweeps.predict import Predictor, hash_setting
 from fivefold.sweeps.spec import Sweep, SweepSetting
 from fivefold.sweeps.sweep import SweepPlan, run
 
@@ -133,10 +133,10 @@ def test_key_of_a_row_has_all_it_depends_on() -> None:
     ((setting, _),) = plan_of()
     chip = setting.machine.chip.replace(memory_bytes=2**33)
     other = setting._replace(machine=setting.machine.replace(chip=chip))
-    assert digest(setting) != digest(other)
-    assert digest(setting, calibrated=False) == digest(other, calibrated=False)
+    assert hash_setting(setting) != hash_setting(other)
+    assert hash_setting(setting, calibrated=False) == hash_setting(other, calibrated=False)
     ((longer, _),) = plan_of(sequences=[128])
-    assert len({digest(item, calibrated=False) for item in (setting, longer, setting)}) == 2
+    assert len({hash_setting(item, calibrated=False) for item in (setting, longer, setting)}) == 2
 
 
 def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
@@ -153,4 +153,4 @@ def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
             results.append((row.status, row.why))
     assert [status for status, _ in results] == ["memory", "fits", "memory"]
     assert "21 % risk of running out" in results[0][1]
-    assert len({digest(setting), digest(setting, risk=0.05), digest(setting, risk=0.5)}) == 3
+    assert len({hash_setting(setting), hash_setting(setting, risk=0.05), hash_setting(setting, risk=0.5)}) == 3

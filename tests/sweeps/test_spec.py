@@ -12,7 +12,7 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
-from fivefold.sweeps.spec import Sweep, fill_request, parse_best, settings
+from fivefold.sweeps.spec import Sweep, fill_request, list_settings, parse_best
 from fivefold.sweeps.sweep import SweepPlan
 
 NOWHERE = Path("nowhere")
@@ -70,7 +70,7 @@ def test_every_combination_is_a_row() -> None:
 
 
 def test_unlisted_settings_come_from_job_or_machine() -> None:
-    (result,) = settings(sweep(machines=["h100:4"], job={"sequence": 512, "steps": 9}), local=NOWHERE)
+    (result,) = list_settings(sweep(machines=["h100:4"], job={"sequence": 512, "steps": 9}), local=NOWHERE)
     assert (result.ranks, result.sequence, result.batch, result.precision, result.stack) == (
         4,
         512,
@@ -85,7 +85,7 @@ def test_unlisted_settings_come_from_job_or_machine() -> None:
 
 
 def test_a_batch_of_tokens_is_whole_sequences() -> None:
-    result = list(settings(sweep(sequences=[64, 96, 128], batch_tokens=[1024]), local=NOWHERE))
+    result = list(list_settings(sweep(sequences=[64, 96, 128], batch_tokens=[1024]), local=NOWHERE))
     assert [(s.sequence, s.batch, s.job is None) for s in result] == [(64, 16, False), (96, 10, True), (128, 8, False)]
     assert result[1].why == "a batch of 1024 tokens is no whole number of sequences of 96"
 

@@ -17,7 +17,7 @@ from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
-from fivefold.sweeps.trial import OUT_OF_MEMORY, Trial, outcome, prepare, trial
+from fivefold.sweeps.trial import OUT_OF_MEMORY, Trial, judge_trial, prepare, try_layout
 from tests.forked_python import true_interpreters
 
 MACHINE = Machine(
@@ -29,7 +29,7 @@ MODEL, JOB = build_model("nano"), Job(sequence=32, global_batch=4, precision="fp
 
 
 def run_trial(layout: str = "dp1 mbs4", *, job: Job = JOB, machine: Machine = MACHINE, **options: object) -> Trial:
-    return trial(model=MODEL, machine=machine, layout=Layout.parse(layout), job=job, **options)  # type: ignore[arg-type]
+    return try_layout(model=MODEL, machine=machine, layout=Layout.parse(layout), job=job, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.processes
@@ -85,7 +85,7 @@ def test_trial_over_its_time_limit_is_ended(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_how_a_run_ended(tmp_path: Path, code: int, said: str, ended: str, why: str) -> None:
-    assert outcome(tmp_path / "step.json", code=code, output=said) == Trial(ended=ended, why=why)  # type: ignore[arg-type]
+    assert judge_trial(tmp_path / "step.json", code=code, output=said) == Trial(ended=ended, why=why)  # type: ignore[arg-type]
 
 
 def test_lines_of_torch_that_mean_memory() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.adapter import Adapter, int8_bytes, nf4_scales_bytes
-from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.adapter import Adapter, count_int8_bytes, count_nf4_scale_bytes
+from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.model.huggingface.families import FAMILIES
@@ -22,7 +22,7 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
-from fivefold.trainer.checkpoint.peft_adapter import BY_ROWS, AdapterFolder, _tensor_names, family_of
+from fivefold.trainer.checkpoint.peft_adapter import BY_ROWS, AdapterFolder, _list_tensor_names, find_family
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
@@ -46,7 +46,7 @@ def job_of(adapter: Adapter, *, epsilon: float = 1e-5) -> Job:
     return Job(
         sequence=TOKENS,
         global_batch=BATCH,
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         adapter=adapter,
         optimizer=Optimizer(clip=0, epsilon=epsilon),
         learning_rate=LearningRate(kind="constant", peak=1e-3),
@@ -66,7 +66,7 @@ class PeftName(NamedTuple):
 def map_names(folder: Path, adapter: Adapter) -> dict[str, PeftName]:
     """By our names: of peft's base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight."""
     names = {}
-    for ours, (name, part) in _tensor_names(resolve(str(folder / "config.json")), family_of(folder), adapter):
+    for ours, (name, part) in _list_tensor_names(resolve(str(folder / "config.json")), find_family(folder), adapter):
         stem, _, leaf = name.rpartition(".lora_")
         rows = torch.tensor(part.order()) if ours.endswith(BY_ROWS) else None
         names[ours] = PeftName(f"{stem}.lora_{leaf.removesuffix('.weight')}.default.weight", rows)
@@ -465,7 +465,7 @@ def test_codes_and_scales_equal_those_of_bitsandbytes(dtype: torch.dtype) -> Non
             assert torch.equal(ours.largest, state.state2.absmax)
             assert ours.mean == state.offset
             assert torch.equal(ours.dequantize(packed.view(-1)), functional.dequantize_4bit(packed, state))
-            assert codes.nbytes + floats.nbytes == nf4_scales_bytes(weight.numel())
+            assert codes.nbytes + floats.nbytes == count_nf4_scale_bytes(weight.numel())
 
 
 def test_a_base_in_int8_is_stored_and_kept_as_by_bitsandbytes() -> None:
@@ -475,7 +475,7 @@ def test_a_base_in_int8_is_stored_and_kept_as_by_bitsandbytes() -> None:
     weight = nn.Int8Params(torch.randn(60, 100), requires_grad=False).to("cpu")
     state = functions.MatmulLtState(CB=weight.CB, SCB=weight.SCB)
     state.has_fp16_weights, state.threshold = False, 6.0
-    assert weight.CB.nbytes + weight.SCB.nbytes == int8_bytes(60, 100)
+    assert weight.CB.nbytes + weight.SCB.nbytes == count_int8_bytes(60, 100)
     x = torch.randn(24, 100, dtype=torch.bfloat16, requires_grad=True)
     y = functions.MatMul8bitLt.apply(x, weight, None, None, state)
     kept = [tensor for tensor in y.grad_fn.tensors if tensor is not None]

@@ -13,7 +13,7 @@ import yaml
 
 from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.stack.catalog import build_stack as stack_named
@@ -91,7 +91,7 @@ def test_the_model_on_meta_has_our_parameters(name: str, tmp_path: Path) -> None
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model = build_model(name)
-    job = Job(sequence=2048, global_batch=8, precision=recipe("bf16-grad16"))
+    job = Job(sequence=2048, global_batch=8, precision=get_recipe("bf16-grad16"))
     put(ConfigPlan(model, Layout.parse("dp4 zero3 mbs1"), job), "accelerate", tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     with torch.device("meta"):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fivefold.adapter import TARGETS, Adapter
-from fivefold.job import Job, Optimizer, recipe
+from fivefold.job import Job, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.trainer.build import Built, build
@@ -151,7 +151,7 @@ def step_of_ours(
         sequence=SEQUENCE,
         global_batch=batch,
         objective="sft",
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         optimizer=Optimizer(clip=0),
         adapter=adapter,
     )
@@ -288,7 +288,7 @@ def preference_step_of_ours(
         global_batch=loader.windows,
         objective="dpo",
         dpo_beta=BETA,
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         optimizer=Optimizer(clip=0),
         adapter=adapter,
     )

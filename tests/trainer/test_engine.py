@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -33,7 +33,7 @@ MODEL = Model(
 
 def state(built: Built) -> dict[str, Tensor]:
     """All that a checkpoint keeps, as it is now."""
-    result = checkpoint.state_dict(built).items()
+    result = checkpoint.collect_state_dict(built).items()
     return {name: (kept.rows if isinstance(kept, BoxTensor) else kept).detach().clone() for name, kept in result}
 
 
@@ -84,7 +84,7 @@ def leave_out(layout: Layout, job: Job) -> tuple[list[str], list[str], list[tupl
     ("layout", "kind"), [("dp2 ep2 zero2 mbs1", "adamw"), ("pp2 mbs2", "muon"), ("tp2 mbs2", "adafactor")]
 )
 def test_a_step_that_is_not_wanted_changes_nothing(forked, layout: str, kind: str) -> None:
-    job = Job(sequence=16, global_batch=4, precision=recipe("fp32"), optimizer={"kind": kind})
+    job = Job(sequence=16, global_batch=4, precision=get_recipe("fp32"), optimizer={"kind": kind})
     ranks = forked(2, leave_out, Layout.parse(layout), job)
     for left, late, heard, told in ranks:
         assert (left, late, told) == ([], [], True)
@@ -107,7 +107,7 @@ def overflow(layout: Layout, job: Job) -> list[tuple[int, bool, float]]:
 
 
 def test_an_overflow_is_a_matter_of_the_scale_until_that_is_the_least(forked) -> None:
-    job = Job(sequence=16, global_batch=4, precision=recipe("fp16"))
+    job = Job(sequence=16, global_batch=4, precision=get_recipe("fp16"))
     assert forked(1, overflow, Layout.parse("dp1 mbs4"), job) == [[(0, True, MIN_SCALE), (1, True, MIN_SCALE)]]
 
 
@@ -119,7 +119,7 @@ def train(job: Job) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("loss", ["fused", "chunked"])
 def test_padded_vocabulary_entries_change_nothing(forked, loss: str) -> None:
     """83 words are 96 with the padding that a job asks for; in the softmax they would make a first loss of ln 96."""
-    job = Job(sequence=16, global_batch=4, precision=recipe("fp32"), loss=loss)
+    job = Job(sequence=16, global_batch=4, precision=get_recipe("fp32"), loss=loss)
     (plain,), (padded,) = (forked(1, train, job.replace(vocab_multiple=multiple)) for multiple in (1, 32))
     for result, expected in zip(padded, plain, strict=True):
         assert result == pytest.approx(expected, rel=1e-6)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.record import UserError
@@ -36,7 +36,7 @@ def compare(kind: str, config: dict[str, Any], folder: Path) -> str:
     theirs.save_pretrained(folder)
     try:
         opened = HuggingFaceFolder.open(folder)
-        check_supported(Layout(), Job(sequence=16, global_batch=1, precision=recipe("fp32")), model=opened.model)
+        check_supported(Layout(), Job(sequence=16, global_batch=1, precision=get_recipe("fp32")), model=opened.model)
         logits = [_logits(opened, text) for text in texts(theirs.config.vocab_size)]
     except UserError as refusal:
         return f"refused: {refusal}"

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fivefold.job import Job
-from fivefold.layout.sharding import is_trained, units
+from fivefold.layout.sharding import is_trained, list_units
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint import checkpoint
@@ -33,12 +33,12 @@ def freeze_job(*parts: str) -> Job:
 
 
 def list_trained(model: Model, job: Job) -> set[str]:
-    return {weight.name for unit in units(model, job) for weight in unit.weights if is_trained(weight, job)}
+    return {weight.name for unit in list_units(model, job) for weight in unit.weights if is_trained(weight, job)}
 
 
 def train_reference(model: Model, job: Job) -> tuple[list[float], list[dict[str, Tensor]], dict[str, Tensor]]:
     """Losses, the clipped gradients of every step, and the final trained weights."""
-    listed, trained = tuple(weights(model)), list_trained(model, job)
+    listed, trained = tuple(list_weights(model)), list_trained(model, job)
     drawn = {weight.name: draw_initial_weight(weight, model=model, seed=job.seed) for weight in listed}
     for name, tensor in drawn.items():
         tensor.requires_grad_(name in trained)
@@ -130,7 +130,7 @@ def test_a_checkpoint_holds_frozen_weights_and_resumes_under_another_layout(fork
     losses, *_ = train_reference(PLAIN, job)
     (loss, full), _ = forked(2, resume, tmp_path, "dp2 zero3 mbs2 ac=full", "tp2 mbs4", job)
     assert loss == pytest.approx(losses[2], rel=1e-6)
-    frozen = {weight.name: weight for weight in weights(PLAIN) if weight.name not in list_trained(PLAIN, job)}
+    frozen = {weight.name: weight for weight in list_weights(PLAIN) if weight.name not in list_trained(PLAIN, job)}
     assert all(
         torch.equal(full[name], draw_initial_weight(weight, model=PLAIN, seed=job.seed))
         for name, weight in frozen.items()

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fivefold.adapter import TARGETS, Adapter
-from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.weight import MAGNITUDE
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
@@ -36,7 +36,7 @@ def job_of(adapter: Adapter) -> Job:
     return Job(
         sequence=TOKENS,
         global_batch=BATCH,
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         steps=STEPS,
         adapter=adapter,
         optimizer=Optimizer(
@@ -50,7 +50,7 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     """Losses, the clipped gradients of every step, and the final factors."""
     adapter = job.adapter
     assert adapter is not None
-    listed = tuple(weights(model, adapter))  # type: ignore[arg-type]
+    listed = tuple(list_weights(model, adapter))  # type: ignore[arg-type]
     drawn = {
         weight.name: draw_initial_weight(weight, model=model, seed=job.seed)  # type: ignore[arg-type]
         for weight in listed
@@ -172,7 +172,7 @@ def test_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter, mo
         ("dp1", {"adapter": Adapter(base="int8")}, "a base in int8"),
         ("dp1", {"adapter": Adapter(kind="dora", dropout=0.1)}, "DoRA with dropout"),
         ("dp1", {"compile": True}, "compiled blocks"),
-        ("dp1", {"precision": recipe("tf32")}, "precision tf32"),
+        ("dp1", {"precision": get_recipe("tf32")}, "precision tf32"),
         ("dp1 ac=mlp+norm", {}, "ac=mlp"),
     ],
 )
@@ -208,6 +208,6 @@ def test_full_weights_have_the_adapters_merged(forked, text: str, adapter: Adapt
     batch = 6 if "dp3" in text else BATCH
     job = job_of(adapter).replace(global_batch=batch)
     (full, loss, expected), *others = forked(Layout.parse(text).world, merge, text, job)
-    assert full.keys() == {weight.name for weight in weights(PLAIN)}
+    assert full.keys() == {weight.name for weight in list_weights(PLAIN)}
     assert not any(rest for rest, *_ in others)
     assert loss == pytest.approx(expected, rel=1e-6)

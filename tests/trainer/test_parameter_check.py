@@ -49,19 +49,19 @@ def test_a_model_of_its_table_is_built(text: str) -> None:
 
 def test_a_parameter_that_the_table_lacks_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """As latent attention's sinks did, which stayed on the meta device."""
-    monkeypatch.setattr(table, "_sinks", lambda model: iter(()))
+    monkeypatch.setattr(table, "_list_sinks", lambda model: iter(()))
     (line,) = findings()
     assert "blocks.0.attention.sinks of model 'small' is (2,) in the modules and missing in model/weights.py" in line
 
 
 def test_a_weight_that_no_module_has_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = table._sinks
+    known = table._list_sinks
 
     def list_more(model: ModelShape) -> Iterator[table.Weight]:
         yield from known(model)
         yield table.Weight("attention.more", (3,), "vector")
 
-    monkeypatch.setattr(table, "_sinks", list_more)
+    monkeypatch.setattr(table, "_list_sinks", list_more)
     (line,) = findings()
     assert "blocks.0.attention.more of model 'small' is missing in the modules and (3,) in model/weights.py" in line
 
@@ -78,11 +78,11 @@ def test_a_weight_that_is_left_on_meta_ends_the_dry_run(monkeypatch: pytest.Monk
 
 
 def test_a_weight_that_is_cut_otherwise_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = fivefold.layout.local_weight.local_weight
+    known = fivefold.layout.local_weight.shard_weight
 
     def uncut(weight: table.Weight, **rest: Any) -> table.Weight:
         return weight if weight.name.endswith("sinks") else known(weight, **rest)
 
-    monkeypatch.setattr(fivefold.layout.local_weight, "local_weight", uncut)
+    monkeypatch.setattr(fivefold.layout.local_weight, "shard_weight", uncut)
     (line,) = findings()
     assert "blocks.0.attention.sinks of model 'small' is (2,) on this rank, and (1,) in layout/sharding.py" in line

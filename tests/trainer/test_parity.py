@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.optimizers.optimizer import clip, sum_over_ranks
 from tests.selection import mark_share
@@ -57,7 +57,7 @@ def batches() -> Tensor:
 
 def run_plain(model: Model, job: Job) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses, the first step's gradients, and the final weights of one plain process on the full batch."""
-    weight = {w.name: draw_initial_weight(w, model=model, seed=job.seed).requires_grad_() for w in weights(model)}
+    weight = {w.name: draw_initial_weight(w, model=model, seed=job.seed).requires_grad_() for w in list_weights(model)}
     optimizer = torch.optim.AdamW(
         [
             {"params": [w for w in weight.values() if w.ndim > 1], "weight_decay": job.optimizer.weight_decay},
@@ -125,7 +125,7 @@ def test_every_zero_stage_equals_one_plain_process(forked, model: Model, layout:
     job = Job(
         sequence=TOKENS,
         global_batch=BATCH,
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         steps=STEPS,
         optimizer=Optimizer(clip=0.5),
         learning_rate=LearningRate(kind="constant", peak=1e-3),

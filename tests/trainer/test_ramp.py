@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.shape import MoE
@@ -40,7 +40,7 @@ MODEL = Model(
 JOB = Job(
     sequence=16,
     global_batch=16,
-    precision=recipe("fp32"),
+    precision=get_recipe("fp32"),
     ramp=Ramp(first=8, step=4, every=2),
     steps=6,
     learning_rate=LearningRate(peak=1e-2),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -32,7 +32,7 @@ MODEL = Model(
     tied_embeddings=True,
     moe=MoE(experts=4, topk=2, ffn=20, shared_experts=1, dense_layers=1, score="sigmoid", balance="free"),
 )
-JOB = Job(sequence=16, global_batch=4, precision=recipe("fp32"), steps=20, learning_rate=LearningRate(peak=1e-2))
+JOB = Job(sequence=16, global_batch=4, precision=get_recipe("fp32"), steps=20, learning_rate=LearningRate(peak=1e-2))
 CHAIN = [
     "dp2 zero3 mbs1 ep2",
     "tp2 mbs2",

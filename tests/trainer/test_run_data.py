@@ -6,7 +6,7 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import reasons, validate_job
+from fivefold.layout.validity import list_reasons, validate_job
 from fivefold.model.shape import MTP, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -71,6 +71,6 @@ def test_what_sft_does_not_train_is_refused_by_name() -> None:
     ],
 )
 def test_what_dpo_does_not_train_is_refused_by_name(text: str, changes: dict[str, object], reason: str) -> None:
-    given = list(reasons(Layout.parse(text), model=MODEL, job=DPO.replace(**changes), machine=None))
+    given = list(list_reasons(Layout.parse(text), model=MODEL, job=DPO.replace(**changes), machine=None))
     assert len(given) == 1, given
     assert given[0].startswith(reason)

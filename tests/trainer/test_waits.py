@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -79,7 +79,7 @@ def record_waits() -> Iterator[list[str]]:
 def list_waits(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Who waits in forward and backward of a steady step, and who in all of it."""
     layout = Layout.parse(text)
-    values = {"sequence": 16, "global_batch": 8, "precision": recipe("bf16")} | changes
+    values = {"sequence": 16, "global_batch": 8, "precision": get_recipe("bf16")} | changes
     job = Job.model_validate(values)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=model, layout=layout, job=job, end=0)
@@ -121,4 +121,4 @@ def test_waits_of_a_step(forked: Fork) -> None:
         assert whole.count("Engine.step") == 4
         assert set(whole) == {"DispatchPlan.read", "Engine.step"}
     ((inside, _),) = forked(1, list_waits, DENSE, "mbs2", {"documents": "separate"})
-    assert set(inside) == {"self_attention_spans"}
+    assert set(inside) == {"list_self_attention_spans"}

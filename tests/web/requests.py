@@ -9,10 +9,10 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
-from fivefold.machine.catalog import names as machine_names
-from fivefold.model.catalog import names as model_names
+from fivefold.machine.catalog import list_names as machine_names
+from fivefold.model.catalog import list_names as model_names
 from fivefold.requests.answers import QUESTIONS
-from fivefold.web.book import chapters
+from fivefold.web.book import list_chapters
 from fivefold.web.pages.ask import AskPage
 from fivefold.web.pages.dryrun import DryrunPage
 from fivefold.web.pages.files import ExplainPage, TracePage
@@ -105,7 +105,7 @@ WORDS = {
     "machines": ["h200:8", "nothing:8", "../outside.toml"],
     "by": ["time", "energy", "robust", "x"],
     "rank": ["0", "1", "-1", "99"],
-    "name": [*chapters(), "../notation", "..%2f", "nothing"],
+    "name": [*list_chapters(), "../notation", "..%2f", "nothing"],
 }
 NUMBERS = ["0", "1", "8", "64", "8192", "-1", "1e9", "3.5", "999999999999999999999", "nan", "inf", "x", "true", "", "١"]
 JUNK = [

@@ -77,7 +77,7 @@ def test_search_questions_run_in_a_process(folder: Path) -> None:
 def test_ratios_are_what_the_command_prints(folder: Path) -> None:
     question = {"model": "llama3-8b", "machine": "h100:8", "seq": 8192}
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
-    assert worker.ratios(asked, lambda *done: None) == run_cli("ratios", "llama3-8b", "h100:8", "--seq", "8192")
+    assert worker.compute_ratios(asked, lambda *done: None) == run_cli("ratios", "llama3-8b", "h100:8", "--seq", "8192")
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_plan_of_a_page_has_the_risk_that_it_was_asked_for(folder: Path, monkeyp
     def stop(*_: Any, risk: float, **__: Any) -> None:
         raise UserError(f"risk {risk}")
 
-    monkeypatch.setattr(playbook, "playbook", stop)
+    monkeypatch.setattr(playbook, "build_playbook", stop)
     asked = {"question": {"model": "nano", "risk": "0.5"}, "root": str(folder), "local": str(folder / "none")}
     with pytest.raises(UserError, match=r"risk 0\.5"):
         worker.plan(asked, lambda *done: None)
@@ -197,7 +197,7 @@ def test_a_dry_run_is_what_the_command_prints(folder: Path) -> None:
     question = {"model": "nano", "machine": "h100:4", "layout": "dp2 pp2 zero1", "gbs": 8}
     said: list[tuple[int, int, str]] = []
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
-    result = worker.dryrun(asked, lambda *how_far: said.append(how_far))
+    result = worker.run_dry_run(asked, lambda *how_far: said.append(how_far))
     assert json.loads(json.dumps(result["data"])) == run_cli("dryrun", *words)
     assert show_bytes(result["data"]["dry_run"]["memory"]["peak_bytes"]) in result["html"]
     assert [line for *_, line in said] == [

@@ -6,12 +6,12 @@ from xml.etree import ElementTree
 import pytest
 from starlette.testclient import TestClient
 
-from fivefold.web.book import chapter, chapters
+from fivefold.web.book import list_chapters, read_chapter
 
 
-@pytest.mark.parametrize("name", chapters())
+@pytest.mark.parametrize("name", list_chapters())
 def test_a_chapter_has_all_its_parts(name: str, client: TestClient) -> None:
-    result = chapter(name)
+    result = read_chapter(name)
     assert f"<h1>{result.title}" in result.html.replace("&amp;", "&")
     assert "$$" not in result.html
     assert '.md"' not in result.html
@@ -29,17 +29,21 @@ def test_a_chapter_has_all_its_parts(name: str, client: TestClient) -> None:
 
 def test_formulas_are_drawn_by_the_browser() -> None:
     """A formula of the book, as MathML: a maximum over what stands below it, a sum, words."""
-    html = chapter("memory").html
+    html = read_chapter("memory").html
     assert "<mo>max</mo><mrow><mtext>moments</mtext></mrow>" in html
     assert "<mtext>peak</mtext><mo>=</mo>" in html.replace("&#x0003D;", "=")
-    assert len(re.findall("<math", chapter("ratios").html)) == chapter("ratios").html.count('aria-label="formula ') == 2
+    assert (
+        len(re.findall("<math", read_chapter("ratios").html))
+        == read_chapter("ratios").html.count('aria-label="formula ')
+        == 2
+    )
 
 
 def test_the_index_names_every_chapter() -> None:
     from importlib.resources import files
 
     inside = {path.name.removesuffix(".md") for path in (files("fivefold.web") / "book").iterdir()}
-    assert set(chapters()) == inside | {"notation"}
+    assert set(list_chapters()) == inside | {"notation"}
 
 
 @pytest.mark.parametrize("name", ["../notation", "nope", "%2e%2e", "index.md", ""])

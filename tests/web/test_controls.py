@@ -8,7 +8,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
-from fivefold.web.controls import JOB_CHOICES, JOB_HELP, change_keyword, controls, list_job_choices, sizes
+from fivefold.web.controls import JOB_CHOICES, JOB_HELP, change_keyword, list_controls, list_job_choices, list_sizes
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import PRECISION_PARTS, PredictQuestion, ResolvedRequest
 
@@ -30,7 +30,7 @@ def resolve_question(**fields: object) -> tuple[ResolvedRequest, Layout]:
 )
 def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str, gbs: int) -> None:
     resolved, now = resolve_question(model=model, machine=machine, layout=layout, gbs=gbs)
-    rows = controls(resolved, now)
+    rows = list_controls(resolved, now)
     assert {row.word for row in rows} >= {"dp", "tp", "pp", "zero", "mbs", "ac"}
     for row in rows:
         assert sum(option.chosen for option in row.options) == 1, row.word
@@ -49,19 +49,19 @@ def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str
 def test_the_reason_is_the_rule_with_its_numbers() -> None:
     resolved, now = resolve_question(model="llama3-70b", machine="h100:512", layout="dp512 zero3", gbs=512)
     tensor = {
-        option.text: option.reason for row in controls(resolved, now) if row.word == "tp" for option in row.options
+        option.text: option.reason for row in list_controls(resolved, now) if row.word == "tp" for option in row.options
     }
     assert tensor["8"] == ""
     resolved, now = resolve_question(model="gpt2", machine="h100:8", layout="dp8", gbs=64, seq=1024)
     tensor = {
-        option.text: option.reason for row in controls(resolved, now) if row.word == "tp" for option in row.options
+        option.text: option.reason for row in list_controls(resolved, now) if row.word == "tp" for option in row.options
     }
     assert tensor["8"].startswith("heads=12 is not divisible by tp=8; try tp")
 
 
 def test_offload_is_a_control() -> None:
     resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=optimizer", gbs=64)
-    row = next(row for row in controls(resolved, now) if row.word == "offload")
+    row = next(row for row in list_controls(resolved, now) if row.word == "offload")
     chosen = {option.text: option.chosen for option in row.options}
     assert chosen == {"none": False, "optimizer": True, "activations": False, "optimizer+activations": False}
     assert row.options[0].layout == "dp8 zero3 mbs1"
@@ -70,7 +70,7 @@ def test_offload_is_a_control() -> None:
 
 def test_sharding_group_is_a_control() -> None:
     resolved, now = resolve_question(model="llama3-8b", machine="h100:16", layout="dp16 zero3/8 mbs1", gbs=64)
-    row = next(row for row in controls(resolved, now) if row.word == "shard_group")
+    row = next(row for row in list_controls(resolved, now) if row.word == "shard_group")
     assert {option.text: option.layout for option in row.options} == {
         "2": "dp16 zero3/2 mbs1", "4": "dp16 zero3/4 mbs1", "8": "dp16 zero3/8 mbs1", "all": "dp16 zero3 mbs1",
     }  # fmt: skip
@@ -78,10 +78,10 @@ def test_sharding_group_is_a_control() -> None:
     resolved, now = resolve_question(
         model="llama3-8b", machine="h100:16", layout="dp16 zero3 mbs1", gbs=64, stack="deepspeed"
     )
-    row = next(row for row in controls(resolved, now) if row.word == "shard_group")
+    row = next(row for row in list_controls(resolved, now) if row.word == "shard_group")
     assert row.options[0].reason.startswith("deepspeed does not support shard groups")
     resolved, now = resolve_question(model="llama3-8b", machine="h100:16", layout="dp16 mbs1", gbs=64)
-    assert "shard_group" not in {row.word for row in controls(resolved, now)}
+    assert "shard_group" not in {row.word for row in list_controls(resolved, now)}
 
 
 def test_parts_of_the_precision_are_controls() -> None:
@@ -101,7 +101,7 @@ def test_parts_of_the_precision_are_controls() -> None:
 
 def test_all_ranks_of_a_larger_machine_are_used() -> None:
     resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
-    assert sizes(resolved, now) == [
+    assert list_sizes(resolved, now) == [
         (2, "dp1 tp2 zero1 mbs4"),
         (4, "dp2 tp2 zero1 mbs4"),
         (8, "dp4 tp2 zero1 mbs4"),
@@ -109,9 +109,9 @@ def test_all_ranks_of_a_larger_machine_are_used() -> None:
         (32, "dp16 tp2 zero1 mbs2"),
     ]
     resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="tp8", gbs=32)
-    assert [text for _, text in sizes(resolved, now)][:3] == ["dp1 tp8 zero0 mbs1"] * 3  # no half of a replica
+    assert [text for _, text in list_sizes(resolved, now)][:3] == ["dp1 tp8 zero0 mbs1"] * 3  # no half of a replica
     resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2", gbs=32)
-    assert {text for _, text in sizes(resolved, now)} == {"dp2 zero0 mbs1"}  # it did not use all before
+    assert {text for _, text in list_sizes(resolved, now)} == {"dp2 zero0 mbs1"}  # it did not use all before
 
 
 def test_dependent_controls_follow() -> None:
@@ -140,7 +140,7 @@ def test_uneven_stages_go_with_another_number_of_stages() -> None:
 
 def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:
     resolved, layout = resolve_question(model="llama3-8b", machine="h100:6", layout="dp3 tp2 zero1 mbs1", gbs=12)
-    assert {size.ranks: size.layout.split()[0] for size in sizes(resolved, layout)} == {
+    assert {size.ranks: size.layout.split()[0] for size in list_sizes(resolved, layout)} == {
         1: "dp3", 3: "dp3", 6: "dp3", 12: "dp6", 24: "dp12",
     }  # fmt: skip
 

@@ -29,7 +29,9 @@ def streamed_search(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit]
     progress = worker.ProgressReporter()
     sent: list[Fit] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(worker, "say", lambda **event: sent.extend(Fit(*fit) for fit in event.get("fitted", ())))
+        patched.setattr(
+            worker, "write_event", lambda **event: sent.extend(Fit(*fit) for fit in event.get("fitted", ()))
+        )
         request = {"question": ASKED | {"front": 4}, "root": str(folder), "local": "none"}
         result = worker.search(request, progress)
         progress.say_fitted()

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 import fivefold
 from fivefold.layout.spec import Layout
 from fivefold.record import StopSignal, UserError
-from fivefold.results.sweep_row import SweepRow, columns_from_layout, columns_from_step
+from fivefold.results.sweep_row import SweepRow, list_layout_columns, list_step_columns
 from fivefold.sweeps.rows_file import read, write
 from fivefold.sweeps.spec import Sweep
 from fivefold.units import show_seconds
@@ -29,7 +29,7 @@ def row(model: str, text: str) -> SweepRow:
     step, layout = fivefold.predict(model, "h100:8", text, gbs=16), Layout.parse(text)
     status = "fits" if step.memory.fits else "memory"
     return SweepRow.model_validate(
-        {"model": model, **JOB, "status": status, **columns_from_layout(layout), **columns_from_step(step)}
+        {"model": model, **JOB, "status": status, **list_layout_columns(layout), **list_step_columns(step)}
     )
 
 

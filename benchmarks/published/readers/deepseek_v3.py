@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, apply_printed_shape, read_machine, read_required_integer, sharding
 from benchmarks.published.convert import case_of, layout_of_row, read
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.model.catalog import resolve
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
@@ -49,7 +49,7 @@ def _case(row: Row) -> Case:
         model=model,
         machine=read_machine(row),
         layout=layout,
-        recipe=recipe("fp8-tiles").replace(name="fp8-tiles of DeepSeek-V3", dispatches="fp8", moments_bytes=(2, 2)),
+        recipe=get_recipe("fp8-tiles").replace(name="fp8-tiles of DeepSeek-V3", dispatches="fp8", moments_bytes=(2, 2)),
         seconds=_seconds(row),
     )._replace(held_out=True)
 

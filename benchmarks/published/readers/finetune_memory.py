@@ -28,7 +28,7 @@ from benchmarks.published.cells import (
 )
 from benchmarks.published.convert import case_of, layout_of_row, read
 from fivefold.adapter import Adapter
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
@@ -110,7 +110,7 @@ def _adapter_case(row: Row) -> Case:
         model=model,
         machine=read_machine(row | {"hardware": "A100-40GB"}),
         layout=layout,
-        recipe=recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
+        recipe=get_recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
         sequence=LONGEST_SAMPLE[model.name],
         memory_bytes=(number(row, "peak_gb") or 0) * 1e9,
         quantity="adapters",
@@ -139,7 +139,7 @@ def _case(row: Row) -> Case:
         model=model,
         machine=read_machine(row),
         layout=layout,
-        recipe=recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
+        recipe=get_recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
         memory_bytes=number(row, "peak_gib") * GIB,
         left_out=(("time", SHARED),) if number(row, "tokens_per_s") else (),
     )

@@ -23,7 +23,7 @@ from benchmarks.published.cells import (
     sharding,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens, split_into_nodes
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -42,7 +42,7 @@ SAME_TOKENS = "expert-parallel ranks read the same batch, so they are no data-pa
 
 # On 24 GPUs their own trace shows 205 reductions of a 13B block's gradients: 338 MB over 6 nodes in 14.4 ms, 20 GB/s.
 NIC_GIGABITS, NIC_SOURCE = 165.0, "KempnerForge@a7f8346:benchmarks/profiling/13b_24gpu_profiling.md"
-STATES: Recipe = recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2))
+STATES: Recipe = get_recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2))
 SUMMED: Recipe = STATES.replace(name="bf16-all-sum32", accumulated_bytes=4)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, apply_printed_shape, find_model, number, read_machine, read_recomputation
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.stack.catalog import build_stack
 
 UNREAD = "what its recipe recomputes was not read"
@@ -48,7 +48,7 @@ def _case(row: Row) -> Case:
         layout=layout_of_row(
             row, zero=3, ac=read_recomputation(row, silent="full" if row["model"] in HYBRIDS else None)
         ),
-        recipe=recipe("bf16-pure"),
+        recipe=get_recipe("bf16-pure"),
         seconds=number(row, "step_s"),
     )._replace(held_out=row["model"] in HYBRIDS)  # read after all constants were set
 

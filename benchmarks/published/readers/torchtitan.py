@@ -24,7 +24,7 @@ from benchmarks.published.cells import (
     sharding,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe, get_recipe
 from fivefold.machine.spec import Machine
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
@@ -39,7 +39,7 @@ DISPUTED = "memory of the table with context parallelism could not be reproduced
 
 
 def _precision(text: str) -> Recipe:
-    base_recipe = recipe(number_format(text))
+    base_recipe = get_recipe(number_format(text))
     # Tensorwise runs gather their weights in fp8 (enable_fsdp_float8_all_gather).
     return base_recipe.replace(name="fp8-gather8", weights_bytes=1) if base_recipe.name == "fp8" else base_recipe
 

@@ -14,7 +14,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, number, read_machine, read_required_integer
 from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
@@ -50,7 +50,7 @@ def _case(row: Row) -> Case:
         model=model,
         machine=read_machine(row),
         layout=layout,
-        recipe=recipe("fp16"),
+        recipe=get_recipe("fp16"),
         seconds=number(row, "iteration_s_derived"),
         memory_bytes=number(row, "memory_gb") * 1e9,
         rivals=f"{SOURCE} {model.name} {batch(row, layout)}",

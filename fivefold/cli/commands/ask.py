@@ -6,10 +6,10 @@ import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.cli.options import say, show, show_question
+from fivefold.cli.options import print_line, show, show_question
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.answers import answers, read_noise_scale, refuse_unused
+from fivefold.requests.answers import find_answers, read_noise_scale, refuse_unused
 from fivefold.requests.commands import AskOptions
 from fivefold.requests.offers import apply_prices
 
@@ -37,7 +37,7 @@ def ask(
     from fivefold.machine.datacenter import apply_assumptions
     from fivefold.rendering import lengths, run_estimate
     from fivefold.rendering.answers import list_sections
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
     from fivefold.rendering.sections import render_sections
 
     question = request.question
@@ -47,8 +47,8 @@ def ask(
     (priced_machine,) = apply_prices([machine], request.price)
     if chart and question not in PICTURES:
         raise UserError(f"--chart {chart}: {question!r} has no picture; pictures exist for {', '.join(PICTURES)}")
-    with bar("asking") as report:
-        replies = answers(
+    with show_progress("asking") as report:
+        replies = find_answers(
             question,
             model,
             priced_machine,
@@ -81,4 +81,4 @@ def save_chart(chart: Any, path: Path) -> None:
     from fivefold.rendering.charts import save
 
     save(chart, path)
-    say(f"drew {path}")
+    print_line(f"drew {path}")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.cli.options import parse_integers, say, show
+from fivefold.cli.options import parse_integers, print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import CalibrateOptions
@@ -54,17 +54,19 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     if run_or_model is not None:
         machine = _measure_units(machine, run_or_model, layout=layout, job=job)
     write(machine, path)
-    say(f"wrote {path}")
+    print_line(f"wrote {path}")
     spread = machine.calibration.spread if machine.calibration else None
     if spread is not None and spread > BUSY:
-        say(f"the computer was busy: a tenth of the points differ by {spread:.0%} or more; repeat when it is idle")
-    show(machine.model_dump_json(indent=2) if request.as_json else table.machine(machine))
+        print_line(
+            f"the computer was busy: a tenth of the points differ by {spread:.0%} or more; repeat when it is idle"
+        )
+    show(machine.model_dump_json(indent=2) if request.as_json else table.describe_machine(machine))
 
 
 def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machine | None:
     """Measure this computer, or the hosts of a torchrun job, where all hosts but the first get None."""
     from fivefold.calibration import calibrate as run
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
 
     if process.has_several_hosts:
         from fivefold.calibration.hosts import calibrate_hosts
@@ -72,18 +74,18 @@ def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machi
 
         choose_interface(os.environ)
         return calibrate_hosts(process, quick=quick)
-    with bar("calibrating") as progress:
+    with show_progress("calibrating") as progress:
         return run(ranks=counts, quick=quick, progress=progress)
 
 
 def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -> Machine:
     """Return ``machine`` with the measured units of a run file, or of a model with a layout (``auto``: the fastest)."""
-    from fivefold.calibration import cores
-    from fivefold.calibration.profile import is_profiled, profile
+    from fivefold.calibration import count_cores
+    from fivefold.calibration.profile import is_profiled, profile_layout
     from fivefold.layout.spec import Layout
     from fivefold.layout.validity import refuse
     from fivefold.model.catalog import resolve
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
     from fivefold.requests.answers import find_fastest
     from fivefold.trainer.run import Run
     from fivefold.trainer.supported import check_supported
@@ -101,9 +103,11 @@ def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -
         check_supported(chosen, job, model=model)
         if name == "auto" and is_profiled(machine, model=model, layout=chosen, job=job):
             break
-        say(f"measuring the units of {chosen}")
-        with bar("measuring") as progress:
-            machine = profile(model=model, layout=chosen, job=job, machine=machine, cores=cores(), progress=progress)
+        print_line(f"measuring the units of {chosen}")
+        with show_progress("measuring") as progress:
+            machine = profile_layout(
+                model=model, layout=chosen, job=job, machine=machine, cores=count_cores(), progress=progress
+            )
         if name != "auto":
             break
     return machine

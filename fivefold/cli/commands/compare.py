@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from fivefold.cli.arguments import add_fields, say_notes
-from fivefold.cli.options import say, show
+from fivefold.cli.arguments import add_fields, print_notes
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.cases import cases, list_jobs, price_cases
+from fivefold.requests.cases import list_cases, list_jobs, price_cases
 from fivefold.requests.commands import CompareOptions
 from fivefold.requests.configs import LoadedConfig, build_request, list_fields, load_config
 from fivefold.requests.machines import load_machine
@@ -30,7 +30,7 @@ def compare(request: CompareOptions, job: Job) -> None:
     if configs:
         selected_cases = _list_config_cases(configs, request, job)
     else:
-        selected_cases = cases(
+        selected_cases = list_cases(
             request.words,
             job,
             stacks=request.stacks,
@@ -40,16 +40,16 @@ def compare(request: CompareOptions, job: Job) -> None:
         )
     comparison = run(price_cases(selected_cases, request.price), risk=request.risk)
     notes = [config.notes for config in configs]
-    say_notes(notes)
+    print_notes(notes)
     with add_fields(list_fields(notes) if request.as_json else {}):
-        show(comparison.model_dump_json(indent=2) if request.as_json else page.page(comparison))
+        show(comparison.model_dump_json(indent=2) if request.as_json else page.render_page(comparison))
     if charts:
         if charts.exists() and not charts.is_dir():
             raise UserError(f"--charts {charts} is a file; name a folder")
         charts.mkdir(parents=True, exist_ok=True)
-        for name, chart in page.charts(comparison).items():
+        for name, chart in page.draw_charts(comparison).items():
             pictures.save(chart, (charts / name).with_suffix(".svg"))
-        say(f"wrote time.svg and memory.svg to {charts}")
+        print_line(f"wrote time.svg and memory.svg to {charts}")
 
 
 def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
@@ -66,7 +66,7 @@ def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
 
 def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job: Job) -> list[ComparedCase]:
     """Return the cases of each config: its own layout and the layouts named, on every machine."""
-    from fivefold.cli.arguments import machine_of
+    from fivefold.cli.arguments import resolve_machine
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
@@ -81,7 +81,7 @@ def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job
     layouts = [Layout.parse(word) for word in request.words if not is_named(word)]
     config_cases = []
     for config in configs:
-        machines = [machine_of(request.gpus or "", config.layout.world), *map(load_machine, machine_names)]
+        machines = [resolve_machine(request.gpus or "", config.layout.world), *map(load_machine, machine_names)]
         jobs = list_jobs(config.job, request.stacks, request.precisions)
         config_cases += [
             ComparedCase(config.model, *combination)

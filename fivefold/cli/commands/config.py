@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import SettingsOptions
@@ -32,7 +32,7 @@ def config(request: SettingsOptions) -> None:
         if key is not None:
             raise UserError(f"config list takes no key; write: fivefold config get {key}")
         show(json_module.dumps(list_settings(settings), indent=2) if request.as_json else _list(settings))
-        say(f"settings file: {find_settings_file()}")
+        print_line(f"settings file: {find_settings_file()}")
         return
     if key is None or (value is None) == (action == "set"):
         raise UserError(
@@ -40,20 +40,20 @@ def config(request: SettingsOptions) -> None:
         )
     if action == "get":
         setting = get_setting(settings, key)
-        show(json_module.dumps({key: setting}, indent=2) if request.as_json else _text(setting))
+        show(json_module.dumps({key: setting}, indent=2) if request.as_json else _format_value(setting))
         return
     path = save_settings(change_setting(settings, key, value))
-    say(f"{key} is {'no longer set' if value is None else f'set to {value}'} in {path}")
+    print_line(f"{key} is {'no longer set' if value is None else f'set to {value}'} in {path}")
 
 
 def _list(settings: UserSettings) -> str:
     """Return the settings, one a line, or the keys that can be set if there are none."""
     values = list_settings(settings)
     if values:
-        return "\n".join(f"{key} = {_text(value)}" for key, value in values.items())
+        return "\n".join(f"{key} = {_format_value(value)}" for key, value in values.items())
     return "\n".join(["nothing is set; the keys are", *(f"  {key}: {meaning}" for key, meaning in KEYS.items())])
 
 
-def _text(value: str | float) -> str:
+def _format_value(value: str | float) -> str:
     """Return a value as it is written on the command line."""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -24,14 +24,14 @@ def doctor(request: DoctorOptions) -> None:
     file, json = request.file, request.as_json
     budget_bytes = parse_bytes(request.budget) if request.budget is not None else None
     if _is_snapshot(file):
-        _snapshot(file, budget_bytes, json=json)
+        _print_snapshot(file, budget_bytes, json=json)
         return
     from fivefold.diagnosis.doctor import examine
     from fivefold.diagnosis.doctor.file import load
     from fivefold.rendering import doctor as page
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
 
-    with bar("doctor") as progress:
+    with show_progress("doctor") as progress:
         script = load(file)
         diagnosis = examine(
             script.model,
@@ -45,7 +45,7 @@ def doctor(request: DoctorOptions) -> None:
             file=script.name,
             report=lambda what: progress(what, 0, 1),
         )
-    show(diagnosis.model_dump_json(indent=2) if json else page.page(diagnosis))
+    show(diagnosis.model_dump_json(indent=2) if json else page.render_page(diagnosis))
     if diagnosis.advice is not None and not diagnosis.advice.fits:
         raise SystemExit(DOES_NOT_FIT)
 
@@ -58,13 +58,13 @@ def _is_snapshot(path: Path) -> bool:
         return file.read(1) == b"\x80"
 
 
-def _snapshot(path: Path, budget_bytes: int | None, *, json: bool) -> None:
+def _print_snapshot(path: Path, budget_bytes: int | None, *, json: bool) -> None:
     """Print what a memory snapshot holds; exits with 3 if it is over the budget."""
     from fivefold.diagnosis.explain import explain
-    from fivefold.rendering.explanation import page
+    from fivefold.rendering.explanation import render_page
 
     explanations = explain([path])
-    show(explanations[0].model_dump_json(indent=2) if json else page(explanations))
+    show(explanations[0].model_dump_json(indent=2) if json else render_page(explanations))
     memory = explanations[0].memory
     if budget_bytes is not None and memory is not None and memory.needed_bytes > budget_bytes:
         raise SystemExit(DOES_NOT_FIT)

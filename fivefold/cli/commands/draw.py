@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.cli.options import parse_integers, say
+from fivefold.cli.options import parse_integers, print_line
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import DrawOptions, Picture
@@ -36,15 +36,15 @@ def draw(request: DrawOptions, job: Job) -> None:
         else _draw_without_step(picture, words, request.collective)
     )
     charts.save(chart, path)
-    say(f"drew {path}")
+    print_line(f"drew {path}")
 
 
 def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
     from fivefold.cli.pictures import draw_step_charts
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.planner.predict import planner
-    from fivefold.rendering.charts import memory_bars
+    from fivefold.planner.predict import get_planner
+    from fivefold.rendering.charts import draw_memory_bars
     from fivefold.rendering.figures import roofline
 
     if len(words) != 3:
@@ -55,48 +55,48 @@ def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
     model = resolve(words[0])
     machine = load_machine(words[1])
     layout = Layout.parse(words[2])
-    plans = planner(model, machine, job)
+    plans = get_planner(model, machine, job)
     step = plans.step(layout)
     if picture == "memory-parts":
-        return memory_bars(step, subtitle=f"{step.model} on {step.machine}, {step.layout}")
+        return draw_memory_bars(step, subtitle=f"{step.model} on {step.machine}, {step.layout}")
     if picture == "roofline":
-        return roofline.chart(step, chip=machine.chip, dtype=job.precision.compute)
+        return roofline.draw_chart(step, chip=machine.chip, dtype=job.precision.compute)
     return draw_step_charts(plans, layout, step)[picture]
 
 
 def _draw_without_step(picture: Picture, words: Sequence[str], collective: str) -> Any:
     from fivefold.rendering.figures import collectives, formats, masks
-    from fivefold.rendering.figures.machine import bandwidth, topology
+    from fivefold.rendering.figures.machine import draw_bandwidth, draw_topology
 
     if picture == "formats":
-        return formats.chart(words)
+        return formats.draw_chart(words)
     if len(words) > 1 or (not words and picture in ("topology", "bandwidth")):
         usage = "MACHINE, such as h100:16" if picture in ("topology", "bandwidth") else "RANKS, such as 4"
         raise UserError(f"draw {picture} takes one {usage}")
     if picture in ("collectives", "masks"):
         ranks = parse_integers(words[0], option=picture, of="ranks", such="4")[0] if words else 4
-        return collectives.chart(ranks) if picture == "collectives" else masks.chart(ranks)
+        return collectives.draw_chart(ranks) if picture == "collectives" else masks.draw_chart(ranks)
     machine = load_machine(words[0])
     if picture == "topology":
-        return topology(machine)
-    return bandwidth(_curves(machine, collective), machine=machine, collective=collective)
+        return draw_topology(machine)
+    return draw_bandwidth(_compute_bandwidth_curves(machine, collective), machine=machine, collective=collective)
 
 
-def _curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, float]]]:
+def _compute_bandwidth_curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, float]]]:
     """Return the bytes that a rank sends per second, by ranks and buffer size, with the planner's cost model."""
     from fivefold.layout.mesh import RankGroup
     from fivefold.planner.time.network import Network
-    from fivefold.rendering.figures.machine import series
-    from fivefold.step import sent_bytes
+    from fivefold.rendering.figures.machine import list_rank_counts
+    from fivefold.step import count_sent_bytes
 
     if machine.ranks < 2:
         raise UserError(f"{machine.name} has one rank, which sends nothing; take more of them, as in h100:16")
     network = Network(machine)
     return {
         ranks: [
-            (size, sent_bytes(collective, payload=size, ranks=ranks) / seconds)
+            (size, count_sent_bytes(collective, payload=size, ranks=ranks) / seconds)
             for size in SIZES
             for seconds in (network.seconds(collective, size, RankGroup(ranks, 1)),)
         ]
-        for ranks in series(machine)
+        for ranks in list_rank_counts(machine)
     }

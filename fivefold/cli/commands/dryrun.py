@@ -9,7 +9,7 @@ import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.cli.options import parse_integers, say, show
+from fivefold.cli.options import parse_integers, print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import DryrunOptions
@@ -37,13 +37,13 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
     """
     from fivefold.layout.validity import refuse
     from fivefold.planner.predict import predict
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
     from fivefold.trainer.run import Run
 
-    selected = _ranks(request.ranks)
+    selected = _parse_ranks(request.ranks)
     refuse(layout, model=model, job=job, machine=machine)
     table = Run(schedule=request.schedule, job=job).table(layout)
-    with bar("executing") as progress:
+    with show_progress("executing") as progress:
         from fivefold.dry_run import dryrun as run
         from fivefold.dry_run.report import dump_dry_run
 
@@ -62,7 +62,9 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
         is_predictable = dry_run.step is not None and table is None
         predicted = predict(model=model, machine=machine, layout=layout, job=job) if is_predictable else None
     show(
-        json_module.dumps(dump_dry_run(dry_run, predicted), indent=2) if request.as_json else _page(dry_run, predicted)
+        json_module.dumps(dump_dry_run(dry_run, predicted), indent=2)
+        if request.as_json
+        else _render_page(dry_run, predicted)
     )
     if dry_run.step is not None:
         if request.over_time and not request.as_json:
@@ -81,20 +83,20 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
         raise SystemExit(WOULD_FAIL)
 
 
-def _ranks(text: str | None) -> tuple[int, ...]:
+def _parse_ranks(text: str | None) -> tuple[int, ...]:
     return parse_integers(text, option="--ranks", of="ranks", such="0,3") if text else ()
 
 
-def _page(dry_run: DryRun, predicted: Step | None) -> RenderableType:
-    from fivefold.rendering.dry_run import failures, page
+def _render_page(dry_run: DryRun, predicted: Step | None) -> RenderableType:
+    from fivefold.rendering.dry_run import render_failures, render_page
 
     if dry_run.step is None:
-        return failures(dry_run.findings)
+        return render_failures(dry_run.findings)
     from fivefold.dry_run.report import describe_peak
 
     full = dry_run.peak_rank
     at_peak = describe_peak(dry_run.tapes[full.rank])
-    return page(
+    return render_page(
         dry_run.step,
         findings=dry_run.findings,
         assumed=dry_run.assumed,
@@ -107,14 +109,14 @@ def _page(dry_run: DryRun, predicted: Step | None) -> RenderableType:
 def _draw(dry_run: DryRun, machine: Machine) -> None:
     """Draw the pipeline and the peak memory per rank on the terminal."""
     from fivefold.rendering import memory, pipeline
-    from fivefold.rendering.table import heading
+    from fivefold.rendering.table import build_heading
 
     assert dry_run.step is not None
     rows, memory_levels, rank = _list_spans(dry_run)
     title = "Pipeline over time" if len(rows) > 1 else "Time of a rank"
-    show(heading(title, pipeline.finding(dry_run.step.time)))
+    show(build_heading(title, pipeline.describe_step(dry_run.step.time)))
     show(pipeline.PipelinePicture(rows))
-    show(heading(f"Memory over time of rank {rank}"))
+    show(build_heading(f"Memory over time of rank {rank}"))
     show(memory.MemoryPicture(memory_levels, rank=rank, capacity_bytes=machine.chip.memory_bytes))
 
 
@@ -158,7 +160,7 @@ def _save_charts(dry_run: DryRun, machine: Machine, *, folder: Path) -> None:
     for name, picture in pictures.items():
         for suffix in (".svg", ".html"):
             charts.save(picture, folder / f"{name}{suffix}")
-    say(f"wrote pipeline and memory as .svg and .html to {folder}")
+    print_line(f"wrote pipeline and memory as .svg and .html to {folder}")
 
 
 def _list_spans(dry_run: DryRun) -> tuple[list[tuple[Span, ...]], list[Level], int]:
@@ -181,7 +183,7 @@ def _save_snapshot(dry_run: DryRun, rank: int, *, path: Path, expandable: bool) 
 
     tapes = dry_run.tapes[rank]
     write_snapshot((tapes.first, tapes.steady), path, expandable=expandable)
-    say(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
+    print_line(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
 
 
 def _save_trace(dry_run: DryRun, ranks: tuple[int, ...], *, path: Path) -> None:
@@ -198,4 +200,4 @@ def _save_trace(dry_run: DryRun, ranks: tuple[int, ...], *, path: Path) -> None:
         "drawn": "dry run, time estimated and not measured",
     }
     write_trace(dry_run.simulation, path, ranks=ranks, metadata=metadata)
-    say(f"wrote {path}; open it at https://ui.perfetto.dev")
+    print_line(f"wrote {path}; open it at https://ui.perfetto.dev")

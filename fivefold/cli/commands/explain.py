@@ -26,7 +26,7 @@ def explain(request: ExplainOptions, job: Job) -> None:
     """
     from fivefold.diagnosis.explain import explain as read
     from fivefold.job import Job
-    from fivefold.rendering.explanation import page
+    from fivefold.rendering.explanation import render_page
 
     against = request.against
     if against is None and job != Job():
@@ -40,7 +40,7 @@ def explain(request: ExplainOptions, job: Job) -> None:
         }
         show(json_module.dumps(data, indent=2))
     else:
-        show(page(explanations, comparison=comparison))
+        show(render_page(explanations, comparison=comparison))
 
 
 def _compare_with_prediction(

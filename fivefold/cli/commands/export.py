@@ -16,10 +16,10 @@ def export(request: ExportOptions) -> None:
     For a run with adapters, it writes the adapters as a folder that peft loads, or with --merge the merged weights.
     """
     file_bytes = parse_bytes(request.file_size, option="--file-size")
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
     from fivefold.trainer.checkpoint.huggingface_export import export, find
 
-    with bar("exporting") as report:
+    with show_progress("exporting") as report:
         summary = export(
             find(request.source),
             request.to,

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import GenerateOptions
 
@@ -22,7 +22,7 @@ def generate(request: GenerateOptions) -> None:
     Adapters, of a run or of a PEFT adapter folder, are merged into the weights of their base.
     """
     from fivefold.trainer.generate.decode import SamplingParams
-    from fivefold.trainer.generate.sample import samples
+    from fivefold.trainer.generate.sample import generate_samples
     from fivefold.trainer.generate.source import WeightSource
 
     sampling = SamplingParams.read(
@@ -36,7 +36,7 @@ def generate(request: GenerateOptions) -> None:
     if is_streamed:
         _write(prompts[0])
     begin = perf_counter()
-    texts = samples(
+    texts = generate_samples(
         decoder,
         tokenizer,
         prompts,
@@ -64,7 +64,7 @@ def _finish(path: Path, texts: list[Sample], *, seconds: float, was_streamed: bo
         _write("\n")
     else:
         show("\n\n".join(text.prompt + text.text for text in texts))
-    say(f"{path}: {token_count} tokens in {seconds:.2f} s, {facts['tokens_per_second']:.1f} a second")
+    print_line(f"{path}: {token_count} tokens in {seconds:.2f} s, {facts['tokens_per_second']:.1f} a second")
 
 
 def _write_piece(_number: int, piece: str) -> None:

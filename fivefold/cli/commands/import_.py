@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.adapter import Adapter
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.model.weights import count_adapters
 from fivefold.record import UserError, read_file
@@ -37,7 +37,7 @@ def import_(request: ImportOptions) -> None:
     For a PEFT adapter folder, it checks the adapters and the model under them. With --to, it writes a run file that
     starts from them.
     """
-    from fivefold.model.huggingface.read import remark
+    from fivefold.model.huggingface.read import describe_remark
     from fivefold.trainer.checkpoint import merged_adapter, peft_adapter
     from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, HuggingFaceFolder
 
@@ -51,8 +51,8 @@ def import_(request: ImportOptions) -> None:
         raise UserError(f"{folder} has no {peft_adapter.CONFIG}; drop --base")
     else:
         opened = HuggingFaceFolder.open(folder)
-    if warning := remark(read_file(folder / CONFIG), name=opened.model.name):
-        say(f"fivefold: {warning}")
+    if warning := describe_remark(read_file(folder / CONFIG), name=opened.model.name):
+        print_line(f"fivefold: {warning}")
     model, stored = opened.model, opened.dtypes()
     stored_bytes = sum(DTYPES[dtype] * count for dtype, count in stored.items())
     if to is not None:
@@ -84,9 +84,9 @@ def import_(request: ImportOptions) -> None:
             f"{show_count(trained)} parameters"
         )
     if opened.ignored:
-        say(f"left out {len(opened.ignored)} tensors that the model does not need, such as {opened.ignored[0]}")
+        print_line(f"left out {len(opened.ignored)} tensors that the model does not need, such as {opened.ignored[0]}")
     if to is not None:
-        say(f"wrote {to}; start with: fivefold train {to}")
+        print_line(f"wrote {to}; start with: fivefold train {to}")
 
 
 def _write_run(path: Path, opened: HuggingFaceFolder, start: StartAdapter | None) -> None:

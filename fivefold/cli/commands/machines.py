@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import MachinesOptions
 
@@ -18,4 +18,4 @@ def machines(request: MachinesOptions) -> None:
         show(dump_entries(entries))
         return
     show(catalogs.list_machines(entries))
-    say("Write h100 for one node, h100:512 for 512 GPUs; local is this computer, after `fivefold calibrate`.")
+    print_line("Write h100 for one node, h100:512 for 512 GPUs; local is this computer, after `fivefold calibrate`.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import ModelsOptions
 
@@ -22,4 +22,4 @@ def models(request: ModelsOptions) -> None:
         show(dump_entries(entries))
         return
     show(catalogs.list_models(entries))
-    say("Any Hugging Face config.json and any model file (.toml) work as well.")
+    print_line("Any Hugging Face config.json and any model file (.toml) work as well.")

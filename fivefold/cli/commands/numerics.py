@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.corpus import prepare_corpus
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import NumericsOptions
@@ -24,7 +24,7 @@ def numerics(request: NumericsOptions) -> None:
     from fivefold.model.catalog import resolve
     from fivefold.rendering import numerics as shown
     from fivefold.rendering.charts import save
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
     from fivefold.trainer.data.loader import Loader
     from fivefold.trainer.model.precision import check_chip
     from fivefold.trainer.process import Process
@@ -41,7 +41,7 @@ def numerics(request: NumericsOptions) -> None:
         raise UserError('numerics: compares losses of all tokens; take [job] objective = "pretrain"')
     if job.adapter is not None:
         raise UserError("numerics: does not compare adapters yet; take [job] adapter out of the run file")
-    source = _source(settings, request.weights, model=model)
+    source = _choose_source(settings, request.weights, model=model)
     prepare_corpus(settings, model)
     shards = settings.shards(model)
     loader = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.mtp_depth)
@@ -51,7 +51,7 @@ def numerics(request: NumericsOptions) -> None:
     job = job.replace(emulate=job.emulate or device.type == "cpu")
     try:
         check_chip(job, model=model)
-        with bar("numerics") as report:
+        with show_progress("numerics") as report:
             result = examine(
                 model=model,
                 job=job,
@@ -63,13 +63,13 @@ def numerics(request: NumericsOptions) -> None:
             )
     finally:
         process.end()
-    show(result.model_dump_json(indent=2) if json else shown.page(result))
+    show(result.model_dump_json(indent=2) if json else shown.render_page(result))
     if chart is not None:
-        save(shown.error_map(result), chart)
-        say(f"drew {chart}")
+        save(shown.draw_error_map(result), chart)
+        print_line(f"drew {chart}")
 
 
-def _source(run: Run, weights: Path | None, *, model: Model) -> WeightSource | None:
+def _choose_source(run: Run, weights: Path | None, *, model: Model) -> WeightSource | None:
     """Return the source of the weights: those named, the run's newest, or those it starts from; None: random ones."""
     from fivefold.trainer.checkpoint.checkpoint_folder import find_latest
     from fivefold.trainer.generate.source import WeightSource

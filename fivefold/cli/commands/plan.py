@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.atomic_file import replace_file
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import PlanOptions
 from fivefold.requests.offers import apply_prices
-from fivefold.requests.playbook import playbook
+from fivefold.requests.playbook import build_playbook
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -29,7 +29,7 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job, stated:
     if write and not write.parent.is_dir():
         raise UserError(f"--write {write}: there is no folder {write.parent}")
     (priced_machine,) = apply_prices([machine], request.price)
-    plan_result = playbook(
+    plan_result = build_playbook(
         model,
         priced_machine,
         job,
@@ -40,20 +40,20 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job, stated:
         write=write,
         risk=request.risk,
     )
-    show(plan_result.model_dump_json(indent=2) if request.as_json else page.page(plan_result, stated=stated))
+    show(plan_result.model_dump_json(indent=2) if request.as_json else page.render_page(plan_result, stated=stated))
     if not request.as_json:
         for name, content in plan_result.configs.items():
             show(f"\n# {name}\n{content.rstrip()}")
     if write:
         with replace_file(write, contents="the run file") as temporary:
             temporary.write_text(plan_result.run_file, encoding="utf-8")
-        say(f"wrote {write}")
+        print_line(f"wrote {write}")
         write_model(model, plan_result, write)
         for name, content in plan_result.configs.items():
             (write.parent / name).write_text(content, encoding="utf-8")
-            say(f"wrote {write.parent / name}")
+            print_line(f"wrote {write.parent / name}")
         for line in plan_result.commands.get("fivefold", ())[:1]:
-            say(f"start: {line}")
+            print_line(f"start: {line}")
 
 
 def write_model(model: Model, book: Playbook, file: Path) -> None:
@@ -63,8 +63,8 @@ def write_model(model: Model, book: Playbook, file: Path) -> None:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
 
-    files = run_file.files(ConfigPlan(model, Layout.parse(book.step.layout), Job(), machine=f"{book.machine}:1"))
+    files = run_file.build_files(ConfigPlan(model, Layout.parse(book.step.layout), Job(), machine=f"{book.machine}:1"))
     if "model.toml" in files:
         with replace_file(file.parent / "model.toml", contents="the model") as temporary:
             temporary.write_text(files["model.toml"], encoding="utf-8")
-        say(f"wrote {file.parent / 'model.toml'}")
+        print_line(f"wrote {file.parent / 'model.toml'}")

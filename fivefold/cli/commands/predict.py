@@ -21,7 +21,7 @@ def predict(
     request: PredictOptions, model: Model, machine: Machine, layout: Layout, job: Job, stated: frozenset[str]
 ) -> None:
     """Estimate memory, FLOPs, communication and time of one training step, without a GPU."""
-    from fivefold.planner.predict import planner
+    from fivefold.planner.predict import get_planner
     from fivefold.planner.predict import predict as run
     from fivefold.rendering import table
 
@@ -33,10 +33,10 @@ def predict(
 
         show(render_fitting_change(find_fitting_change(model=model, machine=machine, job=job, layout=layout)))
     if request.operations and not request.as_json:
-        show(table.operations(step))
+        show(table.render_operations(step))
     if request.over_time and not request.as_json:
-        draw(planner(model, machine, job), layout, step)
+        draw(get_planner(model, machine, job), layout, step)
     if request.charts:
-        save_charts(planner(model, machine, job), layout, step, folder=request.charts)
+        save_charts(get_planner(model, machine, job), layout, step, folder=request.charts)
     if request.trace:
-        save_trace(planner(model, machine, job), layout, step, path=request.trace)
+        save_trace(get_planner(model, machine, job), layout, step, path=request.trace)

@@ -23,12 +23,12 @@ def ratios(
 
     It compares the FLOPs per byte sent of each axis (dp, tp, cp, ep) with those of the machine.
     """
-    from fivefold.planner.ratios import ratios as run
+    from fivefold.planner.ratios import compute_ratios as run
     from fivefold.rendering import ratios as page
 
     result = run(model, machine=machine, layout=layout, job=job)
     if not request.as_json:
         show_question(model, machine, job, stated=stated)
-    show(result.model_dump_json(indent=2) if request.as_json else page.page(result))
+    show(result.model_dump_json(indent=2) if request.as_json else page.render_page(result))
     if request.degrees and not request.as_json:
-        show(page.degrees(result))
+        show(page.render_degrees(result))

@@ -15,4 +15,4 @@ def read(request: ReadOptions) -> None:
     from fivefold.rendering import reading
 
     reading_result = run(request.words, build_request(request.gpus, request.model, request.vocab))
-    show(reading_result.model_dump_json(indent=2) if request.as_json else reading.page(reading_result))
+    show(reading_result.model_dump_json(indent=2) if request.as_json else reading.render_page(reading_result))

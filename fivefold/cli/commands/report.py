@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.atomic_file import replace_file
-from fivefold.cli.options import say
-from fivefold.cli.reproduce import command, job_said
+from fivefold.cli.options import print_line
+from fivefold.cli.reproduce import format_command, get_job
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import ReportOptions
@@ -65,11 +65,11 @@ def report(request: ReportOptions, job: Job) -> None:
         folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()
     else:
         title, parts, commands = _report_question(what, job, request.risk)
-        commands.append(command("report", what, job, risk=request.risk))
+        commands.append(format_command("report", what, job, risk=request.risk))
         folder = Path()
     path = out or folder / NAME
     _write(path, title, parts, commands)
-    say(f"wrote {path}")
+    print_line(f"wrote {path}")
 
 
 def _is_written(path: Path) -> bool:
@@ -87,16 +87,16 @@ def write_run_report(run: RunFolder, drawing: Drawing | None, settings: Run) -> 
     commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
     path = run.folder / NAME
     measured = run.measured
-    parts = page.report_run(run, drawing, run_folder.lanes(run.folder))
-    _write(path, _title(measured.model, measured.machine, measured.world), parts, commands)
+    parts = page.report_run(run, drawing, run_folder.list_lanes(run.folder))
+    _write(path, _format_title(measured.model, measured.machine, measured.world), parts, commands)
     return path
 
 
 def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> None:
-    from fivefold.rendering.report import document
+    from fivefold.rendering.report import render_document
 
     with replace_file(path, contents="the report") as file:
-        file.write_text(document(title, parts, asked=_describe_provenance(commands)), encoding="utf-8")
+        file.write_text(render_document(title, parts, asked=_describe_provenance(commands)), encoding="utf-8")
 
 
 def _describe_provenance(commands: list[str]) -> Provenance:
@@ -118,31 +118,31 @@ def _describe_system() -> str:
 
 def _report_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[str], list[str]]:
     """Return the report of a config of any software, on the machine of ``--gpus``."""
-    from fivefold.cli.arguments import machine_of
-    from fivefold.planner.predict import planner, predict
+    from fivefold.cli.arguments import resolve_machine
+    from fivefold.planner.predict import get_planner, predict
     from fivefold.rendering import report as page
-    from fivefold.rendering.elements import heading, paragraph
+    from fivefold.rendering.elements import build_heading, build_paragraph
 
     config = load_config([str(file)], build_request(gpus), ignore=ignore)
     model, layout, job = config.model, config.layout, config.job
-    machine = machine_of(gpus, layout.world)
+    machine = resolve_machine(gpus, layout.world)
     step = predict(model=model, machine=machine, layout=layout, job=job)
-    parts = page.report_step(step, drawing(planner(model, machine, job), layout, step))
+    parts = page.report_step(step, draw_step(get_planner(model, machine, job), layout, step))
     notes = list(describe_notes(config.notes))
     for line in notes:
-        say(f"fivefold: {line}")
-    parts += [heading("Keys of the config"), *map(paragraph, notes)] if notes else []
+        print_line(f"fivefold: {line}")
+    parts += [build_heading("Keys of the config"), *map(build_paragraph, notes)] if notes else []
     ignore_options = [word for keys in ignore for word in ("--ignore", keys)]
     options = ["--from", str(file), "--gpus", gpus, *ignore_options]
     commands = [shlex.join(["fivefold", verb, *options]) for verb in ("predict", "report")]
-    return _title(model.name, machine.name, machine.ranks), parts, commands
+    return _format_title(model.name, machine.name, machine.ranks), parts, commands
 
 
 def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[str], list[str]]:
     """Return the report of a model, a machine and perhaps a layout: the predicted step, or a search's proposal."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.planner.predict import planner, predict
+    from fivefold.planner.predict import get_planner, predict
     from fivefold.rendering import report as page
 
     if len(what) == 1:
@@ -158,16 +158,16 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
     if len(what) == 3:
         layout = Layout.parse(what[2])
         step = predict(model=model, machine=machine, layout=layout, job=job)
-        parts = page.report_step(step, drawing(planner(model, machine, job), layout, step))
-        return _title(model.name, machine.name, machine.ranks), parts, [command("predict", what, job)]
+        parts = page.report_step(step, draw_step(get_planner(model, machine, job), layout, step))
+        return _format_title(model.name, machine.name, machine.ranks), parts, [format_command("predict", what, job)]
     from fivefold.planner.search import search
-    from fivefold.rendering.elements import paragraph
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.elements import build_paragraph
+    from fivefold.rendering.progress import show_progress
     from fivefold.rendering.question import describe_question
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
     from fivefold.requests.search import list_other_reduces
 
-    with bar("searching") as progress:
+    with show_progress("searching") as progress:
         result = search(
             model=model,
             machine=machine,
@@ -181,32 +181,34 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
     choice = result.proposal.choice if result.proposal else None
     proposal_drawing = None
     if choice is not None:
-        proposed_job = job_said(choice.step)
-        proposal_drawing = drawing(planner(model, machine, proposed_job), Layout.parse(choice.step.layout), choice.step)
-    commands = [command("search", what, job, risk=risk)]
-    commands += [command("predict", [*what, choice.step.layout], job_said(choice.step))] if choice else []
-    parts = [] if result.best else [paragraph(describe_question(model, machine, job))]
+        proposed_job = get_job(choice.step)
+        proposal_drawing = draw_step(
+            get_planner(model, machine, proposed_job), Layout.parse(choice.step.layout), choice.step
+        )
+    commands = [format_command("search", what, job, risk=risk)]
+    commands += [format_command("predict", [*what, choice.step.layout], get_job(choice.step))] if choice else []
+    parts = [] if result.best else [build_paragraph(describe_question(model, machine, job))]
     return (
-        _title(model.name, machine.name, machine.ranks),
+        _format_title(model.name, machine.name, machine.ranks),
         [*parts, *page.report_search(result, proposal_drawing)],
         commands,
     )
 
 
-def _title(model: str, machine: str, ranks: int) -> str:
+def _format_title(model: str, machine: str, ranks: int) -> str:
     return f"{model} on {ranks:,} × {machine}" if ranks > 1 else f"{model} on {machine}"
 
 
 def _report_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
     """Return the reports of the files one after another, and the commands that made them."""
     from fivefold.api.load import load
-    from fivefold.rendering.elements import heading
+    from fivefold.rendering.elements import build_heading
 
     reports = [_report_file(path, load(path)) for path in paths]
     commands = [line for _, _, lines in reports for line in lines]
     if len(reports) == 1:
         return reports[0][0], reports[0][1], commands
-    parts = [part for title, sections, _ in reports for part in (heading(title, level=1), *sections)]
+    parts = [part for title, sections, _ in reports for part in (build_heading(title, level=1), *sections)]
     return f"{len(paths)} reports", parts, commands
 
 
@@ -220,7 +222,7 @@ def _report_file(path: Path, answer: Any) -> tuple[str, list[str], list[str]]:
 
     if isinstance(answer, RunFolder):
         title, step_drawing, commands = _load_step(answer.predicted, "predict")
-        return title, page.report_run(answer, step_drawing, run_folder.lanes(answer.folder)), commands
+        return title, page.report_run(answer, step_drawing, run_folder.list_lanes(answer.folder)), commands
     if isinstance(answer, SearchResult):
         if not answer.best:
             return str(path), page.report_search(answer), []
@@ -240,40 +242,40 @@ def _load_step(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
     """
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.planner.predict import planner
+    from fivefold.planner.predict import get_planner
 
-    title = _title(step.model, step.machine, step.world)
-    step_job = job_said(step)
+    title = _format_title(step.model, step.machine, step.world)
+    step_job = get_job(step)
     names = [step.model, f"{step.machine}:{step.world}", step.layout]
-    commands = [command(verb, names[:2] if verb == "search" else names, step_job)]
+    commands = [format_command(verb, names[:2] if verb == "search" else names, step_job)]
     try:
         model = resolve(names[0])
         machine = load_machine(names[1])
         layout = Layout.parse(names[2])
-        step_planner = planner(model, machine, step_job)
+        step_planner = get_planner(model, machine, step_job)
         is_unchanged = step.kind != "predicted" or step_planner.step(layout).memory.peak_bytes == step.memory.peak_bytes
     except UserError:
         return title, None, commands
-    return title, drawing(step_planner, layout, step) if is_unchanged else None, commands
+    return title, draw_step(step_planner, layout, step) if is_unchanged else None, commands
 
 
-def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
+def draw_step(planner: Planner, layout: Layout, step: Step) -> Drawing:
     """Return the planned step's spans and the live bytes over time of the rank with the highest peak."""
     from fivefold.cli.pictures import CHART_MICRO_BATCHES
-    from fivefold.planner.time.memory_over_time import levels
-    from fivefold.planner.time.spans import count_simulated, spans
-    from fivefold.rendering.pipeline import remark
+    from fivefold.planner.time.memory_over_time import list_levels
+    from fivefold.planner.time.spans import build_spans, count_simulated
+    from fivefold.rendering.pipeline import describe_window
     from fivefold.rendering.report import Drawing
 
     rank = max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage
     limit = CHART_MICRO_BATCHES // layout.v
     micro_batches = layout.micro_batches(planner.job)
-    rows = spans(planner, layout, limit=limit)
-    caption = remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+    rows = build_spans(planner, layout, limit=limit)
+    caption = describe_window(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
     return Drawing(
         rows,
         [f"rank {index}" for index in range(len(rows))],
-        levels(planner, layout, rank=rank, limit=limit),
+        list_levels(planner, layout, rank=rank, limit=limit),
         rank,
         planner.machine.chip.memory_bytes,
         layout.pp,

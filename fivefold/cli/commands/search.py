@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fivefold.cli.offers import show_offers
-from fivefold.cli.options import say, show, show_question
+from fivefold.cli.options import print_line, show, show_question
 from fivefold.cli.request_options import accept_request
 from fivefold.cli.written_configs import choose_format, show_config, write_best
 from fivefold.requests.commands import SearchOptions
@@ -73,11 +73,11 @@ def search(
         result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json, stated=stated
     )
     if job.stack.name != "fivefold" and not request.write and not request.as_json:
-        show_config(ranking(result), model=model, machine=machine, job=take_precision(result, job))
+        show_config(rank_layouts(result), model=model, machine=machine, job=take_precision(result, job))
     if request.write:
         written_job = take_precision(result, job)
         write_best(
-            ranking(result),
+            rank_layouts(result),
             model=model,
             machine=machine,
             job=written_job,
@@ -87,7 +87,7 @@ def search(
         )
     if request.chart:
         draw_front(result, request.chart, of=f"{model.name} on {machine.ranks} {machine.name}")
-    say_if_stopped(result)
+    exit_if_stopped(result)
 
 
 def _apply_price_and_memory(machine: Machine, price: Sequence[str], *, memory: str | None, by: str) -> Machine:
@@ -95,14 +95,14 @@ def _apply_price_and_memory(machine: Machine, price: Sequence[str], *, memory: s
     (machine,) = apply_prices([machine], price)
     if by == "cost" and machine.dollars_per_rank_hour is None:
         name = machine.name.split()[0]
-        say(f"{machine.name} has no price: ranked by GPU hours; for dollars give --price {name}=2.2/h")
+        print_line(f"{machine.name} has no price: ranked by GPU hours; for dollars give --price {name}=2.2/h")
     return limit_memory(machine, memory)
 
 
-def say_if_stopped(result: SearchResult) -> None:
+def exit_if_stopped(result: SearchResult) -> None:
     """Exit with the code of an interrupted command, if Ctrl-C stopped the search."""
     if result.stopped:
-        say(f"stopped: the best when {result.tried:,} layouts were decided; others may be better")
+        print_line(f"stopped: the best when {result.tried:,} layouts were decided; others may be better")
         raise typer.Exit(130)
 
 
@@ -114,10 +114,10 @@ def show_found(
 
     if not json:
         show_question(model, machine, job, remarks=result.remarks, stated=stated)
-    show(result.model_dump_json(indent=2) if json else page.page(result, precision=job.precision.name))
+    show(result.model_dump_json(indent=2) if json else page.render_page(result, precision=job.precision.name))
 
 
-def ranking(result: SearchResult) -> list[str]:
+def rank_layouts(result: SearchResult) -> list[str]:
     """Return layouts of one precision in order of preference: the proposal, then the fastest first."""
     ranked_steps = [*([result.proposal.choice] if result.proposal else []), *result.best]
     return [ranked.step.layout for ranked in ranked_steps if ranked.precision == ranked_steps[0].precision]
@@ -158,4 +158,4 @@ def draw_front(result: SearchResult, path: Path, *, of: str) -> None:
     from fivefold.rendering.point_charts import draw_front_file
 
     save(draw_front_file(result, subtitle=of), path)
-    say(f"drew {path}")
+    print_line(f"drew {path}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli import trace_compare
-from fivefold.cli.options import say
+from fivefold.cli.options import print_line
 from fivefold.cli.options import show as print_data
 from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import ShowOptions
@@ -21,8 +21,8 @@ def show(request: ShowOptions) -> None:
     from fivefold.profiling.step_advice import advise_on_step
     from fivefold.record import read_lines
     from fivefold.rendering import charts as draw
-    from fivefold.rendering.budget import page
-    from fivefold.rendering.compare import table
+    from fivefold.rendering.budget import render_page
+    from fivefold.rendering.compare import render_table
     from fivefold.rendering.losses import draw_losses
     from fivefold.results.run_folder import find_step_file
     from fivefold.results.step_comparison import compare, describe_assumption, read_pair
@@ -42,11 +42,11 @@ def show(request: ShowOptions) -> None:
 
         print_data(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
     else:
-        print_data(table(rows))
+        print_data(render_table(rows))
         if line := describe_assumption(predicted):
             print_data(line)
         steps = predicted, *trace_compare.read_dry_run(folder / "step.json"), measured
-        print_data(page(steps, findings=measured.findings))
+        print_data(render_page(steps, findings=measured.findings))
         if not measured.time.parts and (advice := advise_on_step(measured, predicted)):  # of a watched loop
             print_data(f"\n{advice}")
     if request.charts:
@@ -54,11 +54,11 @@ def show(request: ShowOptions) -> None:
         lines = read_lines(folder / "log.jsonl")
         for name, chart in (
             ("loss", draw_losses(lines, subtitle=title)),
-            ("memory", draw.memory_bars([predicted, measured])),
+            ("memory", draw.draw_memory_bars([predicted, measured])),
             ("compare", draw.compare_bars(rows)),
         ):
             draw.save(chart, folder / f"{name}.svg")
-            say(f"drew {folder / name}.svg")
+            print_line(f"drew {folder / name}.svg")
         trace_compare.draw(folder, measured)
 
 

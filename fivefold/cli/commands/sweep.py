@@ -6,12 +6,12 @@ import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import SweepOptions
 from fivefold.requests.machines import find_local_machine_file
-from fivefold.requests.sweep import choose_default_path, trials
+from fivefold.requests.sweep import choose_default_path, plan_trials
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @accept_request(SweepOptions)
 def sweep(request: SweepOptions) -> None:
     """Predict, and measure if asked, every combination of models, machines, ranks, layouts and jobs."""
-    from fivefold.rendering.progress import bar
+    from fivefold.rendering.progress import show_progress
     from fivefold.rendering.sweep import table
     from fivefold.sweeps import rows_file
     from fivefold.sweeps.journal import open_journal
@@ -34,26 +34,30 @@ def sweep(request: SweepOptions) -> None:
     charts = request.charts
     if request.dry:
         size = {"rows": plan.rows, "settings": len(plan.parts)}
-        show(json_module.dumps(size) if request.as_json else _size(**size))
+        show(json_module.dumps(size) if request.as_json else _format_size(**size))
         return
     path = request.out or choose_default_path(request.file)
     rows_file.check(path)
     if charts is not None and charts.exists() and not charts.is_dir():
         raise UserError(f"--charts {charts} is a file; name a folder")
-    with open_journal(path.with_name(f"{path.name}.journal")) as journal, bar("sweeping") as progress:
+    with open_journal(path.with_name(f"{path.name}.journal")) as journal, show_progress("sweeping") as progress:
         submit = _submit if request.slurm else None
         measures = request.measure or request.slurm
-        measurement = trials(path, steps=request.steps, timeout=request.timeout, submit=submit) if measures else None
+        measurement = (
+            plan_trials(path, steps=request.steps, timeout=request.timeout, submit=submit) if measures else None
+        )
         rows = run(plan, journal, trials=measurement, report=progress, risk=request.risk)
         rows_file.write(rows, path)
         journal.drop("predicted")
-    say(f"wrote {len(rows):,} rows to {path}")
+    print_line(f"wrote {len(rows):,} rows to {path}")
     if charts is not None:
         _draw(rows, charts)
-    show(json_module.dumps([row.model_dump() for row in rows], indent=2) if request.as_json else table.page(rows))
+    show(
+        json_module.dumps([row.model_dump() for row in rows], indent=2) if request.as_json else table.render_page(rows)
+    )
 
 
-def _size(*, rows: int, settings: int) -> str:
+def _format_size(*, rows: int, settings: int) -> str:
     return f"{rows:,} rows at most, of {settings:,} settings of model, machine, ranks and job"
 
 
@@ -71,7 +75,7 @@ def _draw(rows: list[SweepRow], folder: Path) -> None:
     for name, picture in PICTURES.items():
         chart = picture(rows)
         if isinstance(chart, str):
-            say(f"not drawn: {name}, which {chart}")
+            print_line(f"not drawn: {name}, which {chart}")
         else:
             charts.save(chart, folder / f"{name}.svg")
-            say(f"drew {folder / name}.svg")
+            print_line(f"drew {folder / name}.svg")

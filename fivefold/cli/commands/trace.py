@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 from typing import TYPE_CHECKING
 
-from fivefold.cli.options import say, show
+from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import TraceOptions
@@ -24,12 +24,12 @@ def trace(request: TraceOptions, job: Job) -> None:
     from fivefold.profiling.trace_advice import advise
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
-    from fivefold.rendering.progress import bar
-    from fivefold.rendering.trace_report import page, save_charts
+    from fivefold.rendering.progress import show_progress
+    from fivefold.rendering.trace_report import render_page, save_charts
 
     links = load_machine(request.machine) if request.machine else None
     predicted, layout, links = _predict(request.against, job, links)
-    with bar("reading") as progress:
+    with show_progress("reading") as progress:
         result = read(
             request.files,
             step=request.step,
@@ -48,10 +48,10 @@ def trace(request: TraceOptions, job: Job) -> None:
         show(json_module.dumps(data, indent=2))
     else:
         about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
-        show(page(result.report, rows=rows, predicted=about, advice=advice))
+        show(render_page(result.report, rows=rows, predicted=about, advice=advice))
     if request.charts:
         save_charts(result.report, result.pieces(), request.charts)
-        say(f"wrote breakdown and critical-path as .svg and .html to {request.charts}")
+        print_line(f"wrote breakdown and critical-path as .svg and .html to {request.charts}")
 
 
 def _predict(

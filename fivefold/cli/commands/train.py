@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from fivefold.cli import trace_compare
 from fivefold.cli.closing import print_proof, write_report
 from fivefold.cli.corpus import hold_folder, prepare_corpus
-from fivefold.cli.errors import launcher
+from fivefold.cli.errors import find_launcher
 from fivefold.cli.first_calibration import calibrate_if_needed
-from fivefold.cli.options import say
+from fivefold.cli.options import print_line
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import TrainOptions
@@ -41,36 +41,36 @@ def train(request: TrainOptions) -> None:
     force, slurm = request.force, request.slurm
     settings = Run.load(request.run).replace(**{name: value for name, value in overrides.items() if value is not None})
     model = resolve(settings.model)
-    chips = calibrate_if_needed(partial(_machine, settings), allowed=not (request.no_calibrate or slurm))
-    layout = Layout.parse(_layout(settings, chips))
-    chips = _machine(settings) if settings.measure else chips  # includes the measurements just made
+    chips = calibrate_if_needed(partial(_resolve_machine, settings), allowed=not (request.no_calibrate or slurm))
+    layout = Layout.parse(_resolve_layout(settings, chips))
+    chips = _resolve_machine(settings) if settings.measure else chips  # includes the measurements just made
     refuse(layout, model=model, job=settings.job, machine=chips)
     _check_supported(layout, settings, model=model)
-    if launcher() is None:
+    if find_launcher() is None:
         _check_folder(settings, model=model, file=request.run)
         for remark in list_remarks(model, chips, settings.job, layout):
-            say(f"fivefold: {remark}")
+            print_line(f"fivefold: {remark}")
         _check_inputs_exist(settings, model=model)
     if not slurm:  # a Slurm job starts on other chips than this computer's
-        if launcher() is None and not force:
+        if find_launcher() is None and not force:
             _check_host(settings, layout, machine=chips, file=request.run)
         settings = settings.replace(job=_choose_kernels(settings.job, model=model))
     settings.check(layout)
     settings.check_data(model)
-    if launcher() is None and not force:
+    if find_launcher() is None and not force:
         _check_fits(settings, layout, model=model, machine=chips, runs_here=not slurm)
     options = ["--machine", request.machine] if request.machine is not None else []
     if slurm:
         from fivefold.cli.slurm import submit
 
-        say(submit(settings, path=request.run, layout=layout, machine=chips, force=force, words=options))
+        print_line(submit(settings, path=request.run, layout=layout, machine=chips, force=force, words=options))
         return
     with hold_folder(settings.folder):
         # The launcher prepares it before it starts ranks; under torchrun the first rank does it while the others wait.
-        if launcher() is None:
+        if find_launcher() is None:
             prepare_corpus(settings, model)
             if line := settings.describe_excess(model):
-                say(f"fivefold: {line}")
+                print_line(f"fivefold: {line}")
         if layout.world > 1 and "RANK" not in os.environ:
             options += ["--json"] if request.as_json else []
             options += ["--trace", str(request.trace)] if request.trace else []
@@ -104,14 +104,14 @@ def _choose_kernels(job: Job, *, model: Model) -> Job:
 
     check_chip(job, model=model)
     job, remark = check_kernels(job)
-    if remark and launcher() is None:
-        say(remark)
+    if remark and find_launcher() is None:
+        print_line(remark)
     return job
 
 
 def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine, json: bool) -> None:
     """Train as one rank of ``layout``; rank 0 prints the outcome."""
-    answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if launcher() is not None else None
+    answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if find_launcher() is not None else None
     with shorten_errors(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
         from fivefold.cli.hosts import choose_interface, count_restarts, keeps_store
         from fivefold.profiling.closed_loop import prove
@@ -125,10 +125,12 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
         process = Process.from_environment(os.environ)
         line = TrainingLine(steps=settings.job.steps)
         if process.rank == 0 and keeps_store(os.environ):
-            say("no new host can take a lost one's place: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun")
+            print_line(
+                "no new host can take a lost one's place: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun"
+            )
         if process.rank == 0 and (precision := describe_other_format(settings.job)):
-            say(precision)
-        if process.rank == 0 and launcher() is None and (restarts := count_restarts(os.environ)):
+            print_line(precision)
+        if process.rank == 0 and find_launcher() is None and (restarts := count_restarts(os.environ)):
             newest = find_latest(settings.folder / "checkpoints") or "the beginning"
             note(settings.folder, text=f"all ranks were started again ({restarts}) from {newest}")
         with line:
@@ -143,7 +145,7 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
             print_proof(settings, proof, json=json)
 
 
-def _machine(run: Run) -> Machine:
+def _resolve_machine(run: Run) -> Machine:
     """Return the run's machine; for ``layout = "auto"`` under torchrun, with as many ranks as torchrun has started."""
     machine = load_machine(run.machine)
     if run.layout == "auto" and "WORLD_SIZE" in os.environ:
@@ -151,7 +153,7 @@ def _machine(run: Run) -> Machine:
     return machine
 
 
-def _layout(run: Run, machine: Machine) -> str:
+def _resolve_layout(run: Run, machine: Machine) -> str:
     """Return the run's layout; ``auto`` is the fastest that fits."""
     if run.layout != "auto":
         return run.layout
@@ -171,10 +173,12 @@ def _layout(run: Run, machine: Machine) -> str:
             f"{finalist.layout} {show_seconds(finalist.measured_seconds or 0.0)}" for finalist in finalists[1:]
         )
         duration = show_seconds(best.measured_seconds)
-        say(f"layout {best.layout}: the fastest of {len(finalists)} measured, {duration}; {slower or 'no other fits'}")
+        print_line(
+            f"layout {best.layout}: the fastest of {len(finalists)} measured, {duration}; {slower or 'no other fits'}"
+        )
         return str(best.layout)
     layout = find_fastest(resolve(run.model), machine, run.job)
-    say(f"layout {layout}: the fastest that fits {machine.name}")
+    print_line(f"layout {layout}: the fastest that fits {machine.name}")
     return str(layout)
 
 
@@ -198,9 +202,9 @@ def _check_folder(run: Run, *, model: Model, file: Path) -> None:
 def _check_inputs_exist(run: Run, *, model: Model) -> None:
     """Reject, before the corpus is read, a run file whose weights or packages are missing."""
     if run.logs.wandb:
-        from fivefold.trainer.logs.wandb_log import package
+        from fivefold.trainer.logs.wandb_log import import_wandb
 
-        package()
+        import_wandb()
     if run.start.weights is not None:
         from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 
@@ -220,7 +224,7 @@ def _check_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> No
     host = Host.inspect()
     started = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if line := check_host(host, machine=machine, named=run.machine, layout=layout, file=file, started=started):
-        say(f"fivefold: {line}")
+        print_line(f"fivefold: {line}")
 
 
 ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
@@ -229,12 +233,12 @@ ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
 def _check_fits(run: Run, layout: Layout, *, model: Model, machine: Machine, runs_here: bool) -> None:
     """Reject a step that does not fit its chips or, with ``runs_here``, this host; warn of one that is tight."""
     from fivefold.planner.predict import predict
-    from fivefold.rendering.verdict import judgement
+    from fivefold.rendering.verdict import format_verdict
     from fivefold.trainer.host import Host, check_memory
 
     memory = predict(model=model, machine=machine, layout=layout, job=run.job).memory
     if memory.verdict == "tight":
-        say(f"fivefold: {judgement(memory)}; {ROOMIER}")
+        print_line(f"fivefold: {format_verdict(memory)}; {ROOMIER}")
     if memory.verdict == "does not fit":
         fullest = max(memory.stages, key=lambda stage: stage.peak_bytes)
         raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.cli.options import say
+from fivefold.cli.options import print_line
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import WebOptions
@@ -16,4 +16,4 @@ def web(request: WebOptions) -> None:
         from fivefold.web.serve import serve
     except ModuleNotFoundError as error:
         raise UserError(f"the page needs the extra web ({error.name}): pip install 'fivefold[web]'") from None
-    serve(request.folder, port=request.port, browser=request.browser, local=find_local_machine_file(), say=say)
+    serve(request.folder, port=request.port, browser=request.browser, local=find_local_machine_file(), say=print_line)

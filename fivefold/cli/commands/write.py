@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.cli.options import say
+from fivefold.cli.options import print_line
 from fivefold.cli.request_options import accept_request
 from fivefold.cli.written_configs import put
 from fivefold.record import UserError
@@ -26,17 +26,17 @@ def write(request: WriteOptions, job: Job) -> None:
 
     plan = _plan(request, job)
     put(run(plan, to=request.to), request.output)
-    say_defaults(request.what, plan)
+    print_defaults(request.what, plan)
 
 
-def say_defaults(what: str, plan: ConfigPlan) -> None:
+def print_defaults(what: str, plan: ConfigPlan) -> None:
     """Print which values of a written config are defaults of Fivefold; nothing for another software's config."""
     run_file = _read_run_file(Path(what))
     if run_file is None and Path(what).exists():
         return
     job = (run_file or {}).get("job")
     if line := describe_defaults(plan.job, stated=job if isinstance(job, dict) else ()):
-        say(f"note: {line}")
+        print_line(f"note: {line}")
 
 
 def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
@@ -53,7 +53,7 @@ def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
         return ConfigPlan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
     config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):
-        say(f"note: {line}")
+        print_line(f"note: {line}")
     machine = gpus or _read_machine(Path(what))
     config_job = load_job(**get_job_words(request), base=config.job.model_dump())
     return ConfigPlan(config.model, config.layout, config_job, nodes, machine, config.data)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.diagnosis.doctor import memory
-from fivefold.diagnosis.doctor.advice import advise, candidates
-from fivefold.diagnosis.doctor.sharded import Plan, check_ranks, costs
-from fivefold.diagnosis.doctor.steps import ExaminedSteps, Step, UserCode, plain_step, recompute, run_steps
+from fivefold.diagnosis.doctor.advice import advise, list_candidates
+from fivefold.diagnosis.doctor.sharded import Plan, check_ranks, measure_costs
+from fivefold.diagnosis.doctor.steps import ExaminedSteps, Step, UserCode, make_plain_step, recompute, run_steps
 from fivefold.diagnosis.doctor.user_errors import convert_user_exceptions
 from fivefold.record import UserError
 from fivefold.results.diagnosis import Advice, Diagnosis
@@ -52,9 +52,9 @@ def examine(
     if budget_bytes is not None and budget_bytes <= 0:
         raise UserError(f"a budget of {budget_bytes} bytes is too small; write for example 24GiB")
     check_ranks([("--fsdp", fsdp), ("--tp", tp)])
-    user = UserCode(make_model, make_optimizer or _adamw, step or plain_step(loss))  # type: ignore[arg-type]
+    user = UserCode(make_model, make_optimizer or _make_adamw, step or make_plain_step(loss))  # type: ignore[arg-type]
     on_progress = report or (lambda _: None)
-    follow = candidates if budget_bytes is not None else None
+    follow = list_candidates if budget_bytes is not None else None
     on_progress("examining two steps")
     with convert_user_exceptions(file):
         steps = run_steps(user, follow=follow)
@@ -63,10 +63,10 @@ def examine(
         advice = advise(
             steps, budget_bytes=budget_bytes, again=partial(_examine_recomputed, user, file=file, tell=on_progress)
         )
-    diagnosis = _diagnosis(steps, advice)
+    diagnosis = _build_diagnosis(steps, advice)
     if fsdp is None and tp is None:
         return diagnosis
-    return diagnosis.replace(costs=costs(user, fsdp=fsdp, tp=tp, plan=plan, file=file, report=on_progress))
+    return diagnosis.replace(costs=measure_costs(user, fsdp=fsdp, tp=tp, plan=plan, file=file, report=on_progress))
 
 
 def _examine_recomputed(
@@ -77,12 +77,12 @@ def _examine_recomputed(
         return run_steps(user, recompute_in=modules)
 
 
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+def _make_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters())
 
 
-def _diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
-    parts = memory.parts(seen.model, seen.steady)
+def _build_diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
+    parts = memory.list_module_costs(seen.model, seen.steady)
     full_model = parts[0]
     parameters = list(seen.model.parameters())
     return Diagnosis(
@@ -90,9 +90,9 @@ def _diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
         optimizer=type(seen.optimizer).__name__,
         parameters=full_model.parameters,
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        parameters_bytes=_bytes(seen, "parameters"),
-        gradients_bytes=_bytes(seen, "gradients"),
-        optimizer_bytes=_bytes(seen, "optimizer"),
+        parameters_bytes=_count_peak_bytes(seen, "parameters"),
+        gradients_bytes=_count_peak_bytes(seen, "gradients"),
+        optimizer_bytes=_count_peak_bytes(seen, "optimizer"),
         kept_bytes=full_model.kept_bytes,
         first=memory.describe_peak(seen.first),
         steady=memory.describe_peak(seen.steady),
@@ -105,6 +105,6 @@ def _diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
     )
 
 
-def _bytes(seen: ExaminedSteps, category: str) -> int:
+def _count_peak_bytes(seen: ExaminedSteps, category: str) -> int:
     """Return the most bytes of a category that are live at the same time in the steady step."""
     return memory.find_most(seen.steady, category)

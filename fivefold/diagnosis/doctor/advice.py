@@ -64,7 +64,7 @@ class RecomputeTrial(NamedTuple):
     seen: ExaminedSteps
 
 
-def candidates(model: nn.Module) -> tuple[str, ...]:
+def list_candidates(model: nn.Module) -> tuple[str, ...]:
     """Return the paths of modules that might be recomputed; for a model without lists, its children."""
     lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     paths = {path: part for path, part in model.named_modules() if path}
@@ -98,14 +98,14 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
         if best.seen.peak_bytes <= budget_bytes or first_fitting is None:
             break
         margin = max(margin + 1, trial.seen.peak_bytes - peak)
-    return _advice(best, seen, budget_bytes=budget_bytes, refused=reasons)
+    return _build_advice(best, seen, budget_bytes=budget_bytes, refused=reasons)
 
 
 def _rank(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[tuple[str, ...], int]]:
     """Return choices with their predicted peaks, in order of work."""
-    choices = sorted(_choices(drops), key=lambda choice: (choice.work, choice.lateness))
+    choices = sorted(_list_choices(drops), key=lambda choice: (choice.work, choice.lateness))
     return [
-        (choice.modules, _peak(lifetimes, [drop for path in choice.modules for drop in drops[path]]))
+        (choice.modules, _predict_peak(lifetimes, [drop for path in choice.modules for drop in drops[path]]))
         for choice in choices
     ]
 
@@ -142,9 +142,9 @@ def _reason_not_less(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
     )
 
 
-def _advice(best: RecomputeTrial, seen: ExaminedSteps, *, budget_bytes: int, refused: dict[str, str]) -> Advice:
-    total, peak = _flops(seen), best.seen.peak_bytes
-    extra, fits = _flops(best.seen) - total, peak <= budget_bytes
+def _build_advice(best: RecomputeTrial, seen: ExaminedSteps, *, budget_bytes: int, refused: dict[str, str]) -> Advice:
+    total, peak = _count_flops(seen), best.seen.peak_bytes
+    extra, fits = _count_flops(best.seen) - total, peak <= budget_bytes
     return Advice(
         budget_bytes=budget_bytes,
         fits=fits,
@@ -158,7 +158,7 @@ def _advice(best: RecomputeTrial, seen: ExaminedSteps, *, budget_bytes: int, ref
     )
 
 
-def _flops(seen: ExaminedSteps) -> int:
+def _count_flops(seen: ExaminedSteps) -> int:
     tape = seen.steady.tape
     return sum(tape.kernels[first].flops for kind, first, _, _ in tape if kind == KERNEL)
 
@@ -241,7 +241,7 @@ def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
 # The choices
 
 
-def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
+def _predict_peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
     """Return the predicted peak of the step with these drops."""
     change = np.zeros(len(lifetimes.tape) + 1, np.int64)
     for drop in drops:
@@ -256,7 +256,7 @@ def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
     )
 
 
-def _choices(drops: dict[str, list[Drop]]) -> list[RecomputeChoice]:
+def _list_choices(drops: dict[str, list[Drop]]) -> list[RecomputeChoice]:
     """Return the Pareto-optimal choices over the tree of modules: each entirely, or by modules inside of it."""
     inside: dict[str, list[str]] = defaultdict(list)
     for path in drops:
@@ -264,14 +264,16 @@ def _choices(drops: dict[str, list[Drop]]) -> list[RecomputeChoice]:
         while parent and parent not in drops:
             parent = parent.rpartition(".")[0]
         inside[parent].append(path)
-    return _subtree_choices("", drops, inside)
+    return _list_subtree_choices("", drops, inside)
 
 
-def _subtree_choices(path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]) -> list[RecomputeChoice]:
+def _list_subtree_choices(
+    path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]
+) -> list[RecomputeChoice]:
     choices = [RecomputeChoice(0, 0, 0, ())]
     for child in inside.get(path, ()):
-        options = _subtree_choices(child, drops, inside)
-        choices = _pareto(
+        options = _list_subtree_choices(child, drops, inside)
+        choices = _select_pareto_optimal(
             RecomputeChoice(a.bytes + b.bytes, a.work + b.work, a.lateness + b.lateness, a.modules + b.modules)
             for a in choices
             for b in options
@@ -280,11 +282,11 @@ def _subtree_choices(path: str, drops: dict[str, list[Drop]], inside: dict[str, 
         own_drops = drops[path]
         size = max(drop.bytes for drop in own_drops)
         full_choice = RecomputeChoice(size, sum(drop.work for drop in own_drops), size * own_drops[0].end, (path,))
-        choices = _pareto([*choices, full_choice])
+        choices = _select_pareto_optimal([*choices, full_choice])
     return choices
 
 
-def _pareto(choices: Iterable[RecomputeChoice]) -> list[RecomputeChoice]:
+def _select_pareto_optimal(choices: Iterable[RecomputeChoice]) -> list[RecomputeChoice]:
     """Return the choices that no other beats in both bytes and work.
 
     If there are more than ``MAX_CHOICES``, evenly spaced ones are kept.

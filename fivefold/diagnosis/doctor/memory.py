@@ -87,12 +87,12 @@ def read(tape: Tape, roles: Mapping[int, Role]) -> StepLifetimes:
     phases = [scope.phase for _, scope in scopes]
     lives = []
     for key, birth, size, site, scope, death, last_scope in sorted(freed, key=lambda life: life[1]):
-        category_and_name = _category_and_name(roles.get(key), tape.sites[site], phases[scope], last_scope - scope)
+        category_and_name = _classify_storage(roles.get(key), tape.sites[site], phases[scope], last_scope - scope)
         lives.append(Lifetime(key, birth, death, size, tape.sites[site], *category_and_name))
     return StepLifetimes(tape, tuple(lives), tuple(scopes), np.cumsum(change[:end]))
 
 
-def _category_and_name(role: Role | None, site: CodeSite, phase: str, later: int) -> tuple[str, str]:
+def _classify_storage(role: Role | None, site: CodeSite, phase: str, later: int) -> tuple[str, str]:
     """Return category and name of a storage, which is freed ``later`` scopes after its allocation."""
     if role is not None:
         return role.category, role.name
@@ -109,7 +109,7 @@ def describe_peak(lifetimes: StepLifetimes) -> Fullest:
     groups: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
     for life in live:
         sizes[life.category] += life.bytes
-        name, line = generalize_path(life.name), _line(life.site)
+        name, line = generalize_path(life.name), _format_line(life.site)
         groups[life.bytes, life.category, name, line, life.site.operation] += 1
     largest = sorted(groups.items(), key=lambda item: -item[0][0] * item[1])[:MAX_TENSOR_GROUPS]
     peak_life = next((life for life in live if life.birth == peak), None)
@@ -118,7 +118,7 @@ def describe_peak(lifetimes: StepLifetimes) -> Fullest:
         **{f"{category}_bytes": sizes[category] for category in CATEGORIES},
         phase=lifetimes.scopes[lifetimes.scope(peak)][1].phase,
         module=site.module,
-        line=_line(site),
+        line=_format_line(site),
         operation=site.operation,
         largest=tuple(
             Holding(bytes=size, number=number, category=category, name=name, line=line, operation=operation)
@@ -154,7 +154,7 @@ def sum_saved_activations(lifetimes: StepLifetimes) -> dict[str, int]:
     return kept_by_module
 
 
-def flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
+def count_flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
     """Return FLOPs by module, without its submodules, and by phase."""
     flops_by_module: dict[str, Counter[str]] = defaultdict(Counter)
     phase = ""
@@ -167,11 +167,11 @@ def flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
     return flops_by_module
 
 
-def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[ModuleCost, ...]:
+def list_module_costs(model: nn.Module, lifetimes: StepLifetimes) -> tuple[ModuleCost, ...]:
     """Return a row for every module: parameters, FLOPs and kept bytes, its submodules included."""
     flops_by_module: dict[str, Counter[str]] = defaultdict(Counter)
     kept_bytes: Counter[str] = Counter()
-    for module, phases in flops(lifetimes).items():
+    for module, phases in count_flops(lifetimes).items():
         for path in list_ancestors(module):
             flops_by_module[path].update(phases)
     for module, size in sum_saved_activations(lifetimes).items():
@@ -199,6 +199,6 @@ def list_ancestors(module: str) -> Iterator[str]:
     yield ""
 
 
-def _line(site: CodeSite) -> str:
+def _format_line(site: CodeSite) -> str:
     """Return a site's line in the user's code, "" if the line is the doctor's own."""
     return "" if site.line.startswith((PACKAGE_FOLDER, HERE)) else shorten_path(site.line)

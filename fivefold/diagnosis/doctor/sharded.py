@@ -50,7 +50,7 @@ Plan = Mapping[str, Any]  # name of a module, perhaps with *, → a key of STYLE
 Wrap = Callable[[nn.Module, DeviceMesh], None]
 
 
-def costs(
+def measure_costs(
     user: UserCode,
     *,
     fsdp: int | None,
@@ -68,16 +68,16 @@ def costs(
             ("… blocks recomputed", fsdp, _shard_recomputed),
         ]
     if tp is not None:
-        wraps.append((f"tensor parallel, {tp} ranks", tp, _tensor_parallel(plan)))
+        wraps.append((f"tensor parallel, {tp} ranks", tp, _make_tensor_parallel(plan)))
     costs_of_variants = []
     for variant, ranks, wrap in wraps:
         report(variant)
         with convert_user_exceptions(file):
-            costs_of_variants.append(_cost(user, variant=variant, ranks=ranks, wrap=wrap))
+            costs_of_variants.append(_measure_cost(user, variant=variant, ranks=ranks, wrap=wrap))
     return tuple(costs_of_variants)
 
 
-def blocks(model: nn.Module) -> tuple[str, ...]:
+def find_blocks(model: nn.Module) -> tuple[str, ...]:
     """Return the FSDP units: members of the outermost lists of modules; for a model without lists, its children."""
     lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
     outermost = [
@@ -92,16 +92,16 @@ def blocks(model: nn.Module) -> tuple[str, ...]:
     return tuple(path for path in paths if any(True for _ in model.get_submodule(path).parameters()))
 
 
-def _cost(user: UserCode, *, variant: str, ranks: int, wrap: Wrap) -> Cost:
+def _measure_cost(user: UserCode, *, variant: str, ranks: int, wrap: Wrap) -> Cost:
     """Run three steps of rank 0 of ``ranks`` and return their cost."""
-    with capture_warnings(), _fake_world(ranks), _shapes_hidden():
+    with capture_warnings(), _init_fake_world(ranks), _hide_global_shapes():
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp" if "tensor" in variant else "dp",))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _enter_mode(mode):
             model = user.make_model()
         wrap(model, mesh)  # outside of the fake mode: meshes read real ranks
         with _enter_mode(mode):
-            optimizer = _optimizer(user, model)
+            optimizer = _make_optimizer(user, model)
             with watch(model, optimizer, mesh=mesh, fake=True) as watched:
                 for _ in range(METERED):
                     user.step(model, optimizer)
@@ -125,7 +125,7 @@ def _read(watched: Watched, *, variant: str, ranks: int) -> Cost:
     )
 
 
-def _optimizer(user: UserCode, model: nn.Module) -> torch.optim.Optimizer:
+def _make_optimizer(user: UserCode, model: nn.Module) -> torch.optim.Optimizer:
     """Return the user's optimizer.
 
     It runs tensor by tensor if only some parameters are DTensors, because torch's foreach kernels do not accept both.
@@ -148,11 +148,11 @@ def _leave_unsharded(_model: nn.Module, _mesh: DeviceMesh) -> None:
 
 
 def _recompute(model: nn.Module, _mesh: DeviceMesh) -> None:
-    recompute(model, blocks(model))
+    recompute(model, find_blocks(model))
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh, *, reshard: bool = True) -> None:
-    for path in blocks(model):
+    for path in find_blocks(model):
         fully_shard(model.get_submodule(path), mesh=mesh, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard else False)
 
@@ -166,19 +166,21 @@ def _shard_recomputed(model: nn.Module, mesh: DeviceMesh) -> None:
     _shard(model, mesh)
 
 
-def _tensor_parallel(plan: Callable[[nn.Module], Plan] | None) -> Wrap:
+def _make_tensor_parallel(plan: Callable[[nn.Module], Plan] | None) -> Wrap:
     def wrap(model: nn.Module, mesh: DeviceMesh) -> None:
         module_styles = (
             plan(model) if plan is not None else getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
         )
         if not isinstance(module_styles, Mapping) or not module_styles:
             raise UserError("--tp needs a plan: write plan(model), which returns {'blocks.*.mlp.up': 'colwise', …}")
-        parallelize_module(model, mesh, {name: _style(name, style, model) for name, style in module_styles.items()})
+        parallelize_module(
+            model, mesh, {name: _parse_style(name, style, model) for name, style in module_styles.items()}
+        )
 
     return wrap
 
 
-def _style(name: str, style: object, model: nn.Module) -> ParallelStyle:
+def _parse_style(name: str, style: object, model: nn.Module) -> ParallelStyle:
     """Return one entry of a plan in torch's form; raises ``UserError`` for an unknown style or module."""
     paths = [path.split(".") for path, _ in model.named_modules()]
     words = name.split(".")
@@ -209,7 +211,7 @@ def _enter_mode(mode: FakeTensorMode) -> Iterator[None]:
 
 
 @contextmanager
-def _fake_world(ranks: int) -> Iterator[None]:
+def _init_fake_world(ranks: int) -> Iterator[None]:
     """Make this process rank 0 of ``ranks`` ranks, whose messages return at once."""
     if dist.is_initialized():
         raise UserError(
@@ -225,7 +227,7 @@ def _fake_world(ranks: int) -> Iterator[None]:
 
 
 @contextmanager
-def _shapes_hidden() -> Iterator[None]:
+def _hide_global_shapes() -> Iterator[None]:
     """Hide the global tensors on which DTensor computes shapes."""
     propagator: Any = ShardingPropagator
     original = propagator._propagate_tensor_meta_non_cached

@@ -65,7 +65,7 @@ def run_steps(
 ) -> ExaminedSteps:
     """Run two steps, with some modules recomputed. ``follow`` chooses the modules whose calls are recorded."""
     watch = ModuleRecorder()
-    with _fake_tensors(watch), watch:
+    with _enter_fake_mode(watch), watch:
         model, optimizer = _build(user, watch)
         watch.memo = None
         recompute(model, recompute_in)
@@ -95,7 +95,7 @@ def recompute(model: nn.Module, modules: tuple[str, ...]) -> None:
         part.forward = partial(checkpoint, part.forward, use_reentrant=False)
 
 
-def plain_step(loss: Callable[[nn.Module], Tensor]) -> Step:
+def make_plain_step(loss: Callable[[nn.Module], Tensor]) -> Step:
     """Return a step of one micro-batch: loss(model).backward(), optimizer.step(), zero_grad()."""
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -179,7 +179,7 @@ def capture_warnings() -> Iterator[list[warnings.WarningMessage]]:
 
 
 @contextmanager
-def _fake_tensors(watch: ModuleRecorder) -> Iterator[None]:
+def _enter_fake_mode(watch: ModuleRecorder) -> Iterator[None]:
     """Run within a ``FakeTensorMode``, with ``torch.compile`` forced to eager."""
     with (
         capture_warnings() as caught,

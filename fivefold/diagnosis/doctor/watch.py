@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from fivefold.dry_run.record.recorder import READ_SCALAR, TapeRecorder
 from fivefold.dry_run.record.tape import KERNEL, CodeSite, Kernel, Scope, Tape
 from fivefold.record import UserError
-from fivefold.trainer.measure.meter import tensors
+from fivefold.trainer.measure.meter import list_tensors
 
 aten = torch.ops.aten
 HERE = str(Path(__file__).parent)
@@ -121,7 +121,7 @@ class ModuleRecorder(TapeRecorder):
     def _make_begin_hook(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
         def on_begin(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self._update_scope()
-            starts.append((self.count_events(), self._storages((args, kwargs))))
+            starts.append((self.count_events(), self._find_storages((args, kwargs))))
 
         return on_begin
 
@@ -130,13 +130,13 @@ class ModuleRecorder(TapeRecorder):
             begin, inputs = starts.pop()
             if self._phase == "forward":
                 self.calls.append(
-                    ForwardCall(path, self.tape, begin, self.count_events(), inputs, self._storages(output))
+                    ForwardCall(path, self.tape, begin, self.count_events(), inputs, self._find_storages(output))
                 )
 
         return on_end
 
-    def _storages(self, tree: Any) -> frozenset[int]:
-        addresses = (tensor.untyped_storage()._cdata for tensor in tensors(tree))
+    def _find_storages(self, tree: Any) -> frozenset[int]:
+        addresses = (tensor.untyped_storage()._cdata for tensor in list_tensors(tree))
         return frozenset(self._ids[address] for address in addresses if address in self._ids)
 
     # Operations
@@ -145,13 +145,13 @@ class ModuleRecorder(TapeRecorder):
         """Record the operation in its scope; raises ``UserError`` for a device other than the CPU."""
         device = (kwargs or {}).get("device")
         if device is not None and torch.device(device).type not in PLACES:
-            raise UserError(f"{self._line()}: a tensor goes to {device}; {CUDA}")
+            raise UserError(f"{self._find_line()}: a tensor goes to {device}; {CUDA}")
         self._update_scope()
         if func is READ_SCALAR:
-            return self._scalar(func, args)
+            return self._choose_scalar(func, args)
         if func.name() == SPLIT_ATTENTION:
-            self._remark(
-                f"{self._line()}: attention runs as separate products (dropout, or a mask that is learnt); "
+            self._add_remark(
+                f"{self._find_line()}: attention runs as separate products (dropout, or a mask that is learnt); "
                 "flash attention on a GPU keeps less"
             )
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -172,7 +172,7 @@ class ModuleRecorder(TapeRecorder):
             self._phase = phase
             self.enter_scope(Scope(phase, -1, self._micro_batch))
 
-    def _scalar(self, func: Any, args: Any) -> Any:
+    def _choose_scalar(self, func: Any, args: Any) -> Any:
         """Return a value for ``.item()``: 1 in an update, a known constant, else 0 or False with a remark."""
         dtype = args[0].dtype
         if self.updating:
@@ -183,23 +183,26 @@ class ModuleRecorder(TapeRecorder):
             pass
         if dtype != torch.bool and not dtype.is_floating_point:
             raise UserError(
-                f"{self._line()}: reads a number from a tensor (.item(), .tolist()), but fake tensors hold no data; "
+                f"{self._find_line()}: reads a number from a tensor (.item(), .tolist()), "
+                "but fake tensors hold no data; "
                 "take it from shapes, or leave it out"
             )
         assumed_value = "False, and a branch on it is not taken" if dtype == torch.bool else "0"
-        self._remark(f"{self._line()}: asks a tensor for its value, which is taken as {assumed_value}")
+        self._add_remark(f"{self._find_line()}: asks a tensor for its value, which is taken as {assumed_value}")
         return False if dtype == torch.bool else 0.0
 
     def _record_kernel(self, func: Any, args: Any, out: Any, outputs: list[Tensor], frame: FrameType) -> None:
         """Record a convolution, whose FLOPs the base class does not count; leave other kernels to it."""
-        flops = _convolution_flops(func, args, out)
+        flops = _count_convolution_flops(func, args, out)
         if not flops:
             if torch.is_autocast_enabled("cuda"):
-                self._remark("torch.autocast('cuda') does nothing to tensors on the CPU: write autocast('cpu') here")
+                self._add_remark(
+                    "torch.autocast('cuda') does nothing to tensors on the CPU: write autocast('cpu') here"
+                )
             super()._record_kernel(func, args, out, outputs, frame)
             return
         self._flush()
-        moved_bytes = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in outputs)
+        moved_bytes = sum(tensor.nbytes for tensor in list_tensors(args)) + sum(tensor.nbytes for tensor in outputs)
         site = self.tape.site(self.call_sites.site(func, frame))
         kernel = Kernel("convolution", (), str(outputs[0].dtype).removeprefix("torch."), flops, moved_bytes, 1, site)
         self.tape.add(KERNEL, self.tape.kernel(kernel))
@@ -209,10 +212,10 @@ class ModuleRecorder(TapeRecorder):
             self.roles[key] = Role("inputs", "")
         super()._register_storage(key, size, site)
 
-    def _remark(self, remark: str) -> None:
+    def _add_remark(self, remark: str) -> None:
         self.remarks[remark] = None
 
-    def _line(self) -> str:
+    def _find_line(self) -> str:
         frame = self.call_sites.find_frame()
         return f"{shorten_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
@@ -223,7 +226,7 @@ def shorten_path(file: str) -> str:
     return package.removeprefix(f"{Path.cwd()}/")
 
 
-def _convolution_flops(func: Any, args: Any, out: Any) -> int:
+def _count_convolution_flops(func: Any, args: Any, out: Any) -> int:
     """Return 2 FLOPs per weight of a group's filter and output element (input element if transposed), or 0.
 
     The result is 0 for operations other than convolutions. The backward costs the same for the input and again for the

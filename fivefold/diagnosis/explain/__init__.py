@@ -49,7 +49,7 @@ def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
     explanations: list[Explanation] = []
     ranks = _Ranks({}, [], {}, [])
     unknown_files: list[_UnknownFormat] = []
-    for path, is_named in _files(paths):
+    for path, is_named in _list_files(paths):
         try:
             explanations += _explain_file(path, ranks, top=top)
         except _UnknownFormat as unknown:
@@ -66,7 +66,7 @@ def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
     return tuple(explanations)
 
 
-def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+def _list_files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Yield the files, and whether each was named itself."""
     for path in paths:
         if not path.exists():
@@ -97,8 +97,8 @@ def _explain_open_file(path: Path, file: BufferedReader, ranks: _Ranks, *, top: 
         raise UserError(f"{path}: a zip archive, as torch.save writes; a snapshot is written by _dump_snapshot")
     if b"\0" in begin:  # binary, or zeros that a full disk left
         raise _UnknownFormat(f"{path}: {UNKNOWN_TEXT}")
-    text = _text(file)
-    data = _json(text) if begin.lstrip().startswith((b"{", b"[")) else None
+    text = _read_text(file)
+    data = _parse_json(text) if begin.lstrip().startswith((b"{", b"[")) else None
     if snapshot.is_snapshot(data) or flight_recorder.is_dump(data):
         return _explain_data(data, path, ranks, top=top)
     return _explain_text(text, path, ranks)
@@ -110,7 +110,7 @@ UNKNOWN_TEXT = (
 )
 
 
-def _text(file: BufferedReader) -> str:
+def _read_text(file: BufferedReader) -> str:
     """Return the text of a file; of a long file its end, of a long pipe its beginning."""
     if file.seekable():
         size = os.fstat(file.fileno()).st_size
@@ -130,7 +130,7 @@ def _convert_format_errors(file: str) -> Iterator[None]:
         raise UserError(f"{file}: not in the format that torch writes: {type(error).__name__} {reason}") from error
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Return what a text of JSON holds; None if it is not JSON (JSON lines, for example)."""
     try:
         return json.loads(text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.diagnosis.explain.frames import Frame, phase
+from fivefold.diagnosis.explain.frames import Frame, find_phase
 
 NOT_KNOWN = "not known"
 GIVEN = {  # names that snapshots of other writers use
@@ -45,7 +45,7 @@ class _Phases:
 
     def __init__(self, lives: Sequence[Life]) -> None:
         phase_by_stack: dict[tuple[Frame, ...], str] = {}
-        self.of = [phase_by_stack.setdefault(life.stack, phase(life.stack)) for life in lives]
+        self.of = [phase_by_stack.setdefault(life.stack, find_phase(life.stack)) for life in lives]
         order = sorted(
             (index for index, life in enumerate(lives) if life.birth >= 0), key=lambda index: lives[index].birth
         )
@@ -64,7 +64,7 @@ class _Phases:
             self.last[birth] = last_of_phase.setdefault(phase_here, birth)
 
 
-def categories(lives: Sequence[Life]) -> list[str]:
+def classify_blocks(lives: Sequence[Life]) -> list[str]:
     """Return the category of each block."""
     given_categories = [GIVEN.get(life.category, life.category) for life in lives]
     if any(given_categories):
@@ -79,10 +79,10 @@ def categories(lives: Sequence[Life]) -> list[str]:
     weights = frozenset(
         life.bytes for life, phase_name in lives_and_phases if phase_name == "made" and life.death is None
     )
-    return [_category(life, phases.of[number], phases, weights) for number, life in enumerate(lives)]
+    return [_classify_block(life, phases.of[number], phases, weights) for number, life in enumerate(lives)]
 
 
-def _category(life: Life, made_in: str, phases: _Phases, weights: frozenset[int]) -> str:
+def _classify_block(life: Life, made_in: str, phases: _Phases, weights: frozenset[int]) -> str:
     """Return the category of one block. ``weights``: sizes of the parameters."""
     if made_in == "gather":
         return "gathers"

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from fivefold.diagnosis.explain.frames import frames, user_line
+from fivefold.diagnosis.explain.frames import find_user_line, parse_frames
 from fivefold.record import UserError
 from fivefold.results.explanation import Explanation, RankAt
 
@@ -61,33 +61,33 @@ def is_dump(data: object) -> bool:
 
 def explain(dumps: Mapping[int, dict[str, Any]], *, files: tuple[str, ...]) -> Explanation:
     """Explain what stopped a job, by the dumps of its ranks."""
-    entries = {rank: list(_entries(dump, rank, origin=files[0])) for rank, dump in dumps.items()}
-    members = _members(dumps)
+    entries = {rank: list(_list_entries(dump, rank, origin=files[0])) for rank, dump in dumps.items()}
+    members = _list_members(dumps)
     last_entry = {
         rank: max(rank_entries, key=lambda entry: entry.at) for rank, rank_entries in entries.items() if rank_entries
     }
     problems = [
         problem
         for group in dict.fromkeys(entry.group for rank_entries in entries.values() for entry in rank_entries)
-        if (problem := _problem(group, entries, members.get(group, ()))) is not None
+        if (problem := _find_problem(group, entries, members.get(group, ()))) is not None
     ]
     ranks = tuple(_rank_at(rank, problems, last_entry.get(rank)) for rank in sorted(dumps))
     if not problems:
         verdict = "every collective that is in the dumps has ended on every rank: it did not hang in one"
         findings = ["where the ranks were else: stacks, by py-spy dump or TORCH_SHOW_CPP_STACKTRACES=1"]
     else:
-        cause = _cause(problems)
-        verdict, findings = _verdict(cause), list(_findings(cause, problems))
+        cause = _find_cause(problems)
+        verdict, findings = _describe_problem(cause), list(_list_findings(cause, problems))
     absent = sorted({rank for group_ranks in members.values() for rank in group_ranks} - set(dumps))
     if absent:
-        findings.append(f"no dump of {_ranks(absent)}: it may have ended, or never come to write one")
+        findings.append(f"no dump of {_format_rank_ranges(absent)}: it may have ended, or never come to write one")
     return Explanation(kind="flight recorder", files=files, verdict=verdict, findings=tuple(findings), ranks=ranks)
 
 
 # Reading
 
 
-def _entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[CollectiveEntry]:
+def _list_entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[CollectiveEntry]:
     """Yield the collectives of one rank, without sends and receives, which are numbered by pairs of ranks."""
     raw_entries = dump["entries"]
     if not isinstance(raw_entries, list):
@@ -100,18 +100,18 @@ def _entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[Collec
         number = raw_entry.get("collective_seq_id", raw_entry.get("seq_id", 0))
         yield CollectiveEntry(
             rank=rank,
-            group=_key(dump, str(group[0]), str(group[1] if len(group) > 1 else "")),
+            group=_name_group(dump, str(group[0]), str(group[1] if len(group) > 1 else "")),
             number=number if isinstance(number, int) else 0,
             name=name,
-            sizes=_sizes(raw_entry, name),
+            sizes=_format_sizes(raw_entry, name),
             shown=_format_input(raw_entry),
             done=raw_entry.get("state") == "completed" or bool(raw_entry.get("retired")),
-            line=user_line(frames(raw_entry.get("frames"))),
+            line=find_user_line(parse_frames(raw_entry.get("frames"))),
             at=int(raw_entry.get("time_created_ns") or 0),
         )
 
 
-def _sizes(entry: dict[str, Any], name: str) -> str:
+def _format_sizes(entry: dict[str, Any], name: str) -> str:
     """Return what has to be equal on every rank."""
     inputs = None if name in ANY_INPUT else entry.get("input_sizes")
     outputs = None if name in ANY_OUTPUT else entry.get("output_sizes")
@@ -126,38 +126,40 @@ def _format_input(entry: dict[str, Any]) -> str:
     return f"{list(first)}{dtype}" if first is not None else ""
 
 
-def _config(dump: dict[str, Any], name: str) -> dict[str, Any]:
+def _find_config(dump: dict[str, Any], name: str) -> dict[str, Any]:
     config = dump.get("pg_config")
     group_config = config.get(name) if isinstance(config, dict) else None
     return group_config if isinstance(group_config, dict) else {}
 
 
 def _group_ranks(dump: dict[str, Any], name: str) -> tuple[int, ...]:
-    numbers = re.findall(r"\d{1,7}", str(_config(dump, name).get("ranks", "")))
+    numbers = re.findall(r"\d{1,7}", str(_find_config(dump, name).get("ranks", "")))
     return tuple(sorted(map(int, numbers)))
 
 
-def _key(dump: dict[str, Any], name: str, about: str) -> str:
+def _name_group(dump: dict[str, Any], name: str, about: str) -> str:
     """Return a group's name for messages, also used as its key: equal names with other ranks are other groups."""
     about = "" if about in ("", "undefined") else about
     ranks = ",".join(map(str, _group_ranks(dump, name)))
     return f"{about or f'group {name}'} (ranks {ranks})" if ranks else about or f"group {name}"
 
 
-def _members(dumps: Mapping[int, dict[str, Any]]) -> dict[str, tuple[int, ...]]:
+def _list_members(dumps: Mapping[int, dict[str, Any]]) -> dict[str, tuple[int, ...]]:
     ranks_by_group = {}
     for dump in dumps.values():
         config = dump.get("pg_config")
         for name, group_config in config.items() if isinstance(config, dict) else ():
             if (ranks := _group_ranks(dump, name)) and isinstance(group_config, dict):
-                ranks_by_group[_key(dump, str(name), str(group_config.get("desc", "")))] = ranks
+                ranks_by_group[_name_group(dump, str(name), str(group_config.get("desc", "")))] = ranks
     return ranks_by_group
 
 
 # Judging
 
 
-def _problem(group: str, entries: Mapping[int, Sequence[CollectiveEntry]], members: Sequence[int]) -> Problem | None:
+def _find_problem(
+    group: str, entries: Mapping[int, Sequence[CollectiveEntry]], members: Sequence[int]
+) -> Problem | None:
     """Return the first collective of a group that differs, is missing or is not done on some of its ranks."""
     by_rank = {
         rank: {entry.number: entry for entry in rank_entries if entry.group == group}
@@ -186,7 +188,7 @@ def _problem(group: str, entries: Mapping[int, Sequence[CollectiveEntry]], membe
     return late_problem
 
 
-def _cause(problems: Sequence[Problem]) -> Problem:
+def _find_cause(problems: Sequence[Problem]) -> Problem:
     """Return the problem that explains the others: a mismatch, else one whose missing ranks do not wait elsewhere."""
     waiting = {rank for other in problems for rank, entry in other.present.items() if not entry.done}
 
@@ -200,13 +202,13 @@ def _cause(problems: Sequence[Problem]) -> Problem:
     return cause._replace(missing=idle_ranks) if idle_ranks else cause
 
 
-def _verdict(problem: Problem) -> str:
+def _describe_problem(problem: Problem) -> str:
     if problem.kind == "mismatch":
         parts: dict[str, list[CollectiveEntry]] = defaultdict(list)
         for entry in problem.present.values():
             parts[f"{entry.name} {entry.sizes}"].append(entry)
         calls = [
-            f"{_ranks(entry.rank for entry in same_calls)} "
+            f"{_format_rank_ranges(entry.rank for entry in same_calls)} "
             f"{'calls' if len(same_calls) == 1 else 'call'} {same_calls[0]}"
             + (f" at {same_calls[0].line}" if same_calls[0].line else "")
             for same_calls in sorted(parts.values(), key=len)
@@ -217,14 +219,14 @@ def _verdict(problem: Problem) -> str:
         where = f", at {waiting.line}" if waiting.line else ""
         gave_up = all(entry.done for entry in problem.present.values())  # retired at the time limit
         wait = "waited until the time limit" if gave_up else "waits" if len(problem.present) == 1 else "wait"
-        place = f"{problem.name}, in which {_ranks(problem.present)} {wait}{where}"
-        return f"{_ranks(problem.missing)} did not come to {place}"
+        place = f"{problem.name}, in which {_format_rank_ranges(problem.present)} {wait}{where}"
+        return f"{_format_rank_ranges(problem.missing)} did not come to {place}"
     entry = next(candidate for candidate in problem.present.values() if not candidate.done)
     where = f", at {entry.line}" if entry.line else ""
     return f"all {len(problem.present)} ranks came to {problem.name}{where}, and it did not end"
 
 
-def _findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]:
+def _list_findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]:
     waiting = {rank: problem for problem in problems for rank, entry in problem.present.items() if not entry.done}
     for rank in cause.missing if cause.kind == "missing" else ():
         if rank in waiting:
@@ -235,7 +237,8 @@ def _findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]:
     if cause.kind == "stuck":
         undone = [rank for rank, entry in cause.present.items() if not entry.done]
         if len(undone) < len(cause.present):
-            yield f"it has ended on the others but not on {_ranks(undone)}: look at that rank's GPU and links"
+            ranks = _format_rank_ranges(undone)
+            yield f"it has ended on the others but not on {ranks}: look at that rank's GPU and links"
         else:
             yield "the calls agree, so it is the network, a GPU, or work before it on the same stream"
     if cause.kind == "mismatch":
@@ -270,7 +273,7 @@ def _shorten_group(group: str) -> str:
     return group if len(group) < 60 else f"{group[:50]}…)"
 
 
-def _ranks(ranks: Any) -> str:
+def _format_rank_ranges(ranks: Any) -> str:
     sorted_ranks = sorted(ranks)
     if len(sorted_ranks) == 1:
         return f"rank {sorted_ranks[0]}"

@@ -32,7 +32,7 @@ class Frame(NamedTuple):
         return f"{shorten_path(self.file)}:{self.line} {self.function}" if self.line else self.function
 
 
-def frames(raw: object) -> tuple[Frame, ...]:
+def parse_frames(raw: object) -> tuple[Frame, ...]:
     """Parse frames as PyTorch writes them, dictionaries of filename, line and name; invalid entries are skipped."""
     parsed = []
     for entry in raw if isinstance(raw, list | tuple) else ():
@@ -43,14 +43,14 @@ def frames(raw: object) -> tuple[Frame, ...]:
     return tuple(parsed)
 
 
-def user_line(stack: Sequence[Frame]) -> str:
+def find_user_line(stack: Sequence[Frame]) -> str:
     """Return the innermost line outside of torch and Python; else the innermost that has a file; else ""."""
     frames_with_file = [frame for frame in stack if frame.line and frame.file.endswith((".py", ">"))]
     user_frames = [frame for frame in frames_with_file if not LIBRARY.search(shorten_path(frame.file))]
     return str(user_frames[0]) if user_frames else str(frames_with_file[0]) if frames_with_file else ""
 
 
-def operation(stack: Sequence[Frame]) -> str:
+def find_operation(stack: Sequence[Frame]) -> str:
     """Return torch's operation, where C++ frames or this engine's own snapshots state it."""
     for frame in stack:
         if frame.file == "torch":  # dry_run/memory/snapshot.py
@@ -60,7 +60,7 @@ def operation(stack: Sequence[Frame]) -> str:
     return ""
 
 
-def phase(stack: Iterable[Frame]) -> str:
+def find_phase(stack: Iterable[Frame]) -> str:
     """Return update, backward, gather, forward, made (a module's weights) or "": the first of them that a frame shows.
 
     A stack without frames belongs to the autograd engine's own threads, in which no Python runs: backward.

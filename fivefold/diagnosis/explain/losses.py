@@ -57,8 +57,8 @@ class LossPoint(NamedTuple):
 
 def read(text: str) -> list[LossPoint]:
     """Return the losses of a text, in order; empty if it has none."""
-    rows = _json_rows(text) or _csv_rows(text)
-    return list(_points(rows)) if rows else list(_text_points(text))
+    rows = _parse_json_rows(text) or _parse_csv_rows(text)
+    return list(_list_points(rows)) if rows else list(_parse_text_points(text))
 
 
 def explain(points: Sequence[LossPoint], *, files: tuple[str, ...]) -> Explanation | None:
@@ -67,7 +67,7 @@ def explain(points: Sequence[LossPoint], *, files: tuple[str, ...]) -> Explanati
     ends_with_bad_norm = bool(bad_norm_steps) and bad_norm_steps[-1] == points[-1].step
     if len(points) < MIN_LOSSES and not ends_with_bad_norm and all(math.isfinite(point.loss) for point in points):
         return None
-    events = sorted(_events(points), key=lambda event: event.step)
+    events = sorted(_find_events(points), key=lambda event: event.step)
     finite_points = [point for point in points if math.isfinite(point.loss)]
     least_point = min(finite_points, key=lambda point: point.loss, default=None)
     last = points[-1]
@@ -108,7 +108,7 @@ def explain(points: Sequence[LossPoint], *, files: tuple[str, ...]) -> Explanati
 # What happened
 
 
-def _events(points: Sequence[LossPoint]) -> Iterator[LossEvent]:
+def _find_events(points: Sequence[LossPoint]) -> Iterator[LossEvent]:
     window = max(MIN_LOSSES, min(64, len(points) // 4))
     guard = LossGuard(Faults(on_nan="skip", on_spike="skip", spike_window=window))
     usual_loss = dict[int, float]()
@@ -125,7 +125,7 @@ def _events(points: Sequence[LossPoint]) -> Iterator[LossEvent]:
         return  # no trend can be determined after such an end
     flagged_indices = {index for index, _ in flagged}
     unflagged = [point for index, point in enumerate(points) if index not in flagged_indices]
-    yield from _trend(unflagged, window)
+    yield from _find_trend(unflagged, window)
 
 
 def _split_runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int, int]]:
@@ -149,13 +149,13 @@ def _make_event(
     when = f"at step {begin}" if begin == end else f"from step {begin} to {end}"
     to_end = last == len(points) - 1
     if not finite:
-        norm_text = _norm(points, first - 1, window) if first else ""
+        norm_text = _describe_norm(points, first - 1, window) if first else ""
         until_end = ", to the end of the log" if to_end and last > first else ""
         return LossEvent(
             kind="not a number", step=begin, last=end, line=f"the loss is no number {when}{until_end}{norm_text}"
         )
     highest = max(point.loss for point in points[first : last + 1])
-    size_text = f"up to {highest:.4g}, where {usual[first]:.4g} is usual{_norm(points, first, window)}"
+    size_text = f"up to {highest:.4g}, where {usual[first]:.4g} is usual{_describe_norm(points, first, window)}"
     if to_end and last - first + 1 >= MIN_LOSSES // 2:
         return LossEvent(
             kind="divergence", step=begin, last=end, line=f"the loss diverges {when}: {size_text}, to the end"
@@ -163,7 +163,7 @@ def _make_event(
     return LossEvent(kind="spike", step=begin, last=end, line=f"the loss leaps {when}: {size_text}")
 
 
-def _norm(points: Sequence[LossPoint], place: int, window: int) -> str:
+def _describe_norm(points: Sequence[LossPoint], place: int, window: int) -> str:
     """Describe the gradient norm at ``place``, if it is far above what was usual."""
     previous_norms = [point.norm for point in points[max(0, place - window) : place] if math.isfinite(point.norm)]
     usual = statistics.median(previous_norms) if previous_norms else 0.0
@@ -171,7 +171,7 @@ def _norm(points: Sequence[LossPoint], place: int, window: int) -> str:
     return f"; gradient norm {norm:.4g}, where {usual:.4g} is usual" if usual > 0 and not norm < 3 * usual else ""
 
 
-def _trend(points: Sequence[LossPoint], window: int) -> Iterator[LossEvent]:
+def _find_trend(points: Sequence[LossPoint], window: int) -> Iterator[LossEvent]:
     """Yield a slow divergence or a plateau, by the medians of consecutive windows."""
     starts = range(len(points) % window, len(points) - window + 1, window)
     medians = [statistics.median(point.loss for point in points[start : start + window]) for start in starts]
@@ -204,7 +204,7 @@ def _spread(losses: Sequence[float]) -> float:
 # Reading
 
 
-def _json_rows(text: str) -> list[dict[str, Any]]:
+def _parse_json_rows(text: str) -> list[dict[str, Any]]:
     """Return the objects of a text of JSON: one a line, a list, or the log_history of a trainer_state.json."""
     begin = text.lstrip()[:1]
     if begin not in ("{", "["):
@@ -226,7 +226,7 @@ def _json_rows(text: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _csv_rows(text: str) -> list[dict[str, Any]]:
+def _parse_csv_rows(text: str) -> list[dict[str, Any]]:
     """Return the rows of a table whose first line names a column of losses."""
     header = text.lstrip().partition("\n")[0]
     delimiter = next((delimiter for delimiter in (",", "\t", ";") if delimiter in header), None)
@@ -236,7 +236,7 @@ def _csv_rows(text: str) -> list[dict[str, Any]]:
     return list(csv.DictReader(text.lstrip().splitlines(), fieldnames=names, delimiter=delimiter or ","))[1:]
 
 
-def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[LossPoint]:
+def _list_points(rows: Sequence[Mapping[str, Any]]) -> Iterator[LossPoint]:
     count = 0
     for row in rows:
         lower = {str(key).lower(): value for key, value in row.items()}
@@ -249,7 +249,7 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[LossPoint]:
         yield LossPoint(int(step) if step is not None and math.isfinite(step) and step >= 0 else count, loss, norm)
 
 
-def _text_points(text: str) -> Iterator[LossPoint]:
+def _parse_text_points(text: str) -> Iterator[LossPoint]:
     count = 0
     for raw in text.splitlines():
         if len(raw) > LINE_CHARACTERS:

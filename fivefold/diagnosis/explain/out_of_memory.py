@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fivefold.diagnosis.explain.frames import Frame, parse_traceback, phase, user_line
+from fivefold.diagnosis.explain.frames import Frame, find_phase, find_user_line, parse_traceback
 from fivefold.results.explanation import Explanation, HeldMemory
 from fivefold.units import GIB, KIB, MIB, show_bytes
 
@@ -86,7 +86,7 @@ class Cause(NamedTuple):
 
 def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
     """Explain what ran out of memory, by the first message of each rank; None if nothing did."""
-    messages = _messages(text)
+    messages = _find_messages(text)
     if not messages:
         return None
     first_by_rank: dict[str, OutOfMemoryMessage] = {}
@@ -105,14 +105,14 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
     return Explanation(
         kind="out of memory",
         files=files,
-        verdict=_verdict(chosen),
+        verdict=_describe_message(chosen),
         findings=tuple(findings),
         change=next((cause.change for cause in causes if cause.change), ""),
         memory=_sum_memory(chosen),
     )
 
 
-def _messages(text: str) -> list[OutOfMemoryMessage]:
+def _find_messages(text: str) -> list[OutOfMemoryMessage]:
     """Return all messages in order, with the traceback of the same rank above each."""
     stacks: dict[str, list[str]] = defaultdict(list)
     messages = []
@@ -124,14 +124,14 @@ def _messages(text: str) -> list[OutOfMemoryMessage]:
         if "Traceback (most recent call last)" in line:
             stacks[rank] = []
         elif FOUND.search(line):
-            rest = _continuation(lines[number + 1 : number + 1 + MAX_CONTINUED]) if "allocate" in line else ""
-            messages.append(_message(line + rest, rank, stacks.pop(rank, [])))
+            rest = _join_continuation(lines[number + 1 : number + 1 + MAX_CONTINUED]) if "allocate" in line else ""
+            messages.append(_parse_message(line + rest, rank, stacks.pop(rank, [])))
         else:
             stacks[rank].append(line)
     return messages
 
 
-def _continuation(lines: Sequence[str]) -> str:
+def _join_continuation(lines: Sequence[str]) -> str:
     """Return the following lines that belong to a wrapped message, with the prefix of their rank removed."""
     rest = ""
     for raw_line in lines:
@@ -143,8 +143,10 @@ def _continuation(lines: Sequence[str]) -> str:
     return rest
 
 
-def _message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMessage:
-    sizes = {name: size for name, pattern in COMPILED.items() if (size := _size(pattern.search(line))) is not None}
+def _parse_message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMessage:
+    sizes = {
+        name: size for name, pattern in COMPILED.items() if (size := _parse_size(pattern.search(line))) is not None
+    }
     if match := CPU.search(line):
         sizes["wanted"] = int(match[1])
     processes = [(pid, UNITS[unit] * float(number)) for pid, number, unit in NEIGHBOUR.findall(line)]
@@ -183,7 +185,7 @@ def _find_own_process(processes: Sequence[tuple[str, float]], sizes: Mapping[str
     )
 
 
-def _size(match: re.Match[str] | None) -> int | None:
+def _parse_size(match: re.Match[str] | None) -> int | None:
     if match is None:
         return None
     number, unit = (group for group in match.groups() if group is not None)
@@ -226,10 +228,10 @@ def _sum_memory(message: OutOfMemoryMessage) -> HeldMemory:
     )
 
 
-def _verdict(message: OutOfMemoryMessage) -> str:
-    requested, line_of_code = message.get("wanted"), user_line(message.stack)
+def _describe_message(message: OutOfMemoryMessage) -> str:
+    requested, line_of_code = message.get("wanted"), find_user_line(message.stack)
     where = f"rank {message.rank}, {message.device}" if message.rank else message.device
-    phase_text = PHASES[phase(message.stack)] if message.stack else ""
+    phase_text = PHASES[find_phase(message.stack)] if message.stack else ""
     line = f"{where} ran out of memory"
     line += f" in {phase_text}" if phase_text else ""
     line += f", at {line_of_code}" if line_of_code else ""

@@ -14,9 +14,9 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.memory.allocator import driver_bytes
+from fivefold.planner.counts.memory.allocator import count_driver_bytes
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import changes, get_change_cost
+from fivefold.planner.questions import get_change_cost, list_changes
 from fivefold.planner.search import search
 from fivefold.record import UserError
 from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMemory, MemoryComparison
@@ -46,14 +46,14 @@ def compare_with_prediction(
 ) -> AgainstPrediction:
     """Compare the prediction of ``layout`` with ``memory``, and find what would fit."""
     predicted = predict(model=model, machine=machine, layout=layout, job=job)
-    driver = driver_bytes(machine, layout)
+    driver = count_driver_bytes(machine, layout)
     room = machine.chip.memory_bytes - driver
     if memory.capacity_bytes is not None:
         room = min(room, max(0, memory.capacity_bytes - driver))
     excess = max(0, memory.needed_bytes - predicted.memory.peak_bytes)
     fitting_changes = [
         change
-        for change in changes(model=model, machine=machine, job=job, layout=layout)
+        for change in list_changes(model=model, machine=machine, job=job, layout=layout)
         if change.memory_bytes + excess <= room
     ]
     fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.requested_bytes is None
@@ -64,17 +64,17 @@ def compare_with_prediction(
     seconds = predicted.time.step_seconds
     return AgainstPrediction(
         predicted=predicted,
-        rows=tuple(_rows(memory, predicted)),
+        rows=tuple(_compare_categories(memory, predicted)),
         excess_bytes=excess,
         available_bytes=room,
         change=least_change,
         layout=other_layout,
         slower=max(0.0, least_change.step_seconds / seconds - 1) if least_change and seconds else None,
-        findings=(*_findings(memory, predicted, machine=machine, room=room), *([remark] if remark else [])),
+        findings=(*_list_findings(memory, predicted, machine=machine, room=room), *([remark] if remark else [])),
     )
 
 
-def _rows(memory: HeldMemory, predicted: Step) -> Iterator[MemoryComparison]:
+def _compare_categories(memory: HeldMemory, predicted: Step) -> Iterator[MemoryComparison]:
     """Yield a row for each category, if the file distinguishes them, then for the peak and reserved memory."""
     stage = max(predicted.memory.stages, key=lambda stage_memory: stage_memory.peak_bytes)
     found_bytes_by_part = dict.fromkeys(MEMORY_CATEGORIES, 0)
@@ -100,7 +100,7 @@ def _rows(memory: HeldMemory, predicted: Step) -> Iterator[MemoryComparison]:
         )
 
 
-def _findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: int) -> Iterator[str]:
+def _list_findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: int) -> Iterator[str]:
     peak, needed = predicted.memory.peak_bytes, memory.needed_bytes
     capacity, chip = memory.capacity_bytes, machine.chip.memory_bytes
     if capacity is not None and not 0.9 < capacity / chip < 1.1:

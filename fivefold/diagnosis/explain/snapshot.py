@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fivefold.diagnosis.explain.category import Life, categories
-from fivefold.diagnosis.explain.frames import Frame, frames, operation, parse_size, user_line
+from fivefold.diagnosis.explain.category import Life, classify_blocks
+from fivefold.diagnosis.explain.frames import Frame, find_operation, find_user_line, parse_frames, parse_size
 from fivefold.record import UserError
 from fivefold.results.explanation import Explanation, HeldLine, HeldMemory
 from fivefold.units import show_bytes
@@ -47,11 +47,11 @@ def is_snapshot(data: object) -> bool:
 
 def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
     """Explain what the GPU with the highest peak of a snapshot held, by category and its ``top`` lines."""
-    devices = _devices(data, origin=files[0])
+    devices = _list_devices(data, origin=files[0])
     peaks = [(device, *_find_peak(device)) for device in devices]
     device, lives, peak_event = max(peaks, key=lambda peak: sum(_find_live_blocks(peak[1], peak[2]).values()))
     sizes = _find_live_blocks(lives, peak_event)
-    category_by_block = categories(lives)
+    category_by_block = classify_blocks(lives)
     parts: Counter[str] = Counter()
     for number, size in sizes.items():
         parts[category_by_block[number]] += size
@@ -60,22 +60,22 @@ def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
         device=f"GPU {device.number}",
         parts=dict(parts.most_common()),
         held_bytes=sum(sizes.values()),
-        lines=tuple(_lines(lives, sizes, category_by_block))[:top],
+        lines=tuple(_sum_by_line(lives, sizes, category_by_block))[:top],
         reserved_bytes=device.reserved_bytes or None,
         requested_bytes=parse_size(shortage.get("size")) if shortage else None,
         free_bytes=parse_size(shortage.get("device_free")) if shortage else None,
     )
-    findings = tuple(_findings(device, memory, devices=devices))
+    findings = tuple(_list_findings(device, memory, devices=devices))
     return Explanation(
         kind="memory snapshot",
         files=files,
-        verdict=_verdict(device, lives, peak_event, memory),
+        verdict=_describe_device(device, lives, peak_event, memory),
         findings=findings,
         memory=memory,
     )
 
 
-def _devices(data: Any, *, origin: str) -> list[Device]:
+def _list_devices(data: Any, *, origin: str) -> list[Device]:
     """Return the GPUs that have allocated anything."""
     segments, traces = (data.get("segments"), data.get("device_traces")) if isinstance(data, dict) else (data, [])
     if not isinstance(segments, list) or not isinstance(traces or [], list):
@@ -92,7 +92,7 @@ def _devices(data: Any, *, origin: str) -> list[Device]:
         trace = traces[number] if traces and number < len(traces) else []
         entries = [entry for entry in trace if isinstance(entry, dict)] if isinstance(trace, list) else []
         devices.append(Device(number, by_device[number], entries))
-    used_devices = [device for device in devices if device.trace or any(_blocks(device))]
+    used_devices = [device for device in devices if device.trace or any(_list_live_blocks(device))]
     if not used_devices:
         raise UserError(
             f"{origin}: a snapshot of a process that has allocated nothing on any GPU; take it while memory is "
@@ -101,7 +101,7 @@ def _devices(data: Any, *, origin: str) -> list[Device]:
     return used_devices
 
 
-def _blocks(device: Device) -> Iterator[Life]:
+def _list_live_blocks(device: Device) -> Iterator[Life]:
     """Yield the blocks that were live when the snapshot was written."""
     for segment in device.segments:
         next_address = parse_size(segment.get("address"))
@@ -111,7 +111,7 @@ def _blocks(device: Device) -> Iterator[Life]:
             if str(block.get("state", "")).startswith("active"):
                 stack = block.get("frames") or next((h.get("frames") for h in block.get("history") or ()), None)
                 size = parse_size(block.get("requested_size")) or parse_size(block.get("size"))
-                yield Life(-1, None, address, size, frames(stack), "")
+                yield Life(-1, None, address, size, parse_frames(stack), "")
 
 
 def _find_peak(device: Device) -> tuple[list[Life], int]:
@@ -132,7 +132,7 @@ def _find_peak(device: Device) -> tuple[list[Life], int]:
                     None,
                     address,
                     parse_size(entry.get("size")),
-                    _stack(entry, stacks),
+                    _parse_stack(entry, stacks),
                     str(entry.get("category") or ""),
                 )
             )
@@ -141,8 +141,8 @@ def _find_peak(device: Device) -> tuple[list[Life], int]:
                 number = index_by_address.pop(address)
                 lives[number] = lives[number]._replace(death=event)
             else:  # it was allocated before the trace begins
-                lives.append(Life(-1, event, address, parse_size(entry.get("size")), _stack(entry, stacks), ""))
-    lives += [block for block in _blocks(device) if block.address not in index_by_address]
+                lives.append(Life(-1, event, address, parse_size(entry.get("size")), _parse_stack(entry, stacks), ""))
+    lives += [block for block in _list_live_blocks(device) if block.address not in index_by_address]
     change = [0] * (len(device.trace) + 2)
     for life in lives:
         change[life.birth + 1] += life.bytes
@@ -158,11 +158,11 @@ def _find_peak(device: Device) -> tuple[list[Life], int]:
     return lives, peak if shortage is None else shortage
 
 
-def _stack(entry: dict[str, Any], known: dict[int, tuple[Frame, ...]]) -> tuple[Frame, ...]:
+def _parse_stack(entry: dict[str, Any], known: dict[int, tuple[Frame, ...]]) -> tuple[Frame, ...]:
     """Return the frames of an entry; a list of frames that many entries share is parsed once."""
     raw = entry.get("frames")
     if id(raw) not in known:
-        known[id(raw)] = frames(raw)
+        known[id(raw)] = parse_frames(raw)
     return known[id(raw)]
 
 
@@ -175,22 +175,22 @@ def _find_live_blocks(lives: Sequence[Life], place: int) -> dict[int, int]:
     }
 
 
-def _lines(lives: Sequence[Life], sizes: dict[int, int], named: Sequence[str]) -> Iterator[HeldLine]:
+def _sum_by_line(lives: Sequence[Life], sizes: dict[int, int], named: Sequence[str]) -> Iterator[HeldLine]:
     """Yield the memory that is held by category and line, the largest first."""
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for number, size in sizes.items():
         stack = lives[number].stack
-        groups[named[number], user_line(stack), operation(stack)].append(size)
+        groups[named[number], find_user_line(stack), find_operation(stack)].append(size)
     for (category, line, torch_operation), block_sizes in sorted(groups.items(), key=lambda item: -sum(item[1])):
         yield HeldLine(
             category=category, bytes=sum(block_sizes), blocks=len(block_sizes), line=line, operation=torch_operation
         )
 
 
-def _verdict(device: Device, lives: Sequence[Life], place: int, memory: HeldMemory) -> str:
+def _describe_device(device: Device, lives: Sequence[Life], place: int, memory: HeldMemory) -> str:
     held_text, name = show_bytes(memory.held_bytes), memory.device
     if memory.requested_bytes is not None:
-        line = user_line(frames(device.trace[place].get("frames")))
+        line = find_user_line(parse_frames(device.trace[place].get("frames")))
         return (
             f"{name} ran out of memory{f', at {line}' if line else ''}: "
             f"{show_bytes(memory.requested_bytes)} were asked for, and tensors hold {held_text}"
@@ -198,11 +198,11 @@ def _verdict(device: Device, lives: Sequence[Life], place: int, memory: HeldMemo
     if not device.trace:
         return f"{name} held {held_text} when the snapshot was written; it has no history, so its peak is not known"
     allocated_at_peak = [life for life in lives if life.birth == place]
-    line = user_line(allocated_at_peak[0].stack) if allocated_at_peak else ""
+    line = find_user_line(allocated_at_peak[0].stack) if allocated_at_peak else ""
     return f"{name} held {held_text} at the peak{f', reached at {line}' if line else ''}"
 
 
-def _findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) -> Iterator[str]:
+def _list_findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) -> Iterator[str]:
     requested = memory.requested_bytes
     if not device.trace:
         yield "no history: call torch.cuda.memory._record_memory_history() before the model is made, and dump again"

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fivefold.diagnosis.explain.flight_recorder import _ranks
-from fivefold.diagnosis.explain.frames import Frame, user_line
+from fivefold.diagnosis.explain.flight_recorder import _format_rank_ranges
+from fivefold.diagnosis.explain.frames import Frame, find_user_line
 from fivefold.results.explanation import Explanation, RankAt
 
 FAULT = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+.*\(most recent call first\):")
@@ -62,7 +62,7 @@ def explain(texts: Mapping[str, str], *, files: tuple[str, ...]) -> Explanation:
     """
     mains = []
     for name, text in texts.items():
-        processes = list(_processes(text))
+        processes = list(_parse_processes(text))
         for process, threads in processes:
             label = (
                 name
@@ -71,14 +71,14 @@ def explain(texts: Mapping[str, str], *, files: tuple[str, ...]) -> Explanation:
                 if len(texts) > 1
                 else f"process {process}"
             )
-            mains.append(_main(label, threads))
+            mains.append(_find_main_thread(label, threads))
     ranks = tuple(RankAt(rank=main.rank, state=main.state, line=main.line) for main in mains)
     return Explanation(
-        kind="stacks", files=files, verdict=_verdict(mains), findings=tuple(_findings(mains)), ranks=ranks
+        kind="stacks", files=files, verdict=_describe_threads(mains), findings=tuple(_list_findings(mains)), ranks=ranks
     )
 
 
-def _processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Frame, ...]]]]]:
+def _parse_processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Frame, ...]]]]]:
     """Yield the threads of each process: name and frames."""
     process = ""
     threads = list[tuple[str, tuple[Frame, ...]]]()
@@ -109,13 +109,13 @@ def _processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Frame, ..
         yield process, threads
 
 
-def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> MainThread:
+def _find_main_thread(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> MainThread:
     """Return the main thread: the one of that name, else the last one that a module began."""
     main_stacks = [stack for name, stack in threads if name == "MainThread"]
     module_stacks = [stack for _, stack in threads if stack and stack[-1].function == "<module>"]
     stack = (main_stacks or module_stacks or [threads[-1][1]])[-1]
-    collective = next((frame.function for frame in reversed(_collective_frames(stack))), "")
-    line = user_line(stack)
+    collective = next((frame.function for frame in reversed(_find_collective_frames(stack))), "")
+    line = find_user_line(stack)
     is_sharded = any(ZERO3.search(frame.file) for frame in stack)
     if collective:
         return MainThread(rank, f"waits in {collective}", line, collective, is_sharded)
@@ -128,13 +128,13 @@ def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> MainTh
     return MainThread(rank, "runs the backward" if backward else "runs", line, "")
 
 
-def _collective_frames(stack: Sequence[Frame]) -> list[Frame]:
+def _find_collective_frames(stack: Sequence[Frame]) -> list[Frame]:
     """Return the frames of torch.distributed at the inner end, without wrappers."""
     collective_frames = [frame for frame in stack[:10] if COLLECTIVES.search(frame.file)]
     return [frame for frame in collective_frames if frame.function not in COLLECTIVE_WRAPPERS] or collective_frames
 
 
-def _verdict(mains: Sequence[MainThread]) -> str:
+def _describe_threads(mains: Sequence[MainThread]) -> str:
     waits = [main for main in mains if main.collective]
     elsewhere = [main for main in mains if not main.collective]
     line_text = f" at {mains[0].line}" if mains and mains[0].line else ""
@@ -149,18 +149,18 @@ def _verdict(mains: Sequence[MainThread]) -> str:
             f"{waits[0].collective}{f' at {waits[0].line}' if waits[0].line else ''}"
         )
     if waits and len({main.collective for main in waits}) > 1:
-        return f"the ranks wait in different collectives: {_places(waits)}"
+        return f"the ranks wait in different collectives: {_describe_places(waits)}"
     if waits and len({main.line for main in waits}) > 1:
-        return f"the ranks wait in {waits[0].collective}, called from different lines: {_places(waits)}"
+        return f"the ranks wait in {waits[0].collective}, called from different lines: {_describe_places(waits)}"
     if waits:
         return (
             f"all {len(waits)} ranks wait in {waits[0].collective}{line_text}: "
             "the calls agree, the messages do not arrive"
         )
-    return f"no rank waits in a collective: {_places(mains)}"
+    return f"no rank waits in a collective: {_describe_places(mains)}"
 
 
-def _places(mains: Sequence[MainThread]) -> str:
+def _describe_places(mains: Sequence[MainThread]) -> str:
     by_place: dict[str, list[str]] = defaultdict(list)
     for main in mains:
         by_place[f"{main.state}{f' at {main.line}' if main.line else ''}"].append(main.rank)
@@ -176,7 +176,7 @@ def _pluralize(state: str) -> str:
     return f"{verb.removesuffix('s')}{space}{rest}"
 
 
-def _findings(mains: Sequence[MainThread]) -> Iterator[str]:
+def _list_findings(mains: Sequence[MainThread]) -> Iterator[str]:
     waits = [main for main in mains if main.collective]
     if waits and len({(main.collective, main.line) for main in waits}) > 1 and len(waits) == len(mains):
         yield "a branch that not all ranks take, or another order of collectives; a flight recorder tells which"
@@ -194,4 +194,4 @@ def _findings(mains: Sequence[MainThread]) -> Iterator[str]:
 
 def _format_ranks(ranks: object) -> str:
     names = [str(rank) for rank in ranks]  # type: ignore[attr-defined]
-    return _ranks(map(int, names)) if all(rank.isdecimal() for rank in names) else ", ".join(names)
+    return _format_rank_ranges(map(int, names)) if all(rank.isdecimal() for rank in names) else ", ".join(names)

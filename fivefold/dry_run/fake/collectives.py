@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
 
 from fivefold.dry_run.record.tape import TapeMessage
-from fivefold.trainer.measure.meter import COLLECTIVES, is_group, tensors
+from fivefold.trainer.measure.meter import COLLECTIVES, is_group, list_tensors
 
 c10d = torch.ops.c10d
 
@@ -48,7 +48,7 @@ def describe_message(
     tape_group = groups(group.group_name)
     receives = func is c10d.recv_.default
     collective, tensor_argument = COLLECTIVES[c10d.send.default if receives else func]
-    full_tensors = list(tensors(args[tensor_argument]))
+    full_tensors = list(list_tensors(args[tensor_argument]))
     message = TapeMessage(
         tape_group.axis,
         group.group_name,

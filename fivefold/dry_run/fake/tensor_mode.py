@@ -60,10 +60,10 @@ class DirectFakeTensorMode(FakeTensorMode):
         kwargs = kwargs or {}
         if func in OF_SIZE:
             if kwargs.get("device", CPU) in (None, CPU):
-                return self._fake(self._run_on_meta(func, args, {**kwargs, "device": META}))
+                return self._make_fake(self._run_on_meta(func, args, {**kwargs, "device": META}))
         elif func in LIKE:
             if self._owns(args[0]) and kwargs.get("device") in (None, CPU):
-                return self._fake(self._run_on_meta(func, args, {**kwargs, "device": META}))
+                return self._make_fake(self._run_on_meta(func, args, {**kwargs, "device": META}))
         elif func in WRITES:
             if all(map(self._owns, args[:2])):
                 self._run_on_meta(func, args, kwargs)
@@ -75,7 +75,7 @@ class DirectFakeTensorMode(FakeTensorMode):
                 return self._run_on_meta(func, args, kwargs)
         elif func in VIEWS and self._owns(args[0]):
             views = self._run_on_meta(func, args, kwargs)
-            return self._fake(views) if isinstance(views, Tensor) else [self._fake(view) for view in views]
+            return self._make_fake(views) if isinstance(views, Tensor) else [self._make_fake(view) for view in views]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _owns(self, value: object) -> bool:
@@ -85,5 +85,5 @@ class DirectFakeTensorMode(FakeTensorMode):
         with in_kernel_invocation_manager(self):
             return func(*args, **kwargs)
 
-    def _fake(self, tensor: Tensor) -> FakeTensor:
+    def _make_fake(self, tensor: Tensor) -> FakeTensor:
         return FakeTensor(self, tensor, CPU)

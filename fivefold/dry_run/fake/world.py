@@ -32,7 +32,7 @@ from fivefold.trainer.parallel.mesh import Ranks
 
 
 @contextmanager
-def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
+def enter_fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
     """Make this process ``rank`` of the layout's world, with fake tensors on the CPU."""
     if dist.is_initialized():
         raise RuntimeError(

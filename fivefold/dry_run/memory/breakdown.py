@@ -64,7 +64,7 @@ def list_levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | Non
 
     ``seconds``: the time of each event; by default its index.
     """
-    events, lives = list_events(tape), lifetimes(tape)
+    events, lives = list_events(tape), list_lifetimes(tape)
     live_bytes = _sum_live_bytes(lives, len(events))
     total = live_bytes.sum(axis=0)
     changed = np.flatnonzero(np.diff(total, prepend=-1))
@@ -77,13 +77,13 @@ def list_levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | Non
     return [Level._make((time, *row, cause)) for time, row, cause in zip(times.tolist(), rows, causes, strict=True)]
 
 
-def stage_memory(tape: Tape, stage: int) -> StageMemory:
+def sum_stage_memory(tape: Tape, stage: int) -> StageMemory:
     """Return the peak of a tape, as pipeline rank ``stage``.
 
     ``activations_bytes`` as the planner counts them: the maximum that is live between two actions, of all micro-batches
     in flight.
     """
-    events, lives = list_events(tape), lifetimes(tape)
+    events, lives = list_events(tape), list_lifetimes(tape)
     live_bytes = _sum_live_bytes(lives, len(events))
     total, begin = live_bytes.sum(axis=0), _find_last_initial_event(events)
     peak = begin + int(np.argmax(total[begin:]))
@@ -108,18 +108,18 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     )
 
 
-def initial_bytes(tape: Tape, category: int) -> int:
+def count_initial_bytes(tape: Tape, category: int) -> int:
     """Return the bytes of one category that are live before the step.
 
     INPUTS: tokens, position tables, buffers of modules; SCALES: the scales that fp8 gathers need.
     """
-    lives, begin = lifetimes(tape), _find_last_initial_event(list_events(tape))
+    lives, begin = list_lifetimes(tape), _find_last_initial_event(list_events(tape))
     return int(lives.size[(lives.category == category) & (lives.birth <= begin)].sum())
 
 
 def list_largest(tape: Tape, n: int) -> list[LiveStorage]:
     """Return the ``n`` largest storages that are live at the peak."""
-    events, lives = list_events(tape), lifetimes(tape)
+    events, lives = list_events(tape), list_lifetimes(tape)
     begin = _find_last_initial_event(events)
     peak = begin + int(np.argmax(_sum_live_bytes(lives, len(events)).sum(axis=0)[begin:]))
     live_rows = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
@@ -133,9 +133,9 @@ def list_largest(tape: Tape, n: int) -> list[LiveStorage]:
     ]
 
 
-def birth_categories(tape: Tape) -> dict[int, str]:
+def classify_storages(tape: Tape) -> dict[int, str]:
     """Return the category of each storage that is not temporary, by the event that allocates it."""
-    lives = lifetimes(tape)
+    lives = list_lifetimes(tape)
     births_and_categories = zip(lives.birth.tolist(), lives.category.tolist(), strict=True)
     return {birth: CATEGORIES[category] for birth, category in births_and_categories if category != TEMPORARY}
 
@@ -148,11 +148,11 @@ def list_events(tape: Tape) -> Ints:
     return np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4) if len(tape) else np.zeros((0, 4), np.int64)
 
 
-def lifetimes(tape: Tape) -> Lifetimes:
+def list_lifetimes(tape: Tape) -> Lifetimes:
     """Return the events, site and category of each storage's allocation and free."""
     events = list_events(tape)
     lives = _pair_allocations(events)
-    category = _site_categories(tape)[lives.site]
+    category = _classify_sites(tape)[lives.site]
     lives = _split_pipeline_receives(tape, events, lives._replace(category=category))
     return lives._replace(category=_classify_by_lifetime(tape, events, lives))
 
@@ -171,7 +171,7 @@ def _pair_allocations(events: Ints) -> Lifetimes:
     return Lifetimes(birth, death, events[birth, 2], events[birth, 3], np.zeros_like(birth))
 
 
-def _site_categories(tape: Tape) -> Ints:
+def _classify_sites(tape: Tape) -> Ints:
     """Return the category of each site of the tape; ``BY_LIFETIME`` if it has none."""
     return np.array(
         [CATEGORY_INDEX.get(site.category, BY_LIFETIME) for site in tape.sites] or [BY_LIFETIME], dtype=np.int64

@@ -103,7 +103,7 @@ class Allocator:
         """Allocate a block of at least ``size`` bytes; None if out of memory, after unused segments were released."""
         size = max(BLOCK_ALIGNMENT_BYTES, ceil_div(size, BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES)
         pool = self._pools[size <= MAX_SMALL_BYTES]
-        block = self._best_fit(pool, size) or self._grow(pool, size)
+        block = self._find_best_fit(pool, size) or self._grow(pool, size)
         if block is None:
             self.release()
             block = self._grow(pool, size)
@@ -149,14 +149,16 @@ class Allocator:
             if run:
                 yield run
 
-    def _best_fit(self, pool: Pool, size: int) -> AllocatorBlock | None:
+    def _find_best_fit(self, pool: Pool, size: int) -> AllocatorBlock | None:
         """Return the smallest idle block that fits; if expandable, prefer those that can grow least."""
         idle = pool.idle
         index = bisect_left(idle, (size,))
         if index == len(idle):
             return None
         if self.expandable:
-            while index + 1 < len(idle) and _size_if_grown(idle[index + 1][2]) < _size_if_grown(idle[index][2]):
+            while index + 1 < len(idle) and _compute_grown_size(idle[index + 1][2]) < _compute_grown_size(
+                idle[index][2]
+            ):
                 index += 1
         return idle[index][2]
 
@@ -173,8 +175,8 @@ class Allocator:
 
     def _expand(self, pool: Pool, size: int) -> AllocatorBlock | None:
         """Map pages at the lowest address where they and the idle block before them are contiguous and enough."""
-        starts = (_growth_start(gap) for _, gap in pool.unmapped)
-        block = next((start for start in starts if _contiguous_bytes(start, size) >= size), None)
+        starts = (_find_growth_start(gap) for _, gap in pool.unmapped)
+        block = next((start for start in starts if _count_contiguous_bytes(start, size) >= size), None)
         if block is None:
             total = UNLIMITED_SEGMENT_BYTES if self.capacity_bytes is None else self.capacity_bytes * 9 // 8
             block = pool.insert(self._segment(pool, ceil_div(total, pool.page) * pool.page, UNMAPPED))
@@ -237,16 +239,16 @@ class Allocator:
         self._on_segment(action, address, abs(size))
 
 
-def _size_if_grown(block: AllocatorBlock) -> int:
+def _compute_grown_size(block: AllocatorBlock) -> int:
     after = block.after
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
-def _growth_start(gap: AllocatorBlock) -> AllocatorBlock:
+def _find_growth_start(gap: AllocatorBlock) -> AllocatorBlock:
     return gap.before if gap.before is not None and gap.before.state == IDLE else gap
 
 
-def _contiguous_bytes(start: AllocatorBlock, enough: int) -> int:
+def _count_contiguous_bytes(start: AllocatorBlock, enough: int) -> int:
     """Return the bytes of contiguous unused blocks from ``start``; stops counting at ``enough``."""
     contiguous, block = 0, start
     while contiguous < enough and block.state != USED:

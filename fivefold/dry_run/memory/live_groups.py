@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fivefold.dry_run.memory.breakdown import CATEGORIES, lifetimes
+from fivefold.dry_run.memory.breakdown import CATEGORIES, list_lifetimes
 from fivefold.dry_run.record.tape import Tape
 
 
@@ -23,7 +23,7 @@ class LiveGroup(NamedTuple):
 
 def list_live_groups(tape: Tape, event_indices: Sequence[int], *, n: int = 5) -> list[list[LiveGroup]]:
     """Return the ``n`` largest groups that are live after each of the events at ``event_indices``."""
-    lives = lifetimes(tape)
+    lives = list_lifetimes(tape)
     names = [
         (".".join("*" if part.isdigit() else part for part in site.module.split(".")), site.line) for site in tape.sites
     ]

@@ -111,7 +111,7 @@ def list_changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, in
     """
     live: set[int] = set()
     for tape_index, tape in enumerate(tapes):
-        initial = {storage for storage, _ in initial_allocations(tape)}
+        initial = {storage for storage, _ in list_initial_allocations(tape)}
         for storage in sorted(live - initial):
             yield tape_index, 0, storage, 0, 0
         live &= initial
@@ -127,7 +127,7 @@ def list_changes(tapes: Sequence[Tape]) -> Iterator[tuple[int, int, int, int, in
                 yield tape_index, number, storage, 0, 0
 
 
-def initial_allocations(tape: Tape) -> Iterator[tuple[int, int]]:
+def list_initial_allocations(tape: Tape) -> Iterator[tuple[int, int]]:
     """Yield (storage, site) of the ALLOC events at the start of a tape, before any other event but a SCOPE."""
     for kind, storage, _, site in takewhile(lambda event: event[0] in (SCOPE, ALLOC), tape):
         if kind == ALLOC:

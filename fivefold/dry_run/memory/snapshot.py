@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.atomic_file import replace_file
-from fivefold.dry_run.memory.breakdown import birth_categories
+from fivefold.dry_run.memory.breakdown import classify_storages
 from fivefold.dry_run.memory.caching_allocator import Allocator, AllocatorBlock
-from fivefold.dry_run.memory.reserved import initial_allocations, list_changes
+from fivefold.dry_run.memory.reserved import list_changes, list_initial_allocations
 from fivefold.dry_run.record.tape import CodeSite, Tape
 
 PROTOCOL = 4
@@ -40,9 +40,9 @@ def build_snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: i
     frames: dict[CodeSite, Frames] = {}
     # a later tape may know the category of a storage: the optimizer's moments are created in the first step
     category_of_storage = {
-        storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)
+        storage: tape.sites[site].category for tape in tapes for storage, site in list_initial_allocations(tape)
     }
-    birth_categories_of_tapes = [birth_categories(tape) for tape in tapes]
+    birth_categories_of_tapes = [classify_storages(tape) for tape in tapes]
     for tape_index, event, storage, size, number in list_changes(tapes):
         if not size:
             block, size, site = blocks.pop(storage)

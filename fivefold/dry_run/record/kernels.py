@@ -23,7 +23,7 @@ from fivefold.trainer.measure.meter import (
     GROUPED_MATMULS,
     MATMULS,
     find_window,
-    tensors,
+    list_tensors,
 )
 from fivefold.trainer.measure.meter import GROUPED as GROUPED_FLOAT8
 
@@ -103,7 +103,7 @@ class FusedKernel:
         written_tensors = [*outputs, *_list_written(func, args)]
         is_write_only = func._opname in WRITE_ONLY_OPERATIONS or func._overloadname == "out"
         unread_ids = {id(tensor) for tensor in written_tensors} if is_write_only else frozenset()
-        for tensor in tensors(args):
+        for tensor in list_tensors(args):
             storage_id, storage_range = _find_storage_range(tensor, ids)
             if id(tensor) in unread_ids:
                 continue
@@ -139,7 +139,7 @@ def _list_written(func: Any, args: Any) -> Iterator[Tensor]:
     """Yield the arguments that an operation writes in place, by its schema."""
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tensors(value)
+            yield from list_tensors(value)
 
 
 def allocate_grouped(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from fivefold.dry_run.fake.collectives import Handle, TapeGroup, describe_messag
 from fivefold.dry_run.record.call_sites import CallSites
 from fivefold.dry_run.record.kernels import OPERATIONS_WITHOUT_KERNEL, FusedKernel, allocate_grouped, classify_kernel
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape
-from fivefold.trainer.measure.meter import GROUPED_MATMULS, operation_flops, tensors
+from fivefold.trainer.measure.meter import GROUPED_MATMULS, count_operation_flops, list_tensors
 
 DEVICE = torch.ops.prim.device.default  # torch asks for it of each tensor of a subclass
 READ_SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -194,7 +194,7 @@ class TapeRecorder(TorchDispatchMode):
         fake = func in GROUPED_MATMULS and isinstance(args[0], FakeTensor)
         out = allocate_grouped(*args) if fake else func(*args, **(kwargs or {}))
         if self._is_hiding:
-            for tensor in tensors(out):
+            for tensor in list_tensors(out):
                 if tensor.untyped_storage()._cdata not in self._ids:
                     self._record_storage(tensor.untyped_storage(), NO_SITE)
             return out
@@ -203,7 +203,7 @@ class TapeRecorder(TorchDispatchMode):
         frame = self.call_sites.find_frame()
         if self._fused_kernel is not None and not func.is_view and not self._fused_kernel.can_continue(frame):
             self._flush()
-        outputs = list(tensors(out))
+        outputs = list(list_tensors(out))
         for tensor in outputs:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids and storage.nbytes():
@@ -223,10 +223,10 @@ class TapeRecorder(TorchDispatchMode):
             self._fused_kernel.add(func, args, outputs, ids=self._ids)
             return
         self._flush()
-        moved_bytes = sum(tensor.nbytes for tensor in tensors(args)) + sum(tensor.nbytes for tensor in outputs)
+        moved_bytes = sum(tensor.nbytes for tensor in list_tensors(args)) + sum(tensor.nbytes for tensor in outputs)
         site = self.tape.site(self.call_sites.site(func, frame))
-        flops = operation_flops(func, args, out)
-        kernel = Kernel(kind, shape, str(next(tensors(args)).dtype)[6:], flops, moved_bytes, 1, site)
+        flops = count_operation_flops(func, args, out)
+        kernel = Kernel(kind, shape, str(next(list_tensors(args)).dtype)[6:], flops, moved_bytes, 1, site)
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _flush(self) -> None:

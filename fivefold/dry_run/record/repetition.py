@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Event, Tape
-from fivefold.layout.schedule.action import Action, Part, parts
+from fivefold.layout.schedule.action import Action, Part, list_parts
 from fivefold.layout.schedule.p2p import P2PStep
 
 RUN_PERIODS = 3  # the first may differ; the second has to equal the third
@@ -75,7 +75,7 @@ def _leave_out(row: Sequence[P2PStep], cut: int, period: int, shift: int, copies
     """Return ``row`` without ``copies`` periods from ``cut`` on; None if the rest is not a schedule by itself."""
     rest = (_shift_step(step, -copies * shift) for step in row[cut + copies * period :])
     shortened = (*row[:cut], *rest)
-    counts = [Counter(part for step in steps for part in parts(step.action)) for steps in (row, shortened)]
+    counts = [Counter(part for step in steps for part in list_parts(step.action)) for steps in (row, shortened)]
     forwards, backwards, weights = ({part[1:] for part in counts[1] if part[0] == kind} for kind in "FBW")
     if not forwards == backwards == weights or set(counts[1].values()) != {1}:
         return None
@@ -224,7 +224,7 @@ class _Template:
         described: list[Hashable] = []
         for event in events:
             kind, first, second, _ = event
-            names = tuple(self._shift_name(kind, number, -periods) for _, kind, number in _references(event))
+            names = tuple(self._shift_name(kind, number, -periods) for _, kind, number in _list_references(event))
             if kind == SCOPE:
                 scope = self.tape.scopes[first]
                 described.append((kind, scope._replace(micro_batch=scope.micro_batch - periods * self.shift)))
@@ -266,7 +266,9 @@ class _Template:
         """Yield the events [n, 4] of each copy."""
         columns = np.array(self.events, dtype=np.int64).reshape(-1, 4)
         scopes = np.flatnonzero(columns[:, 0] == SCOPE)
-        references = [(row, *reference) for row, event in enumerate(self.events) for reference in _references(event)]
+        references = [
+            (row, *reference) for row, event in enumerate(self.events) for reference in _list_references(event)
+        ]
         references = [reference for reference in references if not isinstance(self._shift_name(*reference[2:], 0), int)]
         positions = [self._find_copy_and_position(self.names[reference[2:]]) for reference in references]
         origins = np.array([copy for copy, _ in positions])  # relative to the copy that refers to them
@@ -288,7 +290,7 @@ class _Template:
         columns = np.array(events, dtype=np.int64).reshape(-1, 4)
         new = {(kind, first) for kind, first, *_ in events if kind in (ALLOC, START)}
         for row, event in enumerate(events):
-            for column, kind, number in _references(event):
+            for column, kind, number in _list_references(event):
                 if (kind, number) not in new:
                     columns[row, column] = self._shift_number(kind, number, self.copies)
             if event[0] == SCOPE:
@@ -302,7 +304,7 @@ class _Template:
         return self.tape.scope(value._replace(micro_batch=value.micro_batch + periods * self.shift))
 
 
-def _references(event: Event) -> list[tuple[int, int, int]]:
+def _list_references(event: Event) -> list[tuple[int, int, int]]:
     """Return (column, ALLOC or START, number) of the storages and messages of an event."""
     kind, first, _, third = event
     if kind in (ALLOC, FREE):

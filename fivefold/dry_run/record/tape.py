@@ -116,21 +116,21 @@ class Tape:
 
     def site(self, site: CodeSite) -> int:
         """Return the index of ``site`` in ``sites``, added if new."""
-        return self._index(self.sites, site)
+        return self._find_or_add(self.sites, site)
 
     def scope(self, scope: Scope) -> int:
         """Return the index of ``scope`` in ``scopes``, added if new."""
-        return self._index(self.scopes, scope)
+        return self._find_or_add(self.scopes, scope)
 
     def kernel(self, kernel: Kernel) -> int:
         """Return the index of ``kernel`` in ``kernels``, added if new."""
-        return self._index(self.kernels, kernel)
+        return self._find_or_add(self.kernels, kernel)
 
     def message(self, message: TapeMessage) -> int:
         """Return the index of ``message`` in ``messages``, added if new."""
-        return self._index(self.messages, message)
+        return self._find_or_add(self.messages, message)
 
-    def _index(self, known: list[T], value: T) -> int:
+    def _find_or_add(self, known: list[T], value: T) -> int:
         key = id(known), value
         index = self._indices.get(key)
         if index is None:

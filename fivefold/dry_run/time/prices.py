@@ -81,21 +81,21 @@ class Pricer:
         """Return a kernel's seconds on the device; ``line``: its site's line, which selects the calibrated curve."""
         if kernel.kind == "matmul":
             rows, columns, inner, batch = kernel.shape
-            return self.prices.matmul(rows, columns, inner, dtype=self._dtype(kernel), batch=batch)
+            return self.prices.matmul(rows, columns, inner, dtype=self._choose_dtype(kernel), batch=batch)
         if kernel.kind.startswith("attention"):
-            return self._attention(kernel)
+            return self._price_attention(kernel)
         if self.prices.eager:
             extra_seconds = (kernel.launches - 1) * self.constants.smallest_kernel_seconds
             return self.prices.memory_bound_seconds(max(kernel.moved_bytes, kernel.unfused_bytes)) + extra_seconds
         curve = CURVES.get(line.rpartition(" ")[2], "copy")
         return self.prices.memory_bound_seconds(kernel.moved_bytes, kernel=curve)
 
-    def _dtype(self, kernel: Kernel) -> Dtype:
+    def _choose_dtype(self, kernel: Kernel) -> Dtype:
         """Return the dtype of the matrix units: tf32 for fp32 if the job computes in tf32."""
         dtype = DTYPES[kernel.dtype]
         return self.job.precision.compute if dtype == "fp32" and self.job.precision.compute == "tf32" else dtype
 
-    def _attention(self, kernel: Kernel) -> float:
+    def _price_attention(self, kernel: Kernel) -> float:
         """Return an attention kernel's seconds.
 
         Queries = keys: causal, half the square; else a ring block, in full; under a window only the visible pairs are
@@ -108,13 +108,13 @@ class Pricer:
         measured = self.prices.measured
         if measured is not None and measured.attentions[0]:
             return measured.attention(flops, shape=(sequences, queries, dim), heads=1)[is_backward]
-        return roofline.attention(
+        return roofline.estimate_attention(
             self.prices.chip,
             flops=flops,
             tokens=queries,
             keys=keys,
             head_dim=dim,
-            dtype=self._dtype(kernel),
+            dtype=self._choose_dtype(kernel),
             kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention,
             backward=is_backward,
             constants=self.constants,

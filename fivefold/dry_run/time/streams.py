@@ -118,7 +118,7 @@ class Streams:
         counts: Counter[Hashable] = Counter()
         streams: dict[Hashable, Endpoint] = {}
         endpoints: list[Endpoint] = []
-        keys = [_matching_key(message, rank=tape.rank) for message in tape.messages]
+        keys = [_build_matching_key(message, rank=tape.rank) for message in tape.messages]
         seconds = self.costs[tape_index].messages
         starts = np.flatnonzero(events[:, 0] == START)
         message_indices = events[starts, 2].tolist()
@@ -263,7 +263,7 @@ class Streams:
                     yield endpoint.next
 
 
-def _matching_key(message: TapeMessage, *, rank: int) -> Hashable:
+def _build_matching_key(message: TapeMessage, *, rank: int) -> Hashable:
     """Return the key within which messages match in order: the communicator, for p2p with sender and receiver."""
     if message.collective != "p2p":
         return message.group

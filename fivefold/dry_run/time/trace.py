@@ -35,12 +35,12 @@ def _list_trace_events(simulation: SimulatedTapes, rank: int) -> Iterator[dict[s
     tape = next(tape for tape in simulation.tapes if tape.rank == rank)
     spans = list(simulation.spans(rank))
     groups = _name_communicators(tape)
-    yield from trace.names(rank, f"rank {rank}", ("scopes", "modules", "compute", *groups.values()))
+    yield from trace.name_lines(rank, f"rank {rank}", ("scopes", "modules", "compute", *groups.values()))
     kernels = _select_longest([span for span in spans if span.kind == KERNEL])
     for span in spans:
         if span.kind == SCOPE:
             name = str(tape.scopes[span.list_index])
-            yield trace.event(name, "scope", rank, SCOPE_LINE, start=span.start, end=span.end, known={})
+            yield trace.build_event(name, "scope", rank, SCOPE_LINE, start=span.start, end=span.end, known={})
     yield from _list_module_spans(tape, kernels)
     for span in kernels:
         kernel = tape.kernels[span.list_index]
@@ -53,7 +53,7 @@ def _list_trace_events(simulation: SimulatedTapes, rank: int) -> Iterator[dict[s
             "moved_bytes": kernel.moved_bytes,
         }
         name = site.operation.partition("::")[2] or kernel.kind
-        yield trace.event(name, kernel.kind, rank, COMPUTE_LINE, start=span.start, end=span.end, known=arguments)
+        yield trace.build_event(name, kernel.kind, rank, COMPUTE_LINE, start=span.start, end=span.end, known=arguments)
     lines = {group: COMPUTE_LINE + 1 + line for line, group in enumerate(groups)}
     for span in _select_longest([span for span in spans if span.kind == START]):
         message = tape.messages[span.list_index]
@@ -64,7 +64,7 @@ def _list_trace_events(simulation: SimulatedTapes, rank: int) -> Iterator[dict[s
             "ranks": message.members[:16] if message.peer < 0 else (rank, message.peer),
         }
         name = ("receive" if message.receives else "send") if message.collective == "p2p" else message.collective
-        yield trace.event(
+        yield trace.build_event(
             name, message.axis, rank, lines[message.group], start=span.start, end=span.end, known=arguments
         )
     yield from _list_memory_counters(tape, simulation)
@@ -98,7 +98,9 @@ def _list_module_spans(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[st
         span_module = tape.sites[tape.kernels[span.list_index].site].module if span else None
         if first_span is not None and span_module != module:
             if module:
-                yield trace.event(module, "module", tape.rank, MODULE_LINE, start=first_span.start, end=end, known={})
+                yield trace.build_event(
+                    module, "module", tape.rank, MODULE_LINE, start=first_span.start, end=end, known={}
+                )
             first_span = None
         if span is not None:
             first_span = first_span or span

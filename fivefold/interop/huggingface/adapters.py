@@ -13,7 +13,7 @@ from fivefold.adapter import ALL_LINEAR, TARGETS, Adapter
 from fivefold.interop.keys import Table, Values, part, to_list
 from fivefold.model.catalog import CATALOG
 from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, NAMED_W1, count_expert_adapters
-from fivefold.model.huggingface.read import text_of
+from fivefold.model.huggingface.read import find_text_model
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_targets
@@ -103,7 +103,7 @@ LLAMAFACTORY = AdapterKeys(
 ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
 
 
-def _table(names: AdapterKeys) -> Table:
+def _build_table(names: AdapterKeys) -> Table:
     """Return the keys of a trainer's adapters that are read."""
     keys = {
         names.switch: part(ADAPTER, "full" if names is LLAMAFACTORY else None if names is AXOLOTL else False),
@@ -120,7 +120,11 @@ def _table(names: AdapterKeys) -> Table:
     return keys | ({"lora_target_linear": part("job.adapter.targets", None)} if names is AXOLOTL else {})
 
 
-TABLES: dict[str, Table] = {"trl": _table(TRL), "axolotl": _table(AXOLOTL), "llamafactory": _table(LLAMAFACTORY)}
+TABLES: dict[str, Table] = {
+    "trl": _build_table(TRL),
+    "axolotl": _build_table(AXOLOTL),
+    "llamafactory": _build_table(LLAMAFACTORY),
+}
 
 
 def read_adapter(values: Values) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
             "rank": rank,
             "alpha": names.alpha[1] if alpha is None else alpha,
             "dropout": names.dropout[1] if dropout is None else dropout,
-            "targets": _targets(values, names),
+            "targets": _resolve_targets(values, names),
             "rank_stabilized": values[names.rank_stabilized] is True,
             "base": base,
         }
@@ -216,7 +220,7 @@ def find_family(model: Model) -> str | None:
     """Return the Hugging Face family of a catalog model, else the first with its computation; None if none has."""
     try:
         if model.name in CATALOG:
-            return text_of(CATALOG[model.name].config, name=model.name).family.model_type
+            return find_text_model(CATALOG[model.name].config, name=model.name).family.model_type
         return str(to_config(model)["model_type"])
     except UserError:
         return None
@@ -315,7 +319,7 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
     return (ALL_LINEAR,)
 
 
-def _targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
+def _resolve_targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     """Return the layers with adapters; other names than those of Llama's linear layers are doubted."""
     if values.given.get("lora_target_linear") is True and names is AXOLOTL:
         return (ALL_LINEAR,)

@@ -182,7 +182,7 @@ def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
         yield "key", _read_column(first.get("field", "text"), "field of datasets", values)
         yield "heldout", _read_heldout_share(values["val_set_size"], remarks)
         return
-    if (fields := _written_fields(kind)) is not None:
+    if (fields := _list_written_fields(kind)) is not None:
         yield "format", "completions"
         yield "key", fields
     elif kind in (CHAT, "sharegpt", None):
@@ -210,7 +210,7 @@ def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
     yield "heldout", _read_heldout_share(values["val_set_size"], remarks)
 
 
-def _written_fields(kind: object) -> str | None:
+def _list_written_fields(kind: object) -> str | None:
     """Return the fields of a record that Axolotl's type joins without a template, by commas; None for other types."""
     if not isinstance(kind, dict):
         return None

@@ -16,8 +16,8 @@ from fivefold.interop.huggingface.data import DATASET_INFO, describe_dataset, wr
 from fivefold.interop.huggingface.dialects import AXOLOTL, LLAMAFACTORY, Dialect
 from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, PARALLEL, STAGE_3
 from fivefold.interop.keys import Table, part, write_values
-from fivefold.interop.render import yaml_file
-from fivefold.job import Job, recipe
+from fivefold.interop.render import render_yaml
+from fivefold.job import Job, get_recipe
 from fivefold.model import catalog
 from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.model.spec import Model
@@ -115,7 +115,7 @@ def _emit_files(plan: ConfigPlan, launch: str, *, config: str, about: str, deeps
     """Return the files that all strategies have; the script is first, since ``read`` takes the first one."""
     extra = {"output_dir": ("./outputs", "logs and checkpoints")}
     lines = (f"{about}: {plan.model.name}, {plan.layout}",)
-    text = yaml_file(emit_arguments(plan, deepspeed=deepspeed), ARGUMENTS, about=lines, extra=extra)
+    text = render_yaml(emit_arguments(plan, deepspeed=deepspeed), ARGUMENTS, about=lines, extra=extra)
     script = f'#!/bin/bash\n# {about}: {plan.model.name}, {plan.layout}\n# {config}\ncd "$(dirname "$0")"\n'
     script += f"{launch} train.py arguments.yaml\n"
     model = json.dumps(to_config(plan.model), indent=2) + "\n"
@@ -152,8 +152,8 @@ def _emit_fsdp(plan: ConfigPlan) -> dict[str, Any]:
             f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "
             "reshard=backward to gather them once per micro-batch"
         )
-    half_recipe = recipe("bf16").with_reduce_dtype(in_fp32=False)
-    if job.precision not in (half_recipe, recipe("fp32"), recipe("tf32"), recipe("fp16")):
+    half_recipe = get_recipe("bf16").with_reduce_dtype(in_fp32=False)
+    if job.precision not in (half_recipe, get_recipe("fp32"), get_recipe("tf32"), get_recipe("fp16")):
         raise UserError(
             f"precision {job.precision.name}: FSDP under accelerate reduces in 16 bits; take {half_recipe.name} or fp32"
         )
@@ -200,7 +200,7 @@ def _emit_accelerate_file(plan: ConfigPlan, values: dict[str, Any]) -> str:
     unprefixed = {key.removeprefix("accelerate."): value for key, value in values.items()}
     table: Table = {key.removeprefix("accelerate."): key_entry for key, key_entry in ACCELERATE.items()}
     unprefixed_extra = {key.removeprefix("accelerate."): value for key, value in extra.items()}
-    return yaml_file(unprefixed, table, about=(f"accelerate: {plan.layout}",), extra=unprefixed_extra)
+    return render_yaml(unprefixed, table, about=(f"accelerate: {plan.layout}",), extra=unprefixed_extra)
 
 
 def emit_deepspeed(plan: ConfigPlan) -> WrittenConfig:
@@ -224,7 +224,12 @@ def _emit_deepspeed_file(plan: ConfigPlan) -> str:
         raise UserError(
             f"layout {str(layout)!r}: written for transformers' models, DeepSpeed has dp, and cp=ulysses; take these"
         )
-    recipes = (recipe("bf16"), recipe("bf16").with_reduce_dtype(in_fp32=False), recipe("fp16"), recipe("fp32"))
+    recipes = (
+        get_recipe("bf16"),
+        get_recipe("bf16").with_reduce_dtype(in_fp32=False),
+        get_recipe("fp16"),
+        get_recipe("fp32"),
+    )
     if job.precision not in recipes:
         raise UserError(
             f"precision {job.precision.name}: DeepSpeed has bf16, bf16-grad16, fp16 and fp32; take one of them"
@@ -250,7 +255,7 @@ def _emit_deepspeed_file(plan: ConfigPlan) -> str:
         "fp16": {"enabled": job.precision.compute == "fp16"},
         "zero_optimization": zero,
     }
-    if job.precision == recipe("bf16"):
+    if job.precision == get_recipe("bf16"):
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if layout.cp > 1:
         config["sequence_parallel_size"] = layout.cp
@@ -313,7 +318,7 @@ def _write_dialect(dialect: Dialect, values: dict[str, Any], *, about: str, plan
     meanings = {dialect.find_name(key): entry for key, entry in table.items()}
     meanings |= {key: part("", None) for key in named.keys() - meanings.keys()}
     lines = (about, f"{plan.model.name}, {plan.layout}")
-    return yaml_file(named, meanings, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
+    return render_yaml(named, meanings, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
 
 
 def emit_axolotl(plan: ConfigPlan) -> WrittenConfig:
@@ -379,7 +384,7 @@ def emit_trl(plan: ConfigPlan) -> WrittenConfig:
             plan, _emit_fsdp(plan) if plan.job.stack.name == "fsdp2" else replicated
         )
     lines = (f"{plan.model.name}, {plan.layout}",)
-    text = yaml_file(values, ARGUMENTS, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
+    text = render_yaml(values, ARGUMENTS, about=lines, extra={"output_dir": ("./outputs", "logs and checkpoints")})
     return WrittenConfig({"run.sh": _emit_script(plan, launch), "train.yaml": text} | files, remarks)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from fivefold.freeze import ALL, ENDS, MODULES, is_frozen
 from fivefold.interop.huggingface.adapters import compile_pattern, find_family
 from fivefold.interop.keys import Table, Values, part, to_list
-from fivefold.model.huggingface.tensors import parts
+from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights, embedding_weights, head_weights
+from fivefold.model.weights import list_block_weights, list_embedding_weights, list_head_weights
 from fivefold.record import UserError
 
 FREEZE = "job.freeze"
@@ -42,7 +42,7 @@ def read_freeze(values: Values, model: Model) -> dict[str, Any]:
 
 def _list_ends(model: Model) -> list[str]:
     """Return the ends of a model that have weights of their own."""
-    names = [weight.name for weight in (*embedding_weights(model), *head_weights(model))]
+    names = [weight.name for weight in (*list_embedding_weights(model), *list_head_weights(model))]
     return [end for end in ENDS if any(is_frozen(name, frozenset({end})) for name in names)]
 
 
@@ -83,7 +83,7 @@ def _read_patterns(values: Values, model: Model) -> list[str]:
         patterns.append(pattern)
     family = find_family(model)
     try:
-        tensors = [(tensor.name, tensor.ours) for tensor in parts(model, family=family or "", stacked=True)]
+        tensors = [(tensor.name, tensor.ours) for tensor in list_tensors(model, family=family or "", stacked=True)]
     except UserError:
         values.mark_not_modelled(key, f"names of weights of {model.name} are unknown; counted as if none were frozen")
         return []
@@ -95,7 +95,7 @@ def _read_patterns(values: Values, model: Model) -> list[str]:
     ]
     by_module: dict[str, list[int]] = {module: [] for module in (ALL, *MODULES)}
     for layer in range(model.layers):
-        names = {weight.name for weight in block_weights(model, layer)}
+        names = {weight.name for weight in list_block_weights(model, layer)}
         frozen = {name for name in names if f"blocks.{layer}.{name}" not in trained}
         modules = _find_modules(names, frozen)
         if frozen - {name for name in frozen if is_frozen(name, frozenset(modules))}:
@@ -105,7 +105,7 @@ def _read_patterns(values: Values, model: Model) -> list[str]:
     frozen_layers = [
         layers if module == ALL else f"{layers}.{module}"
         for module, chosen in by_module.items()
-        for layers in _slices(chosen)
+        for layers in _format_slices(chosen)
     ]
     return [*frozen_layers, *frozen_ends]
 
@@ -121,7 +121,7 @@ def _find_modules(names: set[str], frozen: set[str]) -> list[str]:
     return modules
 
 
-def _slices(layers: Iterable[int]) -> list[str]:
+def _format_slices(layers: Iterable[int]) -> list[str]:
     """Return runs of layers as slices."""
     runs = list[list[int]]()
     for layer in layers:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.interop.files import document as load
+from fivefold.interop.files import read_document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.axolotl_deepspeed import find_shipped
 from fivefold.interop.huggingface.dialects import AXOLOTL, DIALECTS, SEQUENCE, Dialect
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER, STAGE_3, TABLE, VERSIONS
 from fivefold.interop.keys import Values, flatten
-from fivefold.interop.shell.launch import keys
+from fivefold.interop.shell.launch import parse_keys
 from fivefold.record import UserError
 from fivefold.results.reading import ParsedKey
 
@@ -45,7 +45,7 @@ class CollectedKeys(NamedTuple):
 def is_huggingface(document: Document) -> bool:
     """Return whether a file, or a file that a launch line names, is of a trainer on transformers."""
     if document.kind == "words":
-        option_names = set(keys(document.words))
+        option_names = set(parse_keys(document.words))
         files = [word for word in document.words if word.endswith((".yaml", ".yml", ".json"))]
         return bool(
             "per_device_train_batch_size" in option_names
@@ -93,13 +93,13 @@ def collect_keys(document: Document) -> CollectedKeys:
         if isinstance(file, str) and file.endswith(".json"):
             shipped = find_shipped(file) if collected.dialect is AXOLOTL else None
             if shipped is None or find_config_file(file, document):
-                given |= _deepspeed(_load(file, document).values, document.origin)
+                given |= _read_deepspeed(_load(file, document).values, document.origin)
             else:
-                given |= _deepspeed(shipped, document.origin)
+                given |= _read_deepspeed(shipped, document.origin)
                 means = f"not next to the config: read as axolotl {AXOLOTL.version} ships it"
                 assumed.append(ParsedKey(key=key, value=file, means=means))
     ranks = given.get("accelerate.num_processes")
-    given |= {_argument(key): value for key, value in document.given.items()}
+    given |= {_normalize_argument(key): value for key, value in document.given.items()}
     given = {key: value for key, value in given.items() if value is not None}
     return collected._replace(
         given=given, ranks=collected.ranks or (ranks if isinstance(ranks, int) else None), assumed=tuple(assumed)
@@ -116,7 +116,7 @@ def _parse_words(document: Document) -> CollectedKeys:
                 file_keys = _parse_file(file)
                 given |= file_keys.given
                 dialect = file_keys.dialect
-    line_keys = {_argument(key): value for key, value in keys(document.words[1:]).items()}
+    line_keys = {_normalize_argument(key): value for key, value in parse_keys(document.words[1:]).items()}
     given |= {key: value for key, value in line_keys.items() if key not in ("config", "config_file")}
     options = document.options
     if file_name := options.get("config_file"):
@@ -135,12 +135,12 @@ def _parse_file(document: Document) -> CollectedKeys:
     if "distributed_type" in values:
         return CollectedKeys(flatten({"accelerate": values}, origin=origin))
     if values.keys() & DEEPSPEED_SIGNS and not values.keys() & {"per_device_train_batch_size"}:
-        return CollectedKeys(_deepspeed(values, origin))
+        return CollectedKeys(_read_deepspeed(values, origin))
     dialect = next((known_dialect for known_dialect in DIALECTS if len(values.keys() & known_dialect.signs) >= 2), None)
     if dialect is None:
         nested = values.pop("deepspeed", None) if isinstance(values.get("deepspeed"), dict) else None
-        given = {_argument(key): value for key, value in flatten(values, origin=origin).items()}
-        return CollectedKeys(given | (_deepspeed(nested, origin) if nested else {}))
+        given = {_normalize_argument(key): value for key, value in flatten(values, origin=origin).items()}
+        return CollectedKeys(given | (_read_deepspeed(nested, origin) if nested else {}))
     return CollectedKeys(translate(values, dialect, origin=origin), dialect)
 
 
@@ -171,7 +171,7 @@ def _is_hashable(value: Any) -> bool:
     return isinstance(value, str | int | float | bool | type(None))
 
 
-def _argument(key: str) -> str:
+def _normalize_argument(key: str) -> str:
     """Return the name of an argument with underscores, and with one name for the length of sequences."""
     name = key.replace("-", "_")
     name = {
@@ -183,7 +183,7 @@ def _argument(key: str) -> str:
     return "max_length" if name in SEQUENCE else name
 
 
-def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def _read_deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Return DeepSpeed's keys without those that ``auto`` leaves to the trainer; some follow from the model's width.
 
     Of keys that no trainer fills, DeepSpeed takes its default for ``auto`` in the section of ZeRO (its

@@ -15,8 +15,8 @@ from fivefold.interop.format import (
     Overrides,
     ParsedConfig,
     build_reading,
-    replicas,
-    world,
+    compute_replicas,
+    resolve_world,
 )
 from fivefold.interop.huggingface.adapters import check_expert_adapters, read_adapter
 from fivefold.interop.huggingface.data import read_data, read_preferences
@@ -24,7 +24,7 @@ from fivefold.interop.huggingface.freeze import read_freeze
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FSDP, PARALLEL, PREFIX, STAGE_3
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, to_list
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe, get_recipe
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.record import UserError, join_names
@@ -56,7 +56,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     document, values = config.document, config.values
     kind = find_strategy(values.given)
     check_strategy(values)
-    ranks = world(document, overrides)
+    ranks = resolve_world(document, overrides)
     preferences = read_preferences(values)
     model, missing = _read_model(values, document, config.model)
     if values["max_length"] is None:
@@ -171,7 +171,7 @@ def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[
         cp = max(cp, values["deepspeed.sequence_parallel_size"] or 1)
         if cp > 1 and values["sequence_parallel_degree"]:
             values.approximate("sequence_parallel_degree", "a ring of Axolotl's own; counted as DeepSpeed's Ulysses")
-    dp = replicas(ranks, tp * cp, of="tp·cp", origin=values.origin)
+    dp = compute_replicas(ranks, tp * cp, of="tp·cp", origin=values.origin)
     assert dp is not None
     fields: dict[str, Any] = {"layout.dp": dp, "layout.tp": tp, "layout.cp": cp}
     if tp > 1:  # rows are all-reduced: transformers' tp_plan of a model, DeepSpeed's AutoTP
@@ -349,17 +349,17 @@ def _read_precision(values: Values, kind: str) -> Recipe:
         values.mark_not_modelled("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
         bf16 = True
     if values["pure_bf16"] and kind != "deepspeed":  # DeepSpeed keeps fp32 master weights in any case
-        return recipe("bf16-pure")
+        return get_recipe("bf16-pure")
     bf16 = bf16 or bool(values["pure_bf16"])
     if not (bf16 or fp16):
-        return recipe("tf32" if values["tf32"] else "fp32")
+        return get_recipe("tf32" if values["tf32"] else "fp32")
     if kind == "ddp":
-        return recipe("bf16-autocast" if bf16 else "fp16-autocast")
+        return get_recipe("bf16-autocast" if bf16 else "fp16-autocast")
     if kind == "deepspeed" and values["deepspeed.data_types.grad_accum_dtype"] == "fp32":
-        return recipe("bf16") if bf16 else recipe("fp16").replace(name="fp16-grad32", accumulated_bytes=4)
+        return get_recipe("bf16") if bf16 else get_recipe("fp16").replace(name="fp16-grad32", accumulated_bytes=4)
     if bf16:
-        return recipe("bf16").with_reduce_dtype(in_fp32=False)
-    return recipe("fp16")
+        return get_recipe("bf16").with_reduce_dtype(in_fp32=False)
+    return get_recipe("fp16")
 
 
 def read_optimizer(values: Values, kind: str) -> dict[str, Any]:

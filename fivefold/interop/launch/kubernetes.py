@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.format import ConfigPlan, WrittenConfig
-from fivefold.interop.launch.run_file import FOLDER, files
+from fivefold.interop.launch.run_file import FOLDER, build_files
 from fivefold.interop.render import dump
 
 GRACE_SECONDS = 300  # time for a step and a save
@@ -23,7 +23,12 @@ API = "trainer.kubeflow.org/v1alpha1"
 def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return the YAML for ``kubectl apply -f``."""
     name = f"fivefold-{plan.model.name}".replace(".", "-").replace("_", "-").lower()
-    parts = [_volume(name), _config(name, files(plan)), _runtime(plan, name), _job(plan, name)]
+    parts = [
+        _build_volume(name),
+        _build_config(name, build_files(plan)),
+        _build_runtime(plan, name),
+        _build_job(plan, name),
+    ]
     about = (
         f"# kubectl apply -f trainjob.yaml: {plan.model.name}, {plan.layout}\n"
         f"# Put your image in the place of {IMAGE}; the volume, which all nodes write to, holds logs and checkpoints.\n"
@@ -31,7 +36,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     return WrittenConfig({"trainjob.yaml": about + dump(parts)})
 
 
-def _volume(name: str) -> dict[str, Any]:
+def _build_volume(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -40,11 +45,11 @@ def _volume(name: str) -> dict[str, Any]:
     }
 
 
-def _config(name: str, contents: dict[str, str]) -> dict[str, Any]:
+def _build_config(name: str, contents: dict[str, str]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": contents}
 
 
-def _runtime(plan: ConfigPlan, name: str) -> dict[str, Any]:
+def _build_runtime(plan: ConfigPlan, name: str) -> dict[str, Any]:
     """Return the TrainingRuntime: one container per node, which torchrun starts from PET_… variables."""
     nodes, _ = plan.hosts
     command = "cp /etc/fivefold/* . && exec torchrun --max-restarts 0 -m fivefold train run.toml"
@@ -88,7 +93,7 @@ def _runtime(plan: ConfigPlan, name: str) -> dict[str, Any]:
     }
 
 
-def _job(plan: ConfigPlan, name: str) -> dict[str, Any]:
+def _build_job(plan: ConfigPlan, name: str) -> dict[str, Any]:
     nodes, gpus_per_node = plan.hosts
     return {
         "apiVersion": API,

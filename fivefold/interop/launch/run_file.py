@@ -9,7 +9,7 @@ from fivefold.interop.keys import Values, flatten, shorten_value
 from fivefold.job import FORMAT_OBJECTIVES, RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import spell_machine
-from fivefold.machine.launch import torchrun_command
+from fivefold.machine.launch import format_torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
 from fivefold.record import Record, UserError
@@ -87,7 +87,7 @@ def _to_builtin(value: Any) -> Any:
     return value
 
 
-def text(plan: ConfigPlan, *, model: str) -> str:
+def format_run_file(plan: ConfigPlan, *, model: str) -> str:
     """Return the text of the run file."""
     plan = plan._replace(job=set_objective(plan))
     objective = plan.job.objective
@@ -99,7 +99,7 @@ def text(plan: ConfigPlan, *, model: str) -> str:
         job["precision"] = recipe.name if recipe == RECIPES.get(recipe.name) else _to_builtin(recipe)
     values = {
         "model": model,
-        "machine": machine(plan),
+        "machine": format_machine(plan),
         "layout": str(plan.layout),
         "folder": f"{FOLDER}/{plan.model.name}",
         "job": {"sequence": plan.job.sequence, "global_batch": plan.job.global_batch} | job,
@@ -109,7 +109,7 @@ def text(plan: ConfigPlan, *, model: str) -> str:
     command = (
         "fivefold train run.toml"
         if hosts == 1
-        else torchrun_command("run.toml", hosts=hosts, ranks_per_host=gpus_per_node)
+        else format_torchrun_command("run.toml", hosts=hosts, ranks_per_host=gpus_per_node)
     )
     return f"# {command}: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)
 
@@ -124,7 +124,7 @@ def set_objective(plan: ConfigPlan) -> Job:
     return plan.job.replace(objective=objective, documents="separate" if separates else plan.job.documents)
 
 
-def machine(plan: ConfigPlan) -> str:
+def format_machine(plan: ConfigPlan) -> str:
     """Return the machine with as many ranks as the layout has; raise ``UserError`` if none was named."""
     if not plan.machine:
         raise UserError("a run file needs a machine: add --gpus h100:64")
@@ -133,15 +133,15 @@ def machine(plan: ConfigPlan) -> str:
     return spelled if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"
 
 
-def files(plan: ConfigPlan) -> dict[str, str]:
+def build_files(plan: ConfigPlan) -> dict[str, str]:
     """Return the run file, and the model's file if the catalog does not have the model."""
     known = plan.model.name in catalog.CATALOG and catalog.build_model(plan.model.name) == plan.model
     if known:
-        return {"run.toml": text(plan, model=plan.model.name)}
+        return {"run.toml": format_run_file(plan, model=plan.model.name)}
     fields = plan.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return {"run.toml": text(plan, model="model.toml"), "model.toml": emit(fields)}
+    return {"run.toml": format_run_file(plan, model="model.toml"), "model.toml": emit(fields)}
 
 
 def emit_run_file(plan: ConfigPlan) -> WrittenConfig:
     """Return the run file and the model's file."""
-    return WrittenConfig(files(plan), plan.data.remarks if plan.data else ())
+    return WrittenConfig(build_files(plan), plan.data.remarks if plan.data else ())

@@ -10,8 +10,8 @@ from typing import Any
 
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.launch.kubernetes import RESTARTS
-from fivefold.interop.launch.run_file import FOLDER, files
-from fivefold.interop.launch.run_file import machine as machine_of
+from fivefold.interop.launch.run_file import FOLDER, build_files
+from fivefold.interop.launch.run_file import format_machine as machine_of
 from fivefold.interop.render import dump
 
 RUN = """export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
@@ -44,4 +44,4 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         f"# sky jobs launch task.yaml: {plan.model.name}, {plan.layout}\n"
         "# The bucket holds logs and checkpoints; use_spot: false for machines that are not taken away; setup: yours.\n"
     )
-    return WrittenConfig({"task.yaml": about + dump([task]), **files(plan)})
+    return WrittenConfig({"task.yaml": about + dump([task]), **build_files(plan)})

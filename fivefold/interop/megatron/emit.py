@@ -10,7 +10,7 @@ from fivefold.interop.keys import Table, write_values
 from fivefold.interop.megatron.keys import ACTIVATIONS, JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
 from fivefold.interop.megatron.to_job import FP8, MODULES
 from fivefold.interop.render import append_comment
-from fivefold.job import Job, Recipe, recipe
+from fivefold.job import Job, Recipe, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
@@ -37,12 +37,12 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     for group, table in groups.items():
         lines += ["", f"{group}=("]
         lines += [
-            append_comment(f"    {_flag(name, value)}", table[name].means)
+            append_comment(f"    {_format_flag(name, value)}", table[name].means)
             for name, value in values.items()
             if name in table
         ]
         lines += [")"]
-    extra = [f"    {_flag(name, value)}" for name, value in values.items() if name not in TABLE]
+    extra = [f"    {_format_flag(name, value)}" for name, value in values.items() if name not in TABLE]
     lines += [
         "DATA=(",
         *extra,
@@ -57,7 +57,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     return WrittenConfig({"megatron.sh": "\n".join(lines) + "\n"})
 
 
-def _flag(name: str, value: Any) -> str:
+def _format_flag(name: str, value: Any) -> str:
     flag = f"--{name.replace('_', '-')}"
     if value is True:
         return flag
@@ -171,9 +171,9 @@ def emit_recomputation(ac: str, *, experts: bool) -> dict[str, Any]:
 
 def emit_precision(overrides: Recipe) -> dict[str, Any]:
     """Return the arguments of a recipe; raise ``UserError`` for one that Megatron does not have."""
-    if overrides == recipe("fp32"):
+    if overrides == get_recipe("fp32"):
         return {}
-    if overrides == recipe("fp16"):
+    if overrides == get_recipe("fp16"):
         return {"fp16": True}
     reduces_in_bf16 = overrides.name.endswith("-grad16")
     base = overrides.name.removesuffix("-grad16")
@@ -183,7 +183,7 @@ def emit_precision(overrides: Recipe) -> dict[str, Any]:
         for theirs, ours in FP8.items()
         if theirs != "delayed"
     }
-    if base not in recipes or overrides != recipe(base).with_reduce_dtype(in_fp32=not reduces_in_bf16):
+    if base not in recipes or overrides != get_recipe(base).with_reduce_dtype(in_fp32=not reduces_in_bf16):
         raise UserError(f"precision {overrides.name}: Megatron has fp32, fp16, {', '.join(recipes)}; take one of them")
     return reduced | recipes[base]
 

@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values, part
 from fivefold.interop.megatron.keys import ALIAS, CORE_FIELDS, NEGATED, TABLE, VERSION
-from fivefold.interop.shell.launch import keys
+from fivefold.interop.shell.launch import parse_keys
 from fivefold.record import UserError
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF",)  # environment variables that are read
@@ -28,7 +28,7 @@ def is_megatron(document: Document) -> bool:
 
 def _list_keys(document: Document) -> set[str]:
     if document.kind == "words":
-        return {key.replace("_", "-") for key in keys(document.words)}
+        return {key.replace("_", "-") for key in parse_keys(document.words)}
     if document.kind not in ("yaml", "json"):
         return set()
     return {name.lstrip("-").replace("_", "-") for name in _flatten(document.values)}
@@ -47,7 +47,7 @@ def _flatten(values: Any) -> dict[str, Any]:
 
 def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of the arguments."""
-    given = keys(document.words) if document.kind == "words" else _flatten(document.values)
+    given = parse_keys(document.words) if document.kind == "words" else _flatten(document.values)
     environment = document.values if document.kind == "words" else given
     segments = "expandable_segments:True" in str(environment.get(ALLOCATOR_VARIABLES[0], ""))
     arguments = {name: value for name, value in given.items() if not name.isupper()}

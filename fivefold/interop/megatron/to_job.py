@@ -9,10 +9,17 @@ import re
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
-from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, replicas, world
+from fivefold.interop.format import (
+    RANKS_MISSING,
+    Overrides,
+    ParsedConfig,
+    build_reading,
+    compute_replicas,
+    resolve_world,
+)
 from fivefold.interop.keys import Values
 from fivefold.interop.megatron.keys import ACTIVATIONS
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import get_1f1b_name
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
@@ -48,7 +55,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     document, values = config.document, config.values
     check_same(values)
     model, missing = read_model(values, overrides._replace(model=config.model))
-    ranks = world(document, overrides)
+    ranks = resolve_world(document, overrides)
     if model is None:
         return build_reading(config, {}, model=None, ranks=None, missing=missing)
     fields = {path: value for path, value in values.fields().items() if not path.startswith("model.")}
@@ -66,7 +73,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
     if ranks is not None:
         tp, cp, pp = (values.to_int(f"{axis}_parallel_size") for axis in ("tensor_model", "context", "pipeline_model"))
-        dp = replicas(ranks, tp * cp * pp, of="tp·cp·pp", origin=values.origin)
+        dp = compute_replicas(ranks, tp * cp * pp, of="tp·cp·pp", origin=values.origin)
         assert dp is not None
         fields |= read_degrees(values, model, dp=dp) | read_batch(values, dp=dp) | read_pipeline(values, model, pp=pp)
         fields["layout.ac"] = read_recomputation(values, model, fields)
@@ -413,17 +420,17 @@ def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> 
 def read_precision(values: Values) -> Recipe:
     """Return the recipe: weights, gradient accumulation buffers, master weights and moments."""
     if not (values["bf16"] or values["fp16"]):
-        return recipe("fp32")
-    precision_recipe = recipe("fp16" if values["fp16"] else "bf16")
+        return get_recipe("fp32")
+    precision_recipe = get_recipe("fp16" if values["fp16"] else "bf16")
     if values["fp16"] and values["accumulate_allreduce_grads_in_fp32"]:
         precision_recipe = precision_recipe.replace(name="fp16-grad32", accumulated_bytes=4)
     if values["fp4_format"]:
-        precision_recipe = recipe("nvfp4")
+        precision_recipe = get_recipe("nvfp4")
     elif values["fp8_format"]:
         fp8_recipe = str(values["fp8_recipe"])
         if fp8_recipe not in FP8:
             values.mark_not_modelled("fp8_recipe", "is not among the recipes here; read as tensorwise")
-        precision_recipe = recipe(FP8.get(fp8_recipe, "fp8"))
+        precision_recipe = get_recipe(FP8.get(fp8_recipe, "fp8"))
         if values["fp8_param_gather"]:
             gathers = "fp8" if precision_recipe.scaling in ("tensorwise", "tiles") else "weights"
             if gathers == "weights":

@@ -66,19 +66,19 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     dtype = "torch.float32" if is_fp32 else "torch.float16" if given.get("fp16") else "torch.bfloat16"
     sections["model"].append(f"  gated_linear_unit: {format_literal(gated)}")
     if model.activation in FUNCTIONS:  # if it is missing, reading the file back names the difference
-        sections["model"] += _function("activation_func", FUNCTIONS[model.activation])
-    sections["model"] += [*_function("params_dtype", dtype), *_function("pipeline_dtype", dtype)]
+        sections["model"] += _build_function("activation_func", FUNCTIONS[model.activation])
+    sections["model"] += [*_build_function("params_dtype", dtype), *_build_function("pipeline_dtype", dtype)]
     sections["model"] += [f"  {name}: true" for name in ("bf16", "fp16") if given.get(name)]
-    sections["optimizer"] += _function("params_dtype", dtype)
+    sections["optimizer"] += _build_function("params_dtype", dtype)
     sections["ddp"].append(f"  use_distributed_optimizer: {format_literal(bool(given['use_distributed_optimizer']))}")
-    return WrittenConfig({"run_config.yaml": _file(plan, sections)})
+    return WrittenConfig({"run_config.yaml": _build_file(plan, sections)})
 
 
-def _function(name: str, target: str) -> list[str]:
+def _build_function(name: str, target: str) -> list[str]:
     return [f"  {name}:", f"    _target_: {target}", "    _call_: false"]
 
 
-def _file(plan: ConfigPlan, sections: dict[str, list[str]]) -> str:
+def _build_file(plan: ConfigPlan, sections: dict[str, list[str]]) -> str:
     """Return the YAML of a ConfigContainer with these sections."""
     model, job = plan.model, plan.job
     provider = "MLAModelProvider" if model.mla else "GPTModelProvider"

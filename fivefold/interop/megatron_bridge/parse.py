@@ -49,21 +49,21 @@ def is_bridge(document: Document) -> bool:
     if document.kind not in ("yaml", "json"):
         return False
     target = str(document.values.get("_target_", ""))
-    values = _sections(document.values)
+    values = _rename_sections(document.values)
     sections = values.keys() & {"model", "train", "ddp", "optimizer", "trainer", "optim", "data", "dataset"}
     return target.startswith(("megatron.bridge", "nemo.")) or (
         isinstance(values.get("model"), dict) and len(sections) >= 3
     )
 
 
-def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_sections(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections by their names of 0.3.1, which are older names without ``_config``."""
     return {str(key).removesuffix("_config"): value for key, value in values.items()}
 
 
 def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of a saved config, or of overrides of a recipe, as Megatron's arguments."""
-    sections = _sections(document.values)
+    sections = _rename_sections(document.values)
     target = str(document.values.get("_target_", ""))
     is_nemo = "trainer" in sections or target.startswith("nemo")
     gathered: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
         gathered |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
     for section in SECTIONS:
         _gather(sections.get(section), gathered, targets, section)
-    given = _arguments(gathered) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
+    given = _build_arguments(gathered) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
     model = overrides.model or (_find_published(given, gathered) if "num_layers" in given else _find_by_size(targets))
     if model and not overrides.model:
         given = {key: value for key, value in given.items() if key not in MODEL_KEYS}
@@ -117,7 +117,7 @@ def _gather(value: Any, arguments: dict[str, Any], targets: list[str], name: str
             arguments[key] = element
 
 
-def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
+def _build_arguments(settings: dict[str, Any]) -> dict[str, Any]:
     """Return fields as Megatron's arguments."""
     given: dict[str, Any] = {}
     for key, value in settings.items():

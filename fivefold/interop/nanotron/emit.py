@@ -7,8 +7,8 @@ from typing import Any
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import write_values
 from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, MODEL_FIELDS, OPTIMIZER, TABLE, VERSION, F, R
-from fivefold.interop.render import yaml_file
-from fivefold.job import recipe
+from fivefold.interop.render import render_yaml
+from fivefold.job import get_recipe
 from fivefold.model.huggingface.write import to_config
 from fivefold.record import UserError
 
@@ -26,7 +26,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     if layout.ac not in ("none", "full"):
         raise UserError(f"ac={layout.ac}: nanotron recomputes complete layers only; take ac=full or ac=none")
     dtypes = {"bf16": ("bfloat16", True), "bf16-pure": ("bfloat16", False), "fp32": ("float32", False)}
-    if job.precision.name not in dtypes or job.precision != recipe(job.precision.name):
+    if job.precision.name not in dtypes or job.precision != get_recipe(job.precision.name):
         raise UserError(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; take one of them")
     if job.optimizer.kind != "adamw":
         raise UserError(
@@ -52,10 +52,10 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         f"{R}lr_decay_starting_step": job.steps - decay_steps if rate.kind == "wsd" else None,
         f"{R}min_decay_lr": float(f"{rate.peak * (1.0 if rate.kind == 'constant' else rate.floor):.12g}"),
     }
-    return _file(plan, values, family=str(config["model_type"]))
+    return _build_file(plan, values, family=str(config["model_type"]))
 
 
-def _file(plan: ConfigPlan, values: dict[str, Any], *, family: str) -> WrittenConfig:
+def _build_file(plan: ConfigPlan, values: dict[str, Any], *, family: str) -> WrittenConfig:
     """Return the file, for 0.4 unless it needs a key of the main branch."""
     defaults = {key: TABLE[key].default for key in MAIN} | {
         f"{MODEL}rope_theta": 10_000.0,
@@ -92,7 +92,7 @@ def _file(plan: ConfigPlan, values: dict[str, Any], *, family: str) -> WrittenCo
         f"Start: CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes {nodes} --nproc_per_node {gpus_per_node} run_train.py "
         "--config-file nanotron.yaml",
     )
-    text = yaml_file(values, table, about=about, extra=extra)
+    text = render_yaml(values, table, about=about, extra=extra)
     return WrittenConfig(
         {"nanotron.yaml": text},
         (f"is for {version}: {VERSION} does not have keys that it needs",) if needs_main_branch else (),

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
-from fivefold.interop.format import NAME_MODEL, Document, Overrides, ParsedConfig, build_reading, world
+from fivefold.interop.format import NAME_MODEL, Document, Overrides, ParsedConfig, build_reading, resolve_world
 from fivefold.interop.keys import Values
 from fivefold.interop.nanotron.keys import MODEL_FIELDS, OPTIMIZER, F, R
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
@@ -36,7 +36,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields = values.fields()
     dp, tp, pp = (values.to_int(key) for key in SIZES)
     cp = values.to_int("parallelism.context_parallel_size")
-    ranks = world(document, overrides)
+    ranks = resolve_world(document, overrides)
     if ranks not in (None, dp * tp * pp * cp):
         raise UserError(
             f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks; make both "
@@ -100,15 +100,15 @@ def _read_recomputation(values: Values) -> str:
 
 def _read_precision(values: Values) -> Recipe:
     if values["model.dtype"] in ("float32", "double"):
-        return recipe("fp32")
+        return get_recipe("fp32")
     if values["model.dtype"] not in ("bfloat16", "float16"):
         raise UserError(
             f"{values.origin}: model.dtype is {values['model.dtype']!r}; it must be bfloat16, float16 or float32"
         )
-    base = recipe("bf16" if values["model.dtype"] == "bfloat16" else "fp16")
+    base = get_recipe("bf16" if values["model.dtype"] == "bfloat16" else "fp16")
     if values[f"{OPTIMIZER}accumulate_grad_in_fp32"]:
         return base if base.accumulated_bytes else base.replace(name="fp16-grad32", accumulated_bytes=4)
-    return recipe("bf16-pure") if base.compute == "bf16" else base.replace(name="fp16-pure", master_bytes=0)
+    return get_recipe("bf16-pure") if base.compute == "bf16" else base.replace(name="fp16-pure", master_bytes=0)
 
 
 def _read_learning_rate(values: Values) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from fivefold.interop.shell.expand import Variables, expand, raw_words
+from fivefold.interop.shell.expand import Variables, expand, split_words
 
 TEXTS: dict[str, Callable[[str, str], bool]] = {"==": operator.eq, "=": operator.eq, "!=": operator.ne}
 NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -22,7 +22,7 @@ def evaluate_condition(condition: str, known: Variables) -> bool | None:
     """Return whether ``[ "$A" == b ]`` or ``[[ -z $A ]]`` holds; None if only running the script could tell."""
     holds: bool | None = None
     connective = ""
-    words = [*raw_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
+    words = [*split_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
     while words:
         if words[0] not in ("[", "[[") or "]" + "]" * (len(words[0]) - 1) not in words:
             return None
@@ -62,11 +62,11 @@ def _evaluate_words(words: list[str], known: Variables) -> bool | None:
 
 def _evaluate_test(words: list[str], known: Variables) -> bool | None:
     if len(words) == 2 and words[0] in ("-z", "-n"):
-        text = _text(words[1], known)
+        text = _expand_word(words[1], known)
         return None if text is None else (text == "") == (words[0] == "-z")
     if len(words) != 3:
         return None
-    left, right = _text(words[0], known), _text(words[2], known)
+    left, right = _expand_word(words[0], known), _expand_word(words[2], known)
     if left is None or right is None:
         return None
     if words[1] in TEXTS and not set(right) & set("*?["):  # not a pattern
@@ -76,7 +76,7 @@ def _evaluate_test(words: list[str], known: Variables) -> bool | None:
     return None
 
 
-def _text(word: str, known: Variables) -> str | None:
+def _expand_word(word: str, known: Variables) -> str | None:
     """Return a word with its variables replaced; None if the script does not set one of them."""
     text = " ".join(expand(word, known))
     return None if "$" in text or "`" in text else text

@@ -27,7 +27,7 @@ OPERATORS: dict[type, Callable[[int, int], int]] = {
 LARGEST = 10**15
 
 
-def raw_words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Split a statement into words, with their quotes."""
     words, word, quote, depth, position = [], "", "", 0, 0
     while position < len(text):

@@ -48,17 +48,17 @@ def strip_launchers(words: Sequence[str]) -> Launch:
         if re.fullmatch(r"\w+=.*", rest[0]) or name in ("nohup", "exec", "time", "env"):
             rest = rest[1:]
         elif PYTHON.fullmatch(rest[0]):
-            rest = _options(rest[1:], {}, stop_at_module=True)
+            rest = _read_options(rest[1:], {}, stop_at_module=True)
         elif name in ("torchrun", "deepspeed", "srun", "mpirun", "sbatch") or rest[0] in MODULES:
-            rest = _options(rest[1:], options)
+            rest = _read_options(rest[1:], options)
         elif name == "accelerate" and rest[1:2] == ["launch"]:
-            rest = _options(rest[2:], options)
+            rest = _read_options(rest[2:], options)
         else:
             break
     return Launch(tuple(rest), options)
 
 
-def _options(words: list[str], options: dict[str, str], *, stop_at_module: bool = False) -> list[str]:
+def _read_options(words: list[str], options: dict[str, str], *, stop_at_module: bool = False) -> list[str]:
     """Read options up to the first word that is not one; return that word and the rest."""
     position = 0
     while position < len(words) and words[position].startswith("-"):
@@ -82,7 +82,7 @@ def _options(words: list[str], options: dict[str, str], *, stop_at_module: bool 
     return words[position:]
 
 
-def keys(words: Sequence[str]) -> dict[str, object]:
+def parse_keys(words: Sequence[str]) -> dict[str, object]:
     """Return options as keys: ``--tp-size 8 --swiglu`` → ``{"tp-size": "8", "swiglu": True}``.
 
     Several words after a key are a list; a word that begins with - and a digit is a value.

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from fivefold.interop.keys import shorten_value
 from fivefold.interop.shell.branches import evaluate_condition
-from fivefold.interop.shell.expand import Variables, expand, raw_words
-from fivefold.interop.shell.statements import CLOSING, OPENING, Statement, first_word, is_function, statements
+from fivefold.interop.shell.expand import Variables, expand, split_words
+from fivefold.interop.shell.statements import CLOSING, OPENING, Statement, get_first_word, is_function, split_statements
 from fivefold.results.reading import ParsedKey
 
 ASSIGNS = re.compile(r"(\w+)(\+?)=(.*)", flags=re.DOTALL)
@@ -37,9 +37,9 @@ class Script(NamedTuple):
     variables: dict[str, str | list[str]]
 
 
-def script(text: str, given: Mapping[str, str] | None = None) -> Script:
+def read_script(text: str, given: Mapping[str, str] | None = None) -> Script:
     """Read a script; ``given``: variables that are set when it is started."""
-    slurm = _slurm(text)
+    slurm = _read_slurm(text)
     known: dict[str, str | list[str]] = {}
     if slurm.nodes:
         known |= {"SLURM_NNODES": str(slurm.nodes), "SLURM_JOB_NUM_NODES": str(slurm.nodes)}
@@ -49,13 +49,13 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     commands: list[tuple[str, ...]] = []
     remarks: list[ParsedKey] = []
     for statement in _list_executed(text, remarks, known):
-        rest = _assign(raw_words(statement.text.removeprefix("export ").strip()), known, fixed=given or {})
+        rest = _assign(split_words(statement.text.removeprefix("export ").strip()), known, fixed=given or {})
         words = [word for raw in rest for word in expand(raw, known)]
         if words and words[0] not in COMMANDS_WITHOUT_EFFECT:
             commands.append(tuple(words))
         if "-c" in words[:-1] and {word.rpartition("/")[2] for word in words} & {"bash", "sh"}:  # srun bash -c "…"
             text_variables = {name: value for name, value in known.items() if isinstance(value, str)}
-            commands += script(words[words.index("-c") + 1], text_variables).commands
+            commands += read_script(words[words.index("-c") + 1], text_variables).commands
     return Script(tuple(commands), slurm, tuple(remarks), known)
 
 
@@ -67,8 +67,8 @@ def _list_executed(text: str, remarks: list[ParsedKey], known: Variables) -> Ite
     skipped_blocks: list[str] = []  # blocks that are skipped
     outermost_skipped: Statement | None = None  # the outermost of them, until a statement in it has an effect
     branch_states: list[str] = []  # state of each ``if`` that is followed: on, off, or done
-    for statement in statements(text):
-        word = first_word(statement.text)
+    for statement in split_statements(text):
+        word = get_first_word(statement.text)
         if skipped_blocks:
             if outermost_skipped and _has_effect(statement.text):
                 remarks.append(_describe_skipped(outermost_skipped))
@@ -85,7 +85,7 @@ def _list_executed(text: str, remarks: list[ParsedKey], known: Variables) -> Ite
             if word == "elif" or not rest:
                 continue
             statement = Statement(statement.line, rest)
-            word = first_word(rest)
+            word = get_first_word(rest)
         running = all(state == "on" for state in branch_states)
         if is_function(statement.text) or word in OPENING:
             holds = evaluate_condition(statement.text[2:], known) if word == "if" and running else None
@@ -104,10 +104,10 @@ def _list_executed(text: str, remarks: list[ParsedKey], known: Variables) -> Ite
 
 def _has_effect(text: str) -> bool:
     """Return whether a statement of a block does more than print, copy or exit."""
-    word = first_word(text)
+    word = get_first_word(text)
     while word in ("then", "else", "do"):
         text = text[len(word) :].strip()
-        word = first_word(text)
+        word = get_first_word(text)
     without_effect = COMMANDS_WITHOUT_EFFECT | CLOSING | {"elif", "if", "", "break", "esac"}
     return word not in without_effect or "=" in word or (word == "export" and "=" in text)
 
@@ -138,7 +138,7 @@ def _assign(words: list[str], known: dict[str, str | list[str]], *, fixed: Mappi
     while words and (assignment := ASSIGNS.fullmatch(words[0])):
         name, appends, value = assignment.groups()
         if value.startswith("(") and value.endswith(")"):
-            elements = [word for raw in raw_words(value[1:-1]) for word in expand(raw, known)]
+            elements = [word for raw in split_words(value[1:-1]) for word in expand(raw, known)]
             previous = known.get(name, []) if appends else []
             known[name] = [*(previous if isinstance(previous, list) else previous.split()), *elements]
         else:
@@ -151,7 +151,7 @@ def _assign(words: list[str], known: dict[str, str | list[str]], *, fixed: Mappi
     return words
 
 
-def _slurm(text: str) -> Slurm:
+def _read_slurm(text: str) -> Slurm:
     options = " ".join(SBATCH.findall(text)).replace("=", " ")
     requested = dict(re.findall(r"(--[\w-]+|-N)\s+(?:gpu:)?(?:[a-zA-Z]\w*:)?(\d+)", options))
     nodes = requested.get("--nodes") or requested.get("-N")

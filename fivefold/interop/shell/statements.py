@@ -19,7 +19,7 @@ class Statement(NamedTuple):
     text: str
 
 
-def statements(script: str) -> Iterator[Statement]:
+def split_statements(script: str) -> Iterator[Statement]:
     """Split at line ends, ``;``, ``&&``, ``||`` and ``|`` outside quotes, brackets and arrays."""
     text, line, start, quote, depth = "", 1, 1, "", 0
     position, end = 0, len(script)
@@ -45,7 +45,7 @@ def statements(script: str) -> Iterator[Statement]:
             depth += 1
         elif char in ")}":
             depth = max(0, depth - 1)
-        elif pair in ("||", "&&") and first_word(text) in CONDITIONS:
+        elif pair in ("||", "&&") and get_first_word(text) in CONDITIONS:
             text, position = text + pair, position + 2
             continue
         elif depth == 0 and (
@@ -81,11 +81,11 @@ def _skip_here_document(script: str, place: int, delimiter: str) -> tuple[int, i
     return place, lines
 
 
-def first_word(text: str) -> str:
+def get_first_word(text: str) -> str:
     """Return the first word, which tells the kind of a statement."""
     return text.split(None, 1)[0] if text.split() else ""
 
 
 def is_function(text: str) -> bool:
     """Return whether a statement defines a function."""
-    return first_word(text) == "function" or re.match(r"\w+\s*\(\s*\)", text) is not None
+    return get_first_word(text) == "function" or re.match(r"\w+\s*\(\s*\)", text) is not None

@@ -9,10 +9,10 @@ from typing import Any
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.render import append_comment
-from fivefold.interop.torchtitan.flavors import find_flavor, llama
+from fivefold.interop.torchtitan.flavors import build_llama, find_flavor
 from fivefold.interop.torchtitan.keys import PYTHON, SCHEDULES, SIZES, VERSION
 from fivefold.interop.torchtitan.to_job import AUTOCAST, FULL_BF16, P, distribute_layers
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -94,7 +94,7 @@ def _emit_converters(plan: ConfigPlan) -> str | None:
     if plan.model.moe:
         raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
     names = {"fp8-rowwise": "rowwise", "fp8-rowwise-gw": "rowwise_with_gw_hp"}
-    if precision_recipe.name not in names or precision_recipe != recipe(precision_recipe.name):
+    if precision_recipe.name not in names or precision_recipe != get_recipe(precision_recipe.name):
         raise UserError(
             f"precision {precision_recipe.name}: torchtitan 0.3 has {' and '.join(names)}; take one of them"
         )
@@ -114,7 +114,7 @@ def _emit_sizes(model: Model) -> dict[str, Any]:
             f"{model.width}/{model.heads}; take one of its flavors"
         )
     numbers = (model.layers, model.width, model.heads, model.kv_heads, model.ffn, model.vocab, model.tied_embeddings)
-    llama_spec = llama(model.name, numbers)
+    llama_spec = build_llama(model.name, numbers)
     difference_text = find_difference(
         llama_spec,
         model.replace(

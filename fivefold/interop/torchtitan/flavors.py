@@ -32,7 +32,7 @@ SCALED = RopeScaling(
 )
 
 
-def llama(name: str, sizes: tuple[int, int, int, int, int, int, bool]) -> Model:
+def build_llama(name: str, sizes: tuple[int, int, int, int, int, int, bool]) -> Model:
     """Build a model of torchtitan's llama3: RMSNorm, SwiGLU, rotary positions scaled as in Llama 3.1."""
     layers, width, heads, kv_heads, ffn, vocab, tied = sizes
     return Model(
@@ -51,7 +51,7 @@ def llama(name: str, sizes: tuple[int, int, int, int, int, int, bool]) -> Model:
     )
 
 
-def _deepseek_debug() -> Model:
+def _build_deepseek_debug() -> Model:
     return Model(
         name="deepseek-v3-debug",
         layers=6,
@@ -66,7 +66,7 @@ def _deepseek_debug() -> Model:
     )
 
 
-def _qwen_debug(*, experts: bool) -> Model:
+def _build_qwen_debug(*, experts: bool) -> Model:
     moe = MoE(experts=64, topk=8, ffn=768, balance="free") if experts else None
     return Model(
         name="qwen3-debug",
@@ -86,15 +86,18 @@ def _qwen_debug(*, experts: bool) -> Model:
 
 
 @cache
-def flavors(family: str) -> dict[str, Model]:
+def list_flavors(family: str) -> dict[str, Model]:
     """Return the models of a family by flavor."""
     if family == "llama3":
-        return {flavor: llama(f"llama3-{flavor.lower()}", sizes) for flavor, sizes in LLAMA.items()}
+        return {flavor: build_llama(f"llama3-{flavor.lower()}", sizes) for flavor, sizes in LLAMA.items()}
     if family == "qwen3":
         sizes = {flavor: _balance_by_bias(build_model(f"qwen3-{flavor.lower()}")) for flavor in QWEN}
-        return sizes | {"debugmodel": _qwen_debug(experts=False), "debugmodel_moe": _qwen_debug(experts=True)}
+        return sizes | {
+            "debugmodel": _build_qwen_debug(experts=False),
+            "debugmodel_moe": _build_qwen_debug(experts=True),
+        }
     if family == "deepseek_v3":
-        return {"debugmodel": _deepseek_debug()} | {
+        return {"debugmodel": _build_deepseek_debug()} | {
             key: _balance_by_bias(build_model(name)) for key, name in DEEPSEEK.items()
         }
     if family == "gpt_oss":
@@ -109,7 +112,7 @@ def _balance_by_bias(model: Model) -> Model:
 
 def resolve_flavor(family: str, flavor: str) -> Model:
     """Return the model of a flavor; raise ``UserError`` if torchtitan has none of that name."""
-    known = flavors(family)
+    known = list_flavors(family)
     base = flavor
     for suffix in ("_flex_attn", "_varlen_attn", "_flex", "_varlen", "_non_fused_qkv"):  # kernels, not sizes
         base = base.removesuffix(suffix)
@@ -125,7 +128,7 @@ def find_flavor(model: Model) -> tuple[str, str] | None:
     The scaling of positions and an auxiliary loss of experts may differ.
     """
     for family in MODULES:
-        for flavor, known in flavors(family).items():
+        for flavor, known in list_flavors(family).items():
             adapted = _balance_by_bias(model).replace(rope_scaling=known.rope_scaling, norm_epsilon=known.norm_epsilon)
             if find_difference(adapted, known) is None:
                 return family, flavor
@@ -134,7 +137,7 @@ def find_flavor(model: Model) -> tuple[str, str] | None:
 
 def find_nearest_flavor(model: Model) -> str:
     """Return the flavor whose number of parameters is nearest."""
-    candidates = [(family, flavor, known) for family in MODULES for flavor, known in flavors(family).items()]
+    candidates = [(family, flavor, known) for family in MODULES for flavor, known in list_flavors(family).items()]
     family, flavor, known = min(candidates, key=lambda candidate: abs(candidate[2].parameters / model.parameters - 1))
     return f"{family} {flavor} ({known.parameters / 1e9:.3g} B parameters)"
 

@@ -11,11 +11,11 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fivefold.interop.files import document as load
+from fivefold.interop.files import read_document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values
-from fivefold.interop.shell.launch import keys
-from fivefold.interop.torchtitan.flavors import MODULES, llama, resolve_flavor
+from fivefold.interop.shell.launch import parse_keys
+from fivefold.interop.torchtitan.flavors import MODULES, build_llama, resolve_flavor
 from fivefold.interop.torchtitan.keys import MODEL_SPEC, SIZES, TABLE, VERSION
 from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
@@ -36,21 +36,21 @@ def is_torchtitan(document: Document) -> bool:
 
 def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of a Python config; ``FILE:FUNCTION`` names one of several, a launch line one with changes."""
-    line_keys = keys(document.words) if document.kind == "words" else {}
+    line_keys = parse_keys(document.words) if document.kind == "words" else {}
     if line_keys:
         document = _find_config_file(line_keys, document)
     origin, text = document.origin, document.text
     name = document.values.get("function")
     if not name:
-        known = configs(text, origin=origin)
+        known = list_configs(text, origin=origin)
         if len(known) != 1:
             raise UserError(
                 f"{origin} holds {len(known)} configs; name one, as {origin}:{known[0] if known else 'NAME'}"
             )
         name = known[0]
-    config_function = config(text, str(name), origin=origin)
+    config_function = read_config_function(text, str(name), origin=origin)
     override_node = {key: value for key, value in line_keys.items() if "." in key}
-    given, model = _model({**config_function.values, **override_node}, text, document, overrides.model)
+    given, model = _find_model({**config_function.values, **override_node}, text, document, overrides.model)
     document = document._replace(remarks=(*document.remarks, *config_function.remarks))
     given = {key: value for key, value in given.items() if key not in IGNORED_CALLS}
     values = Values(TABLE, given, origin=document.origin, software="torchtitan", version=VERSION)
@@ -90,7 +90,7 @@ class ConfigFunction(NamedTuple):
     remarks: tuple[ParsedKey, ...]
 
 
-def _model(
+def _find_model(
     given: dict[str, Any], text: str, document: Document, overrides: Model | None
 ) -> tuple[dict[str, Any], Model | None]:
     """Return the keys with family and flavor as keys of their own, and the model.
@@ -105,7 +105,7 @@ def _model(
             given |= {f"model_spec.{key}": value for key, value in replaced_spec.named.items()}
     if given.get("model_spec") != "model_registry":
         return given, overrides
-    module = modules(text).get("model_registry", "")
+    module = list_imported_modules(text).get("model_registry", "")
     family = next((name for name in MODULES if name in module.split(".")), document.folder.name)
     flavor = str(given.pop("model_spec.flavor", given.get("model_spec.0")))
     given |= {"model_spec": family, "model_spec.flavor": flavor}
@@ -119,14 +119,14 @@ def _model(
             raise UserError(f"{document.origin}: the sizes of its Llama3Model must be whole numbers, not {numbers}")
         layers, width, heads, kv_heads, ffn, vocab = (int(str(number)) for number in numbers)
         sizes = (layers, width, heads, kv_heads, ffn, vocab, bool(size_values["tied_embeddings"]))
-        model = llama(f"llama-{layers}x{width}", sizes)
+        model = build_llama(f"llama-{layers}x{width}", sizes)
         return given, model.replace(rope_theta=size_values["rope_theta"] or model.rope_theta)
     model = resolve_flavor(family, flavor)
     mtp_layers = given.get("model_spec.num_mtp_layers")
     return given, model.replace(mtp=MTP(depth=mtp_layers)) if isinstance(mtp_layers, int) and mtp_layers > 0 else model
 
 
-def functions(text: str, *, origin: str) -> dict[str, ast.FunctionDef]:
+def list_functions(text: str, *, origin: str) -> dict[str, ast.FunctionDef]:
     """Return the functions of a file that return a value, by name."""
     try:
         tree = ast.parse(text)
@@ -140,7 +140,7 @@ def functions(text: str, *, origin: str) -> dict[str, ast.FunctionDef]:
     }
 
 
-def modules(text: str) -> dict[str, str]:
+def list_imported_modules(text: str) -> dict[str, str]:
     """Return the module from which each imported name comes."""
     modules_by_name: dict[str, str] = {}
     for node in ast.walk(ast.parse(text)):
@@ -149,15 +149,15 @@ def modules(text: str) -> dict[str, str]:
     return modules_by_name
 
 
-def configs(text: str, *, origin: str) -> list[str]:
+def list_configs(text: str, *, origin: str) -> list[str]:
     """Return the names of the functions that return a ``Trainer.Config``."""
-    known = functions(text, origin=origin)
+    known = list_functions(text, origin=origin)
     return [name for name, node in known.items() if "Trainer" in ast.unparse(node.returns or ast.Constant(None))]
 
 
-def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFunction:
+def read_config_function(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFunction:
     """Return the keys that the function ``name`` sets; raise ``UserError`` if there is none."""
-    known = functions(text, origin=origin)
+    known = list_functions(text, origin=origin)
     if name not in known:
         raise make_unknown_name_error(name, list(known), kind=f"config of {origin}")
     values: dict[str, Any] = {}
@@ -176,7 +176,7 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFuncti
                 if isinstance(base, ast.AST):
                     local[path[0]] = _read_return(base, local, text, origin=origin, depth=depth, remarks=remarks)
                 changed_config = local.setdefault(path[0], {})
-                _replace(changed_config, ".".join(path[1:]), _value(node.value, local))
+                _replace(changed_config, ".".join(path[1:]), _evaluate_node(node.value, local))
         elif not isinstance(node, STATEMENTS_WITHOUT_EFFECT) and not (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         ):
@@ -198,13 +198,13 @@ def _read_return(
             if assigned is not None
             else {}
         )
-    returned_value = _value(node, local) if node is not None else None
+    returned_value = _evaluate_node(node, local) if node is not None else None
     if not isinstance(returned_value, CallValue):
         raise UserError(f"{origin}: a config function returns {returned_value!r}; it must return a Trainer.Config")
-    if returned_value.name in functions(text, origin=origin):
+    if returned_value.name in list_functions(text, origin=origin):
         if depth > 8:
             raise UserError(f"{origin}: {returned_value.name} is called within itself")
-        base = config(text, returned_value.name, origin=origin, depth=depth + 1)
+        base = read_config_function(text, returned_value.name, origin=origin, depth=depth + 1)
         remarks += base.remarks
         return dict(base.values)
     values: dict[str, Any] = {}
@@ -217,10 +217,10 @@ def _replace(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a key, and drop the keys below it."""
     for name in [name for name in values if name.startswith(f"{key}.")]:
         del values[name]
-    values.update(_keys(key, value))
+    values.update(_flatten_keys(key, value))
 
 
-def _keys(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flatten_keys(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, CallValue):
         yield key, value
         return
@@ -228,21 +228,23 @@ def _keys(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     for index, argument in enumerate(value.positional):
         yield f"{key}.{index}", argument
     for name, argument in value.named.items():
-        yield from _keys(f"{key}.{name}", argument)
+        yield from _flatten_keys(f"{key}.{name}", argument)
 
 
-def _value(node: ast.AST, local: Mapping[str, Any], depth: int = 0) -> Any:
+def _evaluate_node(node: ast.AST, local: Mapping[str, Any], depth: int = 0) -> Any:
     """Return a literal, a call, or the source text of anything else."""
     if depth > 32:
         raise UserError("calls are nested more than 32 deep; write the values themselves")
     if isinstance(node, ast.Name) and isinstance(local.get(node.id), ast.AST):
-        return _value(local[node.id], {**local, node.id: None}, depth + 1)
+        return _evaluate_node(local[node.id], {**local, node.id: None}, depth + 1)
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func).removesuffix(".Config").rpartition(".")[2]
-        named = {element.arg: _value(element.value, local, depth + 1) for element in node.keywords if element.arg}
-        return CallValue(name, tuple(_value(element, local, depth + 1) for element in node.args), named)
+        named = {
+            element.arg: _evaluate_node(element.value, local, depth + 1) for element in node.keywords if element.arg
+        }
+        return CallValue(name, tuple(_evaluate_node(element, local, depth + 1) for element in node.args), named)
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value(element, local, depth + 1) for element in node.elts]
+        return [_evaluate_node(element, local, depth + 1) for element in node.elts]
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError):

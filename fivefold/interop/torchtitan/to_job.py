@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, replicas, world
+from fivefold.interop.format import (
+    RANKS_MISSING,
+    Overrides,
+    ParsedConfig,
+    build_reading,
+    compute_replicas,
+    resolve_world,
+)
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.keys import LOOPED, SCHEDULES
 from fivefold.interop.torchtitan.parse import CallValue
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
-AUTOCAST = recipe("bf16-autocast")  # under DDP the only 16-bit copies are those that autocast makes for each matmul
+AUTOCAST = get_recipe("bf16-autocast")  # under DDP the only 16-bit copies are those that autocast makes for each matmul
 
 FULL_BF16 = Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
 
@@ -29,7 +36,7 @@ P = "parallelism."
 def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job of a Python config."""
     values, model = config.values, config.model
-    ranks = world(config.document, overrides)
+    ranks = resolve_world(config.document, overrides)
     fields = values.fields()
     fields |= {"job.stack.name": "torchtitan", "job.stack.early_stop": False, "job.documents": "separate"}
     fields |= read_compile(values) | read_learning_rate(values)
@@ -87,13 +94,13 @@ def _read_precision(values: Values) -> Recipe:
         if name in converter_options:
             if not converter_options[name].get("fqns"):
                 values.mark_not_modelled(key, "the output projection is converted too; counted in 16 bits")
-            return recipe(recipe_name)
+            return get_recipe(recipe_name)
     if "Float8LinearConverter" not in converter_options:
         return base_recipe
     if "lm_head" not in str(converter_options["Float8LinearConverter"].get("filter_fqns", [])):
         values.mark_not_modelled(key, "the output projection is in fp8 too; counted in 16 bits")
     scaling_recipe = converter_options["Float8LinearConverter"].get("recipe_name", "rowwise")
-    return recipe("fp8-rowwise-gw" if scaling_recipe == "rowwise_with_gw_hp" else "fp8-rowwise")
+    return get_recipe("fp8-rowwise-gw" if scaling_recipe == "rowwise_with_gw_hp" else "fp8-rowwise")
 
 
 def read_degrees(values: Values, ranks: int) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def read_degrees(values: Values, ranks: int) -> dict[str, Any]:
     cp, tp, pp = (values.to_int(f"{P}{axis}_parallel_degree") for axis in ("context", "tensor", "pipeline"))
     copies = values.to_int(f"{P}data_parallel_replicate_degree")
     shards = values.to_int(f"{P}data_parallel_shard_degree", least=None)
-    shard_count = replicas(ranks, copies * cp * tp * pp, of="dp_replicate·cp·tp·pp", origin=values.origin)
+    shard_count = compute_replicas(ranks, copies * cp * tp * pp, of="dp_replicate·cp·tp·pp", origin=values.origin)
     assert shard_count is not None
     if shards not in (-1, shard_count):
         world = copies * shards * cp * tp * pp
@@ -207,15 +214,15 @@ def find_16_bit_dtype(values: Values, *, sharded: bool) -> Recipe:
     if dtype == "bfloat16":
         return FULL_BF16
     if gathered_dtype == "float32":
-        return recipe("fp32")
+        return get_recipe("fp32")
     if sharded:
-        return recipe("bf16")
+        return get_recipe("bf16")
     if all(values[f"{P}{axis}_parallel_degree"] == 1 for axis in ("tensor", "pipeline", "context")):
         return AUTOCAST
     values.mark_not_modelled(
         "training.mixed_precision_param", "with tp or pp it takes effect under FSDP alone; read as fp32"
     )
-    return recipe("fp32")
+    return get_recipe("fp32")
 
 
 def read_learning_rate(values: Values) -> dict[str, Any]:

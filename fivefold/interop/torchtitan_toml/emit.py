@@ -6,12 +6,12 @@ from typing import Any
 
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import write_values
-from fivefold.interop.render import toml_file
+from fivefold.interop.render import render_toml
 from fivefold.interop.torchtitan.emit import emit_recomputation, emit_shared
 from fivefold.interop.torchtitan.flavors import find_flavor, make_unknown_error
 from fivefold.interop.torchtitan_toml.keys import TOML, VERSION
 from fivefold.interop.torchtitan_toml.to_job import P
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.record import UserError
 
 
@@ -56,7 +56,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         "model.hf_assets_path": ("./assets/hf/tokenizer", "the tokenizer's folder: put yours"),
         "training.dataset": ("c4", "what is read: put yours"),
     }
-    return WrittenConfig({"torchtitan.toml": toml_file(values, TOML, about=about, extra=extra)})
+    return WrittenConfig({"torchtitan.toml": render_toml(values, TOML, about=about, extra=extra)})
 
 
 def _emit_converters(plan: ConfigPlan) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _emit_converters(plan: ConfigPlan) -> dict[str, Any]:
         return {}
     if plan.model.moe:
         raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
-    if precision_recipe == recipe("mxfp8"):
+    if precision_recipe == get_recipe("mxfp8"):
         return {"model.converters": ["mx"], "quantize.linear.mx.filter_fqns": ["output"]}
     names = {
         "fp8": "tensorwise",
@@ -73,7 +73,7 @@ def _emit_converters(plan: ConfigPlan) -> dict[str, Any]:
         "fp8-rowwise": "rowwise",
         "fp8-rowwise-gw": "rowwise_with_gw_hp",
     }
-    if precision_recipe.name not in names or precision_recipe != recipe(precision_recipe.name):
+    if precision_recipe.name not in names or precision_recipe != get_recipe(precision_recipe.name):
         raise UserError(
             f"precision {precision_recipe.name}: torchtitan has {', '.join(names)} and mxfp8; take one of them"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, world
+from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, resolve_world
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.flavors import resolve_flavor
 from fivefold.interop.torchtitan.to_job import (
@@ -15,7 +15,7 @@ from fivefold.interop.torchtitan.to_job import (
     read_learning_rate,
     read_pipeline,
 )
-from fivefold.job import Recipe, recipe
+from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -31,7 +31,7 @@ P = "parallelism."
 def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job of a TOML file."""
     values = config.values
-    ranks = world(config.document, overrides)
+    ranks = resolve_world(config.document, overrides)
     model = config.model or resolve_flavor(str(values["model.name"]), str(values["model.flavor"]))
     fields = values.fields()
     fields |= {
@@ -120,5 +120,5 @@ def _read_precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
         values.mark_not_modelled(f"quantize.grouped_mm.{kind}.fqns", "experts stay in 16 bits; counted in fp8")
     if not sharded:
         values.mark_not_modelled("model.converters", "fp8 over fp32 weights; read as fp8-te")
-        return recipe("fp8-te")
-    return recipe(name)
+        return get_recipe("fp8-te")
+    return get_recipe(name)

@@ -38,7 +38,7 @@ def format_part(part: Part) -> str:
     return f"{kind}{stage}.{micro_batch}"
 
 
-def parts(action: Action) -> tuple[Part, ...]:
+def list_parts(action: Action) -> tuple[Part, ...]:
     """Return the parts of an action, in the order in which they run."""
     kind, stage, micro_batch, backward_stage, backward_micro_batch = action
     if kind == "BW":

@@ -33,7 +33,7 @@ class Waves(NamedTuple):
     both: list[bool]
 
 
-def waves(order: Order, *, pp: int) -> Waves:
+def divide_into_waves(order: Order, *, pp: int) -> Waves:
     """Divide the actions of ``order`` into as few waves as possible."""
     import numpy as np
 

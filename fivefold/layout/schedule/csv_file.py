@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from fivefold.atomic_file import replace_file
-from fivefold.layout.schedule.action import format_part, parse, parts
+from fivefold.layout.schedule.action import format_part, list_parts, parse
 from fivefold.layout.schedule.columns import Row
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import UserError, read_text
@@ -30,18 +30,18 @@ def read_table(path: Path) -> Table:
     """Read and check a table, named after the file; a ``UserError`` gives row, cell and reason."""
     lines = read_text(path, kind="UTF-8 text").splitlines()
     try:
-        rows = tuple(_row(cells, number) for number, cells in enumerate(csv.reader(lines), start=1))
+        rows = tuple(_parse_row(cells, number) for number, cells in enumerate(csv.reader(lines), start=1))
     except (csv.Error, UserError) as error:
         raise UserError(f"{path}: {error}") from None
     try:
-        table = Table(path.stem, rows, _paths(rows))
+        table = Table(path.stem, rows, _find_paths(rows))
         check(table)
     except UserError as error:
         raise UserError(f"{path}: {error} (row 1 is rank 0)") from None
     return table
 
 
-def _row(cells: list[str], number: int) -> Row:
+def _parse_row(cells: list[str], number: int) -> Row:
     actions = []
     for column, cell in enumerate(cells, start=1):
         try:
@@ -53,10 +53,10 @@ def _row(cells: list[str], number: int) -> Row:
     return tuple(actions)
 
 
-def _paths(rows: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
+def _find_paths(rows: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the rank of each stage by micro-batch, from the forwards; ``UserError`` if one is missing."""
     rank_of_forward = {
-        part: rank for rank, row in enumerate(rows) for action in row for part in parts(action) if part[0] == "F"
+        part: rank for rank, row in enumerate(rows) for action in row for part in list_parts(action) if part[0] == "F"
     }
     if not rank_of_forward:
         raise UserError("no row has a forward; write F0.0 for stage 0, micro-batch 0")

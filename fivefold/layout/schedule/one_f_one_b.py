@@ -11,7 +11,7 @@ from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.table import Table
 
 
-def gpipe(*, pp: int, micro_batches: int) -> Table:
+def generate_gpipe(*, pp: int, micro_batches: int) -> Table:
     """Generate GPipe: all forwards, then all backwards (AFAB)."""
     micro_batch_range = range(micro_batches)
     rows = (
@@ -21,14 +21,14 @@ def gpipe(*, pp: int, micro_batches: int) -> Table:
     return Table("gpipe", tuple(rows), (tuple(range(pp)),) * micro_batches)
 
 
-def one_f_one_b(*, pp: int, micro_batches: int) -> Table:
+def generate_1f1b(*, pp: int, micro_batches: int) -> Table:
     """Generate 1F1B: pp - rank - 1 warm-up forwards, then one forward and one backward in turn."""
     visits = [(0, i) for i in range(micro_batches)]
-    rows = (_alternate(visits, rank=rank, pp=pp, v=1, ahead=pp - rank - 1) for rank in range(pp))
+    rows = (_alternate_actions(visits, rank=rank, pp=pp, v=1, ahead=pp - rank - 1) for rank in range(pp))
     return Table("1f1b", tuple(rows), (tuple(range(pp)),) * micro_batches)
 
 
-def interleaved(*, pp: int, v: int, micro_batches: int) -> Table:
+def generate_interleaved(*, pp: int, v: int, micro_batches: int) -> Table:
     """Generate interleaved 1F1B: v stages per rank, in groups of pp micro-batches, or more if pp is no divisor."""
     groups = max(1, micro_batches // pp)
     sizes = [micro_batches // groups + (group < micro_batches % groups) for group in range(groups)]
@@ -39,12 +39,13 @@ def interleaved(*, pp: int, v: int, micro_batches: int) -> Table:
         for i in range(sum(sizes[:group]), sum(sizes[:group]) + size)
     ]
     rows = (
-        _alternate(visits, rank=rank, pp=pp, v=v, ahead=(v - 1) * sizes[0] + 2 * (pp - rank - 1)) for rank in range(pp)
+        _alternate_actions(visits, rank=rank, pp=pp, v=v, ahead=(v - 1) * sizes[0] + 2 * (pp - rank - 1))
+        for rank in range(pp)
     )
     return Table("interleaved", tuple(rows), (tuple(range(pp)) * v,) * micro_batches)
 
 
-def _alternate(visits: list[tuple[int, int]], *, rank: int, pp: int, v: int, ahead: int) -> tuple[Action, ...]:
+def _alternate_actions(visits: list[tuple[int, int]], *, rank: int, pp: int, v: int, ahead: int) -> tuple[Action, ...]:
     """Return ``ahead`` warm-up forwards, then forward and backward in turn, then the remaining backwards.
 
     ``visits``: (chunk, micro-batch) in the order of the forwards, where a chunk is one of the v stages of the rank;

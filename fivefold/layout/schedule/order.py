@@ -116,7 +116,7 @@ def _sort_actions(columns: Columns, needs: Needs, stages: int) -> list[int]:
             missing = next(other[action] for other in producers if not done[other[action]])
             waiting.setdefault(missing, []).append(rank)
     if len(turns) < count:
-        raise _deadlock(
+        raise _describe_deadlock(
             columns,
             needs,
             [action for action, end in zip(positions, row_ends, strict=True) if action < end],
@@ -138,7 +138,7 @@ def _factorize(codes: Ints) -> tuple[Ints, Ints]:
     return values, number[codes]
 
 
-def _deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray, stages: int) -> UserError:
+def _describe_deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray, stages: int) -> UserError:
     """Describe the deadlock of a table; ``stuck``: the actions at which ranks wait."""
 
     def describe_wait(at: int) -> str:

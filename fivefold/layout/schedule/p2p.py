@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.layout.schedule.action import Action, Part, list_dependencies, parts
+from fivefold.layout.schedule.action import Action, Part, list_dependencies, list_parts
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
@@ -28,7 +28,7 @@ class P2PStep(NamedTuple):
     wait_sends: tuple[Part, ...]
 
 
-def receiver(part: Part, *, path: Sequence[int]) -> int | None:
+def find_receiver(part: Part, *, path: Sequence[int]) -> int | None:
     """Return the rank to which the output of ``part`` is sent; None if it stays on its rank or is not sent."""
     kind, stage, _ = part
     target_stage = {"F": stage + 1, "B": stage - 1}.get(kind, -1)
@@ -37,14 +37,14 @@ def receiver(part: Part, *, path: Sequence[int]) -> int | None:
     return path[target_stage]
 
 
-def links(table: Table) -> tuple[tuple[str, int, int], ...]:
+def list_links(table: Table) -> tuple[tuple[str, int, int], ...]:
     """Return all distinct (kind F or B, source rank, target rank) of a table, in the same order on every rank."""
     kinds_and_ranks = {
         (kind, path[stage], target)
         for micro_batch, path in enumerate(table.paths)
         for stage in range(table.stages)
         for kind in ("F", "B")
-        if (target := receiver((kind, stage, micro_batch), path=path)) is not None
+        if (target := find_receiver((kind, stage, micro_batch), path=path)) is not None
     }
     return tuple(sorted(kinds_and_ranks))
 
@@ -59,8 +59,8 @@ def _list_receives(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     """Return for each action the receives to post before it: those of the next one, and earlier ones of that sender."""
     queues: dict[tuple[str, int], list[Part]] = defaultdict(list)  # messages from each rank, in sending order
     for source, row in enumerate(table.rows):
-        for part in (part for action in row for part in parts(action)):
-            if receiver(part, path=table.paths[part[2]]) == rank:
+        for part in (part for action in row for part in list_parts(action)):
+            if find_receiver(part, path=table.paths[part[2]]) == rank:
                 queues[part[0], source].append(part)
     waiting = {part: queue for queue in queues.values() for part in queue}
     by_action: list[list[Part]] = [[] for _ in table.rows[rank]]
@@ -74,19 +74,19 @@ def _list_receives(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
 
 def _list_sends(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     """Return for each action the sends to wait for before it: those whose receivers are done, in unit time."""
-    spans = play(table, seconds=_unit_time).spans
-    ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
+    spans = play(table, seconds=_get_unit_time).spans
+    ends = {part: span.end for row in spans for span in row for part in list_parts(span.action)}
     in_flight: list[tuple[float, Part]] = []
     sends = []
     for span in spans[rank]:
         sends.append(tuple(part for end, part in in_flight if end <= span.start))
         in_flight = [(end, part) for end, part in in_flight if end > span.start]
-        for part in parts(span.action):
+        for part in list_parts(span.action):
             kind, stage, micro_batch = part
-            if receiver(part, path=table.paths[micro_batch]) is not None:
+            if find_receiver(part, path=table.paths[micro_batch]) is not None:
                 in_flight.append((ends[kind, stage + 1 if kind == "F" else stage - 1, micro_batch], part))
     return sends
 
 
-def _unit_time(task: Task) -> float:
+def _get_unit_time(task: Task) -> float:
     return {"BW": 2.0, "FB": 3.0}.get(task.kind, 1.0)

@@ -14,10 +14,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from fivefold.layout.schedule.one_f_one_b import gpipe, interleaved, one_f_one_b
+from fivefold.layout.schedule.one_f_one_b import generate_1f1b, generate_gpipe, generate_interleaved
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.schedule.v_shaped import dualpipe, dualpipev, zbv
-from fivefold.layout.schedule.zero_bubble import zb1p, zb2p
+from fivefold.layout.schedule.v_shaped import generate_dualpipe, generate_dualpipev, generate_zbv
+from fivefold.layout.schedule.zero_bubble import generate_zb1p, generate_zb2p
 from fivefold.record import make_unknown_name_error
 
 
@@ -71,15 +71,15 @@ class PipelineSchedule:
         return tuple(sorted((rank, (2 * pp if self.is_v_shaped else pp) - 1 - rank)))
 
 
-def _gpipe(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+def _count_live_gpipe(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     return (m,)
 
 
-def _one_f_one_b(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+def _count_live_1f1b(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     return (min(m, pp - rank),)
 
 
-def _interleaved(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+def _count_live_interleaved(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     groups = max(1, m // pp)  # groups of micro-batches that pass one stage of a rank before its next stage
     sizes = [m // groups + (group < m % groups) for group in range(groups)]
     remaining = min(v * m, (v - 1) * sizes[0] + 2 * (pp - rank - 1) + 1)
@@ -93,38 +93,40 @@ def _interleaved(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     return tuple(live)
 
 
-def _zb2p(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+def _count_live_zb2p(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     return (min(m, 2 * (pp - rank) - 1),)
 
 
-def _zbv(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+def _count_live_zbv(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     return min(m, 2 * pp - 1 - rank), min(m, rank + 1)
 
 
-def _dualpipe(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+def _count_live_dualpipe(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     near = min(rank, pp - 1 - rank)
     return pp - 1 - near, near + 1
 
 
-def _dualpipev(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+def _count_live_dualpipev(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
     return 2 * pp - 1 - rank, rank + 1
 
 
 _RECORDS = (
-    PipelineSchedule("gpipe", gpipe, _gpipe, 1.0, forwards_first=True),
-    PipelineSchedule("1f1b", one_f_one_b, _one_f_one_b, 0.0),
-    PipelineSchedule("interleaved", interleaved, _interleaved, 1.0, stages_per_rank=None, min_rounds=1),
-    PipelineSchedule("zb1p", zb1p, _one_f_one_b, 4.0, splits_backward=True, min_rounds=1),
-    PipelineSchedule("zb2p", zb2p, _zb2p, 5.0, splits_backward=True, min_rounds=1, weight_lag=2),
+    PipelineSchedule("gpipe", generate_gpipe, _count_live_gpipe, 1.0, forwards_first=True),
+    PipelineSchedule("1f1b", generate_1f1b, _count_live_1f1b, 0.0),
     PipelineSchedule(
-        "zbv", zbv, _zbv, 5.0, stages_per_rank=2, placement="v", splits_backward=True, min_rounds=1,
+        "interleaved", generate_interleaved, _count_live_interleaved, 1.0, stages_per_rank=None, min_rounds=1,
+    ),
+    PipelineSchedule("zb1p", generate_zb1p, _count_live_1f1b, 4.0, splits_backward=True, min_rounds=1),
+    PipelineSchedule("zb2p", generate_zb2p, _count_live_zb2p, 5.0, splits_backward=True, min_rounds=1, weight_lag=2),
+    PipelineSchedule(
+        "zbv", generate_zbv, _count_live_zbv, 5.0, stages_per_rank=2, placement="v", splits_backward=True, min_rounds=1,
     ),
     PipelineSchedule(
-        "dualpipe", dualpipe, _dualpipe, 6.0, placement="both_ways", splits_backward=True,
+        "dualpipe", generate_dualpipe, _count_live_dualpipe, 6.0, placement="both_ways", splits_backward=True,
         pairs_passes=True, min_rounds=2,
     ),
     PipelineSchedule(
-        "dualpipev", dualpipev, _dualpipev, 6.0, stages_per_rank=2, placement="v",
+        "dualpipev", generate_dualpipev, _count_live_dualpipev, 6.0, stages_per_rank=2, placement="v",
         splits_backward=True, pairs_passes=True, min_rounds=2,
     ),
 )  # fmt: skip

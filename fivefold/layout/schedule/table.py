@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fivefold.layout.schedule.action import Part, format_part, parts
+from fivefold.layout.schedule.action import Part, format_part, list_parts
 from fivefold.layout.schedule.columns import Columns, Row, build_columns
 from fivefold.layout.schedule.order import Order, order
 from fivefold.record import UserError
@@ -66,7 +66,7 @@ def check(table: Table) -> None:
     """Raise ``UserError`` unless each F, B and W runs once, on the rank of its stage, without deadlock."""
     rank_of_part: dict[Part, int] = {}
     for rank, row in enumerate(table.rows):
-        for part in (part for action in row for part in parts(action)):
+        for part in (part for action in row for part in list_parts(action)):
             _, stage, micro_batch = part
             if part in rank_of_part:
                 raise UserError(

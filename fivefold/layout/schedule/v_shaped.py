@@ -20,7 +20,7 @@ from fivefold.layout.schedule.table import Table
 Pair = tuple[int, int]  # one value per stage of a rank: 0 is the near stage, 1 the far one
 
 
-def zbv(*, pp: int, micro_batches: int) -> Table:
+def generate_zbv(*, pp: int, micro_batches: int) -> Table:
     """Generate ZB-V: warm-up, then F, B, W of near and far stage in turn; at the end B before W."""
     rows = []
     for rank in range(pp):
@@ -29,41 +29,41 @@ def zbv(*, pp: int, micro_batches: int) -> Table:
         turns += ["F0", "B0", "W0", "F1", "B1", "W1"] * (micro_batches - pp)
         turns += ["B0", "B1"] * rank + ["B0", "W0"] * ranks_to_bottom + ["W1", "W0"] * rank
         rows.append(_number_actions(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), count=micro_batches))
-    return Table("zbv", tuple(rows), _v(pp, micro_batches))
+    return Table("zbv", tuple(rows), _list_v_path(pp, micro_batches))
 
 
-def dualpipev(*, pp: int, micro_batches: int) -> Table:
+def generate_dualpipev(*, pp: int, micro_batches: int) -> Table:
     """Generate DualPipeV: DualPipe folded in the middle, with half the ranks for the same stages."""
     rows = (
         _number_actions(
-            _dualpipe_phases(rank, ranks=pp, count=micro_batches),
+            _list_dualpipe_phases(rank, ranks=pp, count=micro_batches),
             stages=(rank, 2 * pp - 1 - rank),
             first=(0, 0),
             count=micro_batches,
         )
         for rank in range(pp)
     )
-    return Table("dualpipev", tuple(rows), _v(pp, micro_batches))
+    return Table("dualpipev", tuple(rows), _list_v_path(pp, micro_batches))
 
 
-def dualpipe(*, pp: int, micro_batches: int) -> Table:
+def generate_dualpipe(*, pp: int, micro_batches: int) -> Table:
     """Generate DualPipe: half of the micro-batches enters at rank 0, the other half at the last rank."""
     half = micro_batches // 2
     rows = []
     for rank in range(pp):
         near = min(rank, pp - 1 - rank)
         first = (0, half) if near == rank else (half, 0)
-        actions = _dualpipe_phases(near, ranks=pp // 2, count=half)
+        actions = _list_dualpipe_phases(near, ranks=pp // 2, count=half)
         rows.append(_number_actions(actions, stages=(near, pp - 1 - near), first=first, count=half))
     path = tuple(range(pp))
     return Table("dualpipe", tuple(rows), (path,) * half + (path[::-1],) * half)
 
 
-def _v(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
+def _list_v_path(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
     return ((*range(pp), *reversed(range(pp))),) * micro_batches
 
 
-def _dualpipe_phases(near: int, *, ranks: int, count: int) -> list[str]:
+def _list_dualpipe_phases(near: int, *, ranks: int, count: int) -> list[str]:
     """Return the eight phases of DualPipe, ``near`` ranks from the end; ``each``: micro-batches, >= 2·ranks."""
     ranks_to_middle = ranks - 1 - near
     actions = ["F0"] * (2 * ranks_to_middle) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * ranks_to_middle

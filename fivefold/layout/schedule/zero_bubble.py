@@ -12,19 +12,19 @@ from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.table import Table
 
 
-def zb1p(*, pp: int, micro_batches: int) -> Table:
+def generate_zb1p(*, pp: int, micro_batches: int) -> Table:
     """Generate ZB1P: 1F1B in which rank r runs each W r backwards after its B."""
-    rows = (_deferred_w(rank, micro_batches, ahead=pp - rank, late=rank) for rank in range(pp))
+    rows = (_defer_w(rank, micro_batches, ahead=pp - rank, late=rank) for rank in range(pp))
     return Table("zb1p", tuple(rows), (tuple(range(pp)),) * micro_batches)
 
 
-def zb2p(*, pp: int, micro_batches: int) -> Table:
+def generate_zb2p(*, pp: int, micro_batches: int) -> Table:
     """Generate ZB2P: twice the warm-up forwards; rank r runs each W 2·r backwards after its B."""
-    rows = (_deferred_w(rank, micro_batches, ahead=2 * (pp - rank) - 1, late=2 * rank) for rank in range(pp))
+    rows = (_defer_w(rank, micro_batches, ahead=2 * (pp - rank) - 1, late=2 * rank) for rank in range(pp))
     return Table("zb2p", tuple(rows), (tuple(range(pp)),) * micro_batches)
 
 
-def _deferred_w(rank: int, micro_batches: int, *, ahead: int, late: int) -> tuple[Action, ...]:
+def _defer_w(rank: int, micro_batches: int, *, ahead: int, late: int) -> tuple[Action, ...]:
     """Return ``ahead`` warm-up forwards, then B, W and F in turn, each W ``late`` backwards after its B."""
     row = [Action("F", rank, i) for i in range(min(ahead, micro_batches))]
     for i in range(micro_batches):

@@ -125,7 +125,7 @@ BIASED_EXPERT_TENSORS = EXPERT_TENSORS | SHARED_EXPERT_TENSORS | {"moe.bias": "m
 EXPERT_GATE_UP = ("moe.experts.gate", "moe.experts.up")
 
 
-def stack_experts(place: str = "mlp", *, router: str = "gate") -> dict[str, str | FusedTensor]:
+def name_stacked_experts(place: str = "mlp", *, router: str = "gate") -> dict[str, str | FusedTensor]:
     """Return the tensor names of a layer whose experts are stacked, as in memory under transformers 5.
 
     One tensor holds gate and up of all experts, another down.

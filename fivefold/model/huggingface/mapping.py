@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.rope import yarn_mscale
+from fivefold.model.huggingface.rope import compute_yarn_mscale
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
@@ -180,7 +180,7 @@ def read_latent(config: Config, rotary: dict[str, Any]) -> dict[str, Any]:
     qk_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
     scaling = rotary["rope_scaling"] or {"mscale_all_dims": None}
     weight = scaling["mscale_all_dims"]
-    sharper = yarn_mscale(scaling["factor"], weight=weight) if weight else 1.0
+    sharper = compute_yarn_mscale(scaling["factor"], weight=weight) if weight else 1.0
     return rotary | {
         "kv_heads": config.num_attention_heads,
         "head_dim": qk_dim,

@@ -30,7 +30,7 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     ``config``: the file's dictionary, of any transformers version; ``name``: the model's name in messages.
     Raises ``UserError`` for an unknown architecture or an unsupported feature.
     """
-    text = text_of(config, name=name)
+    text = find_text_model(config, name=name)
     model = text.family.to_model(read_config(text.values, family=text.family, name=name))
     if text.wrapped:
         model = model.replace(vision=_find_tower(config, text_width=model.width, name=name)[0])
@@ -44,7 +44,7 @@ def _find_tower(config: dict[str, Any], *, text_width: int, name: str) -> tuple[
     """
     unread = UserError if config.get("vision_config") is None else UnreadTower
     try:
-        return read_tower(config, kind=_model_type(config, name=name), text_width=text_width, name=name), ""
+        return read_tower(config, kind=_find_model_type(config, name=name), text_width=text_width, name=name), ""
     except unread as error:
         return None, str(error)
 
@@ -57,13 +57,13 @@ def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
     return Config.read({**family.defaults, **given, "name": name}, origin=name)
 
 
-def remark(config: dict[str, Any], *, name: str) -> str | None:
+def describe_remark(config: dict[str, Any], *, name: str) -> str | None:
     """Return a one-line warning about a config; None if there is nothing to say.
 
     It lists keys that may change the model but that the family's code ignores, or what was assumed about a model whose
     ``model_type`` is unknown, and says whether the weights are quantized.
     """
-    text = text_of(config, name=name)
+    text = find_text_model(config, name=name)
     warnings = []
     if text.remote:
         warnings.append(describe_assumed(text.values, family=text.family))
@@ -81,7 +81,7 @@ def remark(config: dict[str, Any], *, name: str) -> str | None:
 
 def is_rope_interleaved(config: dict[str, Any], *, name: str) -> bool:
     """Tell whether the rotary pairs of latent attention are interleaved in the file, as in all published ones."""
-    text = text_of(config, name=name)
+    text = find_text_model(config, name=name)
     return bool(read_config(text.values, family=text.family, name=name).rope_interleave)
 
 
@@ -95,9 +95,9 @@ class Text(NamedTuple):
     remote: bool = False  # its ``model_type`` is unknown, but all of its shape is given
 
 
-def text_of(config: dict[str, Any], *, name: str) -> Text:
+def find_text_model(config: dict[str, Any], *, name: str) -> Text:
     """Find the text model of ``config``, in a multimodal one under ``text_config``; ``UserError`` if not supported."""
-    kind = _model_type(config, name=name)
+    kind = _find_model_type(config, name=name)
     if kind in FAMILIES:
         family, model_type = FAMILIES[kind], config.get("model_type")
         remote = model_type is not None and str(model_type) not in FAMILIES
@@ -126,7 +126,7 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
     return Text(inner, flatten_tables(values, family=inner, name=name), wrapper.architecture, wrapped=True)
 
 
-def _model_type(config: dict[str, Any], *, name: str) -> str:
+def _find_model_type(config: dict[str, Any], *, name: str) -> str:
     """Find the family, from ``architectures`` if given, else from ``model_type``; ``UserError`` if the two contradict.
 
     transformers builds the class of ``model_type``. A type that it does not know belongs to remote code, which may be a

@@ -30,7 +30,7 @@ def require_shape(values: dict[str, Any], *, family: Family, name: str) -> None:
     """Raise a ``UserError`` if a config of an unknown ``model_type`` does not give its full shape."""
     kind = reprlib.repr(values.get("model_type"))
     known = f"or give model_type {family.model_type!r}, if it is one"
-    if missing := [key for field, key in _missing_fields(values, family=family) if field in SHAPE_FIELDS]:
+    if missing := [key for field, key in _list_missing_fields(values, family=family) if field in SHAPE_FIELDS]:
         raise UserError(
             f"{name}: model_type {kind} is not known, nor what its missing keys mean; to read it as "
             f"{family.architecture} give {', '.join(missing)}; {known}"
@@ -48,14 +48,14 @@ def describe_assumed(values: dict[str, Any], *, family: Family) -> str:
     defaults = {name: field.default for name, field in Config.model_fields.items()} | {**family.defaults}
     assumed = [
         f"{key}={reprlib.repr(defaults[field])}"
-        for field, key in _missing_fields(values, family=family)
+        for field, key in _list_missing_fields(values, family=family)
         if defaults[field] not in (None, 0, 1, "", (), {})
     ]
     left = f"; assumed as there: {', '.join(assumed)}" if assumed else ""
     return f"model_type {reprlib.repr(values.get('model_type'))} is not known: read as {family.architecture}{left}"
 
 
-def _missing_fields(values: dict[str, Any], *, family: Family) -> Iterator[tuple[str, str]]:
+def _list_missing_fields(values: dict[str, Any], *, family: Family) -> Iterator[tuple[str, str]]:
     """Yield the fields of a family that no key of ``values`` sets, each with its key."""
     keys = {field: key for key, field in family.keys.items()}
     given = {field for key, field in family.keys.items() if key in values}

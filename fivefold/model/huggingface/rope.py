@@ -62,7 +62,7 @@ def read_rope(config: Config, *, has_partial_rotary: bool = False, kinds: dict[s
     if nested := [layers for layers in LAYERS if layers in given]:
         raise config.mistake(f"rotary parameters of {nested[0]} alone are not read in this family; give one for all")
     rotary = Rotary.read(given, origin=f"{config.name}: rope_scaling")
-    scaling = _scaling(config, rotary, kinds=kinds, original=config.original_max_position_embeddings)
+    scaling = _read_scaling(config, rotary, kinds=kinds, original=config.original_max_position_embeddings)
     if not has_partial_rotary:
         return {"rope_theta": rotary.rope_theta or config.rope_theta, **_read_full_heads(config, rotary, scaling)}
     fraction = rotary.partial_rotary_factor
@@ -109,7 +109,7 @@ def read_gemma3_rope(config: Config) -> dict[str, Any]:
         raise config.mistake(f"rope scaling {sliding.kind!r} of the sliding layers is not supported; remove it")
     theta = full.rope_theta or config.rope_theta
     local_theta = sliding.rope_theta or config.rope_local_base_freq
-    scaling = _scaling(config, full, kinds=KINDS, original=None)
+    scaling = _read_scaling(config, full, kinds=KINDS, original=None)
     return {
         "rope_theta": theta,
         "rope_theta_sliding": None if scaling is None and local_theta == theta else local_theta,
@@ -189,7 +189,9 @@ def _read_full_heads(config: Config, given: Rotary, scaling: dict[str, Any] | No
     return {"rope_fraction": 1.0, "rope_scaling": scaling}
 
 
-def _scaling(config: Config, given: Rotary, *, kinds: dict[str, str], original: int | None) -> dict[str, Any] | None:
+def _read_scaling(
+    config: Config, given: Rotary, *, kinds: dict[str, str], original: int | None
+) -> dict[str, Any] | None:
     """Return the fields of ``RopeScaling``, or None. ``original``: top-level pre-training length; it wins."""
     if given.kind == "default":
         return None
@@ -216,7 +218,7 @@ def _scaling(config: Config, given: Rotary, *, kinds: dict[str, str], original: 
         "high_frequency_factor": given.high_freq_factor,
         "beta_fast": given.beta_fast or 32.0,
         "beta_slow": given.beta_slow or 1.0,
-        "attention_factor": _attention_factor(given, kind=kind, factor=factor, original=original),
+        "attention_factor": _read_attention_factor(given, kind=kind, factor=factor, original=original),
         "mscale": given.mscale,
         "mscale_all_dims": given.mscale_all_dim,
         "truncate": given.truncate,
@@ -225,12 +227,12 @@ def _scaling(config: Config, given: Rotary, *, kinds: dict[str, str], original: 
     }
 
 
-def yarn_mscale(factor: float, *, weight: float = 1.0) -> float:
+def compute_yarn_mscale(factor: float, *, weight: float = 1.0) -> float:
     """Return YaRN's ``0.1·weight·ln factor + 1``: the factor on q and k for ``factor`` times the trained length."""
     return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _attention_factor(given: Rotary, *, kind: str, factor: float, original: int) -> float | None:
+def _read_attention_factor(given: Rotary, *, kind: str, factor: float, original: int) -> float | None:
     """Return the factor on cos and sin for yarn and longrope, as given or derived from other values; else None."""
     if kind not in ("yarn", "longrope"):
         return None
@@ -239,5 +241,7 @@ def _attention_factor(given: Rotary, *, kind: str, factor: float, original: int)
     if kind == "longrope":
         return sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
     if given.mscale and given.mscale_all_dim:
-        return yarn_mscale(factor, weight=given.mscale) / yarn_mscale(factor, weight=given.mscale_all_dim)
-    return yarn_mscale(factor)
+        return compute_yarn_mscale(factor, weight=given.mscale) / compute_yarn_mscale(
+            factor, weight=given.mscale_all_dim
+        )
+    return compute_yarn_mscale(factor)

@@ -45,7 +45,7 @@ DEFAULTS = {
 UNUSED = {"num_attention_heads": 1, "intermediate_size": 1, "max_position_embeddings": 2**20}
 
 
-def unused_sizes(heads: int, head_dim: int) -> dict[str, int]:
+def fill_unused_sizes(heads: int, head_dim: int) -> dict[str, int]:
     """Return the required sizes of attention and MLP of a model that has neither: those of its states."""
     return {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "ffn": 1}
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import FusedTensor, Names
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, block_name, get_layer, weights
+from fivefold.model.weights import Weight, get_layer, list_weights, name_block
 from fivefold.record import make_unknown_name_error
 
 
@@ -77,7 +77,7 @@ COPIES = {"embed_tokens.weight": "embed.tokens.weight", "shared_head.head.weight
 STACKED_SIGN = ".experts.gate_up_proj"
 
 
-def parts(
+def list_tensors(
     model: Model, *, family: str, stacked: bool = False, interleaved: bool = True, copies: bool = False
 ) -> Iterator[TensorPart]:
     """Yield the tensors of a folder of ``family``, in module order, with the routing biases of experts.
@@ -93,7 +93,7 @@ def parts(
     names, pre_names = (
         {**record.tensors, **record.block_tensors.get(block, {}), **stacked_names} for block in (model.block, "pre")
     )
-    weight_by_name = {weight.name: weight for weight in weights(model)}
+    weight_by_name = {weight.name: weight for weight in list_weights(model)}
     rotates = model.position == "rope"
     reordered = interleaved and rotates if model.mla else record.interleaved_rotary or record.swapped_rotary
     for weight in weight_by_name.values():
@@ -106,7 +106,7 @@ def parts(
                 ours: theirs.replace("<n>", str(place)) if isinstance(theirs, str) else theirs
                 for ours, theirs in of_layer.items()
             } | {"blocks": str(names["blocks"]).format(number)}
-        for part in _parts_of(weight, model, of_layer, weight_by_name, reordered=reordered, ones=record.ones):
+        for part in _list_parts(weight, model, of_layer, weight_by_name, reordered=reordered, ones=record.ones):
             yield part._replace(swapped=record.swapped_rotary)
     for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
         for inner, ours in COPIES.items():
@@ -117,10 +117,10 @@ def parts(
             number = layer // record.layers_per_block
             tensor_name = f"{str(names['blocks']).format(number)}.{names['moe.bias']}"
             shape = (1, model.moe.choices) if record.bias_is_row else (model.moe.choices,)
-            yield TensorPart(tensor_name, shape, bias_name(model, layer), dim=len(shape) - 1)
+            yield TensorPart(tensor_name, shape, name_routing_bias(model, layer), dim=len(shape) - 1)
 
 
-def constants(model: Model, *, family: str) -> dict[str, float | tuple[float, ...]]:
+def list_constants(model: Model, *, family: str) -> dict[str, float | tuple[float, ...]]:
     """Return the numbers that a folder of ``family`` holds in addition to weights, by the names of their tensors."""
     record = FAMILIES[family]
     block = str(record.tensors["blocks"])
@@ -131,12 +131,12 @@ def constants(model: Model, *, family: str) -> dict[str, float | tuple[float, ..
     }
 
 
-def bias_name(model: Model, layer: int) -> str:
+def name_routing_bias(model: Model, layer: int) -> str:
     """Return our name of the routing bias of ``layer``, which is not a listed weight; MTP layers come last."""
-    return f"{block_name(model, layer)}.moe.bias"
+    return f"{name_block(model, layer)}.moe.bias"
 
 
-def _parts_of(
+def _list_parts(
     weight: Weight,
     model: Model,
     names: Names,
@@ -149,7 +149,7 @@ def _parts_of(
     prefix, block, inner, layer = "", "", weight.name, 0
     if inner.startswith(("blocks.", "head.mtp.")):
         layer = get_layer(model, inner)
-        block = f"{block_name(model, layer)}."
+        block = f"{name_block(model, layer)}."
         prefix = f"{str(names['blocks']).format(layer)}."
         inner = inner.removeprefix(block)
         inner = re.sub(r"^head\.mtp\.\d+", "mtp", inner)
@@ -158,7 +158,7 @@ def _parts_of(
     if isinstance(place, FusedTensor):
         siblings = [every[f"{block}{name}{leaf}"] for name in place.weights]
         groups = _count_groups(place, model, layer=layer)
-        head = _rotary_rows(stem, model, layer=layer) if reordered else None
+        head = _find_rotary_rows(stem, model, layer=layer) if reordered else None
         yield _make_fused_part(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")._replace(
             head=head
         )
@@ -174,9 +174,9 @@ def _parts_of(
             f"{prefix}{place}{leaf}", tuple(shape), weight.name, ones=added, dim=0 if 0 not in added else largest
         )
     else:
-        head = _rotary_rows(stem, model, layer=layer) if reordered else None
+        head = _find_rotary_rows(stem, model, layer=layer) if reordered else None
         yield TensorPart(
-            f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_dim_of_heads(stem, weight)
+            f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_find_head_dim(stem, weight)
         )
 
 
@@ -216,12 +216,12 @@ def _make_fused_part(weight: Weight, fused_weights: list[Weight], place: FusedTe
     )
 
 
-def _dim_of_heads(stem: str, weight: Weight) -> int:
+def _find_head_dim(stem: str, weight: Weight) -> int:
     """Return the dim along which the rotary rows of a weight are."""
     return len(weight.shape) - 1 if stem.endswith("_norm") else 0
 
 
-def _rotary_rows(stem: str, model: Model, *, layer: int) -> tuple[int, int, int] | None:
+def _find_rotary_rows(stem: str, model: Model, *, layer: int) -> tuple[int, int, int] | None:
     """Return (rows per head, first rotary row, number of rotary rows) if a weight has rotary rows, else None."""
     shape = model.attention(layer)
     rotary = shape.rope_dim

@@ -108,7 +108,7 @@ def read_tower(config: Mapping[str, Any], *, kind: str, text_width: int, name: s
     return VisionTower.read(fields, origin=name)
 
 
-def _layer(kind: str, **fields: Any) -> Fields:
+def _build_layer(kind: str, **fields: Any) -> Fields:
     """Return the fields of a ``ProjectorLayer``."""
     return {"kind": kind, **fields}
 
@@ -119,7 +119,7 @@ def _square(keys: VisionKeys) -> int:
     return side * side
 
 
-def _size(keys: VisionKeys, *, depth: str, heads: str) -> Fields:
+def _read_sizes(keys: VisionKeys, *, depth: str, heads: str) -> Fields:
     """Return what all towers have."""
     return {
         "patch": keys.number("patch_size"),
@@ -138,7 +138,7 @@ _IMAGE = {"num_channels": 3, "image_size": 224, "attention_dropout": 0.0}
 def _read_siglip(keys: VisionKeys) -> Fields:
     keys.require("attention_dropout", 0.0)
     patches = _square(keys)
-    return _size(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
+    return _read_sizes(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
         "channels": keys.number("num_channels"),
         "patches": patches,
         "positions": patches,
@@ -150,7 +150,7 @@ def _read_siglip(keys: VisionKeys) -> Fields:
 def _read_clip(keys: VisionKeys) -> Fields:
     keys.require("attention_dropout", 0.0)
     patches = _square(keys)
-    return _size(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
+    return _read_sizes(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
         "channels": keys.number("num_channels"),
         "patches": patches,
         "positions": patches + 1,
@@ -163,7 +163,7 @@ def _read_clip(keys: VisionKeys) -> Fields:
 
 def _read_pixtral(keys: VisionKeys) -> Fields:
     keys.require("attention_dropout", 0.0)
-    return _size(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
+    return _read_sizes(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
         "channels": keys.number("num_channels"),
         "norm": "rmsnorm",
         "mlp": "gated",
@@ -176,12 +176,12 @@ def _read_pixtral(keys: VisionKeys) -> Fields:
     }
 
 
-def _merger(*, width: int, patches: int, out: int, norm: str) -> list[Fields]:
+def _build_merger(*, width: int, patches: int, out: int, norm: str) -> list[Fields]:
     """Return Qwen's projector: a norm of each patch, patches side by side, an MLP as wide as they are."""
     return [
-        _layer("norm", norm=norm, bias=True),
-        _layer("merge", size=patches),
-        _layer("mlp", ffn=width * patches, size=out, bias=True),
+        _build_layer("norm", norm=norm, bias=True),
+        _build_layer("merge", size=patches),
+        _build_layer("mlp", ffn=width * patches, size=out, bias=True),
     ]
 
 
@@ -195,7 +195,7 @@ def _read_qwen(keys: VisionKeys, size: Fields, *, out: int, norm: str) -> Fields
         "frames": keys.number("temporal_patch_size"),
         "channels": keys.number("in_channels"),
         "rotary": True,
-        "projector": _merger(width=size["width"], patches=patches, out=out, norm=norm),
+        "projector": _build_merger(width=size["width"], patches=patches, out=out, norm=norm),
     }
 
 
@@ -216,7 +216,7 @@ def _read_qwen2(keys: VisionKeys) -> Fields:
 def _read_qwen25(keys: VisionKeys) -> Fields:
     merge = keys.number("spatial_merge_size")
     window = keys.number("window_size") // merge // keys.number("patch_size") * merge
-    size = _size(keys, depth="depth", heads="num_heads") | {
+    size = _read_sizes(keys, depth="depth", heads="num_heads") | {
         "norm": "rmsnorm",
         "mlp": "gated",
         "patch_bias": False,
@@ -229,7 +229,7 @@ def _read_qwen25(keys: VisionKeys) -> Fields:
 def _read_qwen3(keys: VisionKeys) -> Fields:
     out = keys.number("out_hidden_size")
     deepstack = keys.layers("deepstack_visual_indexes")
-    size = _size(keys, depth="depth", heads="num_heads") | {"positions": keys.number("num_position_embeddings")}
+    size = _read_sizes(keys, depth="depth", heads="num_heads") | {"positions": keys.number("num_position_embeddings")}
     fields = _read_qwen(keys, size, out=out, norm="layernorm") | {"deepstack": deepstack}
     if deepstack:
         norm, merge, mlp = fields["projector"]
@@ -238,7 +238,7 @@ def _read_qwen3(keys: VisionKeys) -> Fields:
 
 
 def _read_qwen35(keys: VisionKeys) -> Fields:
-    size = _size(keys, depth="depth", heads="num_heads") | {"positions": keys.number("num_position_embeddings")}
+    size = _read_sizes(keys, depth="depth", heads="num_heads") | {"positions": keys.number("num_position_embeddings")}
     return _read_qwen(keys, size, out=keys.number("out_hidden_size"), norm="layernorm")
 
 
@@ -252,7 +252,7 @@ def _read_internvl(keys: VisionKeys) -> Fields:
         keys.require("use_qk_norm", False)
     patches = _square(keys)
     has_positions = keys.flag("use_absolute_position_embeddings")
-    return _size(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
+    return _read_sizes(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
         "channels": keys.number("num_channels"),
         "patches": patches,
         "positions": patches + 1 if has_positions else 0,
@@ -272,7 +272,7 @@ def _read_llama4(keys: VisionKeys) -> Fields:
 
 
 def _read_kimi(keys: VisionKeys) -> Fields:
-    return _size(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
+    return _read_sizes(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
         "positions": keys.number("pos_emb_height") * keys.number("pos_emb_width"),
         "rotary": True,
         "final_norm": "used",
@@ -282,7 +282,7 @@ def _read_kimi(keys: VisionKeys) -> Fields:
 def _read_glm4v(keys: VisionKeys) -> Fields:
     keys.require("attention_dropout", 0.0)
     out = keys.number("out_hidden_size")
-    return _size(keys, depth="depth", heads="num_heads") | {
+    return _read_sizes(keys, depth="depth", heads="num_heads") | {
         "frames": keys.number("temporal_patch_size"),
         "channels": keys.number("in_channels"),
         "positions": _square(keys),
@@ -296,12 +296,12 @@ def _read_glm4v(keys: VisionKeys) -> Fields:
         "final_norm": "used",
         "rotary": True,
         "projector": [
-            _layer("merge", size=keys.number("spatial_merge_size") ** 2),
-            _layer("linear", size=out, bias=True),
-            _layer("linear", size=out),
-            _layer("norm", norm="layernorm", bias=True),
-            _layer("activation", activation="gelu"),
-            _layer(
+            _build_layer("merge", size=keys.number("spatial_merge_size") ** 2),
+            _build_layer("linear", size=out, bias=True),
+            _build_layer("linear", size=out),
+            _build_layer("norm", norm="layernorm", bias=True),
+            _build_layer("activation", activation="gelu"),
+            _build_layer(
                 "gated_mlp", ffn=keys.number("intermediate_size"), size=out, activation=keys.activation("hidden_act")
             ),
         ],
@@ -391,9 +391,9 @@ def _project_gemma3(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_w
         raise UnreadTower(str(outer.mistake("mm_tokens_per_image", f"at most {side**2}, the patches of an image")))
     return {
         "projector": [
-            _layer("pool", size=kernel**2),
-            _layer("norm", norm="rmsnorm"),
-            _layer("linear", size=text_width),
+            _build_layer("pool", size=kernel**2),
+            _build_layer("norm", norm="rmsnorm"),
+            _build_layer("linear", size=text_width),
         ]
     }
 
@@ -410,7 +410,7 @@ def _project_llava(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_wi
         "features": layers,
         "final_norm": "unused",
         "newline": outer.defaults["image_newline"],
-        "projector": [_layer("mlp", ffn=text_width, size=text_width, bias=bias, activation=activation)],
+        "projector": [_build_layer("mlp", ffn=text_width, size=text_width, bias=bias, activation=activation)],
     }
 
 
@@ -420,10 +420,10 @@ def _project_mistral3(outer: VisionKeys, tower: VisionKeys, fields: Fields, text
     bias = outer.flag("multimodal_projector_bias")
     return {
         "projector": [
-            _layer("norm", norm="rmsnorm"),
-            _layer("shuffle", size=outer.number("spatial_merge_size") ** 2),
-            _layer("linear", size=fields["width"]),
-            _layer("mlp", ffn=text_width, size=text_width, bias=bias, activation=activation),
+            _build_layer("norm", norm="rmsnorm"),
+            _build_layer("shuffle", size=outer.number("spatial_merge_size") ** 2),
+            _build_layer("linear", size=fields["width"]),
+            _build_layer("mlp", ffn=text_width, size=text_width, bias=bias, activation=activation),
         ]
     }
 
@@ -434,9 +434,9 @@ def _project_internvl(outer: VisionKeys, tower: VisionKeys, fields: Fields, text
     activation = outer.activation("projector_hidden_act")
     return {
         "projector": [
-            _layer("shuffle", size=int(1 / outer.factor("downsample_ratio")) ** 2),
-            _layer("norm", norm="layernorm", bias=True),
-            _layer("mlp", ffn=text_width, size=text_width, bias=True, activation=activation),
+            _build_layer("shuffle", size=int(1 / outer.factor("downsample_ratio")) ** 2),
+            _build_layer("norm", norm="layernorm", bias=True),
+            _build_layer("mlp", ffn=text_width, size=text_width, bias=True, activation=activation),
         ]
     }
 
@@ -449,10 +449,10 @@ def _project_llama4(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_w
     out = tower.number("projector_output_dim")
     return {
         "projector": [
-            _layer("shuffle", size=patches),
-            _layer("mlp", ffn=tower.number("projector_input_dim"), size=out),
-            _layer("activation", activation="gelu"),
-            _layer("linear", size=text_width),
+            _build_layer("shuffle", size=patches),
+            _build_layer("mlp", ffn=tower.number("projector_input_dim"), size=out),
+            _build_layer("activation", activation="gelu"),
+            _build_layer("linear", size=text_width),
         ]
     }
 
@@ -460,7 +460,7 @@ def _project_llama4(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_w
 def _project_kimi(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_width: int) -> Fields:
     outer.require("projection_hidden_size", fields["width"])
     patches = tower.number("merge_kernel_size") ** 2
-    return {"projector": _merger(width=fields["width"], patches=patches, out=text_width, norm="layernorm")}
+    return {"projector": _build_merger(width=fields["width"], patches=patches, out=text_width, norm="layernorm")}
 
 
 _LLAVA_CLIP = {

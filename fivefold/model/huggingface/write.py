@@ -19,7 +19,7 @@ from fivefold.model.huggingface.read import from_config
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MLA, MTP, ModelShape, MoE
 from fivefold.model.spec import Model
-from fivefold.record import UserError, difference
+from fivefold.record import UserError, find_first_difference
 
 ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields that only rotary layers use
 # Families that most software can read are tried first, then the others in the order of the registry.
@@ -86,7 +86,7 @@ def find_difference(actual: Model, expected: Model) -> str | None:
     expected = _normalize(expected.replace(vision=None))
     if actual.moe and expected.moe and "free" not in (actual.moe.balance, expected.moe.balance):
         actual = actual.replace(moe=actual.moe.replace(balance=expected.moe.balance))
-    return difference(actual, expected)
+    return find_first_difference(actual, expected)
 
 
 def _normalize(model: Model) -> Model:
@@ -172,7 +172,7 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "logit_scale": model.logit_scale,
         "no_rope_layers": [int(model.has_rope(layer)) for layer in layers],
         "rope_theta": model.rope_theta,
-        "layer_rope_theta": [_theta_of(model, layer) for layer in layers],
+        "layer_rope_theta": [_find_theta(model, layer) for layer in layers],
         "rotary_dim": model.rope_dim,
         "rope_local_base_freq": model.rope_theta_sliding,
         "partial_rotary_factor": model.rope_fraction,
@@ -195,7 +195,7 @@ def _list_fields(model: Model) -> dict[str, Any]:
     }
 
 
-def _theta_of(model: Model, layer: int) -> float:
+def _find_theta(model: Model, layer: int) -> float:
     """Return the rotary base of ``layer``; 0 if it does not rotate."""
     theta = model.rope_theta_sliding if model.has_window(layer) and model.rope_theta_sliding else model.rope_theta
     return theta if model.has_rope(layer) else 0.0

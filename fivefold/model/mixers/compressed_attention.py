@@ -81,17 +81,17 @@ class CompressedAttention(MixerGeometry):
         yield Weight("mixer.kv.weight", (self.head_dim, width), "column")
         yield Weight("mixer.kv_norm.weight", (self.head_dim,), "norm")
         if self.rate is not None:
-            yield from self._compressor("mixer.compress", self.head_dim, width, rate=self.rate)
+            yield from self._list_compressor_weights("mixer.compress", self.head_dim, width, rate=self.rate)
         if self.indexer is not None and self.rate is not None:
             heads, dim = self.indexer.heads, self.indexer.head_dim
             yield Weight("mixer.indexer.q.weight", (heads * dim, self.q_rank), "router")
-            yield from self._compressor("mixer.indexer.compress", dim, width, rate=self.rate)
+            yield from self._list_compressor_weights("mixer.indexer.compress", dim, width, rate=self.rate)
             yield Weight("mixer.indexer.w.weight", (heads, width), "router")
         yield Weight("mixer.sinks", (self.heads,), "vector")
         yield Weight("mixer.out_down.weight", (self.projected_width, self.query_width // self.out_groups), "router")
         yield Weight("mixer.out.weight", (width, self.projected_width), "row")
 
-    def _compressor(self, name: str, dim: int, width: int, *, rate: int) -> Iterator[Weight]:
+    def _list_compressor_weights(self, name: str, dim: int, width: int, *, rate: int) -> Iterator[Weight]:
         """Yield the weights that make compressed keys of ``dim``: projections, gates, their biases, the norm."""
         yield Weight(f"{name}.kv.weight", (self.series * dim, width), "router")
         yield Weight(f"{name}.gate.weight", (self.series * dim, width), "router")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.optimizers.cost import OptimizerCost, Payloads, Product, is_narrow, local_numel
+from fivefold.optimizers.cost import OptimizerCost, Payloads, Product, count_local_numel, is_narrow
 from fivefold.optimizers.sharded_weight import ShardedWeight
 from fivefold.units import ceil_div
 
@@ -36,7 +36,7 @@ class AdafactorCost(OptimizerCost):
                 rows, columns = shape
                 total += 4 * (ceil_div(experts * rows, shards) + experts * columns)
             else:
-                total += 4 * local_numel(weight, shards)
+                total += 4 * count_local_numel(weight, shards)
         return total
 
     def moved_bytes(self, job: Job) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.optimizers.cost import FP32_ELEMENTS, OptimizerCost, is_narrow, local_numel
+from fivefold.optimizers.cost import FP32_ELEMENTS, OptimizerCost, count_local_numel, is_narrow
 from fivefold.optimizers.sharded_weight import ShardedWeight
 from fivefold.units import ceil_div
 from fivefold.update import QUANTISED_BLOCK
@@ -36,7 +36,7 @@ class AdamWCost(OptimizerCost):
         """Return the bytes of two moments and a step count per weight."""
         total = 4 * len(weights)
         for weight in weights:
-            numel, columns = local_numel(weight, shards), weight.shape[-1]
+            numel, columns = count_local_numel(weight, shards), weight.shape[-1]
             scales = numel // columns * ceil_div(columns, QUANTISED_BLOCK)
             for size, scaled in self.formats(job):
                 in_fp32 = scaled and weight.name not in quantised
@@ -51,10 +51,10 @@ class AdamWCost(OptimizerCost):
         """Return 0 for fp32 moments, else the bytes of a block of rows in fp32."""
         if job.precision.moments_bytes == (4, 4):
             return 0
-        return (16 if is_narrow(job) else 8) * block_elements(weights, scaled=any(job.precision.scaled_moments))
+        return (16 if is_narrow(job) else 8) * count_block_elements(weights, scaled=any(job.precision.scaled_moments))
 
 
-def block_elements(weights: Iterable[ShardedWeight], *, scaled: bool) -> int:
+def count_block_elements(weights: Iterable[ShardedWeight], *, scaled: bool) -> int:
     """Return the elements of the largest block of rows that is in fp32 at once."""
     return max(
         (

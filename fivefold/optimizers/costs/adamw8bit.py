@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fivefold.job import Job
 from fivefold.optimizers.cost import is_narrow
-from fivefold.optimizers.costs.adamw import AdamWCost, block_elements
+from fivefold.optimizers.costs.adamw import AdamWCost, count_block_elements
 from fivefold.optimizers.sharded_weight import ShardedWeight
 
 EIGHT_BIT_BYTES = 2.03  # of both moments per element, with their scales
@@ -29,7 +29,7 @@ class AdamW8bitCost(AdamWCost):
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return the bytes of a block of rows in fp32 and of the codes of one moment."""
-        return (16 if is_narrow(job) else 12) * block_elements(weights, scaled=True)
+        return (16 if is_narrow(job) else 12) * count_block_elements(weights, scaled=True)
 
 
 COST = AdamW8bitCost()

@@ -16,8 +16,8 @@ from fivefold.optimizers.cost import (
     OptimizerCost,
     Payloads,
     Product,
+    count_local_numel,
     is_narrow,
-    local_numel,
 )
 from fivefold.optimizers.costs.adamw import COST as ADAMW
 from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
@@ -38,7 +38,7 @@ class MuonCost(OptimizerCost):
         """Return the bytes of one moment per hidden matrix, and of AdamW's states for the rest."""
         hidden = [weight for weight in weights if weight.is_hidden]
         rest = [weight for weight in weights if not weight.is_hidden]
-        momentum = sum(local_numel(weight, shards) for weight in hidden) * job.precision.moments_bytes[0]
+        momentum = sum(count_local_numel(weight, shards) for weight in hidden) * job.precision.moments_bytes[0]
         return momentum + ADAMW.state_bytes(rest, shards=shards, quantised=quantised, job=job)
 
     def moved_bytes(self, job: Job) -> float:
@@ -48,20 +48,22 @@ class MuonCost(OptimizerCost):
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return the peak bytes of temporary tensors: of Muon or of AdamW, whichever needs more.
 
-        Muon updates one matrix per rank at a time (``rounds``). With low-precision weights AdamW converts up to
+        Muon updates one matrix per rank at a time (``list_rounds``). With low-precision weights AdamW converts up to
         ``FP32_ELEMENTS`` of a weight to fp32 at a time.
         """
         weights = list(weights)
         rest = [min(FP32_ELEMENTS, cut.rows * cut.columns) for cut in weights if not cut.weight.is_hidden]
         adamw = 8 * max(rest, default=0) if is_narrow(job) else 0
         return max(
-            adamw, 0, *(_round_bytes(matrices) for family in split_families(weights) for matrices in rounds(family))
+            adamw,
+            0,
+            *(_round_bytes(matrices) for family in split_families(weights) for matrices in list_rounds(family)),
         )
 
     def payloads(self, family: list[ShardedWeight]) -> Payloads:
         """Return the all_to_alls: send the shards of all matrices, and send back those of this rank's matrices."""
         over_shards, over_pieces = [], []
-        for matrices in rounds(family):
+        for matrices in list_rounds(family):
             own_matrices = matrices[:: matrices[0].shards]
             over_shards += [SENT_BYTES * sum(cut.chunk * cut.columns for cut in matrices)]
             over_shards += [SENT_BYTES * sum(cut.shards * cut.chunk * cut.columns for cut in own_matrices)]
@@ -73,14 +75,14 @@ class MuonCost(OptimizerCost):
 
     def products(self, family: list[ShardedWeight]) -> list[Product]:
         """Return the products of the largest matrix of every round, which the first rank has."""
-        return [product for matrices in rounds(family) for product in newton_schulz(matrices[0])]
+        return [product for matrices in list_rounds(family) for product in list_newton_schulz_products(matrices[0])]
 
     def weight_products(self, weight: ShardedWeight) -> list[Product]:
         """Return the products of one hidden matrix."""
-        return newton_schulz(weight) if weight.weight.is_hidden else []
+        return list_newton_schulz_products(weight) if weight.weight.is_hidden else []
 
 
-def rounds(family: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
+def list_rounds(family: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
     """Yield Muon's matrices in rounds of one per rank, the largest first."""
     hidden = [cut for cut in family if cut.weight.is_hidden]
     hidden.sort(key=lambda cut: -prod(cut.shape))
@@ -88,7 +90,7 @@ def rounds(family: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
     return (hidden[first : first + ranks] for first in range(0, len(hidden), ranks))
 
 
-def newton_schulz(cut: ShardedWeight) -> list[Product]:
+def list_newton_schulz_products(cut: ShardedWeight) -> list[Product]:
     """Return the products of one Newton-Schulz iteration on the full matrix, or on those of this rank's experts."""
     low, high = sorted(cut.weight.shape[-2:])
     return [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.optimizers.cost import OptimizerCost, local_numel
+from fivefold.optimizers.cost import OptimizerCost, count_local_numel
 from fivefold.optimizers.sharded_weight import ShardedWeight
 
 
@@ -19,16 +19,16 @@ class SgdCost(OptimizerCost):
     counts_2d_tp = True
     updates_flat_buffer = False
 
-    def _momentum_bytes(self, job: Job) -> int:
+    def _count_momentum_bytes(self, job: Job) -> int:
         return job.precision.moments_bytes[0] if job.optimizer.momentum else 0
 
     def state_bytes(self, weights: Sequence[Weight], *, shards: int, quantised: frozenset[str], job: Job) -> int:
         """Return the bytes of the momentum."""
-        return sum(local_numel(weight, shards) for weight in weights) * self._momentum_bytes(job)
+        return sum(count_local_numel(weight, shards) for weight in weights) * self._count_momentum_bytes(job)
 
     def moved_bytes(self, job: Job) -> float:
         """Return the bytes of the momentum."""
-        return self._momentum_bytes(job)
+        return self._count_momentum_bytes(job)
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
         """Return 0, as the update is in place."""

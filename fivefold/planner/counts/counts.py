@@ -15,12 +15,12 @@ from fivefold.layout.sharding import reduces_every_micro_batch
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_recomputed_layers, list_recomputed_stages, list_stage_layers
 from fivefold.model.spec import Model
-from fivefold.model.vision_weights import vision_weights
+from fivefold.model.vision_weights import list_vision_weights
 from fivefold.model.weights import (
     Weight,
-    block_weights,
-    embedding_weights,
-    head_weights,
+    list_block_weights,
+    list_embedding_weights,
+    list_head_weights,
     mark_frozen,
     resolve_freeze,
     with_adapters,
@@ -38,12 +38,12 @@ from fivefold.planner.counts.memory.liveness import (
     simulate_split_backward,
     simulate_unit,
 )
-from fivefold.planner.counts.memory.states import UnitStates, local_units, part_states, shard_unit
+from fivefold.planner.counts.memory.states import UnitStates, count_part_states, list_local_units, shard_unit
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
 from fivefold.planner.counts.operations.layer import Kind, list_kinds
 from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.op import Op, scratch_tensor
+from fivefold.planner.counts.operations.op import Op, count_largest_scratch
 from fivefold.planner.counts.operations.recompute import UnitOperations
 from fivefold.planner.counts.operations.unit_cache import UnitCache
 
@@ -182,7 +182,7 @@ class Counts:
             sizes = [
                 size
                 for op in self.unit(part, name).ops
-                for size in (*op.writes.values(), *(width * n for n in op.wgrad_numels), scratch_tensor(op))
+                for size in (*op.writes.values(), *(width * n for n in op.wgrad_numels), count_largest_scratch(op))
             ]
             self._largest[key] = sorted(sizes, reverse=True)[:2]
         return self._largest[key]
@@ -213,7 +213,7 @@ class Counts:
             weights = self.weights(layout, name)
             local = self.list_local_parts(layout, name)
             # a tied head without a norm has no weights
-            parts = tuple(self._part_states(layout, unit, weights, shards=shards) for unit, shards, _ in local)
+            parts = tuple(self._count_part_states(layout, unit, weights, shards=shards) for unit, shards, _ in local)
             parts = parts or (UnitStates(),)
             self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
@@ -234,10 +234,10 @@ class Counts:
         )
         if key not in self._local:
             weights = self.weights(layout, name)
-            self._local[key] = local_units(weights, model=self.model, layout=layout, job=self.job)
+            self._local[key] = list_local_units(weights, model=self.model, layout=layout, job=self.job)
         return tuple(shard_unit(unit, layout) for unit in self._local[key])
 
-    def _part_states(self, layout: Layout, unit: Sharded, weights: list[Weight], *, shards: int) -> UnitStates:
+    def _count_part_states(self, layout: Layout, unit: Sharded, weights: list[Weight], *, shards: int) -> UnitStates:
         """Return the states of dense weights or of experts.
 
         Dense weights are counted once for all expert degrees, and experts once for all degrees of the dense weights.
@@ -245,7 +245,7 @@ class Counts:
         key = unit, shards, layout.zero, layout.shards > 1, layout.pp == 1, layout.offload
         part_states_bytes = self._parts.get(key)
         if part_states_bytes is None:
-            part_states_bytes = part_states(unit, unsharded=weights, shards=shards, layout=layout, job=self.job)
+            part_states_bytes = count_part_states(unit, unsharded=weights, shards=shards, layout=layout, job=self.job)
             self._parts[key] = part_states_bytes
         return part_states_bytes
 
@@ -302,13 +302,13 @@ class Counts:
     def _list_weights(self, name: Name, *, has_table: bool) -> list[Weight]:
         """Return ``weights``; ``has_table``: the head has a copy of the embedding's table."""
         if name == "embed":
-            tower = vision_weights(self.model.vision) if self.job.images and self.model.vision else ()
-            return [*tower, *mark_frozen(embedding_weights(self.model), self.frozen.ends)]
+            tower = list_vision_weights(self.model.vision) if self.job.images and self.model.vision else ()
+            return [*tower, *mark_frozen(list_embedding_weights(self.model), self.frozen.ends)]
         if name == "head":
-            table = list(embedding_weights(self.model))[:1] if has_table else ()
-            return list(mark_frozen((*head_weights(self.model), *table), self.frozen.ends))
+            table = list(list_embedding_weights(self.model))[:1] if has_table else ()
+            return list(mark_frozen((*list_head_weights(self.model), *table), self.frozen.ends))
         assert isinstance(name, Kind)
-        block = mark_frozen(block_weights(self.model, self.example[name]), name.frozen)
+        block = mark_frozen(list_block_weights(self.model, self.example[name]), name.frozen)
         return list(block if self.job.adapter is None else with_adapters(block, self.job.adapter))
 
     def has_backward(self, name: Name) -> bool:

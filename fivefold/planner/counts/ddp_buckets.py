@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fivefold.layout.sharding import FsdpUnit, policy, select_trained, shard_numel
+from fivefold.layout.sharding import FsdpUnit, get_policy, select_trained, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.states import gathered_bytes
+from fivefold.planner.counts.memory.states import count_gathered_bytes
 from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.parameter_prefetch import fetch_messages
 from fivefold.units import ceil_div
@@ -41,7 +41,7 @@ def coalesces_reductions(counts: Counts) -> bool:
 
 def coalesces_gathers(counts: Counts, layout: Layout) -> bool:
     """Return True if weights are gathered all at once or weight by weight, not unit by unit."""
-    if policy(layout, counts.job).weights_stay:
+    if get_policy(layout, counts.job).weights_stay:
         return counts.job.stack.reduce_bucket > 0
     return counts.job.stack.zero3_gather == "weights"
 
@@ -49,19 +49,19 @@ def coalesces_gathers(counts: Counts, layout: Layout) -> bool:
 def list_coalesced_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the joined messages of a rank that holds the stages ``chunks``; they replace those of its units."""
     if coalesces_reductions(counts):
-        yield from _reductions(counts, layout, chunks=chunks)
+        yield from _list_reductions(counts, layout, chunks=chunks)
     if coalesces_gathers(counts, layout):
-        if not policy(layout, counts.job).weights_stay:
+        if not get_policy(layout, counts.job).weights_stay:
             yield from fetch_messages(counts, layout, chunks=chunks)
         elif layout.shards > 1:
             recipe = counts.job.precision
-            units = [select_trained(unit, counts.job) for unit, *_ in _parts(counts, layout, chunks)]
-            weights_bytes = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit in units)
+            units = [select_trained(unit, counts.job) for unit, *_ in _list_weights(counts, layout, chunks)]
+            weights_bytes = sum(count_gathered_bytes(unit, shards=1, recipe=recipe) for unit in units)
             alignment = ALIGNED * layout.shards * recipe.high_precision_bytes
             yield RepeatedMessage("dp", "all_gather", 1, ceil_div(weights_bytes, alignment) * alignment, layout.shards)
 
 
-def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tuple[FsdpUnit, int, int]]:
+def _list_weights(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tuple[FsdpUnit, int, int]]:
     """Yield the weights of the stages in model order, each unit with its number of shards and of replicas."""
     for chunk in chunks:
         for run in counts.list_stage_groups(layout)[chunk]:
@@ -69,18 +69,18 @@ def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tu
                 yield from counts.list_local_parts(layout, run.name)
 
 
-def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[BucketGradient]:
+def list_gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[BucketGradient]:
     """Return the gradients of the stages in the order of their trained weights."""
     return [
         BucketGradient(
             shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel, shards, replicas
         )
-        for unit, shards, replicas in _parts(counts, layout, chunks)
+        for unit, shards, replicas in _list_weights(counts, layout, chunks)
         for weight in select_trained(unit, counts.job).weights
     ]
 
 
-def buckets(sizes: Iterable[int], *, most: int) -> Iterator[int]:
+def divide_into_buckets(sizes: Iterable[int], *, most: int) -> Iterator[int]:
     """Yield the elements of DeepSpeed's buckets: a bucket is reduced before a gradient that would not fit into it."""
     bucket = 0
     for size in sizes:
@@ -92,12 +92,12 @@ def buckets(sizes: Iterable[int], *, most: int) -> Iterator[int]:
         yield bucket
 
 
-def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
+def _list_reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the bucketed reductions, starting with the gradient of the last weight.
 
     DeepSpeed under ZeRO-0 and -1 starts with the first, because it reduces only after all gradients exist.
     """
-    job, reduced = counts.job, gradients(counts, layout, chunks)
+    job, reduced = counts.job, list_gradients(counts, layout, chunks)
     width, ranks = job.precision.summed_bytes, layout.dp * layout.cp
     reduced = [gradient for gradient in reduced if gradient.shards * gradient.replicas > 1]
     if job.stack.wgrad_accumulation == "ddp_buckets":
@@ -111,7 +111,7 @@ def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> I
     times = layout.micro_batches(job) if counts.reduces_every_micro_batch(layout) else 1
     collective = "reduce_scatter" if layout.zero == 3 else "all_reduce"
     group = "replica" if layout.shards == 1 else "shard"
-    for elements in buckets(sizes, most=bucket_elements):
+    for elements in divide_into_buckets(sizes, most=bucket_elements):
         yield RepeatedMessage("dp", collective, times, elements * width, ranks, group)
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from fivefold.job import Job
-from fivefold.layout.sharding import is_trained, units
+from fivefold.layout.sharding import is_trained, list_units
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.vision_weights import PREFIX, count_vision, vision_weights
+from fivefold.model.vision_weights import PREFIX, count_vision, list_vision_weights
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts, Name, get_group_degrees
 from fivefold.planner.counts.operations.adapters import is_per_step, runs_in_reference
@@ -39,7 +39,7 @@ def work(model: Model, *, layout: Layout, job: Job) -> Work:
         vision_flops=_count_vision_flops(model, job.replace(global_batch=1)) * job.global_batch if tower else None,
         model_flops_causal=causal * job.global_batch,
         model_flops_non_causal=full * job.global_batch,
-        hardware_flops=_hardware_flops(model, layout, job),
+        hardware_flops=_count_hardware_flops(model, layout, job),
     )
 
 
@@ -48,11 +48,15 @@ def _count_trainable(model: Model, job: Job) -> int | None:
     if job.adapter is not None:
         return count_adapters(model, job.adapter)
     if job.freeze:
-        trained = (weight.numel for unit in units(model, job) for weight in unit.weights if is_trained(weight, job))
+        trained = (
+            weight.numel for unit in list_units(model, job) for weight in unit.weights if is_trained(weight, job)
+        )
         return sum(trained)
     if model.vision is None or not job.freeze_vision_tower:
         return None
-    return model.parameters + sum(weight.numel for weight in vision_weights(model.vision) if is_trained(weight, job))
+    return model.parameters + sum(
+        weight.numel for weight in list_vision_weights(model.vision) if is_trained(weight, job)
+    )
 
 
 def _count_vision_flops(model: Model, job: Job) -> int:
@@ -61,7 +65,7 @@ def _count_vision_flops(model: Model, job: Job) -> int:
     return sum(_count_passes(op, job) * op.flops for op in ops if op.name.startswith(PREFIX))
 
 
-def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
+def _count_hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     """Return the hardware FLOPs of all ranks, without expert imbalance.
 
     The loop counts one micro-batch on one tp rank over all stages and cp ranks; it is multiplied by dp, tp and the
@@ -70,7 +74,8 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     job = job.replace(imbalance=1.0)
     counts, part = Counts(model, job), get_local_degrees(layout)
     micro_batch_flops = sum(
-        times * (_extra_backward(op) * part.cp + (1 + op.backward_products + op.recomputed) * _count_executed(op, part))
+        times
+        * (_count_extra_backward(op) * part.cp + (1 + op.backward_products + op.recomputed) * _count_executed(op, part))
         for op, times in _list_operations(counts, layout)
     )
     if job.objective == "dpo":  # the reference runs without dropout, and so with another kernel of attention
@@ -90,7 +95,7 @@ def _list_operations(counts: Counts, layout: Layout) -> Iterator[tuple[Op, int]]
                 yield op, times
 
 
-def _extra_backward(op: Op) -> int:
+def _count_extra_backward(op: Op) -> int:
     """Return the FLOPs of an operation's backward above twice its forward: a scan computes its states again."""
     return op.backward_flops - 2 * op.flops if op.backward_flops else 0
 

@@ -18,7 +18,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from fivefold.layout.local_weight import pad_vocab
-from fivefold.layout.sharding import local_weight, policy
+from fivefold.layout.sharding import get_policy, shard_weight
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.message import RepeatedMessage
@@ -65,7 +65,7 @@ def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -
     ranks = layout.shards
     micro_batches = layout.micro_batches(counts.job)
     for chunk in chunks:
-        stage_gathers = fetches(counts, layout, chunk=chunk)
+        stage_gathers = list_fetches(counts, layout, chunk=chunk)
         if stage_gathers is None:
             continue
         for sizes, times in ((stage_gathers.gathers, micro_batches), (stage_gathers.small, 1)):
@@ -73,9 +73,9 @@ def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -
                 yield RepeatedMessage("dp", "all_gather", times, size * element_bytes, ranks)
 
 
-def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
+def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
     """Return the gathers of a stage; None if weights are gathered by units, or stay gathered."""
-    if counts.job.stack.zero3_gather == "units" or policy(layout, counts.job).weights_stay:
+    if counts.job.stack.zero3_gather == "units" or get_policy(layout, counts.job).weights_stay:
         return None
     stack = counts.job.stack
     weight_numbers = dict[tuple[int, str], int]()
@@ -87,7 +87,7 @@ def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
         for _ in range(run.times):
             unit = []
             for weight in counts.weights(layout, run.name):
-                local = local_weight(weight, model=counts.model, layout=layout, vocab=vocab)
+                local = shard_weight(weight, model=counts.model, layout=layout, vocab=vocab)
                 weight_numbers[unit_index, weight.name] = len(sizes)
                 unit.append((weight.name, len(sizes)))
                 sizes.append(local.numel)
@@ -96,14 +96,14 @@ def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
             units.append(unit)
             recomputed.append(run.recomputed)
             unit_index += 1
-    calls = tuple(_calls(units, recomputed))
-    return _fetches(calls, tuple(sizes), len(units), layout.shards, limits(stack))
+    calls = tuple(_list_calls(units, recomputed))
+    return _simulate_fetches(calls, tuple(sizes), len(units), layout.shards, get_limits(stack))
 
 
 PARENTS = ("attention", "mixer", "mlp", "moe")  # the modules of a block that have submodules
 
 
-def limits(stack: Stack) -> Limits:
+def get_limits(stack: Stack) -> Limits:
     """Return the prefetch limits of a stack."""
     return Limits(
         stack.prefetch_bucket_size,
@@ -113,7 +113,7 @@ def limits(stack: Stack) -> Limits:
     )
 
 
-def _calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool]) -> Iterator[ModuleCall]:
+def _list_calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool]) -> Iterator[ModuleCall]:
     """Yield the calls of a micro-batch in order.
 
     The root module's own calls, without weights, belong to the first and last unit.
@@ -121,21 +121,21 @@ def _calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool
     last, root_call = len(units) - 1, ModuleCall(0, backward=False)
     yield from (root_call, root_call)
     for unit_index, unit in enumerate(units):
-        yield from _unit_calls(unit, unit_index, backward=False)
+        yield from _list_unit_calls(unit, unit_index, backward=False)
         yield from [ModuleCall(unit_index, backward=False)] * (unit_index == 0)  # rotary embedding
     yield ModuleCall(last, backward=True)
     for unit_index in range(last, -1, -1):
         if recomputed[unit_index]:
             yield from (
-                call._replace(backward=True) for call in _unit_calls(units[unit_index], unit_index, backward=False)
+                call._replace(backward=True) for call in _list_unit_calls(units[unit_index], unit_index, backward=False)
             )
-        unit_calls = list(_unit_calls(units[unit_index], unit_index, backward=True))
+        unit_calls = list(_list_unit_calls(units[unit_index], unit_index, backward=True))
         yield from unit_calls
         if unit_index == last:
             yield ModuleCall(last, backward=True)
 
 
-def _unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) -> Iterator[ModuleCall]:
+def _list_unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) -> Iterator[ModuleCall]:
     """Yield the calls of a unit's modules, each module before its submodules."""
     modules = {  # in order
         name: tuple(number for _, number in numbered_weights)
@@ -158,7 +158,9 @@ def _unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) 
 
 
 @lru_cache(maxsize=256)
-def _fetches(calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, shards: int, limits: Limits) -> Fetches:
+def _simulate_fetches(
+    calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, shards: int, limits: Limits
+) -> Fetches:
     """Simulate the calls as the coordinator handles them once it knows their order."""
     coordinator = _Coordinator(calls, sizes, shards, limits)
     max_live: dict[bool, list[int]] = {False: [0] * units, True: [0] * units}

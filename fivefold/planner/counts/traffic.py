@@ -15,12 +15,12 @@ from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import (
     count_frozen_bytes,
+    count_padded_numel,
     find_extra_reduce_axis,
+    get_policy,
     is_gemm_weight,
     joins_ends,
     needs_backward_gather,
-    padded_numel,
-    policy,
     regathers_vision,
     select_trained,
     shard_numel,
@@ -30,19 +30,19 @@ from fivefold.model.spec import Model
 from fivefold.model.vision_weights import is_vision
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
-from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
+from fivefold.planner.counts.memory.states import count_gathered_bytes, count_scales
 from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.op import OpMessage as Exchange
 from fivefold.planner.counts.update import update_messages
-from fivefold.step import Traffic, sent_bytes
+from fivefold.step import Traffic, count_sent_bytes
 
 
-def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[RepeatedMessage]:
+def list_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[RepeatedMessage]:
     """Return every message of a step of a rank that holds the stages ``chunks``, in no particular order."""
-    micro_batches = passes(layout, counts.job)
+    micro_batches = count_passes(layout, counts.job)
     stages = counts.stage_work(layout)
     rank_messages = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
     rank_messages += list_coalesced_messages(counts, layout, chunks=chunks)
@@ -59,32 +59,32 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
             for op in ops:
                 if op.message is not None:
                     reference = runs_in_reference(op, counts.job)
-                    rank_messages += _op_messages(
+                    rank_messages += _list_op_messages(
                         op, op.message, layout, times=times * micro_batches, reference=reference
                     )
             if routed := counts.count_moe_layers(run.name):
                 rank_messages += list_routing_messages(counts, layout, run, times=times * micro_batches * routed)
-        rank_messages += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
+        rank_messages += _list_p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
     return rank_messages
 
 
-def passes(layout: Layout, job: Job) -> int:
+def count_passes(layout: Layout, job: Job) -> int:
     """Return the number of micro-batches that a rank sends through each of its stages."""
     micro_batches = layout.micro_batches(job)  # DualPipe: half go through the rank's replica
     return micro_batches // 2 if layout.pipeline.enters_both_ends else micro_batches
 
 
-def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[RepeatedMessage]:
+def list_unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[RepeatedMessage]:
     """Yield a unit's data-parallel messages of a step: gathers, reduce-scatters, all-reduces over replicas.
 
     Where a message joins several units (``ddp_buckets.py``), this is the unit's share, which it is charged for.
     """
-    recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
+    recipe, micro_batches = counts.job.precision, count_passes(layout, counts.job)
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     for whole_unit, shards, replicas in counts.list_local_parts(layout, name):
         unit = select_trained(whole_unit, counts.job)
-        stay = policy(layout, counts.job).weights_stay
-        padded = padded_numel(unit, shards=shards)
+        stay = get_policy(layout, counts.job).weights_stay
+        padded = count_padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
             regathers = needs_backward_gather(name, layout, counts.job) and counts.has_backward(name)
@@ -93,7 +93,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
             if counts.job.objective == "dpo" and not stay:  # the head stays gathered while the reference runs
                 gathers += 1 if name == "head" or (name == "embed" and counts.model.shares_table) else micro_batches
             group = f"{prefix}shard"
-            payload = gathered_bytes(unit, shards=shards, recipe=recipe)
+            payload = count_gathered_bytes(unit, shards=shards, recipe=recipe)
             payload += 0 if stay else count_frozen_bytes(whole_unit, shards=shards, job=counts.job).gathered
             if payload:
                 yield RepeatedMessage("dp", "all_gather", gathers, payload, shards, group)
@@ -116,13 +116,15 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
 
 
 def _list_sent_messages(counts: Counts, layout: Layout, name: Name) -> list[RepeatedMessage]:
-    """Return ``unit_messages`` as they are sent: if embedding and head are one unit, the head sends for both."""
-    messages_of_unit = list(unit_messages(counts, layout, name))
+    """Return ``list_unit_messages`` as they are sent: if embedding and head are one unit, the head sends for both."""
+    messages_of_unit = list(list_unit_messages(counts, layout, name))
     if name not in ("embed", "head") or not joins_ends(layout, counts.job):
         return messages_of_unit
     if name == "embed":
         return []
-    sizes = {(message.collective, message.group): message.payload for message in unit_messages(counts, layout, "embed")}
+    sizes = {
+        (message.collective, message.group): message.payload for message in list_unit_messages(counts, layout, "embed")
+    }
     return [
         message._replace(payload=message.payload + sizes.get((message.collective, message.group), 0))
         for message in messages_of_unit
@@ -143,7 +145,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
         per_weight = (
             counts.job.stack.replicated_grad_reduce == "weight"
         )  # reduced as they are made, before ZeRO shards them
-        times = passes(layout, counts.job) if per_weight and counts.reduces_every_micro_batch(layout) else 1
+        times = count_passes(layout, counts.job) if per_weight and counts.reduces_every_micro_batch(layout) else 1
         for weight in select_trained(unit, counts.job).weights:
             if kind := find_extra_reduce_axis(weight, model=model, layout=layout):
                 sizes[kind].append(weight.numel if per_weight else shard_numel(weight, shards=shards))
@@ -156,7 +158,9 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Repeat
                 if numel
             )
         if layout.pipeline.enters_both_ends:
-            yield RepeatedMessage("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
+            yield RepeatedMessage(
+                "pp", "all_reduce", 1, count_padded_numel(unit, shards=shards) // shards * width, 2, "pp"
+            )
 
 
 def list_routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: int) -> Iterator[RepeatedMessage]:
@@ -216,7 +220,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.trains_table:
         *_, (unit, shards, _) = counts.list_local_parts(layout, "embed")
         table = unit._replace(weights=unit.weights[:1])
-        payload = padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes
+        payload = count_padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes
         yield RepeatedMessage("pp", "all_reduce", 1, payload, 2, "pp")
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
@@ -243,7 +247,7 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
             yield RepeatedMessage("dp", "all_reduce", 1, 4 * scales_count, shards, group)
 
 
-def _op_messages(
+def _list_op_messages(
     op: Op, message: Exchange, layout: Layout, *, times: int, reference: bool
 ) -> Iterator[RepeatedMessage]:
     """Yield the messages of one operation: forward, backward, and repeated ones (regathered for dW, or recomputed).
@@ -268,7 +272,7 @@ def _op_messages(
         yield RepeatedMessage(axis, message.backward, times * parts, payload, ranks, message.axis)
 
 
-def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[RepeatedMessage]:
+def _list_p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[RepeatedMessage]:
     """Yield a stage's sends: its output to the next stage and its input's gradient back, unless on the same rank."""
     if layout.pp == 1:
         return
@@ -286,18 +290,18 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
         yield RepeatedMessage("pp", "p2p", sends, size, 2, "pp")
 
 
-def first_rank(layout: Layout) -> tuple[int, ...]:
+def list_first_stages(layout: Layout) -> tuple[int, ...]:
     """Return the stages of the first pipeline rank."""
     return layout.pipeline.stages_of_rank(0, pp=layout.pp, v=layout.v)
 
 
-def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
+def sum_traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
     """Return the messages of the first pipeline rank, and the bytes that one rank sends, by axis and collective."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
-    for message in messages(counts, layout, chunks=first_rank(layout)):
+    for message in list_messages(counts, layout, chunks=list_first_stages(layout)):
         key = message.axis, message.collective
         count, sent = totals.get(key, (0, 0))
-        bytes_each = sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
+        bytes_each = count_sent_bytes(message.collective, payload=message.payload, ranks=message.ranks)
         totals[key] = count + message.times, sent + message.times * bytes_each
     return tuple(
         Traffic(axis=axis, collective=collective, calls=count, bytes=sent)
@@ -306,5 +310,5 @@ def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
 
 
 def count_traffic(model: Model, *, layout: Layout, job: Job) -> tuple[Traffic, ...]:
-    """Return ``traffic`` of a model, layout and job."""
-    return traffic(Counts(model, job), layout)
+    """Return ``sum_traffic`` of a model, layout and job."""
+    return sum_traffic(Counts(model, job), layout)

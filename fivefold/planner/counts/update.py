@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
-from fivefold.layout.sharding import is_trained, local_weight
+from fivefold.layout.sharding import is_trained, shard_weight
 from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import Product, find_cost
 from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
@@ -18,7 +18,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.message import RepeatedMessage
 
 
-def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[ShardedWeight]:
+def list_sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[ShardedWeight]:
     """Yield all trained weights of the stages ``chunks``, as they are sharded."""
     vocab = pad_vocab(counts.model, counts.job, tp=layout.tp)
     work = counts.stage_work(layout)
@@ -27,7 +27,7 @@ def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
             for weight in counts.weights(layout, run.name):
                 if not is_trained(weight, counts.job):
                     continue
-                local = local_weight(weight, model=counts.model, layout=layout, vocab=vocab)
+                local = shard_weight(weight, model=counts.model, layout=layout, vocab=vocab)
                 experts = weight.kind.startswith("expert")
                 sizes = (layout.expert_shards, layout.etp) if experts else (layout.shards, layout.tp)
                 yield from [ShardedWeight(weight, local.shape, *sizes)] * times
@@ -38,7 +38,7 @@ def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
     cost = find_cost(counts.job.optimizer.kind)
     if cost.elementwise:
         return
-    for weights in split_families(sharded_weights(counts, layout, chunks=chunks)):
+    for weights in split_families(list_sharded_weights(counts, layout, chunks=chunks)):
         payloads = cost.payloads(weights)
         (shard_group, axis, pieces_group), n_shards, n_pieces = weights[0].group, weights[0].shards, weights[0].pieces
         if n_shards > 1:
@@ -60,7 +60,7 @@ def update_products(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
     cost = find_cost(counts.job.optimizer.kind)
     if cost.elementwise:
         return []
-    weight_families = split_families(sharded_weights(counts, layout, chunks=chunks))
+    weight_families = split_families(list_sharded_weights(counts, layout, chunks=chunks))
     return [product for family in weight_families for product in cost.products(family)]
 
 
@@ -74,14 +74,14 @@ def update_flops(counts: Counts, layout: Layout) -> int:
     total = 0
     if cost.elementwise:
         return 0
-    for held in stages_held(layout):
-        for sharded_weight in sharded_weights(counts, layout, chunks=held):
+    for held in list_stages(layout):
+        for sharded_weight in list_sharded_weights(counts, layout, chunks=held):
             flops = sum(product.flops for product in cost.weight_products(sharded_weight))
             total += ranks // (sharded_weight.shards * sharded_weight.pieces) * flops
     return total
 
 
-def stages_held(layout: Layout) -> tuple[tuple[int, ...], ...]:
+def list_stages(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Return the stages of each pipeline rank, which do not depend on the number of micro-batches."""
     if layout.pp == 1:
         return ((0,),)
@@ -89,7 +89,7 @@ def stages_held(layout: Layout) -> tuple[tuple[int, ...], ...]:
     return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches).rank_stages
 
 
-def scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> int:
+def count_scratch_bytes(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> int:
     """Return the peak bytes that the update holds in addition to states and gradients."""
     cost = find_cost(counts.job.optimizer.kind)
-    return cost.scratch_bytes(sharded_weights(counts, layout, chunks=chunks), counts.job)
+    return cost.scratch_bytes(list_sharded_weights(counts, layout, chunks=chunks), counts.job)

@@ -37,26 +37,48 @@ class RatioQuestion(NamedTuple):
 
 
 QUESTIONS = (
-    RatioQuestion("tp", "output", "output projection", "2·N·H / (w·(tp−1))", exchanges.tensor),
+    RatioQuestion("tp", "output", "output projection", "2·N·H / (w·(tp−1))", exchanges.build_tensor_exchange),
     RatioQuestion(
-        "tp2d", "input and output", "output projection", "2·N·H·D / (g·N·H·(y−1) + w·D·(x−1))", exchanges.tensor
+        "tp2d",
+        "input and output",
+        "output projection",
+        "2·N·H·D / (g·N·H·(y−1) + w·D·(x−1))",
+        exchanges.build_tensor_exchange,
     ),
-    RatioQuestion("cp", "K and V, one hop", "attention of a chunk", "(N/K)·(T/cp) / w", exchanges.context),
-    RatioQuestion("zero3", "weights", "a layer forward", "msl·(2·P+2·T·D) / (P·w)", exchanges.zero3_forward),
     RatioQuestion(
-        "zero3", "weights, gradients", "a layer backward", "2·msl·(2·P+2·T·D) / (P·(w+g))", exchanges.zero3_backward
+        "cp", "K and V, one hop", "attention of a chunk", "(N/K)·(T/cp) / w", exchanges.build_context_exchange
     ),
-    RatioQuestion("dp", "gradients", "the last backward", "2·msl·(2·P+2·T·D) / (P·g)", exchanges.gradients_last),
     RatioQuestion(
-        "dp", "gradients, weights", "the full step", "3·m·msl·(2·P+2·T·D) / (P·(g+w))", exchanges.gradients_step
+        "zero3", "weights", "a layer forward", "msl·(2·P+2·T·D) / (P·w)", exchanges.build_zero3_forward_exchange
     ),
-    RatioQuestion("ep", "two all-to-alls", "routed experts", "6·F / (g+w)", exchanges.experts_alone),
-    RatioQuestion("ep", "two all-to-alls", "a full layer", "(2·P+2·T·D) / (k·D·(g+w))", exchanges.experts_layer),
-    RatioQuestion("pp", "activations", "a stage forward", "L/(pp·v)·(2·P+2·T·D) / (D·w)", exchanges.pipeline),
+    RatioQuestion(
+        "zero3",
+        "weights, gradients",
+        "a layer backward",
+        "2·msl·(2·P+2·T·D) / (P·(w+g))",
+        exchanges.build_zero3_backward_exchange,
+    ),
+    RatioQuestion(
+        "dp", "gradients", "the last backward", "2·msl·(2·P+2·T·D) / (P·g)", exchanges.build_last_gradient_exchange
+    ),
+    RatioQuestion(
+        "dp",
+        "gradients, weights",
+        "the full step",
+        "3·m·msl·(2·P+2·T·D) / (P·(g+w))",
+        exchanges.build_step_gradient_exchange,
+    ),
+    RatioQuestion("ep", "two all-to-alls", "routed experts", "6·F / (g+w)", exchanges.build_expert_exchange),
+    RatioQuestion(
+        "ep", "two all-to-alls", "a full layer", "(2·P+2·T·D) / (k·D·(g+w))", exchanges.build_expert_layer_exchange
+    ),
+    RatioQuestion(
+        "pp", "activations", "a stage forward", "L/(pp·v)·(2·P+2·T·D) / (D·w)", exchanges.build_pipeline_exchange
+    ),
 )
 
 
-def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = None) -> Ratios:
+def compute_ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = None) -> Ratios:
     """Return the ratios of each axis varied alone, with the others as in ``layout``.
 
     Raises ``UserError`` if the model, job or machine does not support ``layout``.
@@ -76,7 +98,7 @@ def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = 
         peak_flops=peak,
         balances={link.name: peak / link.bandwidth for link in machine.links},
         axes=tuple(answer(question, model, machine=machine, job=job, layout=layout) for question in asked),
-        sizing=tuple(sizing(model, machine=machine, job=job, link=link) for link in machine.links if routed),
+        sizing=tuple(compute_sizing(model, machine=machine, job=job, link=link) for link in machine.links if routed),
     )
 
 
@@ -87,13 +109,13 @@ def answer(question: RatioQuestion, model: Model, *, machine: Machine, job: Job,
     """
     degrees: list[Degree] = []
     refused = ""
-    for changes in _changes(question.axis, layout, machine.ranks):
+    for changes in _list_changes(question.axis, layout, machine.ranks):
         degree_list = []
         for change in changes:
             try:
                 legal = layout.replace(**change)
                 refuse(legal, model=model, job=job, machine=machine)
-                degree_list.append(_degree(question, legal, question.exchange(model, job, legal), machine))
+                degree_list.append(_compute_degree(question, legal, question.exchange(model, job, legal), machine))
             except ValidationError as error:
                 refused = refused or explain(error, Layout)
             except UserError as error:
@@ -121,7 +143,7 @@ def answer(question: RatioQuestion, model: Model, *, machine: Machine, job: Job,
     )
 
 
-def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
+def compute_sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     """Return the expert width F and the top-k k at which compute overlaps the all-to-alls.
 
     The condition: R + k·2·j·D·F FLOPs per token take at least as long as k·D·(g+w) bytes.
@@ -131,7 +153,7 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     moe = model.moe
     if moe is None or not model.is_moe(model.layers - 1):
         raise UserError(f"{model.name} has no experts; name a mixture-of-experts model such as qwen3-30b-a3b")
-    layer = exchanges.most_common_layer(model, job, routed=True)
+    layer = exchanges.find_most_common_layer(model, job, routed=True)
     rest = (layer.flops - layer.expert_flops) / job.sequence
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
     row = exchanges.get_gathered_width(job) + get_activation_width(job)
@@ -147,8 +169,8 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     )
 
 
-def _degree(question: RatioQuestion, layout: Layout, exchange: Exchange, machine: Machine) -> Degree:
-    field = _field(question.axis)
+def _compute_degree(question: RatioQuestion, layout: Layout, exchange: Exchange, machine: Machine) -> Degree:
+    field = _get_field(question.axis)
     degree = getattr(layout, field)
     two = f"{layout.tp // layout.tp_inner}x{layout.tp_inner}"
     offered, balance = exchange.flops_per_byte, exchange.balance(machine)
@@ -162,16 +184,16 @@ def _degree(question: RatioQuestion, layout: Layout, exchange: Exchange, machine
     )
 
 
-def _field(axis: str) -> str:
+def _get_field(axis: str) -> str:
     return {"tp2d": "tp", "zero3": "dp"}.get(axis, axis)
 
 
-def _changes(axis: str, layout: Layout, ranks: int) -> Iterator[list[dict[str, int | None]]]:
+def _list_changes(axis: str, layout: Layout, ranks: int) -> Iterator[list[dict[str, int | None]]]:
     """Yield changes of the layout for each degree, ascending: divisors of the ranks left by other axes.
 
     For 2D tensor parallelism all splits are tried.
     """
-    field = _field(axis)
+    field = _get_field(axis)
     room = ranks // (layout.pp * layout.etp if axis == "ep" else layout.world // getattr(layout, field))
     for n in (n for n in range(2, room + 1) if room % n == 0):
         if axis == "tp2d":

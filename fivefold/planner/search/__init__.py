@@ -20,7 +20,7 @@ from typing import Any
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.remarks import list_remarks
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
@@ -35,9 +35,9 @@ from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.planner.search.rejections import make_near_miss
 from fivefold.planner.search.robust import RegretEvaluator
-from fivefold.planner.search.simplest import Simplest, alternative
+from fivefold.planner.search.simplest import Simplest, build_alternative
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.stage_balance import even_out
+from fivefold.planner.search.stage_balance import balance_stages
 from fivefold.planner.search.warm_start import sweep_from_likely
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
@@ -107,9 +107,9 @@ def search(
     timed = by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
     looks_for_tight = tight and by in ("time", "cost")
-    largest_tight = _max_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks_for_tight else 0
+    largest_tight = _bound_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks_for_tight else 0
     incumbents = Incumbents(
-        _max_peak(spaces, risk, model=model, machine=machine),
+        _bound_peak(spaces, risk, model=model, machine=machine),
         by=score,
         top=top,
         levels=levels,
@@ -123,7 +123,7 @@ def search(
     planners = _search_until_stopped(
         solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk
     )
-    total += even_out(incumbents, where=where) if planners and proposes else 0
+    total += balance_stages(incumbents, where=where) if planners and proposes else 0
     result = SearchResult(
         by=by,
         own=ranked_own,
@@ -133,7 +133,7 @@ def search(
         if proposes
         else None,
         best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in incumbents.best),
-        front=tuple(_pareto_front(incumbents.fitting)),
+        front=tuple(_select_pareto_front(incumbents.fitting)),
         risk=risk,
         tight=_find_tight(incumbents),
         reasons=incumbents.rejections.reasons(
@@ -175,14 +175,14 @@ def _list_spaces(
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     for variant in jobs:
         validate_job(model, variant)
-    worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
-    spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **space_arguments))
+    worlds = worlds or (list_divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
+    spaces = list(_build_spaces(jobs, reduces, model=model, worlds=worlds, **space_arguments))
     if not any(space.layouts for _, space in spaces):
         raise UserError(_describe_no_layout(model, machine, job, worlds=worlds, **space_arguments))
     return spaces
 
 
-def _spaces(
+def _build_spaces(
     jobs: Sequence[Job], reduces: Sequence[Reduce], *, model: Model, worlds: Sequence[int], **space_arguments: Any
 ) -> Iterator[tuple[Job, Space]]:
     """Yield the layouts of each job.
@@ -220,7 +220,7 @@ def _propose(
     )
     simplest = Simplest(same_precision, evaluated, max_seconds=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
-    simpler, faster = (alternative(rival, chosen) for rival in simplest.find_rivals(chosen))
+    simpler, faster = (build_alternative(rival, chosen) for rival in simplest.find_rivals(chosen))
     unchanged = [entry for entry in incumbents.fitting if entry.precision == precision != best.precision]
     fastest_unchanged = min(unchanged, key=lambda entry: entry[:4]).to_evaluated() if unchanged else None
     listed = {(entry.text, entry.planner.job) for entry in incumbents.best}
@@ -235,7 +235,7 @@ def _propose(
         within=within,
         simpler=simpler,
         faster=faster,
-        unchanged=alternative(fastest_unchanged, chosen),
+        unchanged=build_alternative(fastest_unchanged, chosen),
         similar_layouts=sum(entry.seconds <= simplest.max_seconds for entry in simplest.evaluated.values()),
         choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
         why=tuple(explain_choices(chosen, where=where, planners=same_precision)),
@@ -274,7 +274,7 @@ def _rank_by_regret(
     )
 
 
-def _max_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model, machine: Machine) -> int:
+def _bound_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model, machine: Machine) -> int:
     """Return the predicted peak that no layout of ``spaces`` exceeds at a risk of at most ``risk``."""
     return max(
         MemoryRisk(model=model, machine=machine, job=job).largest_peak(space.world, risk=risk) for job, space in spaces
@@ -328,7 +328,7 @@ def find_fitting_layout(
     smallest = space.restrict_to_smallest()
     for admitted in (smallest, space) if smallest.layouts < space.layouts else (space,):
         spaces = [(job, admitted)]
-        largest_peak = _max_peak(spaces, risk, model=model, machine=machine)
+        largest_peak = _bound_peak(spaces, risk, model=model, machine=machine)
         incumbents = Incumbents(largest_peak, by="memory", top=1, levels=0, any_will_do=True, work=work)
         solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=False)
         planners |= _search_spaces(solver, spaces, planners, model=model, machine=machine, risk=risk)
@@ -436,7 +436,7 @@ def _list_near_misses(
         )
 
 
-def _pareto_front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
+def _select_pareto_front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
     """Yield the Pareto front of time and memory, from the fastest layout to the smallest."""
     smallest = None
     for candidate in sorted(evaluated, key=lambda candidate: (candidate.seconds, candidate.peak_bytes)):

@@ -32,7 +32,7 @@ def explain_choices(chosen: Evaluated, *, where: Where = ANY, planners: Sequence
     ``planners``: besides that of ``chosen`` those that reduce gradients of ZeRO-2 and -3 otherwise.
     """
     every = list(dict.fromkeys((chosen.planner, *planners)))
-    for choice, alternatives in _choices(chosen.layout):
+    for choice, alternatives in _list_choices(chosen.layout):
         explanations = [
             cost
             for name, layouts in alternatives
@@ -101,7 +101,7 @@ def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:
     return " ".join([name, *(word for word in words if word not in implied and not word.startswith("dp"))])
 
 
-def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, CandidateList]]]]:
+def _list_choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, CandidateList]]]]:
     """Yield each choice in the layout's own keywords, with the ways of its closest alternatives by name."""
     for axis in ("tp", "cp", "pp", "ep"):
         degree = getattr(layout, axis)
@@ -110,11 +110,11 @@ def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, CandidateLis
             (f"{axis}{alternative_degree}", _change_degree(layout, axis, alternative_degree))
             for alternative_degree in other_degrees
         ]
-        yield f"{axis}{degree}", alternatives + (_kinds(layout) if axis == "cp" and degree > 1 else [])
+        yield f"{axis}{degree}", alternatives + (_list_kinds(layout) if axis == "cp" and degree > 1 else [])
     if layout.dp * layout.cp > 1:
         yield _zero(layout)
     if layout.pp > 1:
-        yield f"{layout.schedule} v{layout.v}", list(_schedules(layout))
+        yield f"{layout.schedule} v{layout.v}", list(_list_schedules(layout))
     sizes = [size for size in (layout.mbs // 2, 2 * layout.mbs) if size >= 1]
     yield f"mbs{layout.mbs}", [(f"mbs{size}", [change(layout, mbs=size)]) for size in sizes]
     kinds = [kind for kind in ("none", "selective", "full") if kind != layout.ac]
@@ -125,7 +125,7 @@ def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, CandidateLis
         yield "nosp", [("sequence parallelism", [change(layout, sp=True)])]
 
 
-def _kinds(layout: Layout) -> list[tuple[str, CandidateList]]:
+def _list_kinds(layout: Layout) -> list[tuple[str, CandidateList]]:
     other = "ring" if layout.cp_kind == "ulysses" else "ulysses"
     return [(f"cp={other}", [change(layout, cp_kind=other)])]
 
@@ -146,7 +146,7 @@ def _list_sharded(zero: int, group: int | None) -> str:
     return f"zero{zero}" + (f"/{group}" if group else "")
 
 
-def _schedules(layout: Layout) -> Iterator[tuple[str, CandidateList]]:
+def _list_schedules(layout: Layout) -> Iterator[tuple[str, CandidateList]]:
     yield DEFAULT_SCHEDULE, [with_virtual_stages(layout, 1)]
     for v in (layout.v // 2, 2 * layout.v):
         if v > 1 and layout.schedule == get_1f1b_name(layout.v):
@@ -168,7 +168,10 @@ def _change_degree(layout: Layout, axis: str, degree: int) -> CandidateList:
         fields |= moved
     layouts = [fields]
     if axis == "pp":
-        layouts = [fields | {"stages": ()} | virtual for virtual in (_virtual(layout, degree) if degree > 1 else [{}])]
+        layouts = [
+            fields | {"stages": ()} | virtual
+            for virtual in (_list_virtual_stages(layout, degree) if degree > 1 else [{}])
+        ]
     if layout.dp * layout.cp == 1:
         layouts = [candidate | {"zero": zero} for candidate in layouts for zero in (0, 1)]
     return [change(layout, **candidate) for candidate in layouts]
@@ -186,7 +189,7 @@ def _find_exchanged_axis(layout: Layout, axis: str, degree: int) -> Fields | Non
     return None
 
 
-def _virtual(layout: Layout, degree: int) -> list[Fields]:
+def _list_virtual_stages(layout: Layout, degree: int) -> list[Fields]:
     """Return schedules for ``degree`` pipeline ranks like the layout's: with as many virtual stages, or stages."""
     if layout.schedule != get_1f1b_name(layout.v):
         return [{}]

@@ -25,7 +25,7 @@ from fivefold.planner.search.shapes import (
     SPLIT,
     PipelineUnits,
     bound_last_wgrads,
-    pipeline_units,
+    count_pipeline_units,
     sum_units,
 )
 from fivefold.planner.search.space import Space
@@ -105,20 +105,20 @@ class Bounds:
         unit_seconds = self.estimates.bound_adjacent_units(
             candidates, max_sequences=max_sequences, any_recomputation=any_recomputation
         )
-        return self._seconds(candidates, unit_seconds, any_recomputation=any_recomputation)
+        return self._sum_seconds(candidates, unit_seconds, any_recomputation=any_recomputation)
 
     def seconds_of_adjacent_units(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return a lower bound like ``seconds``, for which only data-parallel groups are those of the order."""
         unit_seconds = self.estimates.bound_adjacent_units(candidates)
         parallel = self.estimates.parallel(candidates)
-        return self._seconds(candidates, unit_seconds, parallel)
+        return self._sum_seconds(candidates, unit_seconds, parallel)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return the seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
         parallel = self.estimates.parallel(candidates)
-        return self._seconds(candidates, self.estimates.units(candidates), parallel, unit_seconds_are_exact=True)
+        return self._sum_seconds(candidates, self.estimates.units(candidates), parallel, unit_seconds_are_exact=True)
 
-    def _seconds(
+    def _sum_seconds(
         self,
         candidates: CandidateLayouts,
         unit_seconds: Floats,
@@ -155,7 +155,7 @@ class Bounds:
             paired_candidates = candidates.take(paired_rows)
             pair_seconds = self.estimates.pairs(paired_candidates) if unit_seconds_are_exact else None
             exposed = np.stack([forward_dp[paired_rows], backward_dp[paired_rows]])
-            busy = self._paired_seconds(
+            busy = self._bound_paired_seconds(
                 paired_units,
                 n_micro_batches[paired_rows],
                 unit_seconds[paired_rows],
@@ -223,13 +223,13 @@ class Bounds:
         if parallel is None:
             no_messages = np.zeros((2, len(unit_seconds), unit_seconds.shape[2]))
             return no_messages, no_messages, np.zeros_like(update), update
-        messages, copies = self._data_parallel_seconds(candidates, parallel)
-        ends = self._end_seconds(
+        messages, copies = self._bound_data_parallel_seconds(candidates, parallel)
+        ends = self._bound_end_seconds(
             units, candidates, unit_seconds, parallel, unit_seconds_are_exact=unit_seconds_are_exact
         )
-        return self._exposed_seconds(messages, copies, unit_seconds), messages, ends, update
+        return self._bound_exposed_seconds(messages, copies, unit_seconds), messages, ends, update
 
-    def _paired_seconds(
+    def _bound_paired_seconds(
         self,
         units: PipelineUnits,
         n_micro_batches: Floats,
@@ -296,7 +296,7 @@ class Bounds:
             busy += pairs * paired + (micro_batches - pairs) * unpaired
         return busy
 
-    def _data_parallel_seconds(self, candidates: CandidateLayouts, parallel: Floats) -> tuple[Floats, Floats]:
+    def _bound_data_parallel_seconds(self, candidates: CandidateLayouts, parallel: Floats) -> tuple[Floats, Floats]:
         """Return the seconds [2, n, units] of ZeRO-3's gathers and of reductions in every micro-batch.
 
         Also return those of copies to and from the buffers of these messages. The first axis is the forward and the
@@ -317,7 +317,7 @@ class Bounds:
             np.stack([copy_out, copy_out * gathers_again + copy_in]),
         )
 
-    def _exposed_seconds(self, messages: Floats, copies: Floats, unit_seconds: Floats) -> Floats:
+    def _bound_exposed_seconds(self, messages: Floats, copies: Floats, unit_seconds: Floats) -> Floats:
         """Return the copies and exposed messages of ``_data_parallel_seconds``, and by how much overlap slows compute.
 
         Messages overlap with copies as with other compute.
@@ -327,7 +327,7 @@ class Bounds:
         compute = copies + np.stack([unit_seconds[:, 0], unit_seconds[:, 1] + unit_seconds[:, 2]])
         return np.asarray(messages + copies - (1 - self.planner.units.contention) * np.minimum(messages, compute))
 
-    def _end_seconds(
+    def _bound_end_seconds(
         self,
         units: PipelineUnits,
         candidates: CandidateLayouts,
@@ -339,8 +339,8 @@ class Bounds:
         """Return the exposed seconds [n, 3] at the ends of a step.
 
         They are reductions after the last backward, and gathers before the first forward. Without
-        ``unit_seconds_are_exact`` units may take longer than ``unit_seconds`` and the step may not, where passes are
-        paired or wait for gathers; there the messages are assumed to overlap with everything.
+        ``unit_seconds_are_exact`` units may take longer than ``estimate_unit_seconds`` and the step may not,
+        where passes are paired or wait for gathers; there the messages are assumed to overlap with everything.
         """
         gathers_after_update = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
@@ -393,7 +393,7 @@ class Bounds:
 
         The rank with the highest peak holds at least 1/pp of all states and gradients.
         """
-        return np.asarray(self.estimates.resting_bytes(self._first_candidates()) / self.partials.pp)
+        return np.asarray(self.estimates.resting_bytes(self._pick_first_candidates()) / self.partials.pp)
 
     def floor(self, *, max_sequences: int, complete: bool = True) -> Floats:
         """Return a lower bound in seconds like ``resting_bytes``: the busiest rank does at least 1/pp of the work.
@@ -402,13 +402,13 @@ class Bounds:
         """
         partials = self.partials
         micro_batches = self.micro_batches
-        candidates = self._first_candidates()
+        candidates = self._pick_first_candidates()
         seconds = self.estimates.model_seconds(candidates, max_sequences=max_sequences, complete=complete)
         unpaired, paired = seconds[:, :, 0].T
         pairs = self.space.pairs & (partials.pp > 1) & (micro_batches >= 2 * partials.pp)
         return np.asarray(micro_batches / partials.pp * np.where(pairs, paired, unpaired) * SAFE)
 
-    def _first_candidates(self) -> CandidateLayouts:
+    def _pick_first_candidates(self) -> CandidateLayouts:
         """Return one candidate of each partial layout."""
         index = np.arange(len(self.partials.dp))
         zeros = np.zeros(len(self.partials.dp), np.int64)
@@ -425,7 +425,7 @@ class Bounds:
             key = int(candidates.shape[row]), int(recompute_every[row])
             if key not in self._pipelines:
                 shape = self.space.shapes[key[0]]
-                self._pipelines[key] = pipeline_units(
+                self._pipelines[key] = count_pipeline_units(
                     self.planner.counts, shape, recompute_every=key[1], runs=self.estimates.runs
                 )
             pipelines.append(self._pipelines[key])

@@ -54,7 +54,7 @@ class BranchAndBound:
 
     def floors(self, bounds: Bounds, blocks: Sequence[PartialLayouts]) -> list[BoundedSpace]:
         """Return partial layouts of ``blocks`` of one space that may fit and of which ``bounds`` has no row yet."""
-        return [floor for block in blocks if len((floor := self._floor(bounds, block)).size)]
+        return [floor for block in blocks if len((floor := self._bound_block(bounds, block)).size)]
 
     def sweep(self, bounds: Bounds, floors: list[BoundedSpace]) -> None:
         """Search all layouts of what ``floors`` returned of a space."""
@@ -68,7 +68,7 @@ class BranchAndBound:
                     branches, rows = [], 0
         self._finish(bounds, branches)
 
-    def _floor(self, bounds: Bounds, block: PartialLayouts) -> BoundedSpace:
+    def _bound_block(self, bounds: Bounds, block: PartialLayouts) -> BoundedSpace:
         """Return partial layouts that have a schedule and may fit."""
         partials = block.take(bounds.space.count_candidates(block) > 0)
         none = np.zeros(0)
@@ -225,7 +225,7 @@ class BranchAndBound:
                     candidates, max_sequences=max_sequences, any_recomputation=any_recomputation
                 )
                 candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
-        for rows in _parts(candidates):
+        for rows in _split_rows(candidates):
             sharded = space.shard(partials, candidates.take(rows))
             size = np.zeros(len(sharded.zero))
             seconds = np.zeros(len(sharded.zero))
@@ -252,7 +252,7 @@ class BranchAndBound:
     def _explore_sizes(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
         """Explore like ``_explore`` when time does not matter or few layouts fit: memory is the same in every order."""
         space, partials = bounds.space, bounds.partials
-        for rows in _parts(candidates):
+        for rows in _split_rows(candidates):
             sharded = space.shard(partials, candidates.take(rows))
             size = np.zeros(len(sharded.zero))
             none = np.zeros(len(sharded.zero))
@@ -390,7 +390,7 @@ class BranchAndBound:
             self.report(self.done, self.total)
 
 
-def _parts(candidates: CandidateLayouts) -> list[Ints]:
+def _split_rows(candidates: CandidateLayouts) -> list[Ints]:
     """Return the rows of ``candidates`` in parts that are small enough to multiply."""
     number = len(candidates.partial)
     return np.array_split(np.arange(number), -(-number // PART)) if number else []

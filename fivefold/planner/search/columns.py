@@ -93,7 +93,7 @@ class ExpandedCandidates(NamedTuple):
     seconds: Floats
 
 
-def cross(
+def combine_with_values(
     rows: Ints, column: int, values: Iterable[int], legal: Callable[[Ints], NDArray[np.bool_]] | None = None
 ) -> Ints:
     """Return every row with each of ``values`` in one column, without rows that are not ``legal``."""
@@ -107,7 +107,7 @@ def cross(
 
 def split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
     """Return every row with each of ``sizes`` as the degree of one axis, whose ranks are taken from dp (column 0)."""
-    crossed = cross(rows, column, sizes, lambda row: row[:, 0] % row[:, column] == 0)
+    crossed = combine_with_values(rows, column, sizes, lambda row: row[:, 0] % row[:, column] == 0)
     crossed[:, 0] //= crossed[:, column]
     return crossed
 

@@ -11,10 +11,10 @@ from itertools import chain, combinations, product
 from math import gcd, log2
 from typing import NamedTuple
 
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.where import ANY, NUMBERS, Term, Where
 from fivefold.model.spec import Model
-from fivefold.units import power_of_two
+from fivefold.units import round_up_to_power_of_two
 
 Passing = Callable[[Where], Layout | None]  # a layout that meets the constraints, and what else must hold
 NAME_OCTAVES = 1.0  # octaves by which a name gives way
@@ -91,10 +91,10 @@ def _list_relaxations(term: Term, *, model: Model, world: int) -> Iterator[tuple
         return
     values = {
         "zero": [0, 1, 2, 3],
-        "v": divisors(model.layers),
-        "ep": divisors(model.moe.experts if model.moe else 1),
+        "v": list_divisors(model.layers),
+        "ep": list_divisors(model.moe.experts if model.moe else 1),
         "mbs": [2**power for power in range(10)],
-    }.get(term.field, divisors(world))
+    }.get(term.field, list_divisors(world))
     for value in values:
         if not term.is_satisfied_by(value):
             ratios = [abs(log2((value + 1) / (int(limit) + 1))) for limit in term.values]
@@ -107,7 +107,7 @@ def describe_uneven_batch(layout: Layout, *, batch: int) -> str:
     dp divides both.
     """
     max_dp = gcd(batch, layout.world)
-    even_dp = gcd(min(layout.world, power_of_two(batch + 1) // 2), layout.world)
+    even_dp = gcd(min(layout.world, round_up_to_power_of_two(batch + 1) // 2), layout.world)
     if layout.dp < max_dp or MAX_DP_LOSS * max_dp > even_dp:
         return ""
     near_batch = max(1, round(batch / even_dp)) * even_dp

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.layout.sharding import Policy, gathers_for_backward, policy
+from fivefold.layout.sharding import Policy, gathers_for_backward, get_policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, get_group_degrees
 from fivefold.planner.counts.memory.liveness import GradientSums
@@ -21,11 +21,11 @@ from fivefold.planner.counts.memory.states import UnitStates
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
-from fivefold.planner.search.optimistic_times import adjacent_figures, figures, kernels
+from fivefold.planner.search.optimistic_times import bound_adjacent_figures, bound_kernels, list_figures
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, encode_rows
 from fivefold.planner.search.work import UNITS_PER_PASS, UNITS_PER_PLACE, UNITS_PER_STATE, SearchWork
-from fivefold.planner.time.stage_time import stage_message_seconds
+from fivefold.planner.time.stage_time import estimate_stage_message
 from fivefold.planner.time.unit_time import AXES
 
 FIRST_BLOCK = 2  # index of the first kind of block among the units, without and with recomputation
@@ -98,7 +98,7 @@ class Estimates(Tables):
             profile = self.counts.profile(part, name)
             return profile.kept_bytes, profile.backward_peak_bytes - profile.kept_bytes
 
-        return self._bytes("profiles", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
+        return self._look_up_bytes("profiles", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
 
     def splits(self, candidates: CandidateLayouts, *, scaled: bool = False, any_recomputation: bool = False) -> Floats:
         """Return bytes [n, (backward peak above what is kept, kept for W), units].
@@ -112,7 +112,7 @@ class Estimates(Tables):
             split = self.counts.profile_deferred_wgrad(part, name)
             return split.backward_peak_bytes - kept, split.deferred_bytes
 
-        return self._bytes("splits", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
+        return self._look_up_bytes("splits", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
 
     def backward_with_gradients(self, candidates: CandidateLayouts, allocation: AllocatedGradients) -> Floats:
         """Return a lower bound in bytes [n, units] of a backward that allocates gradients.
@@ -128,7 +128,7 @@ class Estimates(Tables):
             """Return the backward peak of each unit, with the gradients that ``allocation`` holds."""
             part, columns = get_local_degrees(layout), []
             for run in self.runs:
-                name = self._representative_unit(run.name)
+                name = self._pick_representative_unit(run.name)
                 parts = self.counts.parts(layout.replace(zero=0, shard_group=None), name)
                 experts = parts[-1].sums if self.counts.count_moe_layers(name) else 0
                 dense_bytes = sum(entry.sums for entry in parts) - experts
@@ -146,10 +146,10 @@ class Estimates(Tables):
                 columns.append(self.counts.profile(get_group_degrees(part, run), name, sums).backward_peak_bytes)
             return np.array([columns], float)
 
-        columns = [partials.mbs, *self._operation_columns(candidates)[1:]]
+        columns = [partials.mbs, *self._list_operation_columns(candidates)[1:]]
         return self._look_up(f"births {allocation}", candidates, columns, make, cost=self._pass_cost)[:, 0]
 
-    def _bytes(
+    def _look_up_bytes(
         self,
         name: str,
         candidates: CandidateLayouts,
@@ -172,7 +172,7 @@ class Estimates(Tables):
             cp = np.minimum(partials.cp, FEW_RANKS)
             is_single_expert = ep == (self.counts.model.moe.experts if self.counts.model.moe else 1)
             ep = np.where((sequences == LARGE_MICRO_BATCH) & ~is_single_expert, np.minimum(ep, FEW_RANKS), ep)
-        _, retains_outputs, _, cp_kind, tp, tp_inner, sp, _, etp, recomputed = self._operation_columns(candidates)
+        _, retains_outputs, _, cp_kind, tp, tp_inner, sp, _, etp, recomputed = self._list_operation_columns(candidates)
 
         def make(layout: Layout, sequences: int) -> Floats:
             part = get_local_degrees(layout)._replace(sequences=sequences)
@@ -188,7 +188,7 @@ class Estimates(Tables):
                 else [part]
             )
             rows = [
-                [count(get_group_degrees(part, run), self._representative_unit(run.name)) for run in self.runs]
+                [count(get_group_degrees(part, run), self._pick_representative_unit(run.name)) for run in self.runs]
                 for part in parts
             ]
             smallest: Floats = np.array(rows, float).min(axis=0).T
@@ -236,7 +236,7 @@ class Estimates(Tables):
         def make(layout: Layout, _: int) -> Floats:
             sharded = [layout.replace(zero=3)] if layout.dp * layout.cp > 1 else []
             resident_bytes, gradient_bytes = np.min(
-                [self._resting_states(variant) for variant in (layout, *sharded)], axis=0
+                [self._count_resting_states(variant) for variant in (layout, *sharded)], axis=0
             ).T
             freed = gradient_bytes[0] + gradient_bytes[2:].max() if layout.pp == 1 else 0.0
             return np.array([[(resident_bytes + gradient_bytes) @ self.unit_counts - freed]])
@@ -264,28 +264,28 @@ class Estimates(Tables):
         columns += [self.reduces_often(candidates).astype(np.int64), (partials.pp == 1).astype(np.int64)]
 
         def make(layout: Layout, _: int) -> Floats:
-            return self._states(layout).T
+            return self._count_states(layout).T
 
         return self._look_up("states", candidates, columns, make, cost=self._state_cost)
 
-    def _resting_states(self, layout: Layout) -> Floats:
+    def _count_resting_states(self, layout: Layout) -> Floats:
         """Return the bytes [units, 2] at rest and of gradients at the update, as in ``states``."""
-        keeps = policy(layout, self.counts.job)
-        names = [self._representative_unit(run.name) for run in self.runs]
+        keeps = get_policy(layout, self.counts.job)
+        names = [self._pick_representative_unit(run.name) for run in self.runs]
         rows = {}
         for name in dict.fromkeys(names):
             rows[name] = list_resting_bytes(self.counts.states(layout, name), keeps)
         return np.array([rows[name] for name in names], float)
 
-    def _states(self, layout: Layout) -> Floats:
+    def _count_states(self, layout: Layout) -> Floats:
         """Compute the figures of ``states``, [units, figures]."""
         job, stack = self.counts.job, self.counts.job.stack
-        keeps, rows = policy(layout, job), dict[Name, tuple[int, ...]]()
+        keeps, rows = get_policy(layout, job), dict[Name, tuple[int, ...]]()
         reduces_often = self.counts.reduces_every_micro_batch(layout)
         is_reduced_at_once = reduces_often or stack.reduce_bucket > 0  # at once into a bucket
         gathers_by_weight = stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
         prefetches = not gathers_by_weight and gathers_for_backward(layout, job)
-        names = [self._representative_unit(run.name) for run in self.runs]
+        names = [self._pick_representative_unit(run.name) for run in self.runs]
         for name in dict.fromkeys(names):
             state, parts = self.counts.states_with_parts(layout, name)
             resident_bytes, bytes_at_update = list_resting_bytes(state, keeps)
@@ -298,13 +298,13 @@ class Estimates(Tables):
                 bytes_at_update,
                 gathered,
                 state.updated_numel,
-                self._prefetched_bytes(parts) if prefetches and is_block else 0,
-                _reduced_bytes(parts) if reduces_often and is_block and not stack.reduce_bucket else 0,
-                self._min_gradient_bytes(name, parts, reduces=not keeps.gradients_stay),
+                self._count_prefetched_bytes(parts) if prefetches and is_block else 0,
+                _bound_reduced_bytes(parts) if reduces_often and is_block and not stack.reduce_bucket else 0,
+                self._bound_gradient_bytes(name, parts, reduces=not keeps.gradients_stay),
             )
         return np.array([rows[name] for name in names], float)
 
-    def _prefetched_bytes(self, parts: Sequence[UnitStates]) -> int:
+    def _count_prefetched_bytes(self, parts: Sequence[UnitStates]) -> int:
         """Return bytes of a block that are gathered during the backward before its own, at least (``passes.py``)."""
         stack = self.counts.job.stack
         if stack.comm_buffers == "retained":
@@ -315,7 +315,7 @@ class Estimates(Tables):
             else 0
         )
 
-    def _min_gradient_bytes(self, name: Name, parts: Sequence[UnitStates], *, reduces: bool) -> int:
+    def _bound_gradient_bytes(self, name: Name, parts: Sequence[UnitStates], *, reduces: bool) -> int:
         """Return a lower bound of the bytes of full gradients at the end of a block's first backward."""
         stack, sums = self.counts.job.stack, [part.sums for part in parts]
         if name == "embed" and not self.counts.model.shares_table:  # with the gradient that is added to the sums
@@ -340,11 +340,11 @@ class Estimates(Tables):
         if any_recomputation and not self.measured:
 
             def make_bare(layout: Layout, sequences: int) -> Floats:
-                return self._adjacent_units(
+                return self._bound_units(
                     get_local_degrees(layout)._replace(sequences=sequences, recomputed=frozenset()), layout
                 )
 
-            columns = self._operation_columns(candidates)[1:-1]
+            columns = self._list_operation_columns(candidates)[1:-1]
             sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
             return self._look_up_scaled(
                 "bare", candidates, columns, make_bare, sequences=sequences, cost=self._pass_cost // 2
@@ -353,18 +353,16 @@ class Estimates(Tables):
 
             def make_measured(layout: Layout, _: int) -> Floats:
                 part = get_local_degrees(layout)
-                return self._adjacent_units(
-                    part._replace(recomputed=frozenset()) if any_recomputation else part, layout
-                )
+                return self._bound_units(part._replace(recomputed=frozenset()) if any_recomputation else part, layout)
 
             name = "bare" if any_recomputation else "nearest"
-            columns = self._operation_columns(candidates)
+            columns = self._list_operation_columns(candidates)
             return self._look_up(name, candidates, columns, make_measured, cost=self._pass_cost)
 
         def make(layout: Layout, sequences: int) -> Floats:
-            return self._adjacent_units(get_local_degrees(layout)._replace(sequences=sequences), layout)
+            return self._bound_units(get_local_degrees(layout)._replace(sequences=sequences), layout)
 
-        columns = self._operation_columns(candidates)[1:]
+        columns = self._list_operation_columns(candidates)[1:]
         sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
         return self._look_up_scaled("nearest", candidates, columns, make, sequences=sequences, cost=self._pass_cost)
 
@@ -381,20 +379,20 @@ class Estimates(Tables):
 
         def make(layout: Layout, sequences: int) -> Floats:
             part = get_local_degrees(layout)._replace(sequences=sequences, recomputed=frozenset())
-            figures = self._adjacent_units(part, layout, complete=complete) @ self.unit_counts
+            figures = self._bound_units(part, layout, complete=complete) @ self.unit_counts
             unpaired = figures[:3].sum()
             paired = max(unpaired / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
             return np.array([[unpaired], [paired]])
 
         name, n_columns = ("whole", 9) if complete else ("any etp", 8)
-        columns = self._operation_columns(candidates)[1:n_columns]
+        columns = self._list_operation_columns(candidates)[1:n_columns]
         sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
         return self._look_up_scaled(name, candidates, columns, make, sequences=sequences, cost=self._pass_cost)
 
-    def _adjacent_units(self, part: LocalDegrees, layout: Layout, *, complete: bool = True) -> Floats:
+    def _bound_units(self, part: LocalDegrees, layout: Layout, *, complete: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
-            return kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
-        return adjacent_figures(self.planner.units, part, self.runs, pairs=self.space.pairs, complete=complete)
+            return bound_kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
+        return bound_adjacent_figures(self.planner.units, part, self.runs, pairs=self.space.pairs, complete=complete)
 
     def units(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units].
@@ -403,9 +401,9 @@ class Estimates(Tables):
         """
 
         def make(layout: Layout, _: int) -> Floats:
-            return np.array([figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
+            return np.array([list_figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
 
-        columns = self._operation_columns(candidates) + self._placement_columns(candidates, AXES)
+        columns = self._list_operation_columns(candidates) + self._list_placement_columns(candidates, AXES)
         return self._look_up("units", candidates, columns, make, cost=self._pass_cost)
 
     def pairs(self, candidates: CandidateLayouts) -> Floats:
@@ -431,7 +429,7 @@ class Estimates(Tables):
                 rows.append(row)
             return np.array(rows).T
 
-        columns = self._operation_columns(candidates) + self._placement_columns(candidates, AXES)
+        columns = self._list_operation_columns(candidates) + self._list_placement_columns(candidates, AXES)
         return self._look_up("pairs", candidates, columns, make, cost=self._state_cost)
 
     def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
@@ -445,10 +443,10 @@ class Estimates(Tables):
             partials.sp,
             self._overlaps_p2p[candidates.shape],
         ]
-        columns += self._placement_columns(candidates, ("tp",)) + self._placement_columns(candidates, ("pp",))
+        columns += self._list_placement_columns(candidates, ("tp",)) + self._list_placement_columns(candidates, ("pp",))
 
         def make(layout: Layout, _: int) -> Floats:
-            return np.array(stage_message_seconds(self.planner.units, layout))
+            return np.array(estimate_stage_message(self.planner.units, layout))
 
         return self._look_up("between stages", candidates, columns, make, cost=UNITS_PER_PLACE)
 
@@ -466,7 +464,7 @@ class Estimates(Tables):
             self._ends_on_different_ranks[candidates.shape],
         ]
         columns += [self.reduces_often(candidates).astype(np.int64)]
-        columns += self._placement_columns(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
+        columns += self._list_placement_columns(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
         enters_both_ends = self._enters_both_ends[candidates.shape]
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
             columns += [partials.mbs, partials.cp]
@@ -474,8 +472,8 @@ class Estimates(Tables):
         if job.stack.reduce_bucket or job.freezes_text:  # by stage other messages, or other gathers
             columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
         columns += [
-            *self._placement_columns(candidates, ("tp",)),
-            *(enters_both_ends * column for column in self._placement_columns(candidates, ("pp",))),
+            *self._list_placement_columns(candidates, ("tp",)),
+            *(enters_both_ends * column for column in self._list_placement_columns(candidates, ("pp",))),
         ]
 
         def make(layout: Layout, _: int) -> Floats:
@@ -485,7 +483,7 @@ class Estimates(Tables):
 
         return self._look_up("parallel", candidates, columns, make, cost=self._state_cost)
 
-    def _representative_unit(self, name: Name) -> Name:
+    def _pick_representative_unit(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]
 
     def find_distinct(self, candidates: CandidateLayouts) -> Ints:
@@ -496,11 +494,11 @@ class Estimates(Tables):
         axes = ("tp", "cp", "ep", "etp"), ("shard", "replica", "expert_shard", "expert_replica"), ("pp",)
         columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
         for group_axes in axes:
-            columns += self._placement_columns(candidates, group_axes)
+            columns += self._list_placement_columns(candidates, group_axes)
         return np.sort(np.unique(encode_rows(columns), return_index=True)[1])
 
 
-def _reduced_bytes(parts: Sequence[UnitStates]) -> int:
+def _bound_reduced_bytes(parts: Sequence[UnitStates]) -> int:
     """Return a lower bound of the bytes of full gradients while a block's are reduced in every backward.
 
     Those of its experts may be freed before the others are made.

@@ -140,7 +140,7 @@ class Incumbents:
         ranks = self._count_memory(planner, layout)
         self.evaluated += 1
         self.evaluated_by_precision[planner.job.precision.name] += 1
-        peak, risk = self._peak_and_risk(planner, layout, ranks)
+        peak, risk = self._estimate_peak_and_risk(planner, layout, ranks)
         fits = risk <= planner.risk
         if not fits:
             self.rejections.add_too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
@@ -169,7 +169,7 @@ class Incumbents:
 
     def excess_bytes(self, planner: Planner, layout: Layout) -> int:
         """Return the peak bytes of a layout that neither fits nor is tight; else 0."""
-        peak, risk = self._peak_and_risk(planner, layout, self._count_memory(planner, layout))
+        peak, risk = self._estimate_peak_and_risk(planner, layout, self._count_memory(planner, layout))
         return peak if risk > (TIGHT_RISK if self.looks_at_tight else planner.risk) else 0
 
     def _count_memory(self, planner: Planner, layout: Layout) -> list[RankMemory]:
@@ -178,7 +178,7 @@ class Incumbents:
             self.work.add_estimate(layout, planner.job)
         return planner.memory(layout)
 
-    def _peak_and_risk(self, planner: Planner, layout: Layout, ranks: list[RankMemory]) -> tuple[int, float]:
+    def _estimate_peak_and_risk(self, planner: Planner, layout: Layout, ranks: list[RankMemory]) -> tuple[int, float]:
         """Return the peak bytes of a layout, and its risk of running out of memory; 1 where it is sure to."""
         peak = find_max_peak_bytes(ranks)
         return peak, planner.out_of_memory_risk(layout, ranks) if peak <= self.capacity else 1.0

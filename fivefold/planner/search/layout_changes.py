@@ -11,7 +11,7 @@ from itertools import permutations
 from typing import Any
 
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, get_1f1b_name
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import can_express, is_legal
 from fivefold.planner.predict import Planner
 
@@ -40,7 +40,7 @@ def rank_moves(
     """Return every layout in which an axis of ``give`` has a fraction of its ranks, and one of ``take`` the others."""
     for giver, taker in permutations(RANKED, 2):
         if giver in give and taker in take:
-            for factor in divisors(getattr(layout, giver))[1:]:
+            for factor in list_divisors(getattr(layout, giver))[1:]:
                 degrees = {giver: getattr(layout, giver) // factor, taker: getattr(layout, taker) * factor}
                 yield change(layout, **degrees)
 

@@ -23,8 +23,8 @@ from fivefold.planner.search.shapes import (
     SPLIT,
     SPLITTING,
     build_pipeline_layout,
+    count_stage_units,
     make_column_key,
-    stage_units,
     sum_units,
 )
 from fivefold.planner.search.space import PipelineShape
@@ -70,24 +70,27 @@ class StageUnits(NamedTuple):
     last: list[int]  # index of the last block of each stage
     following: list[int]  # index of the block before it; HEAD if there is none
     ranks: list[int]  # whose memory is bounded
-    closing: list[list[tuple[int, Floats, int]]]  # ``_closing_blocks`` of the first stage of each of them
+    closing: list[list[tuple[int, Floats, int]]]  # ``_find_closing_blocks`` of the first stage of each of them
 
 
-def stage_facts(counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]) -> StageUnits:
+def list_stage_units(
+    counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
+) -> StageUnits:
     """Return the units of a pipeline's stages in which one of ``recompute_every`` layers is recomputed."""
-    table, _ = stage_units(counts, shape, recompute_every=recompute_every, runs=runs)
+    table, _ = count_stage_units(counts, shape, recompute_every=recompute_every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
     unit_counts = np.array([table[list(rank_stages)].sum(axis=0) for rank_stages in stages])
-    blocks, following = _last_blocks(counts, shape, recompute_every=recompute_every, runs=runs)
+    blocks, following = _find_last_blocks(counts, shape, recompute_every=recompute_every, runs=runs)
     ends = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # of the last stage
     ranks = [0, int(unit_counts[:, BLOCKS:].sum(axis=1).argmax()), int(unit_counts[:, blocks[-1]].argmax()), ends]
     closing = [
-        [*_closing_blocks(counts, shape, stages[rank][0], recompute_every=recompute_every, runs=runs)] for rank in ranks
+        [*_find_closing_blocks(counts, shape, stages[rank][0], recompute_every=recompute_every, runs=runs)]
+        for rank in ranks
     ]
     return StageUnits(table, stages, unit_counts, blocks, following, ranks, closing)
 
 
-def live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: int) -> LiveUnits:
+def count_live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: int) -> LiveUnits:
     """Return the live units of a pipeline of n micro-batches."""
     table, stages, ranks, blocks = units.table, units.stages, units.ranks, units.last
     rows = [_rank_units(shape, rank, table[list(stages[rank])], n_micro_batches=micro_batches) for rank in ranks]
@@ -113,7 +116,7 @@ def live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: int) -
     )
 
 
-def _last_blocks(
+def _find_last_blocks(
     counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> tuple[list[int], list[int]]:
     """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
@@ -128,7 +131,7 @@ def _last_blocks(
     return [stage[-1] for stage in stage_blocks], [stage[-2] if len(stage) > 1 else HEAD for stage in stage_blocks]
 
 
-def _closing_blocks(
+def _find_closing_blocks(
     counts: Counts, shape: PipelineShape, stage: int, *, recompute_every: int, runs: list[UnitGroup]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Yield the indices into ``runs`` of the first block of a stage and of the first with experts.
@@ -220,7 +223,7 @@ class MemoryBounds:
         ``micro_batches`` and ``recompute_every`` have one value per candidate. ``states`` replaces the states of the
         candidates' ZeRO stage; ``scaled`` and ``any_recomputation`` as in ``Estimates``.
         """
-        rank_units = self._units(candidates, micro_batches, recompute_every, runs=estimates.runs)
+        rank_units = self._count_live_units(candidates, micro_batches, recompute_every, runs=estimates.runs)
         n_micro_batches = micro_batches[:, None]
         kept, above_kept = np.moveaxis(
             estimates.profiles(candidates, scaled=scaled, any_recomputation=any_recomputation), 1, 0
@@ -247,12 +250,12 @@ class MemoryBounds:
         unit_peak = above_kept + gathered
         splits_backward = np.isin(rank_units.schedule, SPLITTING)
         last_block = np.take_along_axis(unit_peak, rank_units.last_block, axis=1)
-        least_block = _min_over_blocks(rank_units.unit_counts, unit_peak)
+        least_block = _take_min_over_blocks(rank_units.unit_counts, unit_peak)
         last_block = last_block + np.take_along_axis(prefetched, rank_units.next_block, axis=1)
         keeps_unsharded = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
         first_backward_peak = unit_peak
         if states is None and not scaled:
-            first_backward_peak = self._first_backward_bytes(
+            first_backward_peak = self._bound_first_backward(
                 candidates, estimates, n_micro_batches[:, 0], unit_peak=unit_peak, added_bytes=gathered - kept
             )
         first_backward = np.take_along_axis(first_backward_peak, rank_units.last_block, axis=1) + np.take_along_axis(
@@ -321,13 +324,13 @@ class MemoryBounds:
             if states is None and not scaled:
                 block_backward = self._backward_bytes(candidates, estimates, block_backward, micro_batches)
             allocated = (n_micro_batches > 1) | (keeps_unsharded & self._are_persistent & (states is None))
-            closing = self._last_backward_bytes(
+            closing = self._bound_last_backward(
                 rank_units, states=state_bytes, block_backward=block_backward + gathered, allocated=allocated
             )
             last_bytes = np.maximum(last_bytes, closing)
         return np.asarray(np.maximum(highest, resident_bytes + last_bytes).max(axis=1))
 
-    def _first_backward_bytes(
+    def _bound_first_backward(
         self,
         candidates: CandidateLayouts,
         estimates: Estimates,
@@ -362,7 +365,7 @@ class MemoryBounds:
                 )
         return first_backward_peak
 
-    def _last_backward_bytes(
+    def _bound_last_backward(
         self, rank_units: LiveUnits, *, states: Floats, block_backward: Floats, allocated: NDArray[np.bool_]
     ) -> Floats:
         """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
@@ -414,7 +417,7 @@ class MemoryBounds:
                 total[rows] = estimates.backward_with_gradients(candidates.take(rows), allocation)
         return total
 
-    def _units(
+    def _count_live_units(
         self, candidates: CandidateLayouts, micro_batches: Ints, recompute_every: Ints, *, runs: list[UnitGroup]
     ) -> LiveUnits:
         """Return the live units of each candidate's pipeline."""
@@ -431,13 +434,15 @@ class MemoryBounds:
             if key not in self._known:
                 shape, stages = self.shapes[key[0]], self._stages.get(key[:2])
                 if stages is None:
-                    stages = self._stages[key[:2]] = stage_facts(self.counts, shape, recompute_every=key[1], runs=runs)
-                self._known[key] = live_units(shape, stages, micro_batches=key[2])
+                    stages = self._stages[key[:2]] = list_stage_units(
+                        self.counts, shape, recompute_every=key[1], runs=runs
+                    )
+                self._known[key] = count_live_units(shape, stages, micro_batches=key[2])
             rows.append(self._known[key])
         return LiveUnits(*(np.stack(column)[inverse] for column in zip(*rows, strict=True)))
 
 
-def _min_over_blocks(unit_counts: Floats, unit_bytes: Floats) -> Floats:
+def _take_min_over_blocks(unit_counts: Floats, unit_bytes: Floats) -> Floats:
     """Return the fewest bytes of a transformer block among those that each rank holds [candidates, ranks].
 
     0 for a rank without blocks. ``unit_counts`` [candidates, ranks, units]: how many units of each kind a rank holds

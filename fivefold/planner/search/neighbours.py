@@ -12,7 +12,7 @@ from itertools import permutations
 
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import refuse
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.planner.counts.memory.peak import RankMemory
@@ -62,7 +62,7 @@ def climb(planner: Planner, layout: Layout, *, work: SearchWork) -> Estimate:
     best = planner.estimate(layout)
 
     def count_memories() -> Iterator[tuple[Layout, list[RankMemory]]]:
-        for changed in neighbours(best.layout, planner):
+        for changed in list_neighbours(best.layout, planner):
             if work.can_afford(changed, planner.job):
                 work.add_estimate(changed, planner.job)
                 yield changed, planner.memory(changed)
@@ -89,7 +89,7 @@ def shrink(planner: Planner, layout: Layout, *, work: SearchWork) -> Layout | No
         if planner.fits(best):
             return best
         peaks = list[tuple[int, str, Layout]]()
-        for changed in neighbours(best, planner, uneven=False):
+        for changed in list_neighbours(best, planner, uneven=False):
             if work.can_afford(changed, planner.job):
                 work.add_estimate(changed, planner.job)
                 peaks.append((planner.peak_bytes(changed), str(changed), changed))
@@ -100,33 +100,33 @@ def shrink(planner: Planner, layout: Layout, *, work: SearchWork) -> Layout | No
     return None
 
 
-def neighbours(layout: Layout, planner: Planner, *, uneven: bool = True) -> Iterator[Layout]:
+def list_neighbours(layout: Layout, planner: Planner, *, uneven: bool = True) -> Iterator[Layout]:
     """Yield every legal layout that differs from ``layout`` in one choice.
 
     ``uneven``: also stages of unequal work, and recomputation on few pipeline ranks.
     """
     seen = {layout}
-    for changed in _changes(layout, planner, uneven=uneven):
+    for changed in _list_changes(layout, planner, uneven=uneven):
         if changed is not None and changed not in seen:
             seen.add(changed)
             if can_run(changed, planner):
                 yield changed
 
 
-def _changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator[Layout | None]:
+def _list_changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator[Layout | None]:
     """Yield every other choice; None for those that contradict the rest of the layout."""
     model = planner.model
     yield from rank_moves(layout)
     if model.moe:
-        yield from (change(layout, ep=ep) for ep in divisors(model.moe.experts))
-        yield from (change(layout, etp=etp) for etp in divisors(layout.tp))
-    yield from (change(layout, mbs=mbs) for mbs in divisors(max(1, planner.job.even_batch // layout.dp)))
+        yield from (change(layout, ep=ep) for ep in list_divisors(model.moe.experts))
+        yield from (change(layout, etp=etp) for etp in list_divisors(layout.tp))
+    yield from (change(layout, mbs=mbs) for mbs in list_divisors(max(1, planner.job.even_batch // layout.dp)))
     if (replicas := layout.dp * layout.cp) > 1:
         yield from (with_zero(layout, zero) for zero in range(4))
-        groups = (size if size < replicas else None for size in divisors(replicas)[1:])
+        groups = (size if size < replicas else None for size in list_divisors(replicas)[1:])
         yield from (change(layout, shard_group=group) for group in groups)
     if layout.pp > 1:
-        yield from _schedules(layout, layers=model.layers)
+        yield from _list_schedules(layout, layers=model.layers)
         balanced = balance(layout.replace(stages=()), planner) if uneven else None
         yield from (change(layout, stages=stages) for stages in ((), balanced.stages if balanced else ()))
     for ac in list_recomputations(model):
@@ -141,9 +141,9 @@ def _changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator[Layo
     yield from (change(layout, sp=sp) for sp in (True, False))
 
 
-def _schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
+def _list_schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
     per_stage = -(-layers // layout.pp)
-    stage_counts = {*divisors(per_stage), *divisors(max(1, layers // layout.pp))} - {1}
+    stage_counts = {*list_divisors(per_stage), *list_divisors(max(1, layers // layout.pp))} - {1}
     for name, pipeline in PIPELINE_SCHEDULES.items():
         for v in sorted(stage_counts) if pipeline.stages_per_rank is None else (pipeline.stages_per_rank,):
             yield change(layout, schedule=name, v=v, stages=layout.stages if v == layout.v else ())
@@ -152,16 +152,18 @@ def _schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
 def _rank(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Estimate]:
     """Return the neighbours that ``where`` admits: those that fit first, then by time (or by bytes)."""
     estimates = [
-        planner.estimate(neighbour) for neighbour in neighbours(layout, planner) if where.is_satisfied_by(neighbour)
+        planner.estimate(neighbour)
+        for neighbour in list_neighbours(layout, planner)
+        if where.is_satisfied_by(neighbour)
     ]
 
-    def key(estimate: Estimate) -> tuple[bool, float, float]:
+    def get_key(estimate: Estimate) -> tuple[bool, float, float]:
         fits = planner.fits(estimate.layout, estimate.ranks)
         seconds = estimate.step_time.seconds
         size = float(estimate.peak_bytes)
         return (not fits, size, seconds) if by == "memory" or not fits else (False, seconds, size)
 
-    return sorted(estimates, key=key)
+    return sorted(estimates, key=get_key)
 
 
 def _is_better(planner: Planner, estimate: Estimate, *, than: Estimate, by: By) -> bool:

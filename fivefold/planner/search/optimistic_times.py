@@ -17,7 +17,7 @@ from fivefold.planner.time.unit_time import AXES, UnitTime
 from fivefold.planner.time.units import OptimisticUnitTime, Units
 
 
-def figures(unit: UnitTime) -> tuple[float, ...]:
+def list_figures(unit: UnitTime) -> tuple[float, ...]:
     """Return the first seven figures for one unit; forward and backward include exposed messages."""
     tp, cp, ep, etp = (
         forward + backward for forward, backward in zip(unit.forward_exposed, unit.backward_exposed, strict=True)
@@ -35,24 +35,24 @@ def figures(unit: UnitTime) -> tuple[float, ...]:
     )
 
 
-def adjacent_figures(
+def bound_adjacent_figures(
     units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, pairs: bool, complete: bool = True
 ) -> Floats:
     """Return all figures [11, units], as if the ranks of each group were adjacent.
 
-    Without ``pairs`` the last ones are 0. Not ``complete``: the figures of ``optimistic_unit``.
+    Without ``pairs`` the last ones are 0. Not ``complete``: the figures of ``bound_unit``.
     """
     known: dict[tuple[LocalDegrees, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
-        timer = units.adjacent_unit(part, run) if complete or not run.routes else optimistic_unit(units, part, run)
+        timer = units.adjacent_unit(part, run) if complete or not run.routes else bound_unit(units, part, run)
         known[get_group_degrees(part, run), run.name] = [
-            *figures(timer.time),
-            *(_halves(units, timer) if pairs else [0.0] * 4),
+            *list_figures(timer.time),
+            *(_bound_halves(units, timer) if pairs else [0.0] * 4),
         ]
     return np.array([known[get_group_degrees(part, run), run.name] for run in runs]).T
 
 
-def _halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
+def _bound_halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
     """Return the last four figures. Where messages are not NCCL's, no pass is concurrent with another."""
     overlap, (unit, kernels, *messages) = units.job.stack.overlap, unit_time
     kernels_with_messages = [
@@ -71,12 +71,12 @@ def _halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
     return [*kernels_with_messages, *overlappable]
 
 
-def kernels(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, ranks: int) -> Floats:
+def bound_kernels(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, ranks: int) -> Floats:
     """Return the first three figures of [11, units] without any message; ``ranks`` share a calibrated machine."""
-    return np.array([(*_seconds(units, part, run, ranks=ranks), *[0.0] * 8) for run in runs]).T
+    return np.array([(*_bound_seconds(units, part, run, ranks=ranks), *[0.0] * 8) for run in runs]).T
 
 
-def optimistic_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
+def bound_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
     """Return a lower bound of ``Units.adjacent_unit`` of a unit with experts, for any etp.
 
     The host's launches, and the slowdown by overlapped messages, are not counted. Experts take as long as their FLOPs
@@ -111,7 +111,7 @@ def optimistic_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> Optimis
     )
 
 
-def _seconds(units: Units, part: LocalDegrees, run: UnitGroup, *, ranks: int) -> tuple[float, float, float]:
+def _bound_seconds(units: Units, part: LocalDegrees, run: UnitGroup, *, ranks: int) -> tuple[float, float, float]:
     """Return the seconds of a unit's kernels: forward, backward and weight gradient."""
     times = units.kernels(part, run, ranks=ranks)
     ops = units.counts.list_ops(get_group_degrees(part, run), run.name)

@@ -13,7 +13,7 @@ from fivefold.layout.validity import is_legal
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.host import host_bytes
+from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Estimate, Planner, find_max_peak_bytes
 from fivefold.planner.search.bounds import TIME_PARTS
 from fivefold.planner.search.columns import Ints
@@ -123,7 +123,7 @@ def make_near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
 def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
     """Yield single changes that make a layout fit, each with the memory that it then needs."""
 
-    def peak(changed_job: Job, changed_layout: Layout = layout) -> int | None:
+    def predict_peak(changed_job: Job, changed_layout: Layout = layout) -> int | None:
         """Return the peak after a change; None if it does not fit."""
         planner = Planner(model=model, machine=machine, job=changed_job, risk=risk)
         ranks = planner.memory(changed_layout)
@@ -131,13 +131,13 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
 
     if "optimizer" not in layout.list_offloaded(job):
         offloading = with_optimizer_offloaded(layout)
-        if (size := peak(job, offloading)) is not None:
-            host_memory = host_bytes(Counts(model, job), offloading, machine)
+        if (size := predict_peak(job, offloading)) is not None:
+            host_memory = count_host_bytes(Counts(model, job), offloading, machine)
             yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host_memory)} of host memory per node"
-    for description, changed_job in _changes(job):
+    for description, changed_job in _list_changes(job):
         if not is_legal(layout, model=model, job=changed_job):
             continue
-        if (size := peak(changed_job)) is not None:
+        if (size := predict_peak(changed_job)) is not None:
             yield f"{description}: {show_bytes(size)}"
     sharded = layout.replace(zero=3, shard_group=None)
     for factor in (2, 4, 8, 16, 32, 64):
@@ -146,14 +146,14 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
             scaled_job = job.replace(global_batch=batch)
             if not is_legal(scaled_layout, model=model, job=scaled_job):
                 continue
-            if (size := peak(scaled_job, scaled_layout)) is not None:
+            if (size := predict_peak(scaled_job, scaled_layout)) is not None:
                 with_batch = f" with gbs {batch}" if batch != job.global_batch else ""
                 yield f"{scaled_layout.world} ranks{with_batch} as {str(scaled_layout)!r}: {show_bytes(size)}"
                 return
             break  # of equal micro-batches the batch changes no memory
 
 
-def _changes(job: Job) -> Iterator[tuple[str, Job]]:
+def _list_changes(job: Job) -> Iterator[tuple[str, Job]]:
     if job.optimizer.kind == "adamw":
         yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit"))
     if job.precision.accumulated_bytes:

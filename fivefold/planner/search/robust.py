@@ -20,7 +20,7 @@ from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
 from fivefold.planner.search.columns import concatenate
 from fivefold.planner.search.incumbents import Incumbents
-from fivefold.planner.search.scenarios import Scenario, scenarios
+from fivefold.planner.search.scenarios import Scenario, list_scenarios
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.warm_start import sweep_from_likely
 from fivefold.planner.search.work import EXACT_UNITS, SearchWork
@@ -60,8 +60,8 @@ class RegretEvaluator:
         model, machine, job = planner.model, planner.machine, planner.job
         self.world, self.space_arguments, self.report, self.exact = world, space_arguments, report, exact
         self.gap: float | None = None
-        self.scenarios = scenarios(model=model, machine=machine, job=job)
-        self.planners = [planner, *(_planner(scenario, planner) for scenario in self.scenarios[1:])]
+        self.scenarios = list_scenarios(model=model, machine=machine, job=job)
+        self.planners = [planner, *(_get_planner(scenario, planner) for scenario in self.scenarios[1:])]
         self.seconds_by_layout: list[dict[Layout, float]] = [{} for _ in self.scenarios]
         self.best: list[float] = []
         self.winners: list[Layout] = []
@@ -177,10 +177,10 @@ class RegretEvaluator:
                     zip(self.scenarios, self.winners, self.best, strict=True)
                 )
             ),
-            rows=tuple(self._row(row, note=notes.get(row.layout, "")) for row in rows),
+            rows=tuple(self._build_row(row, note=notes.get(row.layout, "")) for row in rows),
         )
 
-    def _row(self, evaluated: EvaluatedRegret, *, note: str) -> Regret:
+    def _build_row(self, evaluated: EvaluatedRegret, *, note: str) -> Regret:
         worst = max(evaluated.regrets)
         return Regret(
             layout=str(evaluated.layout),
@@ -193,7 +193,7 @@ class RegretEvaluator:
         )
 
 
-def _planner(scenario: Scenario, planner: Planner) -> Planner:
+def _get_planner(scenario: Scenario, planner: Planner) -> Planner:
     counts = planner.counts if scenario.job == planner.job else None
     return Planner(
         model=planner.model,

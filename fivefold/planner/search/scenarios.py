@@ -34,7 +34,7 @@ class Scenario(NamedTuple):
     straggler: float = 1.0
 
 
-def scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
+def list_scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
     """Return the predicted scenario first, then each scenario that changes anything."""
     uneven = job.replace(imbalance=job.imbalance * UNEVEN) if model.moe else job
     candidates = [

@@ -23,15 +23,15 @@ NEVER = 0  # ``recompute_every`` if no layer is recomputed
 RECORDS = tuple(PIPELINE_SCHEDULES[name] for name in SCHEDULES)
 
 
-def _numbers(has_property: Callable[[PipelineSchedule], bool]) -> tuple[int, ...]:
+def _number_schedules(has_property: Callable[[PipelineSchedule], bool]) -> tuple[int, ...]:
     """Return the numbers, in ``SCHEDULES``, of the schedules of which something holds."""
     return tuple(index for index, schedule in enumerate(RECORDS) if has_property(schedule))
 
 
-PAIRED = _numbers(lambda record: record.pairs_passes)  # with FB
-SPLIT = _numbers(lambda record: record.splits_backward and not record.pairs_passes)  # with W, and without FB
-SPLITTING = _numbers(lambda record: record.splits_backward)
-BOTH_WAYS = _numbers(lambda record: record.enters_both_ends)
+PAIRED = _number_schedules(lambda record: record.pairs_passes)  # with FB
+SPLIT = _number_schedules(lambda record: record.splits_backward and not record.pairs_passes)  # with W, and without FB
+SPLITTING = _number_schedules(lambda record: record.splits_backward)
+BOTH_WAYS = _number_schedules(lambda record: record.enters_both_ends)
 WEIGHT_LAG = np.array([record.weight_lag for record in RECORDS])
 
 
@@ -50,12 +50,12 @@ class PipelineUnits(NamedTuple):
     v: Ints
 
 
-def stage_units(
+def count_stage_units(
     counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> tuple[NDArray[np.float64], Ints]:
     """Return numbers of units of each stage [stages, units], and the index of the first unit of each.
 
-    ``recompute_every``: see ``pipeline_units``.
+    ``recompute_every``: see ``count_pipeline_units``.
 
     Embedding and head have one column each. The blocks of multi-token prediction in the head are recomputed if and
     only if the layout recomputes anything, and the figures of that column are of the layout.
@@ -74,11 +74,11 @@ def make_column_key(run: UnitGroup) -> tuple[Name, bool]:
     return run.name, run.recomputed and not isinstance(run.name, str)
 
 
-def pipeline_units(
+def count_pipeline_units(
     counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> PipelineUnits:
     """Return the units of one pipeline in which one of ``recompute_every`` layers is recomputed (0: none)."""
-    table, first_units = stage_units(counts, shape, recompute_every=recompute_every, runs=runs)
+    table, first_units = count_stage_units(counts, shape, recompute_every=recompute_every, runs=runs)
     units_before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
     rank_stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
     layers = [table[list(stages), 2:].sum() for stages in rank_stages]

@@ -13,7 +13,7 @@ from math import log2
 from typing import NamedTuple
 
 from fivefold.layout.names import DEFAULT_ORDER
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, rank_moves, with_virtual_stages
@@ -44,7 +44,7 @@ class Evaluated(NamedTuple):
         return self.time.seconds
 
 
-def complexity(layout: Layout, *, ranks_per_node: int, default_reduction: bool = True) -> float:
+def score_complexity(layout: Layout, *, ranks_per_node: int, default_reduction: bool = True) -> float:
     """Return a score of how much a layout takes to understand and to tune; 0 for data parallelism alone.
 
     ``default_reduction``: gradients are reduced as often as the job says.
@@ -76,7 +76,8 @@ class Simplest:
     def find(self) -> Evaluated:
         """Return the simplest known layout within the limit; of equally simple ones the fastest."""
         best = min(
-            (candidate for candidate in self.evaluated.values() if candidate.seconds <= self.max_seconds), key=self._key
+            (candidate for candidate in self.evaluated.values() if candidate.seconds <= self.max_seconds),
+            key=self._get_key,
         )
         while (simpler := self._find_simpler(best)) is not None:
             best = simpler
@@ -87,18 +88,18 @@ class Simplest:
 
         The simpler layouts are slower than the limit.
         """
-        cost = self._key(chosen)[0]
-        simpler = [candidate for candidate in self.evaluated.values() if self._key(candidate)[0] < cost]
+        cost = self._get_key(chosen)[0]
+        simpler = [candidate for candidate in self.evaluated.values() if self._get_key(candidate)[0] < cost]
         fastest = min(self.evaluated.values(), key=lambda candidate: candidate.seconds)
         faster = fastest if fastest.seconds < chosen.seconds else None
         return min(simpler, key=lambda candidate: candidate.seconds, default=None), faster
 
     def _find_simpler(self, layout_to_simplify: Evaluated) -> Evaluated | None:
-        cost = self._key(layout_to_simplify)[0]
+        cost = self._get_key(layout_to_simplify)[0]
         moves = [
-            (self._cost(layout, planner), str(layout), layout, planner)
+            (self._estimate_cost(layout, planner), str(layout), layout, planner)
             for layout in set(_list_moves(layout_to_simplify.layout))
-            for planner in self._planners(layout)
+            for planner in self._list_planners(layout)
         ]
         for _, _, layout, planner in sorted(
             (candidate for candidate in moves if candidate[0] < cost), key=lambda candidate: candidate[:2]
@@ -108,7 +109,7 @@ class Simplest:
                 return simpler
         return None
 
-    def _planners(self, layout: Layout) -> Sequence[Planner]:
+    def _list_planners(self, layout: Layout) -> Sequence[Planner]:
         """Return every planner whose answer differs for the layout; ZeRO-0 and ZeRO-1 always reduce once a step."""
         return self.planners if layout.zero > 1 else self.planners[:1]
 
@@ -127,16 +128,16 @@ class Simplest:
         self.evaluated[key] = Evaluated(layout, planner.estimate(layout, ranks=ranks).step_time, peak, planner)
         return self.evaluated[key]
 
-    def _cost(self, layout: Layout, planner: Planner) -> float:
-        return complexity(
+    def _estimate_cost(self, layout: Layout, planner: Planner) -> float:
+        return score_complexity(
             layout, ranks_per_node=self.ranks_per_node, default_reduction=planner is self.planners[0] or layout.zero < 2
         )
 
-    def _key(self, evaluated: Evaluated) -> tuple[float, float]:
-        return self._cost(evaluated.layout, evaluated.planner), evaluated.seconds
+    def _get_key(self, evaluated: Evaluated) -> tuple[float, float]:
+        return self._estimate_cost(evaluated.layout, evaluated.planner), evaluated.seconds
 
 
-def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | None:
+def build_alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | None:
     """Return ``other`` as a record compared with the chosen layout."""
     if other is None:
         return None
@@ -153,7 +154,7 @@ def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | Non
 
 def _list_moves(layout: Layout) -> Iterator[Layout]:
     """Yield layouts that differ in one choice, each with other micro-batches, recomputation and ZeRO to compensate."""
-    for moved in (layout, *filter(None, _simpler_structures(layout))):
+    for moved in (layout, *filter(None, _list_simpler_structures(layout))):
         sizes = {layout.mbs, 1, 2 * layout.mbs, max(1, layout.mbs // 2)}
         for mbs in sorted(sizes):
             for ac in dict.fromkeys((layout.ac, "none", "selective", "full")):
@@ -163,14 +164,14 @@ def _list_moves(layout: Layout) -> Iterator[Layout]:
                         yield other
 
 
-def _simpler_structures(layout: Layout) -> Iterator[Layout | None]:
+def _list_simpler_structures(layout: Layout) -> Iterator[Layout | None]:
     """Yield layouts with one axis smaller, or with a simpler schedule, placement or sharding."""
     yield from rank_moves(layout, give=("tp", "cp", "pp"), take=("dp",))
-    yield from (change(layout, ep=ep) for ep in divisors(layout.ep)[:-1])
-    yield from (change(layout, etp=etp) for etp in divisors(layout.etp)[:-1])
+    yield from (change(layout, ep=ep) for ep in list_divisors(layout.ep)[:-1])
+    yield from (change(layout, etp=etp) for etp in list_divisors(layout.etp)[:-1])
     yield change(layout, order=DEFAULT_ORDER)
     yield change(layout, shard_group=None)
     yield change(layout, sp=True)
     yield change(layout, cp_kind="ring")
     yield change(layout, stages=())
-    yield from (with_virtual_stages(layout, v) for v in divisors(layout.v) if v == 1 or v < layout.v)
+    yield from (with_virtual_stages(layout, v) for v in list_divisors(layout.v) if v == 1 or v < layout.v)

@@ -13,12 +13,12 @@ from functools import lru_cache
 import numpy as np
 
 from fivefold.layout.schedule import schedule
-from fivefold.layout.schedule.batched_play import Waves, play_many, waves
+from fivefold.layout.schedule.batched_play import Waves, divide_into_waves, play_many
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.planner.search.bounds import SAFE, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
-from fivefold.planner.search.shapes import stage_units
+from fivefold.planner.search.shapes import count_stage_units
 from fivefold.planner.time.steady_state import split_rounds
 
 MAX_GROUPED = 512  # candidates that are simulated at once
@@ -31,7 +31,7 @@ def group_schedules(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
     """
     is_simulated = np.array([shape.pp > 1 and not shape.pipeline.pairs_passes for shape in bounds.space.shapes])
     recompute_every = bounds.recompute_every[bounds.partials.ac[candidates.partial]]
-    code = (candidates.shape << 16 | recompute_every) << 32 | _micro_batches(bounds, candidates)
+    code = (candidates.shape << 16 | recompute_every) << 32 | _count_micro_batches(bounds, candidates)
     return np.where(is_simulated[candidates.shape], code, -1)
 
 
@@ -39,7 +39,7 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     """Return the seconds [n] of candidates of one group of ``group_schedules``."""
     shape = bounds.space.shapes[candidates.shape[0]]
     recompute_every = int(bounds.recompute_every[bounds.partials.ac[candidates.partial[0]]])
-    rounds = split_rounds(*shape, int(_micro_batches(bounds, candidates)[0]))
+    rounds = split_rounds(*shape, int(_count_micro_batches(bounds, candidates)[0]))
     pipe = bounds.pipelines(candidates)
     unit_seconds = bounds.estimates.units(candidates)
     parallel = bounds.estimates.parallel(candidates)
@@ -47,7 +47,9 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
         pipe, candidates, unit_seconds, parallel
     )
     p2p_delay, p2p_send = bounds.estimates.stage_message_seconds(candidates).T
-    table, _ = stage_units(bounds.planner.counts, shape, recompute_every=recompute_every, runs=bounds.estimates.runs)
+    table, _ = count_stage_units(
+        bounds.planner.counts, shape, recompute_every=recompute_every, runs=bounds.estimates.runs
+    )
     forward, backward, weight = (
         table @ column.T
         for column in (unit_seconds[:, 0] + forward_dp, unit_seconds[:, 1] + backward_dp, unit_seconds[:, 2])
@@ -55,7 +57,7 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     kinds = {"F": forward + p2p_send, "B": backward + p2p_send, "BW": backward + weight + p2p_send, "W": weight}
     (first, first_tasks), *later_tables = rounds.tables
     seconds = np.array([kinds[task.kind][task.stage] for task in first.order.tasks])
-    rank_finish = play_many(_waves(*shape, first.micro_batches), seconds, p2p_delay, pp=shape.pp)
+    rank_finish = play_many(_get_waves(*shape, first.micro_batches), seconds, p2p_delay, pp=shape.pp)
     if later_tables:
         round_tasks = _count_tasks(later_tables[0][1], first.order.tasks) - _count_tasks(first_tasks, first.order.tasks)
         rank_finish += rounds.rounds * (round_tasks @ seconds).max(axis=0)
@@ -63,7 +65,7 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     return np.asarray(np.maximum(rank_finish.max(axis=0), step_end.max(axis=1)) * SAFE)
 
 
-def _micro_batches(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
+def _count_micro_batches(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
     """Return the micro-batches of a step with the full global batch, which an estimate describes."""
     partials = bounds.partials.take(candidates.partial)
     return bounds.space.job.global_batch // (partials.dp * partials.mbs)
@@ -75,5 +77,5 @@ def _count_tasks(counts: tuple[Mapping[Task, int], ...], tasks: tuple[Task, ...]
 
 
 @lru_cache(maxsize=256)
-def _waves(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Waves:
-    return waves(schedule(name, pp=pp, v=v, micro_batches=micro_batches).order, pp=pp)
+def _get_waves(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Waves:
+    return divide_into_waves(schedule(name, pp=pp, v=v, micro_batches=micro_batches).order, pp=pp)

@@ -21,7 +21,7 @@ from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import (
     can_shard_tower,
     can_simulate,
@@ -39,8 +39,8 @@ from fivefold.planner.search.columns import (
     CandidateLayouts,
     Ints,
     PartialLayouts,
+    combine_with_values,
     concatenate,
-    cross,
     map_distinct,
     select_degrees,
     split,
@@ -123,7 +123,7 @@ class Space:
         self.placements = placements and stack.orders is not False and where.is_allowed("order", "other")
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
         self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.supports_order(order)]
-        shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
+        shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._list_shapes(pp)]
         self.shapes = [s for s in shapes if where.is_allowed("schedule", s.schedule) and where.is_allowed("v", s.v)]
         self.pairs = any(s.pipeline.pairs_passes for s in self.shapes)
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
@@ -164,7 +164,7 @@ class Space:
     @cached_property
     def blocks(self) -> list[PartialLayouts]:
         """Return every legal partial layout except for its recomputation, in one block per degree of tp."""
-        sizes = divisors(self.world) if "tp" in self.axes else [1]
+        sizes = list_divisors(self.world) if "tp" in self.axes else [1]
         return [
             partials
             for tp in sizes
@@ -175,28 +175,32 @@ class Space:
     def _list_partials(self, tp: int) -> PartialLayouts:
         model, job, world = self.model, self.job, self.world
         moe = model.moe
-        sizes = divisors(world)
+        sizes = list_divisors(world)
         rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0, 1]])
         rows = split(rows, 1, [tp])
         rows = split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
         rows = split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
         rows = rows[job.even_batch % rows[:, 0] == 0]
         if moe and "ep" in self.axes:
-            cuts = divisors(moe.ffn) if self.stack.expert_tensor else [1]
-            rows = cross(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
-            rows = cross(rows, 4, divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
+            cuts = list_divisors(moe.ffn) if self.stack.expert_tensor else [1]
+            rows = combine_with_values(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
+            rows = combine_with_values(
+                rows, 4, list_divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0
+            )
         if moe and self.stack.experts_as_mlp:
             rows = rows[rows[:, 5] == np.where(rows[:, 4] == 1, rows[:, 1], 1)]
-        rows = cross(rows, 7, (0, 1), self._mask_context_parallel)
-        rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
+        rows = combine_with_values(rows, 7, (0, 1), self._mask_context_parallel)
+        rows = combine_with_values(
+            rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1)
+        )
         rows = rows[self._mask_allowed(rows, mbs=False)]
-        micro_batches = [mbs for mbs in divisors(job.even_batch) if mbs % job.min_micro_batch == 0]
-        rows = cross(rows, 6, micro_batches, lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
+        micro_batches = [mbs for mbs in list_divisors(job.even_batch) if mbs % job.min_micro_batch == 0]
+        rows = combine_with_values(rows, 6, micro_batches, lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         if self.reduces_often:
             rows = rows[(rows[:, 0] * rows[:, 2] > 1) & (rows[:, 0] * rows[:, 6] < job.global_batch)]
         if self.two_dimensional:
-            rows = cross(rows, 10, divisors(tp), self._mask_2d)
+            rows = combine_with_values(rows, 10, list_divisors(tp), self._mask_2d)
         rows = rows[self._mask_allowed(rows, mbs=True)]
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
 
@@ -242,12 +246,12 @@ class Space:
         """Return the micro-batches per pipeline of each partial layout, in the first step."""
         return np.asarray(self.job.batch(0) // (partials.dp * partials.mbs))
 
-    def _shapes(self, pp: int) -> list[PipelineShape]:
+    def _list_shapes(self, pp: int) -> list[PipelineShape]:
         """Return the schedules of ``pp`` ranks; v is a divisor of the layers per rank, rounded up or down."""
         if pp == 1:
             return [PipelineShape(DEFAULT_SCHEDULE, 1, 1)]
         layers = self.model.layers
-        stage_counts = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
+        stage_counts = sorted({*list_divisors(layers // pp), *list_divisors(-(-layers // pp))} - {1})
         shapes = []
         for name in self.schedules:
             pipeline = PIPELINE_SCHEDULES[name]
@@ -271,7 +275,7 @@ class Space:
         if replicas == 1:
             pairs = [(0, 1)]
         else:
-            sizes = divisors(replicas)[1:] if self.shard_groups else [replicas]
+            sizes = list_divisors(replicas)[1:] if self.shard_groups else [replicas]
             sizes = [size for size in sizes if self.stack.can_express_shards(size, cp)]
             stages = [zero for zero in self.stack.expressible_zero(pp, cp) if zero >= 2 or not self.reduces_often]
             pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
@@ -335,7 +339,7 @@ class Space:
 
     def expand_orders(self, partials: PartialLayouts, candidates: CandidateLayouts) -> tuple[CandidateLayouts, Ints]:
         """Return each candidate in every order, and the row of ``candidates`` that it was."""
-        patterns = self._patterns(partials.take(candidates.partial))
+        patterns = self._encode_patterns(partials.take(candidates.partial))
         rows, order_columns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for pattern in np.unique(patterns):
             members = np.flatnonzero(patterns == pattern)
@@ -347,14 +351,14 @@ class Space:
 
     def place_first(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
         """Return each candidate in the first of its orders."""
-        patterns = self._patterns(partials.take(candidates.partial))
+        patterns = self._encode_patterns(partials.take(candidates.partial))
         return candidates._replace(order=map_distinct(patterns, lambda pattern: self._list_orders(pattern)[0]))
 
     def count_orders(self, partials: PartialLayouts) -> Ints:
         """Return the number of orders of each partial layout."""
-        return map_distinct(self._patterns(partials), lambda pattern: len(self._list_orders(pattern)))
+        return map_distinct(self._encode_patterns(partials), lambda pattern: len(self._list_orders(pattern)))
 
-    def _patterns(self, partials: PartialLayouts) -> Ints:
+    def _encode_patterns(self, partials: PartialLayouts) -> Ints:
         """Return the values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
         bits = np.zeros(len(partials.dp), np.int64)
         for bit, axis in enumerate(DEFAULT_ORDER):
@@ -434,7 +438,7 @@ class Space:
         place = self.recomputations.index(layout.ac), self.shapes.index(shape), *zero, 0
         candidates = self.place(partials, CandidateLayouts(*(np.array([value]) for value in place)))
         layouts = (self.layout(partials, candidates, row) for row in range(len(candidates.order)))
-        return next((known for known in layouts if _active_order(known) == _active_order(layout)), None)
+        return next((known for known in layouts if _get_active_order(known) == _get_active_order(layout)), None)
 
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, row: int) -> Layout:
         """Return the candidate in row ``row`` as a ``Layout``."""
@@ -463,6 +467,6 @@ class Space:
         )
 
 
-def _active_order(layout: Layout) -> tuple[MeshAxis, ...]:
+def _get_active_order(layout: Layout) -> tuple[MeshAxis, ...]:
     """Return the order of the axes that have more than one rank."""
     return tuple(axis for axis in layout.order if getattr(layout, axis) > 1)

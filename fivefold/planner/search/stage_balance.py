@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import is_legal
 from fivefold.layout.where import ANY, Where
-from fivefold.planner.counts.update import stages_held
+from fivefold.planner.counts.update import list_stages
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.time.stage_time import estimate_stage_seconds
@@ -32,14 +32,14 @@ def balance(layout: Layout, planner: Planner) -> Layout | None:
     """
     if layout.pp == 1 or not planner.job.stack.runs.uneven_stages:
         return None
-    stages_of_ranks, best = stages_held(layout), layout
-    loads = _loads(layout, planner, stages_of_ranks)
+    stages_of_ranks, best = list_stages(layout), layout
+    loads = _sum_loads(layout, planner, stages_of_ranks)
     for _ in range(MOVES):
         best_move = min(
             (
                 (max(rank_loads), other, rank_loads)
                 for other in _move_layer(best, planner, loads, stages_of_ranks)
-                for rank_loads in [_loads(other, planner, stages_of_ranks)]
+                for rank_loads in [_sum_loads(other, planner, stages_of_ranks)]
             ),
             key=lambda move: move[0],
             default=None,
@@ -69,16 +69,16 @@ def _recomputes_everywhere(layout: Layout, planner: Planner) -> bool:
     return can_restrict and planner.job.stack.runs.can_express(f"{layout.ac}@1", experts=planner.model.moe is not None)
 
 
-def gain(layout: Layout, planner: Planner) -> float:
+def bound_gain(layout: Layout, planner: Planner) -> float:
     """Return an upper bound of the share of its time that a layout can save by other stages and less recomputation."""
-    stages_of_ranks = stages_held(layout)
-    least_loads = _loads(
+    stages_of_ranks = list_stages(layout)
+    least_loads = _sum_loads(
         layout.replace(ac="none") if _recomputes_everywhere(layout, planner) else layout, planner, stages_of_ranks
     )
-    return 1 - sum(least_loads) / len(least_loads) / max(_loads(layout, planner, stages_of_ranks))
+    return 1 - sum(least_loads) / len(least_loads) / max(_sum_loads(layout, planner, stages_of_ranks))
 
 
-def even_out(incumbents: Incumbents, *, where: Where = ANY) -> int:
+def balance_stages(incumbents: Incumbents, *, where: Where = ANY) -> int:
     """Evaluate the best pipelines of ``incumbents`` with balanced stages and with recomputation on fewer ranks.
 
     Only those that may beat the best are evaluated. Return how many there were.
@@ -90,7 +90,7 @@ def even_out(incumbents: Incumbents, *, where: Where = ANY) -> int:
     ]
     n_evaluated = 0
     for pipeline in sorted(pipelines, key=lambda candidate: candidate[:4])[:LOOKED_AT]:
-        time_ratio = 1 - gain(pipeline.estimate.layout, pipeline.planner)
+        time_ratio = 1 - bound_gain(pipeline.estimate.layout, pipeline.planner)
         if n_evaluated < TRIED and incumbents.can_candidate_win(
             pipeline.score * time_ratio, pipeline.peak_bytes, pipeline.seconds * time_ratio
         ):
@@ -110,7 +110,7 @@ def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
         yield less_recomputed
 
 
-def _loads(layout: Layout, planner: Planner, stages_of_ranks: tuple[tuple[int, ...], ...]) -> list[float]:
+def _sum_loads(layout: Layout, planner: Planner, stages_of_ranks: tuple[tuple[int, ...], ...]) -> list[float]:
     """Return the seconds of one micro-batch through the stages of each pipeline rank, forward and backward."""
     stages = estimate_stage_seconds(planner.units, layout).times
     return [

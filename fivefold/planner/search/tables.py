@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from fivefold.layout.mesh import group
-from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, factorize, map_distinct
 from fivefold.planner.search.space import Space
@@ -81,7 +81,7 @@ class Tables:
         mbs = self.partials.mbs[candidates.partial]
         if max_sequences == 1:
             return mbs
-        batch_divisors = divisors(self.planner.job.even_batch)
+        batch_divisors = list_divisors(self.planner.job.even_batch)
         limits = [limit for limit in MICRO_BATCH_SIZES[:0:-1] if limit >= max_sequences]
 
         def find_largest_multiple(micro_batch_size: int) -> int:
@@ -91,7 +91,7 @@ class Tables:
 
         return map_distinct(mbs, find_largest_multiple)
 
-    def _operation_columns(self, candidates: CandidateLayouts) -> list[Ints]:
+    def _list_operation_columns(self, candidates: CandidateLayouts) -> list[Ints]:
         """Return the columns that determine the operations of a rank."""
         partials = self.partials.take(candidates.partial)
         retains_outputs = ((partials.pp > 1) & (self.planner.job.stack.stage_outputs == "retained")).astype(np.int64)
@@ -108,7 +108,7 @@ class Tables:
             self._recomputed[partials.ac],
         ]
 
-    def _placement_columns(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
+    def _list_placement_columns(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
         """Return the columns on which message times depend.
 
         They are ranks, stride (up to a node's size) and link of each group.

@@ -24,7 +24,7 @@ from fivefold.planner.search.columns import (
     select_degrees,
 )
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
-from fivefold.planner.search.neighbours import neighbours
+from fivefold.planner.search.neighbours import list_neighbours
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import SMALL_MICRO_BATCH
 from fivefold.planner.search.work import CLIMBING_UNITS, REFINING_UNITS, SearchWork
@@ -147,11 +147,11 @@ def _find_smallest(solver: BranchAndBound, bounds: Bounds) -> EvaluatedLayout | 
 def _climb(solver: BranchAndBound, bounds: Bounds) -> None:
     """Evaluate every single change of the best layout, and of the best of these, within a work limit."""
     incumbents, space, spent = solver.incumbents, bounds.space, bounds.estimates.work.units
-    with _counting_no_losers(solver):
+    with _keep_losers(solver):
         current: EvaluatedLayout | None = None
         while incumbents.best and incumbents.best[0] is not current:
             current = incumbents.best[0]
-            for changed in neighbours(current.estimate.layout, bounds.planner, uneven=False):
+            for changed in list_neighbours(current.estimate.layout, bounds.planner, uneven=False):
                 if bounds.estimates.work.units > spent + CLIMBING_UNITS:
                     return
                 if (known := space.find(changed)) is not None:
@@ -171,12 +171,12 @@ def _refine_best(solver: BranchAndBound, bounds: Bounds) -> None:
             _climb(solver, bounds)
         layout = incumbents.best[0].estimate.layout
         blocks = [block.take(select_degrees(block, layout, axes=DEFAULT_ORDER)) for block in bounds.space.blocks]
-        with _counting_no_losers(solver), work.extend(max(0, limit - work.units)):
+        with _keep_losers(solver), work.extend(max(0, limit - work.units)):
             solver.sweep(bounds, solver.floors(bounds, blocks))
 
 
 @contextmanager
-def _counting_no_losers(solver: BranchAndBound) -> Iterator[None]:
+def _keep_losers(solver: BranchAndBound) -> Iterator[None]:
     """Leave the losers of a search, and what is reported of it, as they were before."""
     incumbents, done, report = solver.incumbents, solver.done, solver.report
     rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
@@ -189,7 +189,7 @@ def _counting_no_losers(solver: BranchAndBound) -> Iterator[None]:
 def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpace, rows: Ints) -> None:
     """Evaluate the likely good layouts at ``rows`` to lower the threshold; count no losers."""
     floor = BoundedSpace(likely.partials.take(rows), likely.size[rows], likely.seconds[rows])
-    with _counting_no_losers(solver):
+    with _keep_losers(solver):
         for opened in solver.expand_best_first(bounds, floor):
             _evaluate_best(solver, bounds.restrict_to(opened.partials), opened)
 

@@ -39,7 +39,7 @@ def estimate_action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[T
             passes[stage, backward] = pass_seconds(stages, stage, backward=backward)
         return passes[stage, backward]
 
-    def cost(task: Task) -> ActionCost:
+    def estimate_cost(task: Task) -> ActionCost:
         kind, time = task.kind, stages.times[task.stage]
         if kind == "W":
             return ActionCost(time.weight, {})
@@ -59,7 +59,7 @@ def estimate_action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[T
     for task in tasks:
         equal_task = task.with_stages(stages.first_equal_stages)
         if equal_task not in costs:
-            costs[equal_task] = cost(equal_task)
+            costs[equal_task] = estimate_cost(equal_task)
         costs_of_tasks[task] = costs[equal_task]
     return costs_of_tasks
 

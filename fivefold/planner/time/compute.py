@@ -19,7 +19,7 @@ from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.counts.operations.op import Op, list_gradient_sums
 from fivefold.planner.time import roofline
 from fivefold.planner.time.constants import PUBLISHED, Constants
-from fivefold.planner.time.eager_kernels import ROPE_APART, EagerKernelCost, eager_passes
+from fivefold.planner.time.eager_kernels import ROPE_APART, EagerKernelCost, count_eager_passes
 from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_factors, find_kernel_kind
 from fivefold.planner.time.measured_kernels import MeasuredKernels
 from fivefold.units import Dtype, ceil_div
@@ -126,7 +126,7 @@ class Prices:
 
     def price_repeated(self, op: Op) -> OpTime:
         """Return the seconds of the kernels of ``op`` when each is repeated by itself."""
-        time = self._linear(op) if op.kind == "matmul" else self._price_other(op)
+        time = self._price_linear(op) if op.kind == "matmul" else self._price_other(op)
         if not op.backward_products:  # nothing that it reads needs a gradient
             return time._replace(backward=0.0, weight=0.0, backward_kernels=0)
         if op.kind == "matmul":
@@ -135,30 +135,30 @@ class Prices:
             return time
         # a table's gradient is as large as the table
         gradient_bytes = op.parameters * self.job.precision.table_gradients_bytes if op.kind == "embedding" else 0
-        backward = time.backward + self.memory_bound_seconds(gradient_bytes) + self._accumulation_seconds(op.parameters)
+        backward = time.backward + self.memory_bound_seconds(gradient_bytes) + self._price_accumulation(op.parameters)
         return time._replace(backward=backward, backward_kernels=time.backward_kernels + 1)
 
     def _price_other(self, op: Op) -> OpTime:
         if op.kind == "attention":
-            forward, backward = self._attention(op)
+            forward, backward = self._price_attention(op)
             return OpTime(forward, backward)
         if op.kind == "scan" and op.flops:
             return self._scan(op)
         if op.name in self.constants.moe_kernels and self.measured is None:
-            return self._permutation(op)
+            return self._price_permutation(op)
         if op.kind == "message":
             return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
         if op.kind == "cast":
             return OpTime(self.memory_bound_seconds(op.moved_bytes), self.memory_bound_seconds(op.moved_backward_bytes))
         if op.kind == "loss" and self.job.stack.loss == "chunked":
-            return self._chunked_loss(op)
+            return self._price_chunked_loss(op)
         if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
-            return self._price_eager_kernels(op, eager_passes(op, width=get_activation_width(self.job)))
+            return self._price_eager_kernels(op, count_eager_passes(op, width=get_activation_width(self.job)))
         if op.kind == "rope" and self.job.stack.rope == "unfused" and self.measured is None:
             return self._price_eager_kernels(op, ROPE_APART)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
             rate = self.constants.loss_bytes_per_second * self.chip.multiprocessors
-            rounds = self._rounds(*op.shape[:2])
+            rounds = self._count_rounds(*op.shape[:2])
             launch_seconds = (rounds - 1) * self.constants.smallest_kernel_seconds
             return OpTime(
                 max(self.memory_bound_seconds(op.moved_bytes), op.moved_bytes / rate) + launch_seconds,
@@ -209,7 +209,7 @@ class Prices:
 
     def _price_eager_kernels(self, op: Op, cost: EagerKernelCost) -> OpTime:
         """Return the seconds of an operation that PyTorch's kernels compute one after another."""
-        rounds = self._rounds(*op.shape[:2]) if op.kind == "loss" else 1
+        rounds = self._count_rounds(*op.shape[:2]) if op.kind == "loss" else 1
         min_kernel = self.constants.smallest_kernel_seconds
         forward = (
             self.memory_bound_seconds(int(cost.forward * op.moved_bytes)) + (rounds * cost.kernels - 1) * min_kernel
@@ -220,7 +220,7 @@ class Prices:
         )
         return OpTime(forward, backward, 0.0, rounds * cost.kernels, cost.backward_kernels)
 
-    def _permutation(self, op: Op) -> OpTime:
+    def _price_permutation(self, op: Op) -> OpTime:
         """Return the seconds of the router's top-k, and of permuting tokens by expert and back."""
         forward, backward = self.constants.moe_kernels[op.name]
         if op.kind == "activation":  # top-k: many kernels on few bytes
@@ -244,7 +244,7 @@ class Prices:
             self.memory_bound_seconds(scattered), self.memory_bound_seconds(scattered_back), 0.0, forward, backward
         )
 
-    def _chunked_loss(self, op: Op) -> OpTime:
+    def _price_chunked_loss(self, op: Op) -> OpTime:
         """Return the seconds of the chunked loss, all in the backward.
 
         A chunk has three matmuls, the loss and the dW sum.
@@ -253,7 +253,7 @@ class Prices:
         chunk = min(rows, LOSS_CHUNK_ROWS)
         shapes = (chunk, vocab, width), (chunk, width, vocab), (vocab, width, chunk)
         products = sum(  # no dW of a frozen head
-            self.matmul(*shape, dtype=self.high_precision_dtype, aligned=self._alignment(vocab, width))
+            self.matmul(*shape, dtype=self.high_precision_dtype, aligned=self._get_alignment(vocab, width))
             for shape in shapes[: 1 + op.backward_products]
         )
         seconds = self.memory_bound_seconds(op.moved_backward_bytes, kernel=KERNELS["loss"])
@@ -264,22 +264,22 @@ class Prices:
             exposed_share = 1 - self.constants.hidden_sums_share
             if op.parameters:
                 products += exposed_share * self.memory_bound_seconds(2 * vocab * width * recipe.table_gradients_bytes)
-            products += (self._rounds(chunk, vocab) - 1) * self.constants.smallest_kernel_seconds
-            seconds += self._accumulation_seconds(vocab * width) if op.parameters else 0.0
-        launches = ceil_div(rows, chunk) * (4 + self._rounds(chunk, vocab))
+            products += (self._count_rounds(chunk, vocab) - 1) * self.constants.smallest_kernel_seconds
+            seconds += self._price_accumulation(vocab * width) if op.parameters else 0.0
+        launches = ceil_div(rows, chunk) * (4 + self._count_rounds(chunk, vocab))
         return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=launches)
 
-    def _rounds(self, rows: int, vocab: int) -> int:
+    def _count_rounds(self, rows: int, vocab: int) -> int:
         """Return the number of chunks of the loss: our engine casts a few rows to fp32 at a time."""
         uses_own_kernels = self.ours and self.job.stack.kernels != "triton"
         return ceil_div(rows, max(1, LOSS_CHUNK_ELEMENTS // vocab)) if uses_own_kernels else 1
 
-    def _linear(self, op: Op) -> OpTime:
+    def _price_linear(self, op: Op) -> OpTime:
         """Return the seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""
         m, n, k = op.shape
         low_precision = self.job.precision.is_low_precision and op.name not in ("head.out", "moe.router")
         dtype = self.dtype if low_precision else self.high_precision_dtype
-        aligned = self._alignment(n, k)  # the number of tokens is never a row length
+        aligned = self._get_alignment(n, k)  # the number of tokens is never a row length
         forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch, aligned=aligned)
         dgrad = self.matmul(m, k, n, dtype=dtype, batch=op.batch, aligned=aligned)
         high_precision_wgrad = self.job.precision.wide_gradients
@@ -289,7 +289,7 @@ class Prices:
         recipe, numel = self.job.precision, n * k * op.batch
         kernels_per_expert = self.constants.expert_kernels[low_precision]
         if self.measured is None:
-            wgrad += self._accumulation_seconds(numel)
+            wgrad += self._price_accumulation(numel)
         if op.differentiates == ():  # no layer below is trained
             dgrad = 0.0
         if not op.wgrad_numels:  # the weight is frozen
@@ -339,18 +339,18 @@ class Prices:
         is_torchao = recipe.scaling == "rowwise" and not self.job.stack.kernel_facts.fuses_linears
         if is_torchao and not recipe.wide_gradients and self.measured is None:
             _, n, k = op.shape
-            dgrad += self._extra_column_bytes(3 * n * k * op.batch)
-            wgrad += self._extra_column_bytes(wgrad)
+            dgrad += self._count_extra_column_bytes(3 * n * k * op.batch)
+            wgrad += self._count_extra_column_bytes(wgrad)
         return tuple(map(self.memory_bound_seconds, (forward, dgrad, wgrad)))
 
-    def _extra_column_bytes(self, moved: int) -> int:
+    def _count_extra_column_bytes(self, moved: int) -> int:
         """Return the bytes, at full bandwidth, that casts with column scales take beyond ``moved``.
 
         One pass moves 3 bytes an element, of which it reads 2; the pass for the scales reads these 2.
         """
         return int(moved * (2 / 3 + 1 / self.constants.column_cast_share - 1))
 
-    def _accumulation_seconds(self, numel: int) -> float:
+    def _price_accumulation(self, numel: int) -> float:
         """Return the seconds to accumulate a gradient of ``numel`` elements.
 
         It happens within the matmul that makes the gradient, or after it.
@@ -361,9 +361,9 @@ class Prices:
         )
         return add_seconds if is_separate else (1 - self.constants.hidden_sums_share) * add_seconds
 
-    def _alignment(self, *rows: int) -> int:
+    def _get_alignment(self, *rows: int) -> int:
         """Return the elements that rows of these widths are aligned to; torch.compile pads them (``shape_padding``)."""
-        return roofline.ALIGNED if self.job.stack.is_compiled else roofline.alignment(*rows)
+        return roofline.ALIGNED if self.job.stack.is_compiled else roofline.find_alignment(*rows)
 
     def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1, aligned: int = roofline.ALIGNED) -> float:
         """Return the seconds of ``batch`` products ``(m, k) @ (k, n)`` on rows aligned to ``aligned`` elements."""
@@ -371,7 +371,7 @@ class Prices:
             return batch * self.measured.matmul(m, n, k)
         key = m, n, k, dtype, batch, aligned
         if key not in self._matmuls:
-            seconds = roofline.matmul(
+            seconds = roofline.estimate_matmul(
                 self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch, aligned=aligned, constants=self.constants
             )
             if dtype == "fp8" and self.job.precision.scaling == "rowwise":
@@ -379,15 +379,15 @@ class Prices:
             self._matmuls[key] = seconds
         return self._matmuls[key]
 
-    def _attention(self, op: Op) -> tuple[float, float]:
+    def _price_attention(self, op: Op) -> tuple[float, float]:
         """Return the seconds of the attention core, forward and backward."""
         if self.measured is not None and self.measured.attentions[0]:
             return self.measured.attention(op.causal_flops, shape=op.shape, heads=op.batch)
         if self.job.stack.attention == "unfused":
-            return self._batched_matmul_seconds(op)
+            return self._price_batched_matmul(op)
         _, tokens, dim = op.shape
         forward, backward = (
-            roofline.attention(
+            roofline.estimate_attention(
                 self.chip,
                 flops=op.causal_flops,
                 tokens=tokens,
@@ -402,14 +402,14 @@ class Prices:
         )
         return forward, backward
 
-    def _batched_matmul_seconds(self, op: Op) -> tuple[float, float]:
+    def _price_batched_matmul(self, op: Op) -> tuple[float, float]:
         """Return the seconds of one batched matmul of unfused attention, forward and backward, on the full square."""
         sequences, tokens, dim = op.shape
         batch = sequences * op.batch
         m = max(1, op.flops // (2 * batch * tokens * dim))
         is_scores = op.name.endswith("scores")
         n, k = (tokens, dim) if is_scores else (dim, tokens)
-        aligned = self._alignment(tokens, dim)
+        aligned = self._get_alignment(tokens, dim)
         forward, *backward = (
             self.matmul(*shape, dtype=self.high_precision_dtype, batch=batch, aligned=aligned)
             for shape in ((m, n, k), (m, k, n), (n, k, m))
@@ -425,4 +425,4 @@ class Prices:
             measured_seconds = self.measured.memory_bound_seconds(moved, kernel=kernel)
             if measured_seconds:
                 return measured_seconds
-        return roofline.memory_bound_seconds(self.chip, moved_bytes=moved, constants=self.constants)
+        return roofline.estimate_memory_bound(self.chip, moved_bytes=moved, constants=self.constants)

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from fivefold.layout.mesh import make_group
-from fivefold.layout.sharding import policy
+from fivefold.layout.sharding import get_policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup
-from fivefold.planner.counts.traffic import unit_messages
+from fivefold.planner.counts.traffic import list_unit_messages
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds, overlaps_next_forward
 from fivefold.planner.time.units import Units
@@ -53,7 +53,7 @@ class StepEnds(NamedTuple):
     slowdown: float
 
 
-def end_seconds(
+def estimate_step_ends(
     units: Units, layout: Layout, chunks: tuple[int, ...], seconds: Mapping[UnitGroup, OverlappedUnitSeconds]
 ) -> StepEnds:
     """Return the cost of the reductions after the last backward and the gathers before the first forward.
@@ -67,14 +67,14 @@ def end_seconds(
     reduces: Repeated[MessageTime] = []
     forward: Repeated[float] = []  # compute of the first stage's units
     backward: Repeated[float] = []
-    stays_gathered = policy(layout, units.job).weights_stay
+    stays_gathered = get_policy(layout, units.job).weights_stay
     stage_work = units.counts.stage_work(layout)
     equal_stages = units.counts.equal_stages(layout)  # the order of stages matters only to the first message
     stage_counts = Counter(map(equal_stages.__getitem__, chunks)) if len(chunks) > 1 else {equal_stages[chunks[0]]: 1}
     for chunk, n_stages in stage_counts.items():
         for run, n_units in stage_work[chunk]:
             times = n_stages * n_units
-            unit = _unit_ends(units, run.name, seconds[run], stays_gathered=stays_gathered)
+            unit = _estimate_unit_ends(units, run.name, seconds[run], stays_gathered=stays_gathered)
             copies = copies + times * unit.copies
             buffer_copies = buffer_copies + times * unit.buffer_copies
             if stays_gathered:
@@ -92,18 +92,18 @@ def end_seconds(
     if not units.overlaps:
         return StepEnds(gather + reduce + copies, buffer_copies)
     exposed_gather = (
-        gather - _overlapped_seconds(gathers, forward, chunks=len(chunks))
+        gather - _sum_overlapped_seconds(gathers, forward, chunks=len(chunks))
         if units.job.stack.param_all_gather == "overlapped"
         else gather
     )
-    exposed_reduce = reduce - _overlapped_seconds(reduces, backward, chunks=len(chunks))
+    exposed_reduce = reduce - _sum_overlapped_seconds(reduces, backward, chunks=len(chunks))
     return StepEnds(
         exposed_gather + exposed_reduce + copies,
         units.contention * (gather + reduce - exposed_gather - exposed_reduce) + buffer_copies,
     )
 
 
-def _unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds, *, stays_gathered: bool) -> UnitEnds:
+def _estimate_unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds, *, stays_gathered: bool) -> UnitEnds:
     """Return a unit at the ends of a step."""
     messages, unit_time, (forward_free, backward_free) = seconds.messages, seconds.time, seconds.free_seconds
     time = messages.time
@@ -127,7 +127,7 @@ def _broadcast_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) ->
     payloads: dict[tuple[str, int], int] = {}
     for chunk in chunks:
         for run, times in units.counts.stage_work(layout)[chunk]:
-            for message in unit_messages(units.counts, layout, run.name):
+            for message in list_unit_messages(units.counts, layout, run.name):
                 if message.collective == "all_gather":
                     group_key = message.group, message.ranks
                     payloads[group_key] = payloads.get(group_key, 0) + times * message.payload
@@ -137,7 +137,7 @@ def _broadcast_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) ->
     )
 
 
-def _overlapped_seconds(messages: Repeated[MessageTime], compute: Repeated[float], *, chunks: int) -> float:
+def _sum_overlapped_seconds(messages: Repeated[MessageTime], compute: Repeated[float], *, chunks: int) -> float:
     """Return the overlapped seconds of all but the first message.
 
     Each overlaps the previous unit, one message at a time.

@@ -42,7 +42,7 @@ ROPE_APART = EagerKernelCost(
 )  # NVIDIA/Megatron-LM:megatron/core/models/common/embeddings/rope_utils.py
 
 
-def eager_passes(op: Op, *, width: int) -> EagerKernelCost:
+def count_eager_passes(op: Op, *, width: int) -> EagerKernelCost:
     """Return the memory passes of ``op`` over elements of ``width`` bytes; one if PyTorch has a kernel for it."""
     kind = "experts" if op.name == "moe.experts.act" else op.kind
     return EAGER.get((kind, width), ONE)

@@ -86,7 +86,7 @@ def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequ
     if not cells:
         return None
     points = sorted(weigh_ratios(of, cells))
-    low, lower, middle, upper, high = (predicted * exp(quantile(points, level)) for level in LEVELS)
+    low, lower, middle, upper, high = (predicted * exp(find_quantile(points, level)) for level in LEVELS)
     same_class = [cell for cell in cells if not of.count_differences(cell.of)]
     total_weight = sum(weight for _, weight in points)
     error = sum(weight * abs(exp(-ratio) - 1) for ratio, weight in points) / total_weight
@@ -119,12 +119,12 @@ def weigh_ratios(of: RunClass, cells: Sequence[ErrorCell]) -> Iterator[tuple[flo
                 yield log(ratio), source_weight * share
                 all_ratios.append((log(ratio), cell.rows / rows / len(cell.ratios)))
     all_ratios.sort()
-    median = quantile(all_ratios, 0.5)
+    median = find_quantile(all_ratios, 0.5)
     total_weight = sum(weight for _, weight in all_ratios)
     yield from ((median + SPREAD * (ratio - median), DOUBT * weight / total_weight) for ratio, weight in all_ratios)
 
 
-def quantile(points: Sequence[tuple[float, float]], level: float) -> float:
+def find_quantile(points: Sequence[tuple[float, float]], level: float) -> float:
     """Return the value at ``level`` of ordered weighted values.
 
     It is interpolated between the two whose midpoints enclose it.
@@ -163,10 +163,10 @@ def read(quantity: Quantity, path: Path = TABLE) -> tuple[ErrorCell, ...]:
     if not path.exists():
         return ()
     with path.open(encoding="utf-8", newline="") as file:
-        return tuple(_cells(row for row in csv.DictReader(file) if row["quantity"] == quantity))
+        return tuple(_list_cells(row for row in csv.DictReader(file) if row["quantity"] == quantity))
 
 
-def _cells(rows: Iterable[dict[str, str]]) -> Iterator[ErrorCell]:
+def _list_cells(rows: Iterable[dict[str, str]]) -> Iterator[ErrorCell]:
     for row in rows:
         yield ErrorCell(
             quantity=row["quantity"],  # type: ignore[arg-type]

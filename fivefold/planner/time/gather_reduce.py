@@ -10,7 +10,7 @@ from fivefold.layout.mesh import RankGroup, group, make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
 from fivefold.planner.counts.message import RepeatedMessage
-from fivefold.planner.counts.traffic import copy_messages, unit_messages
+from fivefold.planner.counts.traffic import copy_messages, list_unit_messages
 from fivefold.planner.time.network import Network
 
 GatherReduceKey = tuple[object, ...]
@@ -72,7 +72,7 @@ def gather_reduce_seconds(
     copied_out = copied_in = 0
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     gather = reduce = copies = gather_busy = reduce_busy = 0.0
-    for message in unit_messages(counts, layout, name):
+    for message in list_unit_messages(counts, layout, name):
         collective = message.collective, message.payload, make_group(layout, message.group, message.ranks)
         seconds = network.seconds(*collective)
         busy = network.busy_seconds(*collective)
@@ -82,11 +82,13 @@ def gather_reduce_seconds(
             copies += seconds
         else:
             reduce, reduce_busy = reduce + seconds, reduce_busy + busy
-        out_bytes, in_bytes = _copied_bytes(message, counts.job)
+        out_bytes, in_bytes = _count_copied_bytes(message, counts.job)
         copied_out, copied_in = copied_out + out_bytes, copied_in + in_bytes
     for message in copy_messages(counts, layout, name):
         is_dualpipe = message.axis == "pp"
-        mesh_group = _dualpipe_replicas(layout) if is_dualpipe else make_group(layout, message.group, message.ranks)
+        mesh_group = (
+            _find_dualpipe_replicas(layout) if is_dualpipe else make_group(layout, message.group, message.ranks)
+        )
         copies += message.times * network.seconds(message.collective, message.payload, mesh_group)
     time = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
     if copy_seconds is None:
@@ -94,7 +96,7 @@ def gather_reduce_seconds(
     return time._replace(copy_out=copy_seconds(copied_out), copy_in=copy_seconds(copied_in))
 
 
-def _copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:
+def _count_copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:
     """Return the bytes read and written to copy out of the buffer of a gather, and into that of a reduction.
 
     FSDP2 copies weights out, and gradients in as the dtype in which they are summed
@@ -113,7 +115,7 @@ def _copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:
     return 0, 2 * numel * recipe.gradients_bytes * stack.flat_shards
 
 
-def _dualpipe_replicas(layout: Layout) -> RankGroup:
+def _find_dualpipe_replicas(layout: Layout) -> RankGroup:
     """Return the two ranks that hold the same stages under DualPipe: the ends of the pipeline, the worst case."""
     pp = group(layout, "pp")
     return RankGroup(2, (pp.ranks - 1) * pp.stride)

@@ -33,26 +33,26 @@ class MeasuredKernels:
         self.bandwidths: dict[str, dict[Place, float]] = {}
         for m in calibration.matmuls:
             if (m.ranks, m.dtype) == (ranks, dtype):
-                self.matmuls[_log(m.m, m.n, m.k)] = 2 * m.m * m.n * m.k / m.seconds
+                self.matmuls[_make_log_place(m.m, m.n, m.k)] = 2 * m.m * m.n * m.k / m.seconds
         for a in calibration.attentions:
             if (a.ranks, a.dtype) == (ranks, dtype):
-                place = _log(a.sequences * a.heads, a.tokens, a.head_dim)
+                place = _make_log_place(a.sequences * a.heads, a.tokens, a.head_dim)
                 flops = 2 * a.sequences * a.heads * a.head_dim * a.tokens**2
                 self.attentions[0][place] = flops / a.forward_seconds
                 self.attentions[1][place] = 2 * flops / a.backward_seconds
         for k in calibration.kernels:
             if k.ranks == ranks and k.dtype in (dtype, "fp32"):
                 curve = self.bandwidths.setdefault(f"{k.kernel} {k.dtype}", {})
-                curve[_log(k.moved_bytes)] = k.moved_bytes / k.seconds
+                curve[_make_log_place(k.moved_bytes)] = k.moved_bytes / k.seconds
 
     def matmul(self, m: int, n: int, k: int) -> float:
         """Return the seconds of ``(m, k) @ (k, n)``."""
-        return 2 * m * n * k / _interpolate(self.matmuls, _log(m, n, k))
+        return 2 * m * n * k / _interpolate(self.matmuls, _make_log_place(m, n, k))
 
     def attention(self, causal_flops: int, *, shape: tuple[int, int, int], heads: int) -> tuple[float, float]:
         """Return the seconds of causal attention, forward and backward; ``shape`` is (sequences, tokens, head dim)."""
         sequences, tokens, dim = shape
-        place = _log(sequences * heads, tokens, dim)
+        place = _make_log_place(sequences * heads, tokens, dim)
         forward, backward = self.attentions
         return causal_flops / _interpolate(forward, place), 2 * causal_flops / _interpolate(backward, place)
 
@@ -63,11 +63,11 @@ class MeasuredKernels:
         """
         for name in (f"{kernel} {self.dtype}", f"{kernel} fp32", "copy fp32"):
             if name in self.bandwidths and moved:
-                return moved / _interpolate(self.bandwidths[name], _log(moved))
+                return moved / _interpolate(self.bandwidths[name], _make_log_place(moved))
         return 0.0
 
 
-def _log(*sizes: float) -> Place:
+def _make_log_place(*sizes: float) -> Place:
     return tuple(math.log2(size) for size in sizes)
 
 
@@ -79,10 +79,10 @@ def _interpolate(rates: dict[Place, float], place: Sequence[float]) -> float:
     nearest = sorted((math.dist(place, known), rate) for known, rate in rates.items())[: 2 * len(place)]
     if nearest[0][0] < 1e-9:
         return nearest[0][1]
-    return _mean((rate, distance**-2) for distance, rate in nearest)
+    return _average_rates((rate, distance**-2) for distance, rate in nearest)
 
 
-def _mean(weighted: Iterable[tuple[float, float]]) -> float:
+def _average_rates(weighted: Iterable[tuple[float, float]]) -> float:
     """Return the weighted geometric mean of (rate, weight) pairs: a straight line in log space."""
     pairs = list(weighted)
     total_weight = sum(weight for _, weight in pairs)

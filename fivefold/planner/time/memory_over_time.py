@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import PassMoments, PeakMoment, iterate_pass_moments, list_live_bytes
-from fivefold.planner.time.spans import Rows, count_simulated, spans
+from fivefold.planner.time.spans import Rows, build_spans, count_simulated
 from fivefold.results.spans import Level, Span
 
 if TYPE_CHECKING:
     from fivefold.planner.predict import Planner
 
 
-def levels(
+def list_levels(
     planner: Planner, layout: Layout, *, rank: int = 0, limit: int | None = None, rows: Rows | None = None
 ) -> tuple[Level, ...]:
     """Return the live bytes by part at times of the step, for one pipeline rank.
 
     Times are those of the rank's row of ``spans``; pass ``rows`` if the spans are known already.
     """
-    row = (spans(planner, layout, limit=limit) if rows is None else rows)[rank]
+    row = (build_spans(planner, layout, limit=limit) if rows is None else rows)[rank]
     filler = _Filler(planner, layout, rank)
     micro_batches = count_simulated(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     levels_of_spans = tuple(
@@ -77,11 +77,11 @@ class _Filler:
         """Yield the levels after the last pass: reductions, which need no more than a bucket, and the update."""
         for span in row:
             if span.kind == "reduce":
-                yield from (self._level(seconds_of_end) for seconds_of_end in (span.start, span.end))
+                yield from (self._build_level(seconds_of_end) for seconds_of_end in (span.start, span.end))
             elif span.kind == "update":
                 yield from (_make_level(seconds, self.update) for seconds in (span.start, span.end))
 
-    def _level(self, seconds: float) -> Level:
+    def _build_level(self, seconds: float) -> Level:
         """Return a level with states and gradients only, as after the last pass."""
         return Level(seconds, self.update.states_bytes, self.update.gradients_bytes, 0, 0, 0, 0)
 
@@ -91,7 +91,7 @@ class _Filler:
         A backward counts units from the last one.
         """
         if stage not in self.shares:
-            self.shares[stage] = self._shares(stage)
+            self.shares[stage] = self._compute_shares(stage)
         (kept_before, kept_after, moments), shares = pass_moments, self.shares[stage]
         forward = _match(moments[-1])[2] == "forward"
         yield _make_end_level(span.start, moments[0], kept=kept_before)
@@ -100,7 +100,7 @@ class _Filler:
             yield _make_level(span.start + (share if forward else 1 - share) * (span.end - span.start), moment)
         yield _make_end_level(span.end, moments[-1], kept=kept_after)
 
-    def _shares(self, chunk: int) -> dict[str, float]:
+    def _compute_shares(self, chunk: int) -> dict[str, float]:
         """Return the share of the stage's forward seconds at the middle of each unit, by its name."""
         runs = self.runs[chunk]
         seconds = [self.planner.units.unit(self.layout, run).forward for run in runs]

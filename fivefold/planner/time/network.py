@@ -5,7 +5,7 @@
 
 NCCL: ring, double binary tree, reduction in the switch (NVLink SHARP); protocol LL (small messages) with short steps at
 half the rate, Simple (large messages) with long steps at the full rate (NVIDIA/nccl:src/graph/tuning.cc). Gloo between
-hosts: ``_gloo``. A calibrated machine uses its own measured curve instead, interpolated linearly between two sizes.
+hosts: ``_price_gloo``. A calibrated machine uses its own measured curve instead, linear between two sizes.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Network:
             return 0.0
         if curve := self._curves.get((collective, group.ranks, self.nodes(group))):
             return _interpolate([(point.bytes, point.busy) for point in curve], payload)
-        near_link = self._intra_node_link(group.ranks)
+        near_link = self._find_intra_node_link(group.ranks)
         lines = self._lay(collective, GroupPlacement(group.ranks, group.ranks, 1, near_link, near_link))
         return min(self.seconds(collective, payload, group), *(line.seconds(payload) for line in lines))
 
@@ -154,14 +154,14 @@ class Network:
     def _lay(self, collective: str, place: GroupPlacement, copies: int = 1) -> list[AlphaBetaCost]:
         """Return one cost per algorithm and protocol; raise for an unknown collective."""
         constants = self._constants
-        if not self._nccl and (line := _gloo(collective, place, constants)):
+        if not self._nccl and (line := _price_gloo(collective, place, constants)):
             return [line]
         if collective == "all_reduce":
-            return [*_ring(place, constants, turns=2), *_tree(place, constants), *_switch(place)]
+            return [*_price_ring(place, constants, turns=2), *_price_tree(place, constants), *_switch(place)]
         if collective in ("all_gather", "reduce_scatter"):
-            return _ring(place, constants, turns=1)
+            return _price_ring(place, constants, turns=1)
         if collective == "broadcast":
-            return _protocols(
+            return _list_protocols(
                 place,
                 constants,
                 inner_seconds=place.ranks - place.nodes,
@@ -169,7 +169,7 @@ class Network:
                 per_byte=place.ring_per_byte,
             )
         if collective == "p2p":
-            link = self._intra_node_link(2) if place.local > 1 else place.far
+            link = self._find_intra_node_link(2) if place.local > 1 else place.far
             return [
                 AlphaBetaCost(link.quick, 1 / (constants.low_latency_share * link.rate)),
                 AlphaBetaCost(link.bulk, 1 / link.rate),
@@ -188,16 +188,16 @@ class Network:
         outer_link = self._tiers[outer]
         if self._nccl:  # the slowdown was measured with NCCL
             outer_link = outer_link._replace(rate=outer_link.rate / (1 + self._constants.crowding * math.log2(nodes)))
-        return GroupPlacement(group.ranks, local, nodes, self._intra_node_link(local), outer_link)
+        return GroupPlacement(group.ranks, local, nodes, self._find_intra_node_link(local), outer_link)
 
-    def _intra_node_link(self, ranks: int) -> LinkModel:
+    def _find_intra_node_link(self, ranks: int) -> LinkModel:
         """Return the near link for ``ranks`` of a node; if ranks are wired in pairs, only their wires count."""
         link, tier = self._machine.links[0], self._tiers[0]
         share = (ranks - 1) / (link.span - 1) if link.direct and 1 < ranks < link.span else 1.0
         return tier._replace(rate=share * tier.rate)
 
 
-def _protocols(
+def _list_protocols(
     place: GroupPlacement, constants: Constants, *, inner_seconds: float, outer_seconds: float, per_byte: float
 ) -> list[AlphaBetaCost]:
     """Return the costs under LL and Simple, for ``inner_seconds`` and ``outer_seconds`` steps on the two links."""
@@ -209,11 +209,11 @@ def _protocols(
     ]
 
 
-def _ring(place: GroupPlacement, constants: Constants, *, turns: int) -> list[AlphaBetaCost]:
+def _price_ring(place: GroupPlacement, constants: Constants, *, turns: int) -> list[AlphaBetaCost]:
     """Return the costs of a ring: every rank passes on n - 1 shards per turn; an all-reduce takes two turns."""
     ranks = place.ranks
     per_byte = turns * (ranks - 1) / ranks * place.ring_per_byte
-    return _protocols(
+    return _list_protocols(
         place,
         constants,
         inner_seconds=turns * (ranks - place.nodes),
@@ -222,7 +222,7 @@ def _ring(place: GroupPlacement, constants: Constants, *, turns: int) -> list[Al
     )
 
 
-def _gloo(collective: str, place: GroupPlacement, constants: Constants) -> AlphaBetaCost | None:
+def _price_gloo(collective: str, place: GroupPlacement, constants: Constants) -> AlphaBetaCost | None:
     """Return the cost of a gloo collective: a ring of two turns, also for its reduce-scatter; gathers and all-to-alls.
 
     A rank sends before it requests what it receives, over the same connection: a peer that came earlier and requested
@@ -230,16 +230,16 @@ def _gloo(collective: str, place: GroupPlacement, constants: Constants) -> Alpha
     docs/explanation/how-a-step-costs/constants.md.
     """
     if collective in ("all_reduce", "reduce_scatter"):
-        return _ring(place, constants, turns=2)[-1]
+        return _price_ring(place, constants, turns=2)[-1]
     if collective == "all_gather":
-        (line,) = _ring(place, constants, turns=1)[-1:]
+        (line,) = _price_ring(place, constants, turns=1)[-1:]
         return line._replace(per_byte=constants.gloo_gather_factor * line.per_byte)
     if collective == "all_to_all":
         return _exchange(place)._replace(per_byte=constants.gloo_exchange_factor * _exchange(place).per_byte)
     return None
 
 
-def _far_load(place: GroupPlacement) -> float:
+def _compute_nic_load(place: GroupPlacement) -> float:
     """Return the seconds per byte on a tree's NICs: two nodes exchange sums once.
 
     An inner node of more sends up and down.
@@ -247,12 +247,12 @@ def _far_load(place: GroupPlacement) -> float:
     return (1 if place.nodes == 2 else 2) / (place.local * place.far.rate) if place.nodes > 1 else 0.0
 
 
-def _tree(place: GroupPlacement, constants: Constants) -> list[AlphaBetaCost]:
+def _price_tree(place: GroupPlacement, constants: Constants) -> list[AlphaBetaCost]:
     """Return the costs of two binary trees; an inner rank of one is a leaf of the other, so each sends 2 S bytes."""
     near_steps = 2 * math.ceil(math.log2(place.local))
     far_steps = 2 * math.ceil(math.log2(place.nodes))
-    per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _far_load(place))
-    lines = _protocols(place, constants, inner_seconds=near_steps, outer_seconds=far_steps, per_byte=per_byte)
+    per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _compute_nic_load(place))
+    lines = _list_protocols(place, constants, inner_seconds=near_steps, outer_seconds=far_steps, per_byte=per_byte)
     return [line._replace(filled=filled) for line, filled in zip(lines, constants.tree_shares, strict=True)]
 
 
@@ -260,7 +260,7 @@ def _switch(place: GroupPlacement) -> list[AlphaBetaCost]:
     """Return the cost of in-switch reduction: a rank sends S bytes, its sum of S / l once (NVIDIA/nccl issue 1083)."""
     if place.near.reduction is None or place.local == 1 or place.nodes > 2:
         return []  # over many nodes the NICs limit it as they limit the tree
-    per_byte = max((place.local + 1) / place.local / place.near.reduction, _far_load(place))
+    per_byte = max((place.local + 1) / place.local / place.near.reduction, _compute_nic_load(place))
     return [AlphaBetaCost(place.ranks * place.near.bulk, per_byte)]
 
 
@@ -280,13 +280,13 @@ def _dispatch(place: GroupPlacement, copies: int) -> AlphaBetaCost:
     deepseek-ai/DeepEP measures 45 GB/s on the NICs of H100s (two nodes) and 563 to 647 on the NVLink of B200s, the
     rates of rings.
     """
-    near_share = _expected_distinct(place.ranks, copies) * (place.local - 1) / place.local
-    far_share = _expected_distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
+    near_share = _expect_distinct(place.ranks, copies) * (place.local - 1) / place.local
+    far_share = _expect_distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
     per_byte = max(near_share / place.near.rate, far_share / place.far.rate) / copies
     return AlphaBetaCost(place.near.quick + (place.far.quick if place.nodes > 1 else 0.0), per_byte)
 
 
-def _expected_distinct(places: int, draws: int) -> float:
+def _expect_distinct(places: int, draws: int) -> float:
     """Return the expected number of distinct places in ``draws`` uniform draws with replacement from ``places``."""
     return places * (1 - (1 - 1 / places) ** draws)
 

@@ -37,7 +37,7 @@ class Profiled:
 
     def unit(self, layout: Layout, run: UnitGroup) -> UnitPoint | None:
         """Return the measurement of a unit, under this sharding or another one; None if there is none."""
-        points = self._units_of(ranks_per_host(layout, self.machine))
+        points = self._list_units(count_ranks_per_host(layout, self.machine))
         if not points:
             return None
         key = self.make_unit_key(layout, run)
@@ -45,16 +45,16 @@ class Profiled:
 
     def update(self, layout: Layout) -> UpdatePoint | None:
         """Return the measurement of a step outside forward and backward, under this sharding; None if there is none."""
-        ranks = ranks_per_host(layout, self.machine)
+        ranks = count_ranks_per_host(layout, self.machine)
         if ranks not in self._updates_by_ranks:
             self._updates_by_ranks[ranks] = {p.key: p for p in self.calibration.updates if p.ranks == ranks}
         return self._updates_by_ranks[ranks].get(self.update_key(layout)) if self._updates_by_ranks[ranks] else None
 
     def ratio_to_curves(self, layout: Layout) -> float:
         """Return the median of measured seconds relative to the curves; 1 if no unit was measured."""
-        ranks = ranks_per_host(layout, self.machine)
+        ranks = count_ranks_per_host(layout, self.machine)
         if ranks not in self._measured_over_curve:
-            ratios = [p.over_curves for p in self._units_of(ranks).values() if p.label.startswith("block")]
+            ratios = [p.over_curves for p in self._list_units(ranks).values() if p.label.startswith("block")]
             self._measured_over_curve[ranks] = statistics.median(ratios) if ratios else 1.0
         return self._measured_over_curve[ranks]
 
@@ -78,7 +78,7 @@ class Profiled:
             self._update_hashes[offloaded] = _hash((job.optimizer.model_dump(), job.precision.model_dump(), offloaded))
         return f"{self._update_hashes[offloaded]}/{describe_sharding(layout)}"
 
-    def _units_of(self, ranks: int) -> dict[str, UnitPoint]:
+    def _list_units(self, ranks: int) -> dict[str, UnitPoint]:
         if ranks not in self._units_by_ranks:
             points_by_key: dict[str, UnitPoint] = {}
             for point in self.calibration.units:
@@ -94,7 +94,7 @@ def describe_sharding(layout: Layout) -> str:
     return f"zero{layout.zero} {layout.shards} of {replicas}" if replicas > 1 else "alone"
 
 
-def ranks_per_host(layout: Layout, machine: Machine) -> int:
+def count_ranks_per_host(layout: Layout, machine: Machine) -> int:
     """Return the number of ranks that share a computer; 1 on GPUs, because each rank has its own."""
     return 1 if machine.backend == "nccl" else min(layout.world, machine.ranks_per_node)
 

@@ -73,7 +73,7 @@ def describe_run(model: Model, machine: Machine, layout: Layout, job: Job) -> Ru
         precision=job.precision,
         software=f"{job.stack.name} {job.stack.version}",
         adapter=job.adapter,
-        settings=_settings(job),
+        settings=_strip_settings(job),
         micro_batch=layout.mbs,
         recomputation=layout.ac,
         layout=_drop_policies(layout),
@@ -81,7 +81,7 @@ def describe_run(model: Model, machine: Machine, layout: Layout, job: Job) -> Ru
 
 
 @lru_cache(maxsize=64)
-def _settings(job: Job) -> Job:
+def _strip_settings(job: Job) -> Job:
     """Return the job with the same sequence, batch, precision, adapter and software name as every other."""
     stack = job.stack.replace(name="", version="", family="")
     return job.replace(adapter=None, sequence=1, global_batch=1, precision="bf16", stack=stack)
@@ -155,7 +155,7 @@ def estimate_ratio_errors(kinds: Iterable[Difference], errors: Sequence[KindErro
 
 
 @cache
-def _published_errors(kinds: frozenset[Difference]) -> tuple[float, float] | None:
+def _look_up_published_errors(kinds: frozenset[Difference]) -> tuple[float, float] | None:
     """Return ``estimate_ratio_errors`` by the table of published pairs."""
     return estimate_ratio_errors(sorted(kinds), read_errors())
 
@@ -166,7 +166,7 @@ def estimate_speed_ratio(first: RunFacts, second: RunFacts, speeds: tuple[float,
     None on CPUs, or if the runs differ in something in which no two published runs of a source differ.
     """
     kinds = find_differences(first, second)
-    widths = _published_errors(kinds) if first.on_gpus and second.on_gpus else None
+    widths = _look_up_published_errors(kinds) if first.on_gpus and second.on_gpus else None
     if widths is None:
         return None
     half, most = widths

@@ -21,12 +21,12 @@ ALIGNED = 8
 WIDTH: dict[Dtype, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp8": 1, "fp4": 0.5}
 
 
-def alignment(*widths: int) -> int:
+def find_alignment(*widths: int) -> int:
     """Return the largest power of two, up to ``ALIGNED``, that divides the widths of all rows, in elements."""
     return gcd(ALIGNED, *widths)
 
 
-def matmul(
+def estimate_matmul(
     chip: Chip,
     *,
     m: int,
@@ -39,7 +39,7 @@ def matmul(
 ) -> float:
     """Return the seconds of ``batch`` products ``(m, k) @ (k, n)`` with a 2-byte result; casts to fp8 are not included.
 
-    ``aligned``: alignment of the rows in memory, in elements (``alignment``); which sizes are rows depends on the
+    ``aligned``: alignment of the rows in memory, in elements (``find_alignment``); which sizes are rows depends on the
     layout.
     """
     if m < 1 or n < 1 or k < 1 or batch < 1:
@@ -67,7 +67,7 @@ def matmul(
     return max(best_seconds, moved / bandwidth) + constants.smallest_kernel_seconds
 
 
-def attention(
+def estimate_attention(
     chip: Chip,
     *,
     flops: float,
@@ -104,7 +104,7 @@ def attention(
     return backward_ratio * (flops * (1 + diagonal) * softmax + tail_flops) / rate + constants.smallest_kernel_seconds
 
 
-def memory_bound_seconds(chip: Chip, *, moved_bytes: float, constants: Constants = PUBLISHED) -> float:
+def estimate_memory_bound(chip: Chip, *, moved_bytes: float, constants: Constants = PUBLISHED) -> float:
     """Return the seconds of a memory-bound kernel: ``moved_bytes`` read and written / bandwidth + smallest kernel."""
     if moved_bytes <= 0:
         return 0.0

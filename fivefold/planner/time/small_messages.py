@@ -9,11 +9,13 @@ from __future__ import annotations
 from fivefold.layout.mesh import make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import list_routing_messages, passes, step_messages
+from fivefold.planner.counts.traffic import count_passes, list_routing_messages, step_messages
 from fivefold.planner.time.network import Network
 
 
-def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: tuple[int, ...]) -> dict[str, float]:
+def estimate_small_messages(
+    counts: Counts, network: Network, layout: Layout, *, chunks: tuple[int, ...]
+) -> dict[str, float]:
     """Return the exposed seconds of a step by axis, for a rank that holds the stages ``chunks``."""
     if layout.world == 1:
         return {}
@@ -23,7 +25,7 @@ def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: 
         for run, times in counts.stage_work(layout)[chunk]:
             if n_moe_layers := counts.count_moe_layers(run.name):
                 messages += list_routing_messages(
-                    counts, layout, run, times=times * n_moe_layers * passes(layout, counts.job)
+                    counts, layout, run, times=times * n_moe_layers * count_passes(layout, counts.job)
                 )
     for message in messages:
         mesh_group = make_group(layout, message.group, message.ranks)

@@ -29,7 +29,7 @@ Rows = tuple[tuple[Span, ...], ...]
 
 
 def count_simulated(layout: Layout, *, micro_batches: int, limit: int | None) -> int:
-    """Return the number of micro-batches that ``spans`` simulates.
+    """Return the number of micro-batches that ``build_spans`` simulates.
 
     It is all, or about ``limit``, but at least two rounds of pp.
     """
@@ -39,7 +39,7 @@ def count_simulated(layout: Layout, *, micro_batches: int, limit: int | None) ->
     return min(micro_batches, rest + layout.pp * max(2, (limit - rest) // layout.pp))
 
 
-def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows:
+def build_spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows:
     """Return each pipeline rank's spans in order of time, for ``count_simulated`` micro-batches; no ``limit``: all."""
     count = count_simulated(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     ranks = count_rank_memory(planner.counts, layout)

@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.time.network import MessageTime
-from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds, overlap_message, unit_seconds
+from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds, estimate_unit_seconds, overlap_message
 from fivefold.planner.time.unit_time import AXES
 from fivefold.planner.time.units import Units
 
@@ -71,10 +71,10 @@ def estimate_stage_seconds(
     """
     work = units.counts.stage_work(layout)
     equal_stages = units.counts.equal_stages(layout)
-    usual_seconds = unit_seconds(units, layout)
+    usual_seconds = estimate_unit_seconds(units, layout)
     units_of_stage, seconds = [units] * len(work), [usual_seconds] * len(work)
     if straggler is not None and straggling:
-        straggler_seconds = unit_seconds(straggler, layout)
+        straggler_seconds = estimate_unit_seconds(straggler, layout)
         first_stages = dict[tuple[int, bool], int]()
         for stage in straggling:
             units_of_stage[stage], seconds[stage] = straggler, straggler_seconds
@@ -89,7 +89,7 @@ def estimate_stage_seconds(
     }
     stage_times = tuple([times[stage] for stage in equal_stages])
     return StageSeconds(
-        units, layout, work, tuple(seconds), stage_times, equal_stages, *stage_message_seconds(units, layout)
+        units, layout, work, tuple(seconds), stage_times, equal_stages, *estimate_stage_message(units, layout)
     )
 
 
@@ -135,11 +135,11 @@ def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, OverlappedUn
     )
 
 
-def stage_message_seconds(units: Units, layout: Layout) -> tuple[float, float]:
+def estimate_stage_message(units: Units, layout: Layout) -> tuple[float, float]:
     """Return the seconds by which a message between stages delays its receiver, and those it takes from its sender."""
     if layout.pp == 1:
         return 0.0, 0.0
-    message = _hop(units, layout)
+    message = _estimate_hop(units, layout)
     gloo = units.machine.backend == "gloo"  # gloo: a send ends when the socket has the data
     overlaps = gloo or (units.job.stack.overlaps_p2p(layout.schedule) and units.machine.can_overlap)
     return (
@@ -147,7 +147,7 @@ def stage_message_seconds(units: Units, layout: Layout) -> tuple[float, float]:
     )  # a blocking send
 
 
-def _hop(units: Units, layout: Layout) -> MessageTime:
+def _estimate_hop(units: Units, layout: Layout) -> MessageTime:
     """Return the seconds of a message from one stage to the next, gathered over tp by ``scatter_gather_tensors``."""
     size = units.counts.get_local(get_local_degrees(layout)).entry_bytes
     network = units.network

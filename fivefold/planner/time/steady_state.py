@@ -161,7 +161,7 @@ def split_rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rou
     base = 3 * pp + micro_batches % pp
     is_short = micro_batches <= base + pp
     counts = (micro_batches,) if is_short else (base, base + pp)
-    tables = [(schedule(name, pp=pp, v=v, micro_batches=count), _tasks(name, pp, v, count)) for count in counts]
+    tables = [(schedule(name, pp=pp, v=v, micro_batches=count), _count_tasks(name, pp, v, count)) for count in counts]
     tasks = tuple(dict.fromkeys(task for table, _ in tables for task in table.order.tasks))
     if is_short:
         return Rounds(tables, 0, tasks, list(tables[0][1]))
@@ -174,7 +174,7 @@ def split_rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rou
 
 
 @lru_cache(maxsize=1024)
-def _tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Mapping[Task, int], ...]:
+def _count_tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Mapping[Task, int], ...]:
     """Return how often each rank runs each task."""
     order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
     rows: list[dict[Task, int]] = [{} for _ in range(pp)]

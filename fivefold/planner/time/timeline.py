@@ -12,10 +12,10 @@ from typing import NamedTuple
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.counts.memory.peak import RankMemory
-from fivefold.planner.counts.update import stages_held
+from fivefold.planner.counts.update import list_stages
 from fivefold.planner.time.action_time import estimate_action_costs
-from fivefold.planner.time.data_parallel import StepEnds, end_seconds
-from fivefold.planner.time.small_messages import small_messages
+from fivefold.planner.time.data_parallel import StepEnds, estimate_step_ends
+from fivefold.planner.time.small_messages import estimate_small_messages
 from fivefold.planner.time.stage_time import StageSeconds, StageTime, add_up, estimate_stage_seconds
 from fivefold.planner.time.steady_state import extrapolate, list_distinct_tasks
 from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds
@@ -64,7 +64,7 @@ def step_seconds(
     step_time, busiest = _time_pipeline(layout, memory, estimate_stage_seconds(units, layout))
     if straggler is None:
         return step_time
-    stages = estimate_stage_seconds(units, layout, straggler=straggler, straggling=stages_held(layout)[busiest])
+    stages = estimate_stage_seconds(units, layout, straggler=straggler, straggling=list_stages(layout)[busiest])
     return _time_pipeline(layout, memory, stages, straggler=straggler, straggler_rank=busiest)[0]
 
 
@@ -76,7 +76,7 @@ def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> 
     forwards = 2 if units.job.objective == "dpo" else 1  # the reference's and the policy's
     compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.full_backward, micro_batches)])
     _add(exposed, end_costs.small)
-    _add(exposed, _label_ends(layout, end_costs.ends.exposed))
+    _add(exposed, _label_step_ends(layout, end_costs.ends.exposed))
     return _step_time(compute + end_costs.ends.slowdown, exposed, end_costs.update, stages.times)
 
 
@@ -118,7 +118,7 @@ def _time_pipeline(
     ends, small_seconds, update, _ = after[keys[critical]]
     compute, exposed = add_up([(costs[task], times) for task, times in extrapolated.task_counts[critical]])
     _add(exposed, small_seconds)
-    _add(exposed, _label_ends(layout, ends.exposed))
+    _add(exposed, _label_step_ends(layout, ends.exposed))
     held_times = [
         stages.times[stage] for stage in {equal_stages[stage]: None for stage in extrapolated.rank_stages[critical]}
     ]
@@ -138,11 +138,11 @@ def price_step_end(
     ``rank_stages``: its stages; ``seconds``: those of its units. NCCL's small messages are among the launches of their
     operations.
     """
-    ends = end_seconds(units, layout, rank_stages, seconds)
+    ends = estimate_step_ends(units, layout, rank_stages, seconds)
     small_seconds = (
         {}
         if units.machine.backend == "nccl"
-        else small_messages(units.counts, units.network, layout, chunks=rank_stages)
+        else estimate_small_messages(units.counts, units.network, layout, chunks=rank_stages)
     )
     update = update_seconds(units, layout, memory, rank_stages)
     return StepEndCosts(
@@ -155,7 +155,7 @@ def _add(exposed: dict[str, float], more: dict[str, float]) -> None:
         exposed[axis] = exposed.get(axis, 0.0) + seconds
 
 
-def _label_ends(layout: Layout, seconds: float) -> dict[str, float]:
+def _label_step_ends(layout: Layout, seconds: float) -> dict[str, float]:
     """Return the exposed messages at the ends of a step by axis.
 
     Without data parallelism they reduce the gradients of replicated weights (tp) or of tied embeddings (pp).

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.mesh import group
-from fivefold.layout.sharding import needs_backward_gather, policy
+from fivefold.layout.sharding import get_policy, needs_backward_gather
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup
 from fivefold.planner.time.gather_reduce import GatherReduceTime
@@ -59,11 +59,11 @@ class OverlappedUnitSeconds(NamedTuple):
     next_forward_reduce: MessageTime | None = None
 
 
-def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnitSeconds]:
+def estimate_unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnitSeconds]:
     """Return the seconds of every distinct unit of a layout."""
     counts = units.counts
     stage_work = counts.stage_work(layout)
-    stays_gathered = policy(layout, units.job).weights_stay
+    stays_gathered = get_policy(layout, units.job).weights_stay
     sends = not stays_gathered or counts.reduces_every_micro_batch(layout)
     free_axes = dict[str, bool]()
 
@@ -74,7 +74,7 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnit
 
     def overlap_unit(unit_group: UnitGroup) -> OverlappedUnitSeconds:
         time = units.unit(layout, unit_group)
-        messages = unit_messages(units, layout, unit_group.name, stays=stays_gathered)
+        messages = estimate_unit_messages(units, layout, unit_group.name, stays=stays_gathered)
         forward_free = backward_free = 0.0
         for axis, forward_seconds, backward_seconds in zip(
             AXES, time.forward_exposed, time.backward_exposed, strict=True
@@ -102,7 +102,7 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnit
     return {run: overlap_unit(run) for run in distinct}
 
 
-def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> UnitMessages:
+def estimate_unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> UnitMessages:
     """Return a unit's messages for each pass; only blocks are gathered again; ``stays``: weights stay gathered."""
     reduces_every_backward = units.counts.reduces_every_micro_batch(layout, name)
     reduces_in_forward = overlaps_next_forward(name, units.job)

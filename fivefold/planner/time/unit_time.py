@@ -57,7 +57,7 @@ class UnitKernels(NamedTuple):
     longest: tuple[str, float]  # longest operation and its seconds
 
 
-def unit_kernels(
+def build_unit_kernels(
     ops: tuple[Op, ...], times: list[OpTime], stack: Stack, *, extra_launches: tuple[int, int] = (0, 0)
 ) -> UnitKernels:
     """Return the kernels of a unit.
@@ -160,8 +160,8 @@ class UnitTimer:
             copies = [self.copy_seconds(2 * message.payload) * (collective in COPIED) for collective in repeats]
             self.copied = [self.copied[0] + copies[0], self.copied[1] + copies[1] + copies[2]]
         overlapped_compute = self._find_overlapped_compute(index)
-        exposed = self._exposed_seconds(index, forward, side=0, compute_seconds=overlapped_compute.forward)
-        backward_exposed = self._exposed_seconds(
+        exposed = self._estimate_exposed_seconds(index, forward, side=0, compute_seconds=overlapped_compute.forward)
+        backward_exposed = self._estimate_exposed_seconds(
             index, backward, side=1, compute_seconds=overlapped_compute.backward + overlapped_compute.weight
         )
         self.sent[0][axis] += forward.seconds
@@ -182,7 +182,9 @@ class UnitTimer:
             reduce = min(backward_exposed, sum(self.times[at].weight for at in self._list_readers(index)))
             backward_exposed -= reduce
             self.overlapped[1] += reduce
-        resent_exposed = self._exposed_seconds(index, resent, side=1, compute_seconds=overlapped_compute.forward)
+        resent_exposed = self._estimate_exposed_seconds(
+            index, resent, side=1, compute_seconds=overlapped_compute.forward
+        )
         backward_exposed = backward_exposed + resent_exposed
         backward_alone = backward_alone + (resent_exposed if is_ring else resent_alone.seconds)
         if message.axis == "ep":
@@ -202,18 +204,20 @@ class UnitTimer:
         moe = self.model.moe
         copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
         back_payload = message.payload if message.backward_payload is None else message.backward_payload
-        forward = self._message_time(message, message.forward, message.payload, rank_group=rank_group, copies=copies)
-        resent = self._message_time(
+        forward = self._estimate_message_time(
+            message, message.forward, message.payload, rank_group=rank_group, copies=copies
+        )
+        resent = self._estimate_message_time(
             message, message.regather, message.uncast.payload, rank_group=rank_group, copies=copies
         )
         parts = message.backward_parts
-        backward = self._message_time(
+        backward = self._estimate_message_time(
             message, message.backward, back_payload, rank_group=rank_group, copies=copies, parts=parts
         )
         if recomputed:
             resent = forward
         for collective, payload in message.scales:
-            scales = self._message_time(message, collective, payload, rank_group=rank_group, copies=copies)
+            scales = self._estimate_message_time(message, collective, payload, rank_group=rank_group, copies=copies)
             forward = forward._replace(seconds=forward.seconds + scales.seconds)
         return forward, backward, resent
 
@@ -244,7 +248,7 @@ class UnitTimer:
         """Return the linear layers that read the output of a gather."""
         return [*takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops)))]
 
-    def _message_time(
+    def _estimate_message_time(
         self, message: OpMessage, collective: str, payload: int, *, rank_group: RankGroup, copies: int, parts: int = 1
     ) -> MessageTime:
         """Return the seconds of all messages of one collective of an operation in one pass, sent in ``parts``.
@@ -272,7 +276,7 @@ class UnitTimer:
                 return self.times[other]
         return OpTime(0.0, 0.0)
 
-    def _exposed_seconds(self, index: int, sent: MessageTime, *, side: int, compute_seconds: float) -> float:
+    def _estimate_exposed_seconds(self, index: int, sent: MessageTime, *, side: int, compute_seconds: float) -> float:
         """Return the exposed seconds of a message that overlaps ``compute_seconds`` seconds of compute.
 
         ``side``: forward 0, backward 1.
@@ -325,7 +329,7 @@ class UnitTimer:
                 device = max(device + time.forward, launched) + self.ep_exposed.get(index, 0.0)
         return device - start
 
-    def _launches(self) -> tuple[float, float]:
+    def _count_launches(self) -> tuple[float, float]:
         """Return the number of kernels and messages that the host launches one by one, forward and backward."""
         all_launches = *self.unit.launches, *self.launched.values()
         return sum([forward_launches for forward_launches, _ in all_launches]), sum(
@@ -342,7 +346,7 @@ class UnitTimer:
             device_seconds = forward + backward + weight
             per_launch = self.constants.compiled_launch_share if self.job.stack.is_compiled else 1
             host = self.machine.chip.launch_seconds * per_launch
-            forward_launch, backward_launch = (host * times for times in self._launches())
+            forward_launch, backward_launch = (host * times for times in self._count_launches())
             if self.job.stack.launch_blocking:  # +: the host launches a kernel only when the previous one has ended
                 forward += forward_launch
                 backward += backward_launch

@@ -26,7 +26,7 @@ from fivefold.planner.time.gather_reduce import (
 )
 from fivefold.planner.time.network import Network
 from fivefold.planner.time.profiled import Profiled
-from fivefold.planner.time.unit_time import AXES, UnitKernels, UnitTime, UnitTimer, unit_kernels
+from fivefold.planner.time.unit_time import AXES, UnitKernels, UnitTime, UnitTimer, build_unit_kernels
 
 CACHED = 40_000  # values of a cache of a few numbers each
 PRICED = 8_000  # operations
@@ -79,14 +79,14 @@ class Units:
 
     def prices(self, layout: Layout) -> Prices:
         """Return the timer of operations; on a calibrated machine it depends on how many processes share it."""
-        return self._prices_of(layout.world if self.machine.calibration else 1)
+        return self._get_prices(layout.world if self.machine.calibration else 1)
 
-    def _prices_of(self, ranks: int) -> Prices:
+    def _get_prices(self, ranks: int) -> Prices:
         if ranks not in self._prices:
             self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.job, constants=self.constants)
         return self._prices[ranks]
 
-    def _placement(self, layout: Layout) -> UnitTimeKey:
+    def _build_placement_key(self, layout: Layout) -> UnitTimeKey:
         placement = self._placements.get(layout)
         if placement is None:
             placement = self._placements[layout] = UnitTimeKey(
@@ -99,19 +99,19 @@ class Units:
 
     def unit(self, layout: Layout, run: UnitGroup) -> UnitTime:
         """Return the seconds of one unit of a group."""
-        place = self._placement(layout)
+        place = self._build_placement_key(layout)
         part = get_group_degrees(place.part, run)
         measured = "" if self.profiled is None else self.profiled.make_unit_key(layout, run)
         key = part, run.name, find_places(run, place.groups), place.ranks, measured
         time = self._units.get(key)
         if time is None:
-            time = self._timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).to_unit_time()
+            time = self._build_timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).to_unit_time()
             time = self._units[key] = time if self.profiled is None else self._apply_measurement(time, layout, run)
         return time
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Return the seconds of one unit's data-parallel messages, each sent once."""
-        key = self._placement(layout).gather_reduce, name, self.counts.reduces_every_micro_batch(layout, name)
+        key = self._build_placement_key(layout).gather_reduce, name, self.counts.reduces_every_micro_batch(layout, name)
         time = self._gather_reduces.get(key)
         if time is None:
             copies = self.job.stack.copies_comm_buffers and self.machine.backend == "nccl"
@@ -125,7 +125,7 @@ class Units:
         key = get_group_degrees(part, run), run.name
         time = self._nearest.get(key)
         if time is None:
-            timer = self._timer(key[0], run, _make_adjacent_groups(key[0]), ranks=1)
+            timer = self._build_timer(key[0], run, _make_adjacent_groups(key[0]), ranks=1)
             sent_seconds = (tuple(side.values()) for side in timer.sent)
             time = self._nearest[key] = OptimisticUnitTime(timer.to_unit_time(), timer.unit.seconds, *sent_seconds)
         return time
@@ -136,7 +136,7 @@ class Units:
         It serves any number of experts per rank of ``part``.
         """
         part = get_group_degrees(part, run)
-        return self._timer(part, run, _make_adjacent_groups(part._replace(ep=ep)), ranks=1)
+        return self._build_timer(part, run, _make_adjacent_groups(part._replace(ep=ep)), ranks=1)
 
     def kernels(self, part: LocalDegrees, run: UnitGroup, *, ranks: int = 1) -> list[OpTime]:
         """Return the seconds of each operation of a unit, without recomputation; ``ranks`` share a machine."""
@@ -145,26 +145,28 @@ class Units:
         times = self._kernels.get(key)
         if times is None:
             ops = self.counts.list_ops(part, run.name)
-            times = self._prices_of(ranks).add_gradient_sums(ops, [self._price(op, ranks=ranks) for op in ops])
+            times = self._get_prices(ranks).add_gradient_sums(ops, [self._price(op, ranks=ranks) for op in ops])
             self._kernels[key] = times
         return times
 
     def _price(self, op: Op, *, ranks: int) -> OpTime:
         """Return the seconds of one operation, computed once for equal operations of several units."""
-        key = *_values_of(op), ranks
+        key = *_list_values(op), ranks
         time = self._priced.get(key)
         if time is None:
-            time = self._priced[key] = self._prices_of(ranks).operation(op)
+            time = self._priced[key] = self._get_prices(ranks).operation(op)
         return time
 
-    def _timer(self, part: LocalDegrees, run: UnitGroup, place: Callable[[str], RankGroup], *, ranks: int) -> UnitTimer:
+    def _build_timer(
+        self, part: LocalDegrees, run: UnitGroup, place: Callable[[str], RankGroup], *, ranks: int
+    ) -> UnitTimer:
         key = part, run.name, ranks
         unit = self._anywhere.get(key)
         if unit is None:
             times = self.kernels(part, run, ranks=ranks)
             ops = self.counts.list_ops(part, run.name)
             further = (0, 0) if isinstance(run.name, str) else self.job.stack.extra_kernels
-            unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, extra_launches=further)
+            unit = self._anywhere[key] = build_unit_kernels(ops, times, self.job.stack, extra_launches=further)
         # async tensor parallelism moves the parts of a message by kernels of its own
         copies = self.job.stack.tp_buffers == "copied" and part.sp and part.sequences > 1
         copies = copies and "tp" not in self.job.stack.overlap and self.machine.backend == "nccl"
@@ -176,7 +178,7 @@ class Units:
             place,
             unit,
             self.constants,
-            copy_seconds=self._prices_of(ranks).memory_bound_seconds if copies else None,
+            copy_seconds=self._get_prices(ranks).memory_bound_seconds if copies else None,
         )
 
     def _apply_measurement(self, time: UnitTime, layout: Layout, run: UnitGroup) -> UnitTime:
@@ -203,7 +205,7 @@ def _make_adjacent_groups(part: LocalDegrees) -> Callable[[str], RankGroup]:
     return lambda axis: RankGroup(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
 
 
-def _values_of(op: Op) -> tuple[Hashable, ...]:
+def _list_values(op: Op) -> tuple[Hashable, ...]:
     """Return all values that distinguish operations."""
     tensors = tuple(op.writes.items())
     gradients = tuple((op.gradients or {}).items())

@@ -17,7 +17,13 @@ from typing import NamedTuple
 from fivefold.machine.spec import Machine
 from fivefold.profiling.traces import breakdown, messages
 from fivefold.profiling.traces.breakdown import Timeline
-from fivefold.profiling.traces.critical_path import EndOrder, Segment, arrivals, critical_path, parts
+from fivefold.profiling.traces.critical_path import (
+    EndOrder,
+    Segment,
+    count_late_arrivals,
+    find_critical_path,
+    list_path_parts,
+)
 from fivefold.profiling.traces.job_traces import JobTraces, Progress, read_traces
 from fivefold.profiling.traces.matching import find_starts, match, measure_waits
 from fivefold.profiling.traces.rank_trace import StepWindow
@@ -64,19 +70,19 @@ def read(
     job = read_traces(paths, progress=progress)
     matched = match(job)
     starts = find_starts(job, matched)
-    chosen = _windows(job, step)
+    chosen = _choose_windows(job, step)
     pairs = [(trace, window) for trace in job.ranks for window in chosen[trace.rank]]
     first = min(
         window.start + trace.shift for trace, window in [*pairs, *((rank, rank.full_window()) for rank in job.ranks)]
     )
     waits_by_rank = measure_waits(job, matched, starts)
     lines = {trace.rank: Timeline(trace, waits=waits_by_rank.get(trace.rank)) for trace in job.ranks}
-    messages_of = partial(messages.lines, matched=matched, starts=starts, machine=machine, axes=axes)
+    messages_of = partial(messages.list_message_lines, matched=matched, starts=starts, machine=machine, axes=axes)
     lowest = job.ranks[0]
-    kinds, kernels = breakdown.lines(pairs)
+    kinds, kernels = breakdown.sum_kernel_lines(pairs)
     orders = {trace.rank: EndOrder(trace) for trace in job.ranks}
-    paths_of = _paths(
-        job, chosen, lambda windows: critical_path(orders, windows, matched=matched, starts=starts), progress
+    paths_of = _find_paths(
+        job, chosen, lambda windows: find_critical_path(orders, windows, matched=matched, starts=starts), progress
     )
     report = TraceReport(
         device="GPU" if job.device == "GPU" else "CPU",
@@ -90,15 +96,15 @@ def read(
         kernels=tuple(kernels[:top]),
         messages=tuple(messages_of(pairs)),
         path_seconds=sum(path[-1].end - path[0].start for path in paths_of if path) / max(1, len(paths_of)) / 1e9,
-        path=tuple(parts(paths_of, named=False)),
-        path_names=tuple(parts(paths_of, named=True)[:top]),
-        arrivals=tuple(arrivals(job, matched, starts)),
+        path=tuple(list_path_parts(paths_of, named=False)),
+        path_names=tuple(list_path_parts(paths_of, named=True)[:top]),
+        arrivals=tuple(count_late_arrivals(job, matched, starts)),
         remarks=(*job.remarks, *matched.remarks),
     )
     return AnalyzedTraces(report, messages_of([(lowest, window) for window in chosen[lowest.rank]]), paths_of[-1])
 
 
-def _windows(job: JobTraces, step: int | None) -> dict[int, list[StepWindow]]:
+def _choose_windows(job: JobTraces, step: int | None) -> dict[int, list[StepWindow]]:
     """Return the windows by rank: the steps that every rank has, or the full trace if a rank has none."""
     numbers = [{window.number for window in trace.windows} for trace in job.ranks]
     shared = set.intersection(*numbers)
@@ -117,7 +123,7 @@ def _windows(job: JobTraces, step: int | None) -> dict[int, list[StepWindow]]:
     return {rank: [windows[number] for number in sorted(chosen_steps)] for rank, windows in by_number.items()}
 
 
-def _paths(
+def _find_paths(
     job: JobTraces,
     chosen: dict[int, list[StepWindow]],
     path_of: Callable[[dict[int, StepWindow]], list[Segment]],

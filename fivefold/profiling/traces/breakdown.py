@@ -12,7 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from fivefold.profiling.traces.host_states import find_host_states
-from fivefold.profiling.traces.intervals import EMPTY, Intervals, clip, gaps, intersect, subtract, union, unite
+from fivefold.profiling.traces.intervals import (
+    EMPTY,
+    Intervals,
+    clip,
+    find_gaps,
+    intersect,
+    merge_intervals,
+    subtract,
+    unite,
+)
 from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, MEMCPY, UNKNOWN, RankEvents, StepWindow
 from fivefold.results.trace_report import Breakdown, Category, KernelLine
 
@@ -31,7 +40,7 @@ class Timeline:
         self.exposed = subtract(self.communication, self.compute)
         self.exposed_memcpy = subtract(self.memcpy, unite(self.compute, self.communication))
         rows = trace.in_optimizer & (trace.activity == COMPUTE)
-        self.optimizer = union(trace.start[rows], trace.end[rows])
+        self.optimizer = merge_intervals(trace.start[rows], trace.end[rows])
         self.waits = subtract(waits, self.compute) if waits is not None else None
         self.host_states = find_host_states(trace.recording)
 
@@ -44,7 +53,7 @@ class Timeline:
             name: clip(getattr(self, name), window.start, window.end).total / 1e9
             for name in ("compute", "communication", "exposed", "memcpy", "optimizer")
         }
-        idle = gaps(self.busy, window.start, window.end)
+        idle = find_gaps(self.busy, window.start, window.end)
         host, queued = self._split_idle(idle)
         return Breakdown(
             rank=self.trace.rank,
@@ -88,7 +97,7 @@ class Timeline:
         return launches
 
 
-def lines(
+def sum_kernel_lines(
     windows: Sequence[tuple[RankEvents, StepWindow]],
 ) -> tuple[list[KernelLine], list[KernelLine]]:
     """Return the time by category and by kernel, as means over the windows, the largest first.
@@ -109,16 +118,18 @@ def lines(
         unique_keys, first, calls = np.unique(keys[order], return_index=True, return_counts=True)
         totals, longest = (how.reduceat(lengths[order], first) if len(first) else first for how in (np.add, np.maximum))
         for key, *sums in zip(unique_keys.tolist(), calls.tolist(), totals.tolist(), longest.tolist(), strict=True):
-            kind = _category(categories_by_rank[trace.rank][key // 4], optimizer=bool(key & 2), message=bool(key & 1))
+            kind = _classify_row(
+                categories_by_rank[trace.rank][key // 4], optimizer=bool(key & 2), message=bool(key & 1)
+            )
             _add(kinds.setdefault(kind, [0, 0, 0]), sums)
             _add(names.setdefault((kind, trace.names[key // 4]), [0, 0, 0]), sums)
-    by_name = _sort_lines([_line(kind, name, sums, number) for (kind, name), sums in names.items()])
+    by_name = _sort_lines([_build_line(kind, name, sums, number) for (kind, name), sums in names.items()])
     largest = {line.category: line.name for line in reversed(by_name)}
-    by_kind = [_line(kind, "", sums, number).replace(largest=largest[kind]) for kind, sums in kinds.items()]
+    by_kind = [_build_line(kind, "", sums, number).replace(largest=largest[kind]) for kind, sums in kinds.items()]
     return _sort_lines(by_kind), by_name
 
 
-def _category(category: Category, *, optimizer: bool, message: bool) -> Category:
+def _classify_row(category: Category, *, optimizer: bool, message: bool) -> Category:
     if message:
         return "communication"
     return "optimizer" if optimizer else category
@@ -128,7 +139,7 @@ def _add(sums: list[int], more: Sequence[int]) -> None:
     sums[:] = [sums[0] + more[0], sums[1] + more[1], max(sums[2], more[2])]
 
 
-def _line(kind: Category, name: str, sums: list[int], number: int) -> KernelLine:
+def _build_line(kind: Category, name: str, sums: list[int], number: int) -> KernelLine:
     calls, total, longest = sums
     return KernelLine(
         category=kind, name=name, calls=calls / number, seconds=total / number / 1e9, longest_seconds=longest / 1e9

@@ -26,7 +26,7 @@ PATTERNS = tuple((category, re.compile(pattern, re.IGNORECASE)) for category, pa
 COLLECTIVE = next(pattern for category, pattern in PATTERNS if category == "communication")
 
 
-def category(name: str) -> Category:
+def classify_kernel(name: str) -> Category:
     """Return the category of a kernel's or operator's name; ``other`` if no row matches."""
     return next((name_category for name_category, pattern in PATTERNS if pattern.search(name)), "other")
 

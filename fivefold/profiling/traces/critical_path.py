@@ -45,7 +45,7 @@ class EndOrder:
         return int(self.rows[index]) if index >= 0 else -1
 
 
-def critical_path(
+def find_critical_path(
     orders: dict[int, EndOrder], windows: dict[int, StepWindow], *, matched: Matched, starts: dict[MessagePart, int]
 ) -> list[Segment]:
     """Return the path of a step in order of time, which covers the step without a gap; ``windows`` are by rank."""
@@ -66,7 +66,7 @@ def _walk_back(
         trace, row = order.trace, order.find_last_before(moment)
         ended = max(begin, int(trace.end[row]) + trace.shift if row >= 0 else begin)
         if ended < moment:
-            yield Segment(rank, _gap(trace, next_row, ended), "", ended, moment)
+            yield Segment(rank, _explain_gap(trace, next_row, ended), "", ended, moment)
             moment = ended
         if ended <= begin:
             return
@@ -86,14 +86,14 @@ def _find_last_arrival(
     return max(begun_parts, key=lambda part: (starts[part], part.rank), default=None)
 
 
-def _gap(trace: RankEvents, row: int, ended: int) -> Activity:
+def _explain_gap(trace: RankEvents, row: int, ended: int) -> Activity:
     """Return the cause of a gap: the host had not launched ``row`` when the previous row ended, or it was queued."""
     if row < 0 or not trace.recording.has_gpu_kernels:
         return "host"
     return "waiting" if int(trace.launch[row]) + trace.shift < ended else "host"
 
 
-def parts(paths: Sequence[Sequence[Segment]], *, named: bool) -> list[PathPart]:
+def list_path_parts(paths: Sequence[Sequence[Segment]], *, named: bool) -> list[PathPart]:
     """Return what ranks (or, if ``named``, kernels of ranks) contribute, as means over paths, the largest first."""
     sums: dict[tuple[int, Activity, str], int] = {}
     for path in paths:
@@ -107,7 +107,7 @@ def parts(paths: Sequence[Sequence[Segment]], *, named: bool) -> list[PathPart]:
     return sorted(path_parts, key=lambda part: (-part.seconds, part.rank, part.name))
 
 
-def arrivals(job: JobTraces, matched: Matched, starts: dict[MessagePart, int]) -> list[Arrivals]:
+def count_late_arrivals(job: JobTraces, matched: Matched, starts: dict[MessagePart, int]) -> list[Arrivals]:
     """Return for every rank in how many messages it was the last to arrive, and how long the others waited for it."""
     ends = {trace.rank: trace.end + trace.shift for trace in job.ranks}
     last_count, matched_count, waited_ns = ({trace.rank: 0 for trace in job.ranks} for _ in range(3))

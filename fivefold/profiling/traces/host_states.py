@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fivefold.profiling.traces.intervals import Intervals, subtract, union, unite
+from fivefold.profiling.traces.intervals import Intervals, merge_intervals, subtract, unite
 from fivefold.profiling.traces.recording import ANNOTATION, DATA_LOADING, LAUNCH, TraceEvents
 
 ALLOCATION = re.compile(
@@ -39,4 +39,4 @@ def _select(recording: TraceEvents, kind: int, pattern: re.Pattern[str]) -> Inte
     """Return what the events of a kind whose name matches cover."""
     matches = np.array([pattern.search(name) is not None for name in recording.names], np.bool_)
     rows = (recording.kind == kind) & matches[recording.name]
-    return union(recording.start[rows], recording.end[rows])
+    return merge_intervals(recording.start[rows], recording.end[rows])

@@ -28,7 +28,7 @@ class Intervals(NamedTuple):
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def union(starts: Nanoseconds, ends: Nanoseconds) -> Intervals:
+def merge_intervals(starts: Nanoseconds, ends: Nanoseconds) -> Intervals:
     """Return what intervals in any order cover."""
     keep = ends > starts
     starts, ends = starts[keep], ends[keep]
@@ -43,7 +43,9 @@ def union(starts: Nanoseconds, ends: Nanoseconds) -> Intervals:
 
 def unite(*parts: Intervals) -> Intervals:
     """Return what any of ``parts`` covers."""
-    return union(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
+    return merge_intervals(
+        np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts])
+    )
 
 
 def clip(intervals: Intervals, start: int, end: int) -> Intervals:
@@ -55,7 +57,7 @@ def clip(intervals: Intervals, start: int, end: int) -> Intervals:
     return Intervals(np.maximum(intervals.starts[first:last], start), np.minimum(intervals.ends[first:last], end))
 
 
-def gaps(intervals: Intervals, start: int, end: int) -> Intervals:
+def find_gaps(intervals: Intervals, start: int, end: int) -> Intervals:
     """Return the part of [start, end) that is not covered."""
     inside = clip(intervals, start, end)
     starts = np.concatenate(([start], inside.ends))
@@ -69,8 +71,8 @@ def subtract(intervals: Intervals, other: Intervals) -> Intervals:
     if not len(intervals.starts):
         return EMPTY
     start, end = int(intervals.starts[0]), int(intervals.ends[-1])
-    rest = gaps(intervals, start, end)
-    return gaps(unite(rest, other), start, end)
+    rest = find_gaps(intervals, start, end)
+    return find_gaps(unite(rest, other), start, end)
 
 
 def intersect(intervals: Intervals, other: Intervals) -> Intervals:

@@ -47,7 +47,7 @@ def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> J
     """Read files and folders of traces of one job; raises ``UserError`` if they hold none, or traces of two jobs."""
     remarks: list[str] = []
     recordings: list[TraceEvents] = []
-    files = _files(paths)
+    files = _list_files(paths)
     sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
     for index, (path, named) in enumerate(files):
         report = partial(_report, progress, path.name, before=sum(sizes[:index]), total=sum(sizes))
@@ -76,7 +76,7 @@ def _report(progress: Progress | None, name: str, size: int, *, before: int, tot
         progress(f"{name} (MiB)", (before + size) // MIB, max(1, total // MIB))
 
 
-def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
+def _list_files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     """Return the files, and whether each was named by the user; of a folder all that may be traces."""
     files: list[tuple[Path, bool]] = []
     for path in paths:
@@ -109,11 +109,11 @@ def _sort_by_rank(recordings: list[TraceEvents], remarks: list[str]) -> dict[int
 
 def _count(recording: TraceEvents, key: str) -> int | None:
     """Return a number of ``distributedInfo``; None if it is not a number, or exceeds any number of ranks."""
-    value = _info(recording).get(key)
+    value = _get_info(recording).get(key)
     return value if type(value) is int and 0 <= value <= RANKS else None
 
 
-def _info(recording: TraceEvents) -> dict[str, object]:
+def _get_info(recording: TraceEvents) -> dict[str, object]:
     info = recording.metadata.get("distributedInfo")
     return info if isinstance(info, dict) else {}
 
@@ -170,7 +170,7 @@ def _set_origins(ranks: list[RankEvents]) -> None:
 
 def read_groups(trace: RankEvents) -> dict[str, tuple[int, ...]]:
     """Return the members of each process group that the trace lists, by name."""
-    entries = _info(trace.recording).get("pg_config")
+    entries = _get_info(trace.recording).get("pg_config")
     groups: dict[str, tuple[int, ...]] = {}
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fivefold.profiling.traces.intervals import Intervals, union
+from fivefold.profiling.traces.intervals import Intervals, merge_intervals
 from fivefold.profiling.traces.job_traces import JobTraces, read_groups
 from fivefold.profiling.traces.recording import RecordedMessage
 from fivefold.units import show_seconds
@@ -74,7 +74,7 @@ def match(job: JobTraces) -> Matched:
             part = MessagePart(trace.rank, row)
             group = group_of(message.group, message.about, message.ranks, message.members)
             matched.groups[part] = group
-            key = _key(message, group, trace.rank, step=int(trace.step[row]))
+            key = _build_key(message, group, trace.rank, step=int(trace.step[row]))
             if key is None:
                 unmatched[message.collective] += 1
             else:
@@ -122,7 +122,7 @@ def _group(
     return TraceGroup(name, about, ranks, members)
 
 
-def _key(message: RecordedMessage, group: TraceGroup, rank: int, *, step: int) -> _MessageKey | None:
+def _build_key(message: RecordedMessage, group: TraceGroup, rank: int, *, step: int) -> _MessageKey | None:
     """Return what the parts of one message have in common besides their order; None if the trace does not say."""
     if message.collective in ("send", "recv"):
         sends = message.collective == "send"
@@ -134,13 +134,13 @@ def _key(message: RecordedMessage, group: TraceGroup, rank: int, *, step: int) -
         return _MessageKey(group.name, pair, "p2p", None, step) if peer >= 0 else None
     if message.collective == "coalesced" or not group.members:
         return None
-    size = payload(message, group) if message.collective in SIZED else None
+    size = compute_payload(message, group) if message.collective in SIZED else None
     if message.sequence >= 0:
         return _MessageKey(group.name, group.members, message.collective, size, -1, message.sequence)
     return _MessageKey(group.name, group.members, message.collective, size, step)
 
 
-def payload(message: RecordedMessage, group: TraceGroup) -> int | None:
+def compute_payload(message: RecordedMessage, group: TraceGroup) -> int | None:
     """Return the bytes of the full tensor (docs/notation.md §5); None if the trace does not say."""
     sent, received, ranks = message.bytes_in, message.bytes_out, group.ranks
     if message.collective in ("all_gather", "gather"):
@@ -157,13 +157,13 @@ def measure_waits(job: JobTraces, matched: Matched, starts: dict[MessagePart, in
     """
     until: dict[int, dict[int, int]] = {}
     for part, parts in matched.message_parts.items():
-        until.setdefault(part.rank, {})[part.row] = arrival(parts, starts)
+        until.setdefault(part.rank, {})[part.row] = find_last_arrival(parts, starts)
     waits_by_rank = {}
     for trace in job.ranks:
         if rows := until.get(trace.rank):
             rank_rows = np.fromiter(rows, np.int64)
             ends = np.fromiter(rows.values(), np.int64) - trace.shift
-            waits_by_rank[trace.rank] = union(trace.start[rank_rows], np.minimum(ends, trace.end[rank_rows]))
+            waits_by_rank[trace.rank] = merge_intervals(trace.start[rank_rows], np.minimum(ends, trace.end[rank_rows]))
     return waits_by_rank
 
 
@@ -173,7 +173,7 @@ def find_starts(job: JobTraces, matched: Matched) -> dict[MessagePart, int]:
     return {part: int(by_rank[part.rank].start[part.row]) + by_rank[part.rank].shift for part in matched.message_parts}
 
 
-def arrival(parts: Sequence[MessagePart], starts: dict[MessagePart, int]) -> int:
+def find_last_arrival(parts: Sequence[MessagePart], starts: dict[MessagePart, int]) -> int:
     """Return when the last rank had arrived."""
     return max(starts[part] for part in parts)
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fivefold.machine.spec import Machine
-from fivefold.profiling.traces.matching import Matched, MessagePart, TraceGroup, arrival, payload
+from fivefold.profiling.traces.matching import Matched, MessagePart, TraceGroup, compute_payload, find_last_arrival
 from fivefold.profiling.traces.rank_trace import RankEvents, StepWindow
 from fivefold.results.trace_report import MessageLine
-from fivefold.step import sent_bytes
+from fivefold.step import count_sent_bytes
 
 
 class _LineSums:
@@ -47,7 +47,7 @@ class _LineKey(NamedTuple):
     bandwidth: float | None
 
 
-def lines(
+def list_message_lines(
     windows: Sequence[tuple[RankEvents, StepWindow]],
     *,
     matched: Matched,
@@ -66,20 +66,20 @@ def lines(
             part = MessagePart(trace.rank, row)
             message = trace.messages[trace.message[row]]
             group = matched.groups[part]
-            size = payload(message, group)
+            size = compute_payload(message, group)
             collective = message.collective
             sent = None
             if size is not None and group.ranks:
-                sent = sent_bytes(collective, payload=size, ranks=group.ranks)
+                sent = count_sent_bytes(collective, payload=size, ranks=group.ranks)
             seconds = int(trace.end[row] - trace.start[row]) / 1e9
             waiting = None
             if part in matched.message_parts:
-                wait_ns = arrival(matched.message_parts[part], starts) - starts[part]
+                wait_ns = find_last_arrival(matched.message_parts[part], starts) - starts[part]
                 waiting = min(wait_ns / 1e9, seconds)
             axis = (axes or {}).get(group.members, "")
             key = _LineKey(_name_group(group), axis, group.ranks, collective, *_link(group, trace.rank, machine))
             sums.setdefault(key, _LineSums()).add(seconds, waiting, size, sent)
-    message_lines = [_line(key, total, len(windows)) for key, total in sums.items()]
+    message_lines = [_build_line(key, total, len(windows)) for key, total in sums.items()]
     return sorted(message_lines, key=lambda line: (-line.seconds, line.group, line.collective))
 
 
@@ -117,7 +117,7 @@ def _link(group: TraceGroup, rank: int, machine: Machine | None) -> tuple[str, f
     )
 
 
-def _line(key: _LineKey, total: _LineSums, number: int) -> MessageLine:
+def _build_line(key: _LineKey, total: _LineSums, number: int) -> MessageLine:
     moving = total.seconds - (total.waiting or 0.0)
     rates = [size / moving if size is not None and moving > 0 else None for size in (total.bytes, total.sent)]
     return MessageLine(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fivefold.layout.mesh import members
+from fivefold.layout.mesh import list_members
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
 from fivefold.results.step_comparison import QuantityComparison, Unit
 from fivefold.results.trace_report import MessageLine, TraceReport
-from fivefold.step import Step, Traffic, sent_bytes
+from fivefold.step import Step, Traffic, count_sent_bytes
 
 AXES = {"tp": "tp", "cp": "cp", "pp": "pp", "shard": "dp", "replica": "dp", "world": "world"}  # group → axis
 OF_EXPERTS = {"ep": "ep", "etp": "etp", "expert_shard": "dp", "expert_replica": "dp"}
@@ -25,7 +25,7 @@ def find_axes(layout: Layout) -> dict[tuple[int, ...], str]:
     groups = AXES | (OF_EXPERTS if layout.ep * layout.etp > 1 else {})
     for rank in range(layout.world):
         for name, axis in groups.items():
-            ranks = members(layout, name, rank=rank)
+            ranks = list_members(layout, name, rank=rank)
             if len(ranks) > 1:
                 by_members.setdefault(ranks, set()).add(axis)
     classes: list[set[str]] = []
@@ -56,23 +56,23 @@ def compare_with_prediction(
 
     bubble = sum(time.exposed_seconds.values()) + time.bubble_seconds
     rows = [
-        _row("step time", "seconds", time.step_seconds, report.step_seconds),
-        _row("compute", "seconds", time.compute_seconds, average("compute") - average("optimizer")),
-        _row("optimizer", "seconds", time.optimizer_seconds, average("optimizer")),
-        _row("exposed communication, bubble", "seconds", bubble, average("exposed", "idle_waiting")),
-        _row("copies, idle host", "seconds", 0.0, average("memcpy_alone", "idle_host")),
+        _build_row("step time", "seconds", time.step_seconds, report.step_seconds),
+        _build_row("compute", "seconds", time.compute_seconds, average("compute") - average("optimizer")),
+        _build_row("optimizer", "seconds", time.optimizer_seconds, average("optimizer")),
+        _build_row("exposed communication, bubble", "seconds", bubble, average("exposed", "idle_waiting")),
+        _build_row("copies, idle host", "seconds", 0.0, average("memcpy_alone", "idle_host")),
     ]
-    return rows + _messages(predicted.traffic, messages)
+    return rows + _compare_messages(predicted.traffic, messages)
 
 
-def _row(quantity: str, unit: Unit, predicted: float, measured: float) -> QuantityComparison:
+def _build_row(quantity: str, unit: Unit, predicted: float, measured: float) -> QuantityComparison:
     error = 0.0 if predicted == measured else predicted / measured - 1 if measured else None
     return QuantityComparison(
         quantity=quantity, unit=unit, predicted=predicted, measured=measured, error=error, exact=False
     )
 
 
-def _messages(traffic: Sequence[Traffic], lines: Sequence[MessageLine]) -> list[QuantityComparison]:
+def _compare_messages(traffic: Sequence[Traffic], lines: Sequence[MessageLine]) -> list[QuantityComparison]:
     """Return rows of messages and bytes sent, by axis (or axes that share a group) and collective, without receives."""
     labels = {axis: line.axis for line in lines for axis in line.axis.split(", ")}
     sums: dict[tuple[str, str], list[float]] = {}
@@ -85,10 +85,10 @@ def _messages(traffic: Sequence[Traffic], lines: Sequence[MessageLine]) -> list[
             collective = "p2p" if line.collective == "send" else line.collective
             totals = sums.setdefault((line.axis, collective), [0.0] * 4)
             totals[1] += line.calls
-            totals[3] += sent_bytes(collective, payload=round(line.bytes or 0), ranks=line.ranks or 1)
+            totals[3] += count_sent_bytes(collective, payload=round(line.bytes or 0), ranks=line.ranks or 1)
     rows = []
     for (axis, collective), (planned, counted, size, sent) in sums.items():
-        rows.append(_row(f"{axis} {collective}, calls", "calls", planned, counted))
+        rows.append(_build_row(f"{axis} {collective}, calls", "calls", planned, counted))
         if size or sent:
-            rows.append(_row(f"{axis} {collective}, sent", "bytes", size, sent))
+            rows.append(_build_row(f"{axis} {collective}, sent", "bytes", size, sent))
     return rows

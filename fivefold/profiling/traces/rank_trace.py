@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fivefold.profiling.traces.categories import category, is_communication_kernel
-from fivefold.profiling.traces.intervals import Intervals, Nanoseconds, union
+from fivefold.profiling.traces.categories import classify_kernel, is_communication_kernel
+from fivefold.profiling.traces.intervals import Intervals, Nanoseconds, merge_intervals
 from fivefold.profiling.traces.recording import ANNOTATION, COPY, KERNEL, LAUNCH, OPERATOR, RecordedMessage, TraceEvents
 from fivefold.record import UserError
 from fivefold.results.trace_report import Category
@@ -71,7 +71,7 @@ class RankEvents:
     def get_intervals(self, activity: int) -> Intervals:
         """Return when any row of a kind runs."""
         rows = self.activity == activity
-        return union(self.start[rows], self.end[rows])
+        return merge_intervals(self.start[rows], self.end[rows])
 
     def rows_in(self, window: StepWindow) -> slice:
         """Return the rows that begin in a window."""
@@ -80,7 +80,7 @@ class RankEvents:
 
     def categories(self) -> list[Category]:
         """Return the category by name number; rows within the optimizer are marked in ``in_optimizer``."""
-        return [category(name) for name in self.names]
+        return [classify_kernel(name) for name in self.names]
 
     def full_window(self) -> StepWindow:
         """Return the window from the start of the first row to the end of the last one."""
@@ -89,18 +89,20 @@ class RankEvents:
 
 def rank_trace(recording: TraceEvents, *, rank: int) -> RankEvents:
     """Classify the rows of a recording."""
-    rows = _gpu_rows(recording) if recording.has_gpu_kernels else _cpu_rows(recording)
+    rows = _select_gpu_rows(recording) if recording.has_gpu_kernels else _select_cpu_rows(recording)
     if not len(rows):
         raise UserError(f"{recording.path} has no operator that computes; record complete steps with torch.profiler")
     rows = rows[np.argsort(recording.start[rows], kind="stable")]
     activity = _classify_rows(recording, rows)
-    launch = _launches(recording, rows) if recording.has_gpu_kernels else recording.start[rows]
+    launch = _find_launches(recording, rows) if recording.has_gpu_kernels else recording.start[rows]
     by_event = np.full(len(recording.kind), -1, np.int64)
     by_event[[message.event for message in recording.messages]] = np.arange(len(recording.messages))
-    steps = _annotations(recording, "ProfilerStep")
+    steps = _find_annotations(recording, "ProfilerStep")
     step = _find_windows(launch, steps)
     windows = (
-        _gpu_windows(recording, steps, step, rows) if recording.has_gpu_kernels else _cpu_windows(recording, steps)
+        _build_gpu_windows(recording, steps, step, rows)
+        if recording.has_gpu_kernels
+        else _build_cpu_windows(recording, steps)
     )
     numbers = np.array([window.number for window in steps] + [-1], np.int64)
     return RankEvents(
@@ -115,15 +117,15 @@ def rank_trace(recording: TraceEvents, *, rank: int) -> RankEvents:
         step=numbers[step],
         message=by_event[rows],
         windows=windows,
-        in_optimizer=_find_windows(launch, _annotations(recording, "Optimizer.step#")) >= 0,
+        in_optimizer=_find_windows(launch, _find_annotations(recording, "Optimizer.step#")) >= 0,
     )
 
 
-def _gpu_rows(recording: TraceEvents) -> npt.NDArray[np.int64]:
+def _select_gpu_rows(recording: TraceEvents) -> npt.NDArray[np.int64]:
     return np.flatnonzero((recording.kind == KERNEL) | (recording.kind == COPY))
 
 
-def _cpu_rows(recording: TraceEvents) -> npt.NDArray[np.int64]:
+def _select_cpu_rows(recording: TraceEvents) -> npt.NDArray[np.int64]:
     """Return the outermost operators of every thread, and gloo's messages."""
     computes = np.array([_is_compute_op(name) for name in recording.names])
     rows = np.flatnonzero((recording.kind == OPERATOR) & computes[recording.name])
@@ -154,7 +156,7 @@ def _classify_rows(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> npt.N
     return activity
 
 
-def _launches(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> Nanoseconds:
+def _find_launches(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> Nanoseconds:
     """Return when each row had been launched, at the latest when it begins; UNKNOWN if its launch is not in the trace.
 
     A row is launched when the runtime's call returns: during a long one, such as the copy of pageable memory or the
@@ -174,7 +176,7 @@ def _launches(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> Nanosecond
     return launch
 
 
-def _annotations(recording: TraceEvents, begins: str) -> list[StepWindow]:
+def _find_annotations(recording: TraceEvents, begins: str) -> list[StepWindow]:
     """Return the annotations whose name begins with ``begins``, by start; of those that overlap only the first."""
     rows = np.flatnonzero(recording.kind == ANNOTATION)
     rows = rows[np.argsort(recording.start[rows], kind="stable")]
@@ -198,7 +200,7 @@ def _find_windows(times: Nanoseconds, windows: list[StepWindow]) -> npt.NDArray[
     return np.where((indices >= 0) & (times < ends[np.maximum(indices, 0)]), indices, -1)
 
 
-def _gpu_windows(
+def _build_gpu_windows(
     recording: TraceEvents, steps: list[StepWindow], step: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
 ) -> tuple[StepWindow, ...]:
     """Return consecutive windows, each up to the end of the last kernel that its step launched, without empty ones.
@@ -218,7 +220,7 @@ def _gpu_windows(
     return tuple(windows)
 
 
-def _cpu_windows(recording: TraceEvents, steps: list[StepWindow]) -> tuple[StepWindow, ...]:
+def _build_cpu_windows(recording: TraceEvents, steps: list[StepWindow]) -> tuple[StepWindow, ...]:
     """Return the annotations, each extended to the beginning of the next."""
     ends = [window.start for window in steps[1:]] + [window.end for window in steps[-1:]]
     return tuple(window._replace(end=end) for window, end in zip(steps, ends, strict=True))

@@ -126,7 +126,7 @@ class _Columns:
             raise ValueError
         lane = (event.get("pid"), args.get("stream", event.get("tid")) if kind <= COPY else event.get("tid"))
         row, self.first = len(self.kind), first
-        message = _message(row, kind, name, args)
+        message = _parse_message(row, kind, name, args)
         self.lane.append(self.lanes.setdefault(lane, len(self.lanes)))
         self.kind.append(kind)
         self.name.append(self.names.setdefault(name, len(self.names)))
@@ -206,12 +206,12 @@ def _parse_ns(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_TIME_NS else 0
 
 
-def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> RecordedMessage | None:
+def _parse_message(row: int, kind: int, name: str, args: dict[str, Any]) -> RecordedMessage | None:
     """Return the message that the ``args`` of an NCCL kernel or a gloo annotation describe; None for all others."""
     if kind == KERNEL and "Collective name" in args:
         return _read_message(row, args)
     if kind == ANNOTATION and name.startswith("gloo:"):
-        size = _dims_bytes(args.get("Input Dims"), args.get("Input type"))
+        size = _count_dims_bytes(args.get("Input Dims"), args.get("Input type"))
         collective = name.removeprefix("gloo:").lower()
         return RecordedMessage(row, SAME.get(collective, collective), size, None, "", "", None, ())
     return None
@@ -240,11 +240,11 @@ def _read_message(row: int, args: dict[str, Any]) -> RecordedMessage:
 
 def parse_ranks(value: object) -> tuple[int, ...]:
     """Parse ``"[0, 1]"`` or ``[0, 1]`` into ascending ranks; an abbreviated list ("[0, 1, ..., 7]") gives none."""
-    return _ranks(str(value or ""))
+    return _parse_ranks(str(value or ""))
 
 
 @lru_cache(maxsize=4096)  # every message of a group repeats it
-def _ranks(text: str) -> tuple[int, ...]:
+def _parse_ranks(text: str) -> tuple[int, ...]:
     words = text.strip("[]").split(",")
     try:
         return tuple(sorted({int(word) for word in words}))
@@ -259,7 +259,7 @@ def _rank(value: object) -> int:
         return -1
 
 
-def _dims_bytes(dims: object, kinds: object) -> int | None:
+def _count_dims_bytes(dims: object, kinds: object) -> int | None:
     """Return the bytes of tensors from record_shapes: [[64, 256]] and ["float"]; None if they are not stated."""
     if not isinstance(dims, list) or not isinstance(kinds, list) or len(dims) != len(kinds) or not dims:
         return None

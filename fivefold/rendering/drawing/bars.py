@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fivefold.rendering.drawing.svg import element, join_elements, percent
+from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
 from fivefold.rendering.step_view import BarPart
 
@@ -27,10 +27,10 @@ def draw_stacked(parts: Sequence[BarPart], *, total: float, label: str, limit: f
         if part.size > 0:
             tip = f"{part.name}  {part.text}"
             bars.append(
-                element(
+                build_element(
                     "rect",
-                    x=percent(start / total),
-                    width=percent(part.size / total),
+                    x=format_percent(start / total),
+                    width=format_percent(part.size / total),
                     height="100%",
                     class_=f"k-{part.look}",
                     data_tip=tip,
@@ -39,7 +39,9 @@ def draw_stacked(parts: Sequence[BarPart], *, total: float, label: str, limit: f
         start += part.size
     if limit is not None:
         bars += [
-            element("line", x1=percent(limit / total), x2=percent(limit / total), y1=0, y2="100%", class_=look)
+            build_element(
+                "line", x1=format_percent(limit / total), x2=format_percent(limit / total), y1=0, y2="100%", class_=look
+            )
             for look in ("limit-ground", "limit")
         ]
-    return element("svg", join_elements(bars), class_="bar", height=22, role="img", aria_label=label)
+    return build_element("svg", join_elements(bars), class_="bar", height=22, role="img", aria_label=label)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fivefold.rendering.drawing.style import css, file_css
-from fivefold.rendering.drawing.svg import add_titles, element, image, join_elements, legend
-from fivefold.rendering.elements import Raw, words
+from fivefold.rendering.drawing.style import build_file_css, read_css
+from fivefold.rendering.drawing.svg import add_titles, build_element, draw_legend, embed_image, join_elements
+from fivefold.rendering.elements import Raw, escape_text
 from fivefold.rendering.palette import break_lines
 
 WIDTH, MARGIN = 1000, 16  # pixels
@@ -38,20 +38,20 @@ class PictureFile(NamedTuple):
         top = 2 * MARGIN
         parts = []
         for size, look, text in self._texts():
-            parts.append(element("text", text, x=MARGIN, y=top, class_=look, style=f"font-size:{size}px"))
+            parts.append(build_element("text", text, x=MARGIN, y=top, class_=look, style=f"font-size:{size}px"))
             top += size + 6
         parts.append(join_elements(_lay_out_legend(self.looks, y=top)))
         width = WIDTH - self.left - 2 * MARGIN
         parts.append(
-            element(
+            build_element(
                 "svg", self.chart, x=MARGIN + self.left, y=top + 22, width=width, height=self.height, overflow="visible"
             )
         )
         height = top + 22 + self.height + 40 + MARGIN
-        ground = element("rect", width=WIDTH, height=height, class_="ground")
-        return element(
+        ground = build_element("rect", width=WIDTH, height=height, class_="ground")
+        return build_element(
             "svg",
-            Raw(f"<style>{file_css()}</style>"),
+            Raw(f"<style>{build_file_css()}</style>"),
             ground,
             *parts,
             xmlns="http://www.w3.org/2000/svg",
@@ -61,15 +61,16 @@ class PictureFile(NamedTuple):
         )
 
     def _repr_html_(self) -> str:
-        return f"<b>{words(self.title)}</b><br>{image(self.chart, height=self.height, label=self.title)}"
+        return f"<b>{escape_text(self.title)}</b><br>{embed_image(self.chart, height=self.height, label=self.title)}"
 
     def to_html(self) -> str:
         """Return the picture as a page that fetches nothing."""
-        lines = "".join(f"<p>{words(line)}</p>" for line in self.lines if line)
+        lines = "".join(f"<p>{escape_text(line)}</p>" for line in self.lines if line)
         return (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{words(self.title)}</title><style>'
-            f"{css()}{PAGE}</style></head><body><h1>{words(self.title)}</h1>{lines}{add_titles(self.chart)}"
-            f"{legend(self.looks)}</body></html>\n"
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>'
+            f"{escape_text(self.title)}</title><style>"
+            f"{read_css()}{PAGE}</style></head><body><h1>{escape_text(self.title)}</h1>{lines}{add_titles(self.chart)}"
+            f"{draw_legend(self.looks)}</body></html>\n"
         )
 
     def _texts(self) -> Iterator[tuple[int, str, str]]:
@@ -82,6 +83,6 @@ class PictureFile(NamedTuple):
 def _lay_out_legend(looks: Sequence[tuple[str, str]], *, y: float) -> Iterator[Raw]:
     x = float(MARGIN)
     for look, name in looks:
-        yield element("rect", x=x, y=y - 6, width=12, height=12, rx=3, class_=f"k-{look}")
-        yield element("text", name, x=x + 18, y=y, dy="0.35em", class_="remark")
+        yield build_element("rect", x=x, y=y - 6, width=12, height=12, rx=3, class_=f"k-{look}")
+        yield build_element("text", name, x=x + 18, y=y, dy="0.35em", class_="remark")
         x += 18 + LETTER * len(name) + 22

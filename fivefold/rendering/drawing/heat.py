@@ -23,12 +23,14 @@ class HeatTable(NamedTuple):
     rows: list[tuple[Any, list[HeatCell | None]]]
 
 
-def table(cells: Mapping[tuple[Any, Any], tuple[float, str]], *, show: Callable[[float], str], less: bool) -> HeatTable:
+def build_table(
+    cells: Mapping[tuple[Any, Any], tuple[float, str]], *, show: Callable[[float], str], less: bool
+) -> HeatTable:
     """Return the heat map of cells by (down, across); ``less``: the smallest value is best."""
     sizes = [size for size, _ in cells.values()]
     smallest, span = min(sizes), max(sizes) - min(sizes) or 1.0
 
-    def cell(place: tuple[Any, Any]) -> HeatCell | None:
+    def build_cell(place: tuple[Any, Any]) -> HeatCell | None:
         if place not in cells:
             return None
         size, href = cells[place]
@@ -36,7 +38,7 @@ def table(cells: Mapping[tuple[Any, Any], tuple[float, str]], *, show: Callable[
         return HeatCell(show(size), href, round((1 - share if less else share) * (SHADES - 1)))
 
     downs, acrosses = (sorted({place[side] for place in cells}, key=_order) for side in (0, 1))
-    return HeatTable(acrosses, [(down, [cell((down, across)) for across in acrosses]) for down in downs])
+    return HeatTable(acrosses, [(down, [build_cell((down, across)) for across in acrosses]) for down in downs])
 
 
 def _order(value: Any) -> tuple[bool, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from fivefold.rendering.drawing.plot import SIDE, plot, show_tick, ticks
-from fivefold.rendering.drawing.svg import element, join_elements, percent
+from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot, show_tick
+from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
 
 HEIGHT = 230
@@ -37,31 +37,31 @@ def draw_lines(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_
     low = max(0.0, low - margin) if low >= 0 else low - margin
     high = high + margin
 
-    def position(point: tuple[float, float]) -> tuple[float, float]:
+    def place_point(point: tuple[float, float]) -> tuple[float, float]:
         return (point[0] - first) / (last - first), 1 - (point[1] - low) / (high - low)
 
-    paths = (_path([position(point) for point in curve.points], curve.look) for curve in curves)
+    paths = (_draw_path([place_point(point) for point in curve.points], curve.look) for curve in curves)
     dots = (
-        element("circle", cx=percent(x), cy=percent(y), r=3, class_=f"dot s-{curve.look}")
+        build_element("circle", cx=format_percent(x), cy=format_percent(y), r=3, class_=f"dot s-{curve.look}")
         for curve in curves
         if len(curve.points) <= 40
-        for x, y in map(position, curve.points)
+        for x, y in map(place_point, curve.points)
     )
     return plot(
-        join_elements((*paths, *_hover_columns(curves, first=first, last=last))),
+        join_elements((*paths, *_draw_hover_columns(curves, first=first, last=last))),
         label=label,
         height=HEIGHT,
-        x=[((item - first) / (last - first), f"{item:g}") for item in ticks(last, first=first, about=6)],
-        y=[(1 - (item - low) / (high - low), show_tick(item)) for item in ticks(high, first=low)],
+        x=[((item - first) / (last - first), f"{item:g}") for item in choose_ticks(last, first=first, about=6)],
+        y=[(1 - (item - low) / (high - low), show_tick(item)) for item in choose_ticks(high, first=low)],
         x_title=x_title,
         y_title=y_title,
         over=join_elements(dots),
     )
 
 
-def _path(points: Sequence[tuple[float, float]], look: str) -> Raw:
+def _draw_path(points: Sequence[tuple[float, float]], look: str) -> Raw:
     line = "M" + "L".join(f"{x * SIDE:.1f} {y * SIDE:.1f}" for x, y in points)
-    return element("path", d=line, class_=f"curve s-{look}")
+    return build_element("path", d=line, class_=f"curve s-{look}")
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -71,7 +71,7 @@ def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 
 
-def _hover_columns(curves: Sequence[Curve], *, first: float, last: float) -> Iterator[Raw]:
+def _draw_hover_columns(curves: Sequence[Curve], *, first: float, last: float) -> Iterator[Raw]:
     """Yield invisible columns that show the nearest value of each curve under the mouse."""
     longest = max(curves, key=lambda curve: len(curve.points)).points
     width = SIDE / max(1, len(longest) - 1)
@@ -86,4 +86,4 @@ def _hover_columns(curves: Sequence[Curve], *, first: float, last: float) -> Ite
                 cursors[index] += 1
             tip_lines.append(f"{curve.name}  {curve.show(points[cursors[index]][1])}")
         left = (x - first) / (last - first) * SIDE - width / 2
-        yield element("rect", x=left, width=width, y=0, height=SIDE, class_="hit", data_tip="\n".join(tip_lines))
+        yield build_element("rect", x=left, width=width, y=0, height=SIDE, class_="hit", data_tip="\n".join(tip_lines))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fivefold.rendering.drawing.plot import SIDE, plot, ticks
-from fivefold.rendering.drawing.svg import element, join_elements, percent
+from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot
+from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
 
 HEIGHT = 300
@@ -37,17 +37,19 @@ def draw_parallel_axes(axes: Sequence[ParallelAxis], lines: Sequence[ParallelLin
     places = [place / (len(axes) - 1) for place in range(len(axes))]
     paths = []
     for index, line in reversed(list(enumerate(lines))):
-        heights = [_height(axis.values[index], scale) for axis, scale in zip(axes, scales, strict=True)]
+        heights = [_place_value(axis.values[index], scale) for axis, scale in zip(axes, scales, strict=True)]
         points = "L".join(f"{x * SIDE:.1f} {y * SIDE:.1f}" for x, y in zip(places, heights, strict=True))
-        path = element("path", d=f"M{points}", class_=f"curve crossing s-{line.look}", data_tip=line.tip)
-        paths.append(element("a", path, href=line.href, tabindex=-1, aria_label=line.tip))
+        path = build_element("path", d=f"M{points}", class_=f"curve crossing s-{line.look}", data_tip=line.tip)
+        paths.append(build_element("a", path, href=line.href, tabindex=-1, aria_label=line.tip))
     return plot(
         join_elements(paths),
         label=label,
         height=HEIGHT,
         x=[(place, axis.name) for place, axis in zip(places, axes, strict=True)],
         y=[],
-        over=join_elements(text for place, scale in zip(places, scales, strict=True) for text in _marks(place, scale)),
+        over=join_elements(
+            text for place, scale in zip(places, scales, strict=True) for text in _draw_marks(place, scale)
+        ),
         kind="named parallel",
         role="group",
     )
@@ -58,12 +60,16 @@ def _scale(axis: ParallelAxis) -> list[tuple[float | str, float]]:
     if axis.is_measure:
         numbers = [float(value) for value in axis.values]
         low, high = min(numbers), max(numbers)
-        return [(low, 1.0), *((tick, 1 - (tick - low) / (high - low)) for tick in ticks(high, first=low)), (high, 0.0)]
+        return [
+            (low, 1.0),
+            *((tick, 1 - (tick - low) / (high - low)) for tick in choose_ticks(high, first=low)),
+            (high, 0.0),
+        ]
     values = sorted(set(axis.values), key=lambda value: (isinstance(value, str), value))
     return [(value, 1 - place / (len(values) - 1)) for place, value in enumerate(values)]
 
 
-def _height(value: float | str, scale: Sequence[tuple[float | str, float]]) -> float:
+def _place_value(value: float | str, scale: Sequence[tuple[float | str, float]]) -> float:
     """Return the height of a value: that of its mark, or between the ends of a linear scale."""
     exact = [height for mark, height in scale if mark == value]
     if exact:
@@ -72,12 +78,14 @@ def _height(value: float | str, scale: Sequence[tuple[float | str, float]]) -> f
     return 1 - (float(value) - float(low)) / (float(high) - float(low))
 
 
-def _marks(place: float, scale: Sequence[tuple[float | str, float]]) -> Iterator[Raw]:
+def _draw_marks(place: float, scale: Sequence[tuple[float | str, float]]) -> Iterator[Raw]:
     """Yield an axis and the texts of its marks, without those that would touch a neighbour."""
-    yield element("line", x1=percent(place), x2=percent(place), y1=0, y2="100%", class_="axis")
+    yield build_element("line", x1=format_percent(place), x2=format_percent(place), y1=0, y2="100%", class_="axis")
     last = 2.0
     for value, height in scale:
         if last - height >= 15 / HEIGHT:
             text = f"{value:.3g}" if isinstance(value, int | float) else value
-            yield element("text", text, x=percent(place), y=percent(height), dx=6, dy="0.35em", class_="mark-text")
+            yield build_element(
+                "text", text, x=format_percent(place), y=format_percent(height), dx=6, dy="0.35em", class_="mark-text"
+            )
             last = height

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
-from fivefold.rendering.drawing.plot import SIDE, plot, room, ticks, time_unit
-from fivefold.rendering.drawing.svg import element, join_elements, percent
+from fivefold.rendering.drawing.plot import SIDE, choose_label_class, choose_ticks, plot, time_unit
+from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
-from fivefold.rendering.pipeline import LOOKS, PipelineRectangle, Rows, blocks, finding
+from fivefold.rendering.pipeline import LOOKS, PipelineRectangle, Rows, describe_step, split_span
 from fivefold.rendering.question import count_ranks
 from fivefold.results.spans import Span
 from fivefold.step import Step
@@ -41,23 +41,25 @@ def draw_pipeline(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int 
     label_interval = 1 if row_height >= 13 else 4
     row_names = names or [f"rank {rank}" for rank in range(len(rows))]
     has_tips = sum(map(len, rows)) <= MAX_TOOLTIP_SPANS
-    placed = list(_blocks(rows, last=end, pp=pp or len(rows))) if has_tips else []
+    placed = list(_list_blocks(rows, last=end, pp=pp or len(rows))) if has_tips else []
     idle = (
-        element(
+        build_element(
             "rect", x=0, width=SIDE, y=SIDE * (row + 0.06) / len(rows), height=SIDE * 0.88 / len(rows), class_="idle"
         )
         for row in range(len(rows))
     )
     return plot(
-        join_elements((*idle, *(_rectangles(placed) if has_tips else _lines(rows, last=end, pp=pp or len(rows))))),
+        join_elements(
+            (*idle, *(_draw_rectangles(placed) if has_tips else _draw_lines(rows, last=end, pp=pp or len(rows))))
+        ),
         label=label,
         height=row_height * len(rows),
         grid=False,
-        kind=f"pipeline {room(row_names)}",
-        x=[(tick / per_second / end, f"{tick:g}") for tick in ticks(end * per_second, about=6)],
+        kind=f"pipeline {choose_label_class(row_names)}",
+        x=[(tick / per_second / end, f"{tick:g}") for tick in choose_ticks(end * per_second, about=6)],
         y=[((row + 0.5) / len(rows), name) for row, name in enumerate(row_names) if row % label_interval == 0],
         x_title=f"time, {unit}",
-        over=join_elements(_digits(placed)) if row_height >= 13 else "",
+        over=join_elements(_draw_digits(placed)) if row_height >= 13 else "",
     )
 
 
@@ -73,8 +75,8 @@ def draw_file(
     if not rows or not all(rows):
         raise UserError("no rank does anything; there is nothing to draw")
     stages = pp or len(rows)
-    has_paler = any(block.chunk for row in rows for span in row for block in blocks(span, pp=stages))
-    title = finding(step.time, rows)
+    has_paler = any(block.chunk for row in rows for span in row for block in split_span(span, pp=stages))
+    title = describe_step(step.time, rows)
     return PictureFile(
         title=title,
         lines=(
@@ -103,10 +105,10 @@ def list_legend_entries(rows: Rows) -> list[tuple[str, str]]:
     return list({name: (kind, name) for kind, (name, _, _) in LOOKS.items() if kind in kinds}.values())
 
 
-def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, PipelineRectangle, Span]]:
+def _list_blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, PipelineRectangle, Span]]:
     for rank, row in enumerate(rows):
         for span in row:
-            for block in blocks(span, pp=pp):
+            for block in split_span(span, pp=pp):
                 if block.end > block.start:
                     top, bottom = (rank + 0.5 + edge for edge in (block.top, block.bottom))
                     width = (block.end - block.start) / last
@@ -114,7 +116,7 @@ def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Pipel
                     yield _Place(block.start / last, width, top / len(rows), height), block, span
 
 
-def _rectangles(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iterator[Raw]:
+def _draw_rectangles(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iterator[Raw]:
     """Yield a rectangle for each block, with the text of its span under the mouse."""
     for place, block, span in drawn:
         x, width, y, height = (SIDE * share for share in place)
@@ -124,7 +126,7 @@ def _rectangles(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iter
         )
 
 
-def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
+def _draw_lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
     """Yield lines as thick as a row, one for all blocks of a kind in a row, of which there are many.
 
     Backward passes are painted first, so that one line runs on below the forwards between them.
@@ -133,7 +135,7 @@ def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
     for rank, row in enumerate(rows):
         lines: dict[_Look, _Line] = {}
         for span in row:
-            for kind, start, end, _, chunk, top, bottom in blocks(span, pp=pp):
+            for kind, start, end, _, chunk, top, bottom in split_span(span, pp=pp):
                 key = (kind, chunk > 0, top, bottom)
                 line = lines.get(key)
                 if line is None:
@@ -146,7 +148,7 @@ def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
         for (kind, paler, top, bottom), line in sorted(lines.items(), key=lambda item: item[1].layer):
             if not line.segments:
                 continue
-            yield element(
+            yield build_element(
                 "path",
                 d=line.write(y=round((rank + 0.5 + (top + bottom) / 2) * row_height, 1)),
                 class_=f"line s-{kind}" + (" paler" if paler else ""),
@@ -199,12 +201,12 @@ def _look(block: PipelineRectangle) -> str:
     return f"k-{block.kind}" + (" paler" if block.chunk else "")
 
 
-def _digits(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iterator[Raw]:
+def _draw_digits(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iterator[Raw]:
     for place, block, _ in drawn:
         if block.text and place.width * WIDE > 7 * len(block.text) + 3:
-            x = percent(place.x + place.width / 2)
-            y = percent(place.y + place.height / 2)
-            yield element("text", block.text, x=x, y=y, dy="0.35em", class_=f"digit on-{block.kind}")
+            x = format_percent(place.x + place.width / 2)
+            y = format_percent(place.y + place.height / 2)
+            yield build_element("text", block.text, x=x, y=y, dy="0.35em", class_=f"digit on-{block.kind}")
 
 
 def _make_tooltip(span: Span) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
 
-from fivefold.rendering.drawing.svg import element, join_elements, percent
+from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
 from fivefold.units import show_count
 
@@ -16,7 +16,7 @@ SIDE = 1000.0
 MARGINS = {7: "", 12: "named", 29: "long"}  # maximum letters of a row's name → class of the margin
 
 
-def ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[float]:
+def choose_ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[float]:
     """Return round numbers from ``first`` to ``last``."""
     span = last - first
     if span <= 0:
@@ -34,7 +34,7 @@ def show_tick(value: float) -> str:
     return f"{float(number):g} {unit}"
 
 
-def room(names: Iterable[str]) -> str:
+def choose_label_class(names: Iterable[str]) -> str:
     """Return the class of a picture whose rows have these names, which sets the width of its margin."""
     longest = max(map(len, names), default=0)
     return next((look for most, look in MARGINS.items() if longest <= most), "long")
@@ -63,15 +63,15 @@ def plot(
 
     ``x``, ``y``: ticks as (share, text), from the left and top; ``over``: marks that are not stretched.
     """
-    square = element(
+    square = build_element(
         "svg", marks, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%", class_="marks"
     )
-    titles = join_elements(_titles(x_title, y_title))
-    return element(
+    titles = join_elements(_draw_titles(x_title, y_title))
+    return build_element(
         "svg",
-        _grid(y) if grid else "",
+        _draw_grid(y) if grid else "",
         square,
-        _labels(x, y),
+        _draw_labels(x, y),
         titles,
         over,
         class_=f"chart {kind}".strip(),
@@ -81,18 +81,21 @@ def plot(
     )
 
 
-def _grid(y: Sequence[tuple[float, str]]) -> Raw:
-    return join_elements(element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in y)
+def _draw_grid(y: Sequence[tuple[float, str]]) -> Raw:
+    return join_elements(
+        build_element("line", x1=0, x2="100%", y1=format_percent(at), y2=format_percent(at), class_="grid")
+        for at, _ in y
+    )
 
 
-def _labels(x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]]) -> Raw:
-    below = (element("text", text, x=percent(at), y="100%", dy=18, text_anchor="middle") for at, text in x)
-    left = (element("text", text, x=-8, y=percent(at), dy="0.35em", text_anchor="end") for at, text in y)
+def _draw_labels(x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]]) -> Raw:
+    below = (build_element("text", text, x=format_percent(at), y="100%", dy=18, text_anchor="middle") for at, text in x)
+    left = (build_element("text", text, x=-8, y=format_percent(at), dy="0.35em", text_anchor="end") for at, text in y)
     return join_elements((*below, *left))
 
 
-def _titles(x_title: str, y_title: str) -> Iterable[Raw]:
+def _draw_titles(x_title: str, y_title: str) -> Iterable[Raw]:
     if x_title:
-        yield element("text", x_title, x="100%", y="100%", dy=33, text_anchor="end", class_="title")
+        yield build_element("text", x_title, x="100%", y="100%", dy=33, text_anchor="end", class_="title")
     if y_title:
-        yield element("text", y_title, x=-8, y="100%", dy=18, text_anchor="end", class_="title")
+        yield build_element("text", y_title, x=-8, y="100%", dy=18, text_anchor="end", class_="title")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.rendering.drawing.plot import SIDE, plot, ticks
-from fivefold.rendering.drawing.svg import element, join_elements, percent
+from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot
+from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
 
 HEIGHT = 280
@@ -28,18 +28,20 @@ def draw_scatter(
     points: Sequence[ScatterPoint], *, label: str, x_title: str, y_title: str, stairs: bool = False, zero: bool = False
 ) -> Raw:
     """Draw the chart; ``stairs``: points of the default look are joined as a front; ``zero``: both axes begin at 0."""
-    first_x, last_x = _range([point.x for point in points], zero=zero)
-    first_y, last_y = _range([point.y for point in points], zero=zero)
+    first_x, last_x = _choose_range([point.x for point in points], zero=zero)
+    first_y, last_y = _choose_range([point.y for point in points], zero=zero)
 
-    def position(point: ScatterPoint) -> tuple[float, float]:
+    def place_point(point: ScatterPoint) -> tuple[float, float]:
         return (point.x - first_x) / (last_x - first_x), 1 - (point.y - first_y) / (last_y - first_y)
 
-    placed = [(point, *position(point)) for point in points]
+    placed = [(point, *place_point(point)) for point in points]
     path = Raw("")
     if stairs and len(points) > 1:
         corners = sorted((x, y) for point, x, y in placed if point.look == "dot")
         steps = "".join(f"H{x * SIDE:.1f}V{y * SIDE:.1f}" for x, y in corners[1:])
-        path = element("path", d=f"M{corners[0][0] * SIDE:.1f} {corners[0][1] * SIDE:.1f}{steps}", class_="stairs")
+        path = build_element(
+            "path", d=f"M{corners[0][0] * SIDE:.1f} {corners[0][1] * SIDE:.1f}{steps}", class_="stairs"
+        )
     return plot(
         path,
         label=label,
@@ -47,21 +49,28 @@ def draw_scatter(
         height=HEIGHT,
         x_title=x_title,
         y_title=y_title,
-        x=[((tick - first_x) / (last_x - first_x), f"{tick:g}") for tick in ticks(last_x, first=first_x, about=6)],
-        y=[(1 - (tick - first_y) / (last_y - first_y), f"{tick:g}") for tick in ticks(last_y, first=first_y)],
-        over=join_elements(_dot(point, x, y) for point, x, y in placed),
+        x=[
+            ((tick - first_x) / (last_x - first_x), f"{tick:g}")
+            for tick in choose_ticks(last_x, first=first_x, about=6)
+        ],
+        y=[(1 - (tick - first_y) / (last_y - first_y), f"{tick:g}") for tick in choose_ticks(last_y, first=first_y)],
+        over=join_elements(_draw_dot(point, x, y) for point, x, y in placed),
     )
 
 
-def _dot(point: ScatterPoint, x: float, y: float) -> Raw:
-    dot = element("circle", cx=percent(x), cy=percent(y), r=5, class_=point.look, data_tip=point.tip)
+def _draw_dot(point: ScatterPoint, x: float, y: float) -> Raw:
+    dot = build_element(
+        "circle", cx=format_percent(x), cy=format_percent(y), r=5, class_=point.look, data_tip=point.tip
+    )
     if point.text:
         offset = {"dx": 9} if x < 0.6 else {"dx": -9, "text_anchor": "end"}
-        dot = join_elements((dot, element("text", point.text, x=percent(x), y=percent(y), dy=-9, **offset)))
-    return element("a", dot, href=point.href, aria_label=point.tip) if point.href else dot
+        dot = join_elements(
+            (dot, build_element("text", point.text, x=format_percent(x), y=format_percent(y), dy=-9, **offset))
+        )
+    return build_element("a", dot, href=point.href, aria_label=point.tip) if point.href else dot
 
 
-def _range(values: Sequence[float], *, zero: bool) -> tuple[float, float]:
+def _choose_range(values: Sequence[float], *, zero: bool) -> tuple[float, float]:
     low, high = (0.0 if zero else min(values)), max(values)
     margin = (high - low) * MARGIN or abs(high) * 0.1 or 1.0
     return (low if zero else max(0.0, low - margin) if low >= 0 else low - margin), high + margin

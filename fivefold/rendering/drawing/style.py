@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fivefold.rendering.palette import COLOURS, KINDS, ink
+from fivefold.rendering.palette import COLOURS, KINDS, choose_ink
 from fivefold.rendering.pipeline import LOOKS
 
 INKS = {
@@ -75,13 +75,13 @@ circle.dot[class*="s-"] { stroke: none; }
 """
 
 
-def css() -> str:
+def read_css() -> str:
     """Return the style sheet of pages, which follows light and dark mode."""
     colours = "".join(f" --{name}: light-dark({light}, {dark});" for name, (light, dark) in (INKS | COLOURS).items())
     return f":root {{{colours} }}\n{PAGE_RULES.strip()}\n{_mark_rules()}"
 
 
-def file_css() -> str:
+def build_file_css() -> str:
     """Return the style sheet of a picture file: light, and without variables, which other programs do not read."""
     light = {name: light for name, (light, _) in (INKS | COLOURS).items()}
     rules = re.sub(r"light-dark\((.*?),.*?\)", r"\1", f"{_mark_rules()}{FILE_RULES.strip()}")
@@ -97,7 +97,7 @@ def _mark_rules() -> str:
         if kind in LOOKS
     )
     digits = "".join(
-        f".on-{kind} {{ fill: light-dark({', '.join(map(ink, COLOURS[name]))}); }}\n"
+        f".on-{kind} {{ fill: light-dark({', '.join(map(choose_ink, COLOURS[name]))}); }}\n"
         for kind, name in KINDS.items()
         if kind in LOOKS
     )

@@ -7,20 +7,20 @@ from base64 import b64encode
 from collections.abc import Iterable
 from html import escape
 
-from fivefold.rendering.elements import Raw, words
+from fivefold.rendering.elements import Raw, escape_text
 
 IMAGE_WIDTH = 760  # pixels
 _TIP = re.compile(r'<(\w+)( [^<>]*?) data-tip="([^"]*)"/>')
 
 
-def element(tag: str, *inside: str, **attributes: object) -> Raw:
+def build_element(tag: str, *inside: str, **attributes: object) -> Raw:
     """Return an element; attributes that are None are left out, ``class_`` is class, and ``_`` in a name is ``-``."""
     attribute_text = "".join(
         f' {name.rstrip("_").replace("_", "-") if name != "viewBox" else name}="{_number(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
-    content = "".join(map(words, inside))
+    content = "".join(map(escape_text, inside))
     return Raw(f"<{tag}{attribute_text}>{content}</{tag}>" if content else f"<{tag}{attribute_text}/>")
 
 
@@ -29,14 +29,14 @@ def join_elements(parts: Iterable[Raw]) -> Raw:
     return Raw("".join(parts))
 
 
-def legend(items: Iterable[tuple[str, str]]) -> Raw:
+def draw_legend(items: Iterable[tuple[str, str]]) -> Raw:
     """Return the legend of colours: (class, name) of each."""
     keys = (
-        element(
+        build_element(
             "li",
-            element(
+            build_element(
                 "svg",
-                element("rect", width=12, height=12, rx=3, class_=f"k-{look}"),
+                build_element("rect", width=12, height=12, rx=3, class_=f"k-{look}"),
                 class_="swatch",
                 width=12,
                 height=12,
@@ -46,7 +46,7 @@ def legend(items: Iterable[tuple[str, str]]) -> Raw:
         )
         for look, name in items
     )
-    return element("ul", join_elements(keys), class_="legend")
+    return build_element("ul", join_elements(keys), class_="legend")
 
 
 def add_titles(picture: Raw) -> Raw:
@@ -54,25 +54,25 @@ def add_titles(picture: Raw) -> Raw:
     return Raw(_TIP.sub(r"<\1\2><title>\3</title></\1>", picture))
 
 
-def image(picture: Raw, *, height: int, label: str) -> Raw:
+def embed_image(picture: Raw, *, height: int, label: str) -> Raw:
     """Return the picture as an image of the page, for pages that remove elements of SVG.
 
     It has its own background, and is dark if its page is (``color-scheme``).
     """
-    from fivefold.rendering.drawing.style import css
+    from fivefold.rendering.drawing.style import read_css
 
-    background = element("rect", width="100%", height="100%", class_="ground")
-    inside = element("svg", picture, x=62, y=14, width=IMAGE_WIDTH - 76, height=height, overflow="visible")
+    background = build_element("rect", width="100%", height="100%", class_="ground")
+    inside = build_element("svg", picture, x=62, y=14, width=IMAGE_WIDTH - 76, height=height, overflow="visible")
     rules = ":root { color-scheme: light dark; font-family: sans-serif; } .ground { fill: var(--card); }"
-    style = Raw(f"<style>{rules}\n{css()}</style>")
-    svg_file = element(
+    style = Raw(f"<style>{rules}\n{read_css()}</style>")
+    svg_file = build_element(
         "svg", style, background, inside, xmlns="http://www.w3.org/2000/svg", width=IMAGE_WIDTH, height=height + 60
     )
     data = b64encode(svg_file.encode()).decode()
-    return element("img", src=f"data:image/svg+xml;base64,{data}", width=IMAGE_WIDTH, alt=label)
+    return build_element("img", src=f"data:image/svg+xml;base64,{data}", width=IMAGE_WIDTH, alt=label)
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Return a share as a length: ``0.25`` → ``"25%"``."""
     return f"{100 * share:.5g}%"
 

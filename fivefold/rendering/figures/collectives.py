@@ -10,17 +10,17 @@ from string import ascii_uppercase
 from typing import Any
 
 from fivefold.record import UserError
-from fivefold.rendering.charts import Chart, _altair
-from fivefold.rendering.palette import PALE_INK, RULE, SERIES, TEXT, ink
+from fivefold.rendering.charts import Chart, _import_altair
+from fivefold.rendering.palette import PALE_INK, RULE, SERIES, TEXT, choose_ink
 from fivefold.rendering.sweep.panels import Panel, place_side_by_side, stack_panels
-from fivefold.step import sent_bytes
+from fivefold.step import count_sent_bytes
 
 Buffers = list[list[str]]  # for each rank its chunks; "" where it holds none
 NAMES = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 MAX_RANKS = 8  # maximum number of ranks that remain readable
 
 
-def buffers_before(name: str, ranks: int) -> Buffers:
+def list_buffers_before(name: str, ranks: int) -> Buffers:
     """Return the chunks that each rank holds before a collective."""
     full_buffers = [[f"{ascii_uppercase[rank]}{chunk}" for chunk in range(ranks)] for rank in range(ranks)]
     if name == "broadcast":
@@ -33,9 +33,9 @@ def buffers_before(name: str, ranks: int) -> Buffers:
     return full_buffers
 
 
-def buffers_after(name: str, ranks: int) -> Buffers:
+def list_buffers_after(name: str, ranks: int) -> Buffers:
     """Return the chunks that each rank holds after a collective."""
-    initial = buffers_before(name, ranks)
+    initial = list_buffers_before(name, ranks)
     sums = [f"Σ{chunk}" for chunk in range(ranks)]
     if name == "broadcast":
         return [initial[0]] * ranks
@@ -50,14 +50,14 @@ def buffers_after(name: str, ranks: int) -> Buffers:
     return [[initial[other][rank] for other in range(ranks)] for rank in range(ranks)]
 
 
-def chart(ranks: int = 4) -> Chart:
+def draw_chart(ranks: int = 4) -> Chart:
     """Draw each collective in a panel: ranks as columns, before on the left, after on the right."""
     if not 2 <= ranks <= MAX_RANKS:
         raise UserError(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MAX_RANKS}")
     panels = [
         Panel(
             f"{name}: each rank sends {_share(name, ranks)}",
-            draw_before_and_after(buffers_before(name, ranks), buffers_after(name, ranks)),
+            draw_before_and_after(list_buffers_before(name, ranks), list_buffers_after(name, ranks)),
         )
         for name in NAMES
     ]
@@ -68,14 +68,14 @@ def chart(ranks: int = 4) -> Chart:
 
 def _share(name: str, ranks: int) -> str:
     """Return the share of a full buffer that one rank sends on a ring."""
-    share = sent_bytes(name, payload=10**6, ranks=ranks) / 1e6
+    share = count_sent_bytes(name, payload=10**6, ranks=ranks) / 1e6
     return "a full buffer" if share == 1 else f"{share:.2f} buffers"
 
 
 def join(panels: Sequence[Panel]) -> Chart:
     """Join panels side by side, without style and title."""
     joined = place_side_by_side(panels, title="", subtitle="").to_dict()
-    alt = _altair()
+    alt = _import_altair()
     for name in ("config", "padding", "background", "title", "$schema"):
         joined.pop(name, None)
     return alt.HConcatChart.from_dict(joined)
@@ -83,9 +83,9 @@ def join(panels: Sequence[Panel]) -> Chart:
 
 def draw_before_and_after(first: Buffers, last: Buffers) -> Chart:
     """Draw two sets of buffers with an arrow between them."""
-    alt = _altair()
+    alt = _import_altair()
     ranks = len(first)
-    cells = [*_cells(first, shift=0.0), *_cells(last, shift=ranks + 1.0)]
+    cells = [*_list_cells(first, shift=0.0), *_list_cells(last, shift=ranks + 1.0)]
     x = alt.X("left:Q", axis=None, scale=alt.Scale(domain=[0, 2 * ranks + 1], nice=False))
     x2 = "right:Q"
     y = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[ranks, 0], nice=False))
@@ -107,7 +107,7 @@ def draw_before_and_after(first: Buffers, last: Buffers) -> Chart:
     return picture.properties(width=26 * (2 * ranks + 1), height=24 * ranks)
 
 
-def _cells(buffers: Buffers, *, shift: float) -> list[dict[str, Any]]:
+def _list_cells(buffers: Buffers, *, shift: float) -> list[dict[str, Any]]:
     return [
         {
             "left": shift + rank,
@@ -118,7 +118,7 @@ def _cells(buffers: Buffers, *, shift: float) -> list[dict[str, Any]]:
             "middle": shift + rank + 0.5,
             "centre": chunk + 0.5,
             "fill": _fill(text),
-            "ink": ink(_fill(text)),
+            "ink": choose_ink(_fill(text)),
         }
         for rank, held in enumerate(buffers)
         for chunk, text in enumerate(held)

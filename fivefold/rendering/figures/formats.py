@@ -10,7 +10,7 @@ from math import log10
 from typing import NamedTuple
 
 from fivefold.record import make_unknown_name_error
-from fivefold.rendering.charts import Chart, _altair, _colour
+from fivefold.rendering.charts import Chart, _encode_colour, _import_altair
 from fivefold.rendering.palette import BLUE, GREY, ORANGE, SKY
 from fivefold.rendering.sweep.panels import Panel, stack_panels
 
@@ -78,7 +78,7 @@ def find_formats(names: Sequence[str]) -> list[FloatFormat]:
     return [FORMATS[name] for name in names or DEFAULT_FORMATS]
 
 
-def chart(names: Sequence[str] = ()) -> Chart:
+def draw_chart(names: Sequence[str] = ()) -> Chart:
     """Draw the bits of each format, its range on a logarithmic axis, and its values between 1 and 2."""
     formats = find_formats(names)
     widest = max(formats, key=lambda fmt: fmt.max_value)
@@ -87,15 +87,15 @@ def chart(names: Sequence[str] = ()) -> Chart:
         f"{widest.name} reaches furthest, to {widest.max_value:.1e}; {finest.name} is finest, {finest.spacing:.1e} at 1"
     )
     panels = [
-        Panel("bits", _bits(formats)),
-        Panel("from the smallest to the largest value (darker: normal numbers)", _range(formats)),
-        Panel("values from 1 to 2", _values(formats)),
+        Panel("bits", _draw_bits(formats)),
+        Panel("from the smallest to the largest value (darker: normal numbers)", _draw_range(formats)),
+        Panel("values from 1 to 2", _draw_values(formats)),
     ]
     return stack_panels(panels, title=title, subtitle="sign · exponent · mantissa")
 
 
-def _bits(formats: Sequence[FloatFormat]) -> Chart:
-    alt = _altair()
+def _draw_bits(formats: Sequence[FloatFormat]) -> Chart:
+    alt = _import_altair()
     parts = (("sign", 0), ("exponent", 1), ("mantissa", 2))
     cells = [
         {"format": fmt.name, "part": name, "bit": bit + 0.5}
@@ -106,15 +106,15 @@ def _bits(formats: Sequence[FloatFormat]) -> Chart:
     ]
     bit_count = max(fmt.sign + fmt.exponent + fmt.mantissa for fmt in formats)
     x = alt.X("bit:Q", title=None, axis=None, scale=alt.Scale(domain=[0, bit_count], nice=False))
-    y = _y(formats)
-    colour = _colour("part", {"sign": GREY, "exponent": ORANGE, "mantissa": BLUE})
+    y = _encode_y(formats)
+    colour = _encode_colour("part", {"sign": GREY, "exponent": ORANGE, "mantissa": BLUE})
     size = min(22, 600 // bit_count - 1)
     marks = alt.Chart(alt.Data(values=cells)).mark_square(size=size * size, opacity=1).encode(x=x, y=y, color=colour)
     return marks.properties(width=620, height=26 * len(formats))
 
 
-def _range(formats: Sequence[FloatFormat]) -> Chart:
-    alt = _altair()
+def _draw_range(formats: Sequence[FloatFormat]) -> Chart:
+    alt = _import_altair()
     rows = [
         {
             "format": fmt.name,
@@ -125,7 +125,7 @@ def _range(formats: Sequence[FloatFormat]) -> Chart:
         }
         for fmt in formats
     ]
-    base = alt.Chart(alt.Data(values=rows)).encode(y=_y(formats))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=_encode_y(formats))
     axis = alt.Axis(tickCount=8, labelExpr="'1e' + datum.value", title=None)
     full_range = base.mark_bar(height=12, color=SKY).encode(x=alt.X("low:Q", axis=axis), x2="high:Q")
     normal_range = base.mark_bar(height=12, color=BLUE).encode(x=alt.X("normal:Q", axis=axis), x2="high:Q")
@@ -133,9 +133,9 @@ def _range(formats: Sequence[FloatFormat]) -> Chart:
     return alt.layer(full_range, normal_range, range_text).properties(width=620, height=26 * len(formats))
 
 
-def _values(formats: Sequence[FloatFormat]) -> Chart:
+def _draw_values(formats: Sequence[FloatFormat]) -> Chart:
     """Draw a tick for each value, or a bar if they lie closer than a pixel."""
-    alt = _altair()
+    alt = _import_altair()
     ticks = [
         {"format": fmt.name, "at": 1 + index * fmt.spacing}
         for fmt in formats
@@ -146,18 +146,20 @@ def _values(formats: Sequence[FloatFormat]) -> Chart:
     spacings = [{"format": fmt.name, "at": 2.0, "text": f"{fmt.spacing:.2g} apart"} for fmt in formats]
     x = alt.X("at:Q", title=None, scale=alt.Scale(domain=[1, 2], nice=False), axis=alt.Axis(grid=False, tickCount=5))
     layers = [
-        alt.Chart(alt.Data(values=ticks)).mark_tick(thickness=1.4, height=14, color=BLUE).encode(x=x, y=_y(formats))
+        alt.Chart(alt.Data(values=ticks))
+        .mark_tick(thickness=1.4, height=14, color=BLUE)
+        .encode(x=x, y=_encode_y(formats))
     ]
     if dense:
         bar = alt.Chart(alt.Data(values=dense)).mark_bar(height=14, color=BLUE)
-        layers.append(bar.encode(x=alt.X("from:Q", scale=alt.Scale(domain=[1, 2])), x2="to:Q", y=_y(formats)))
+        layers.append(bar.encode(x=alt.X("from:Q", scale=alt.Scale(domain=[1, 2])), x2="to:Q", y=_encode_y(formats)))
     spacing_text = alt.Chart(alt.Data(values=spacings)).mark_text(align="left", dx=8, fontSize=11)
-    return alt.layer(*layers, spacing_text.encode(x=x, y=_y(formats), text="text:N")).properties(
+    return alt.layer(*layers, spacing_text.encode(x=x, y=_encode_y(formats), text="text:N")).properties(
         width=620, height=24 * len(formats)
     )
 
 
-def _y(formats: Sequence[FloatFormat]) -> Chart:
-    alt = _altair()
+def _encode_y(formats: Sequence[FloatFormat]) -> Chart:
+    alt = _import_altair()
     axis = alt.Axis(ticks=False, domain=False, labelPadding=8, grid=False)
     return alt.Y("format:N", sort=[fmt.name for fmt in formats], title=None, axis=axis)

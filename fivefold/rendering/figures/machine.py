@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 
 from fivefold.machine.spec import Machine
-from fivefold.rendering.charts import Chart, _altair, _finish
-from fivefold.rendering.palette import BLUE, LIGHT_INK, ORANGE, PALE_INK, RULE, SERIES, heading
+from fivefold.rendering.charts import Chart, _finish, _import_altair
+from fivefold.rendering.palette import BLUE, LIGHT_INK, ORANGE, PALE_INK, RULE, SERIES, build_heading
 from fivefold.units import show_bytes, show_flops, show_rate
 
 MAX_DRAWN_NODES = 4  # maximum number of nodes drawn
 
 
-def topology(machine: Machine) -> Chart:
+def draw_topology(machine: Machine) -> Chart:
     """Draw nodes as frames, chips in them, the network below; with the bandwidth of each tier."""
-    alt = _altair()
+    alt = _import_altair()
     per_node, nodes = min(machine.ranks, machine.ranks_per_node), machine.nodes
     drawn_nodes = min(nodes, MAX_DRAWN_NODES)
     columns = ceil(sqrt(per_node * 1.6))
@@ -78,11 +78,12 @@ def topology(machine: Machine) -> Chart:
         picture += note_chart.encode(**text_encoding)
     finished = _finish(picture, title=_spread(machine), subtitle="", height=round((rows + 2.8) * 34))
     return finished.properties(
-        title=heading(_spread(machine)) | {"subtitle": tiers(machine)}, width=max(420, round(total_columns * 34))
+        title=build_heading(_spread(machine)) | {"subtitle": list_tiers(machine)},
+        width=max(420, round(total_columns * 34)),
     )
 
 
-def tiers(machine: Machine) -> list[str]:
+def list_tiers(machine: Machine) -> list[str]:
     """Return a line for each tier, nearest first."""
     chip = machine.chip
     lines = [
@@ -104,9 +105,9 @@ def _spread(machine: Machine) -> str:
     return f"{ranks} in {machine.nodes:,} nodes: {outer_link.name} is {slower} than {inner_link.name}"
 
 
-def bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Machine, collective: str) -> Chart:
+def draw_bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Machine, collective: str) -> Chart:
     """Draw bytes sent per second by one rank over the size of the buffer; ``curves``: by number of ranks."""
-    alt = _altair()
+    alt = _import_altair()
     values = [
         {"ranks": f"{ranks:,} ranks", "size": size, "rate": rate / 1e9}
         for ranks, curve in curves.items()
@@ -152,7 +153,7 @@ def _reach(curves: Mapping[int, Sequence[tuple[int, float]]], collective: str) -
     return f"{rate}, {best[largest] / 1e9:.0f} over {largest:,}"
 
 
-def series(machine: Machine) -> list[int]:
+def list_rank_counts(machine: Machine) -> list[int]:
     """Return the numbers of ranks that are drawn: powers of two, and all."""
     return sorted(
         {

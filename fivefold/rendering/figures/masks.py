@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.record import UserError
-from fivefold.rendering.charts import Chart, _altair
-from fivefold.rendering.palette import RULE, SERIES, ink
+from fivefold.rendering.charts import Chart, _import_altair
+from fivefold.rendering.palette import RULE, SERIES, choose_ink
 from fivefold.rendering.sweep.panels import Panel, place_side_by_side
 
 MAX_COLORS = 10  # maximum number of ranks with distinct colours
 
 
-def owner(chunk: int, *, ranks: int, zigzag: bool) -> int:
+def find_owner(chunk: int, *, ranks: int, zigzag: bool) -> int:
     """Return the rank that holds a chunk of the 2n of a sequence."""
     return min(chunk, 2 * ranks - 1 - chunk) if zigzag else chunk // 2
 
@@ -25,11 +25,11 @@ def work(*, ranks: int, zigzag: bool) -> list[float]:
     """Return the share of all visible scores that each rank computes for a long sequence."""
     scores = [0.0] * ranks
     for query in range(2 * ranks):
-        scores[owner(query, ranks=ranks, zigzag=zigzag)] += query + 0.5  # full chunks before it, half of its own
+        scores[find_owner(query, ranks=ranks, zigzag=zigzag)] += query + 0.5  # full chunks before it, half of its own
     return [score / sum(scores) for score in scores]
 
 
-def chart(ranks: int = 4) -> Chart:
+def draw_chart(ranks: int = 4) -> Chart:
     """Draw queries down and keys across, in the colour of the query's rank."""
     if not 2 <= ranks <= MAX_COLORS:
         raise UserError(f"the masks of {ranks} ranks cannot be drawn; take 2 to {MAX_COLORS} ranks")
@@ -43,11 +43,11 @@ def chart(ranks: int = 4) -> Chart:
 
 
 def _mask(ranks: int, zigzag: bool) -> Chart:
-    alt = _altair()
+    alt = _import_altair()
     chunks = 2 * ranks
     cells: list[dict[str, Any]] = []
     for query in range(chunks):
-        rank = owner(query, ranks=ranks, zigzag=zigzag)
+        rank = find_owner(query, ranks=ranks, zigzag=zigzag)
         for key in range(chunks):
             fill = SERIES[rank] if key <= query else RULE
             cells.append(
@@ -61,7 +61,7 @@ def _mask(ranks: int, zigzag: bool) -> Chart:
                     "mx": key + 0.5,
                     "my": query + 0.5,
                     "text": str(rank) if key <= query else "",
-                    "ink": ink(fill),
+                    "ink": choose_ink(fill),
                 }
             )
     base = alt.Chart(alt.Data(values=cells))

@@ -11,7 +11,7 @@ from typing import Any
 
 from fivefold.machine.spec import Chip
 from fivefold.record import UserError
-from fivefold.rendering.charts import Chart, _altair, _colour, _finish
+from fivefold.rendering.charts import Chart, _encode_colour, _finish, _import_altair
 from fivefold.rendering.palette import BLUE, LIMIT, ORANGE, TEXT
 from fivefold.step import Operation, Step
 from fivefold.units import Dtype, show_flops, show_rate, show_seconds
@@ -21,12 +21,14 @@ LABEL_DISTANCES = {"intensity": 0.9, "rate": 0.15}
 MAX_NAMES = 3  # maximum number of names in one label
 
 
-def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
+def draw_chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     """Draw the forward passes of a predicted step; the title gives the time of operations without FLOPs."""
-    alt = _altair()
+    alt = _import_altair()
     peak, bandwidth = chip.peak(dtype), chip.memory_bandwidth
     ridge = peak / bandwidth
-    values = _merge_labels(_value(op, ridge=ridge) for op in _merge_equal(step) if op.causal_flops and op.moved_bytes)
+    values = _merge_labels(
+        _build_value(op, ridge=ridge) for op in _merge_equal(step) if op.causal_flops and op.moved_bytes
+    )
     if not values:
         raise UserError(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
     low = min([ridge / 12, *(dot["intensity"] / 1.5 for dot in values)])
@@ -51,7 +53,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     bounds = {value["bound"] for value in values}
     colours = {name: ink for name, ink in {"matmul-bound": BLUE, "memory-bound": ORANGE}.items() if name in bounds}
     dots = base.mark_point(filled=True, opacity=0.85).encode(
-        color=_colour("bound", colours), size=size, tooltip=["name:N", "text:N"]
+        color=_encode_colour("bound", colours), size=size, tooltip=["name:N", "text:N"]
     )
     one_line, two_lines = (
         base.transform_filter(f"{negation}(indexof(datum.label, '\\n') >= 0)") for negation in ("!", "")
@@ -65,7 +67,9 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     note_chart = alt.Chart(alt.Data(values=notes)).mark_text(align="left", fontSize=11, color=LIMIT)
     note_chart = note_chart.encode(x=x, y=y, text="text:N")
     subtitle = f"{step.model} on {step.machine}, {step.layout}; a dot is as large as its time in the step"
-    return _finish(line + dots + names + note_chart, title=_finding(step, values, peak), subtitle=subtitle, height=420)
+    return _finish(
+        line + dots + names + note_chart, title=_describe_step(step, values, peak), subtitle=subtitle, height=420
+    )
 
 
 def _merge_equal(step: Step) -> list[Operation]:
@@ -77,7 +81,7 @@ def _merge_equal(step: Step) -> list[Operation]:
     return list(operations.values())
 
 
-def _value(op: Operation, *, ridge: float) -> dict[str, Any]:
+def _build_value(op: Operation, *, ridge: float) -> dict[str, Any]:
     flops = op.causal_flops  # the FLOPs that a kernel for causal attention computes
     intensity, rate = flops / op.moved_bytes, flops / op.forward_seconds
     seconds = op.times * op.forward_seconds
@@ -102,10 +106,10 @@ def _merge_labels(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             near[0]["others"].append(value["name"])
             value["label"] = ""
         labelled.append(value | {"others": []})
-    return [value | {"label": _label(value)} for value in labelled]
+    return [value | {"label": _format_label(value)} for value in labelled]
 
 
-def _label(value: dict[str, Any]) -> str:
+def _format_label(value: dict[str, Any]) -> str:
     """Return the names of the largest operations that lie together, and the number of the others."""
     if not value["label"]:
         return ""
@@ -119,7 +123,7 @@ def _are_close(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(abs(log(one[key] / other[key])) < most for key, most in LABEL_DISTANCES.items())
 
 
-def _finding(step: Step, values: list[dict[str, Any]], peak: float) -> str:
+def _describe_step(step: Step, values: list[dict[str, Any]], peak: float) -> str:
     """Return the share of the peak that matmuls reach, and the share of operations without FLOPs."""
     seconds = sum(value["seconds"] for value in values)
     reached = sum(value["rate"] * value["seconds"] for value in values) / seconds / peak

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.rendering.charts import Chart, _altair, apply_style, find_width
+from fivefold.rendering.charts import Chart, _import_altair, apply_style, find_width
 from fivefold.rendering.palette import TEXT, break_lines
 
 
@@ -27,16 +27,16 @@ def place_side_by_side(panels: Sequence[Panel], *, title: str, subtitle: str) ->
 
 
 def _join_panels(panels: Sequence[Panel], *, title: str, subtitle: str, side_by_side: bool) -> Chart:
-    alt = _altair()
+    alt = _import_altair()
     join = alt.hconcat if side_by_side else alt.vconcat
     heading = {"anchor": "start", "fontSize": 13, "fontWeight": "normal", "color": TEXT, "offset": 6}
     charts = [
-        panel.chart.properties(title={"text": _lines(panel), **heading}) if panel.name else panel.chart
+        panel.chart.properties(title={"text": _wrap_title(panel), **heading}) if panel.name else panel.chart
         for panel in panels
     ]
     return apply_style(join(*charts), title=title, subtitle=subtitle)
 
 
-def _lines(panel: Panel) -> str | list[str]:
+def _wrap_title(panel: Panel) -> str | list[str]:
     width = find_width(panel.chart.to_dict())
     return break_lines(panel.name, width=width, size=13) if width else panel.name

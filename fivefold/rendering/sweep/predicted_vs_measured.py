@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fivefold.rendering.charts import Chart, _altair, apply_style, data
+from fivefold.rendering.charts import Chart, _import_altair, apply_style, encode_rows
 from fivefold.rendering.palette import BLUE, PALE_INK, RULE, SERIES
-from fivefold.rendering.sweep.settings import list_fixed, list_varied_axes, setting
+from fivefold.rendering.sweep.settings import format_setting, list_fixed, list_varied_axes
 from fivefold.results.sweep_row import SweepRow
 
 MAX_NAMED_POINTS = 24
@@ -27,12 +27,12 @@ def draw_measured(rows: Sequence[SweepRow]) -> Chart | str:
         {
             "predicted": predicted * scale,
             "measured": actual * scale,
-            "series": setting(row, axes[:2]) or row.model,
+            "series": format_setting(row, axes[:2]) or row.model,
             "text": row.layout if len(measured_rows) <= MAX_NAMED_POINTS else "",
         }
         for row, predicted, actual in measured_rows
     ]
-    alt = _altair()
+    alt = _import_altair()
     all_seconds = [seconds * scale for _, predicted, actual in measured_rows for seconds in (predicted, actual)]
     ends = [min(all_seconds) / MARGIN, max(all_seconds) * MARGIN]
     limits = alt.Scale(type="log", domain=ends, nice=False)
@@ -44,10 +44,12 @@ def draw_measured(rows: Sequence[SweepRow]) -> Chart | str:
     legend = alt.Legend(orient="top", title=None, columns=4, labelLimit=240) if len(colours) > 1 else None
     colour = alt.Color("series:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
     band = (
-        alt.Chart(data(line)).mark_area(color=RULE, clip=True).encode(x=x, y=alt.Y("low:Q", scale=limits), y2="high:Q")
+        alt.Chart(encode_rows(line))
+        .mark_area(color=RULE, clip=True)
+        .encode(x=x, y=alt.Y("low:Q", scale=limits), y2="high:Q")
     )
-    equal = alt.Chart(data(line)).mark_line(color=PALE_INK, strokeDash=[4, 3]).encode(x=x, y=y)
-    base = alt.Chart(data(points)).encode(x=x, y=y, color=colour)
+    equal = alt.Chart(encode_rows(line)).mark_line(color=PALE_INK, strokeDash=[4, 3]).encode(x=x, y=y)
+    base = alt.Chart(encode_rows(points)).encode(x=x, y=y, color=colour)
     texts = base.mark_text(align="left", dx=7, fontSize=10).encode(text="text:N")
     picture = alt.layer(band, equal, base.mark_point(filled=True, size=60, opacity=0.9), texts)
     errors = [abs(predicted / actual - 1) for _, predicted, actual in measured_rows]

@@ -9,30 +9,39 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fivefold.rendering.charts import COLOURS, Chart, _altair, data
+from fivefold.rendering.charts import COLOURS, Chart, _import_altair, encode_rows
 from fivefold.rendering.palette import LIMIT, SERIES
 from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.rendering.sweep.panels import Panel, stack_panels
-from fivefold.rendering.sweep.settings import list_fixed, list_varied_axes, memory_unit, mfu, name_with_size, values
+from fivefold.rendering.sweep.settings import (
+    choose_memory_unit,
+    get_mfu,
+    list_fixed,
+    list_values,
+    list_varied_axes,
+    name_with_size,
+)
 from fivefold.results.sweep_row import SweepRow
 
 MAX_MODELS = 4
 LACKS = "needs several sequence lengths"
 
 
-def memory(rows: Sequence[SweepRow]) -> Chart | str:
+def draw_memory(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw memory by category: a bar per sequence length, a column per recomputation, a panel per model."""
     if "sequence" not in list_varied_axes(rows):
         return LACKS
     layout_by_model = {
         model: _find_most_common_layout(rows, model)
-        for model in values([row for row in rows if row.peak_bytes], "model")
+        for model in list_values([row for row in rows if row.peak_bytes], "model")
     }
-    chosen = _choose(row for row in rows if row.peak_bytes and _layout(row) == layout_by_model[row.model])
+    chosen = _choose(row for row in rows if row.peak_bytes and _get_layout_key(row) == layout_by_model[row.model])
     if not chosen:
         return "needs rows with a prediction"
     panels = [
-        Panel(f"{name_with_size(model_rows[0])}, {' '.join(_layout(model_rows[0])[-1])}", _bars(model_rows))
+        Panel(
+            f"{name_with_size(model_rows[0])}, {' '.join(_get_layout_key(model_rows[0])[-1])}", _draw_bars(model_rows)
+        )
         for model_rows in _group_by_model(rows, chosen)
     ]
     fullest = max(chosen, key=lambda row: row.peak_bytes or 0)
@@ -42,28 +51,29 @@ def memory(rows: Sequence[SweepRow]) -> Chart | str:
     return stack_panels(panels, title=title, subtitle=_make_subtitle(rows, "line: what a GPU has for tensors"))
 
 
-def sequence(rows: Sequence[SweepRow]) -> Chart | str:
+def draw_sequence(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw the best MFU over sequence length; a curve per recomputation, a panel per model; hollow if nothing fits."""
     if "sequence" not in list_varied_axes(rows):
         return LACKS
     chosen = _choose(rows)
     if not chosen:
         return "needs rows with a prediction"
-    kinds = values(rows, "recomputation")
+    kinds = list_values(rows, "recomputation")
     panels = [
-        Panel(name_with_size(model_rows[0]), _curves(model_rows, kinds)) for model_rows in _group_by_model(rows, chosen)
+        Panel(name_with_size(model_rows[0]), _draw_curves(model_rows, kinds))
+        for model_rows in _group_by_model(rows, chosen)
     ]
     fitting = [row for row in chosen if row.status == "fits"]
     title = "No row fits"
     if fitting:
-        top = max(fitting, key=lambda row: (row.sequence, mfu(row)))
-        title = f"{top.model} at {top.sequence:,} tokens: ac={top.recomputation} is best, {mfu(top):.0%} MFU"
+        top = max(fitting, key=lambda row: (row.sequence, get_mfu(row)))
+        title = f"{top.model} at {top.sequence:,} tokens: ac={top.recomputation} is best, {get_mfu(top):.0%} MFU"
     return stack_panels(
         panels, title=title, subtitle=_make_subtitle(rows, "MFU with causal attention; hollow: does not fit")
     )
 
 
-def _layout(row: SweepRow) -> tuple[Any, ...]:
+def _get_layout_key(row: SweepRow) -> tuple[Any, ...]:
     """Return the settings that are the same at all sequence lengths and recomputations."""
     words = tuple(word for word in row.layout.split() if not word.startswith("ac="))
     return (row.machine, row.ranks, row.precision, row.stack, words)
@@ -74,7 +84,7 @@ def _find_most_common_layout(rows: Sequence[SweepRow], model: str) -> tuple[Any,
     mfus_by_layout: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         if row.model == model and row.peak_bytes:
-            mfus_by_layout.setdefault(_layout(row), []).append(mfu(row) if row.status == "fits" else 0.0)
+            mfus_by_layout.setdefault(_get_layout_key(row), []).append(get_mfu(row) if row.status == "fits" else 0.0)
     return max(mfus_by_layout, key=lambda name: (sum(map(bool, mfus_by_layout[name])), sum(mfus_by_layout[name])))
 
 
@@ -90,16 +100,16 @@ def _choose(rows: Iterable[SweepRow]) -> list[SweepRow]:
 
 
 def _rank(row: SweepRow) -> tuple[bool, float]:
-    return (True, mfu(row)) if row.status == "fits" else (False, -float(row.peak_bytes or 0))
+    return (True, get_mfu(row)) if row.status == "fits" else (False, -float(row.peak_bytes or 0))
 
 
 def _group_by_model(rows: Sequence[SweepRow], chosen: list[SweepRow]) -> list[list[SweepRow]]:
-    models = [name for name in values(rows, "model") if any(row.model == name for row in chosen)]
+    models = [name for name in list_values(rows, "model") if any(row.model == name for row in chosen)]
     return [[row for row in chosen if row.model == name] for name in models[:MAX_MODELS]]
 
 
-def _bars(rows: list[SweepRow]) -> Chart:
-    alt, (unit, name) = _altair(), memory_unit(rows)
+def _draw_bars(rows: list[SweepRow]) -> Chart:
+    alt, (unit, name) = _import_altair(), choose_memory_unit(rows)
     cells = [
         {
             "sequence": f"{row.sequence:,}",
@@ -112,10 +122,10 @@ def _bars(rows: list[SweepRow]) -> Chart:
         for order, part in enumerate(MEMORY_PARTS)
     ]
     names = list(dict.fromkeys(str(cell["sequence"]) for cell in cells))
-    kinds = [f"ac={name}" for name in values(rows, "recomputation")]
+    kinds = [f"ac={name}" for name in list_values(rows, "recomputation")]
     limit = [{"limit": max((row.capacity_bytes or 0) for row in rows) / unit}]
     axis = alt.Axis(labelAngle=-45 if max(len(name) for name in names) > 5 else 0, ticks=False, grid=False)
-    bars = alt.Chart(data(cells)).mark_bar()
+    bars = alt.Chart(encode_rows(cells)).mark_bar()
     bars = bars.encode(
         x=alt.X("sequence:N", sort=names, title="tokens per sequence", axis=axis),
         y=alt.Y("size:Q", title=f"peak memory per rank, {name}", stack="zero"),
@@ -126,7 +136,7 @@ def _bars(rows: list[SweepRow]) -> Chart:
         ),
         order="order:Q",
     )
-    line = alt.Chart(data(limit)).mark_rule(color=LIMIT, strokeDash=[4, 3]).encode(y="limit:Q")
+    line = alt.Chart(encode_rows(limit)).mark_rule(color=LIMIT, strokeDash=[4, 3]).encode(y="limit:Q")
     width = max(120, 30 * len(names))
     panels: list[Chart] = []
     for kind in kinds:
@@ -137,12 +147,12 @@ def _bars(rows: list[SweepRow]) -> Chart:
     return alt.hconcat(*panels).resolve_scale(y="shared")
 
 
-def _curves(rows: list[SweepRow], kinds: list[Any]) -> Chart:
-    alt = _altair()
+def _draw_curves(rows: list[SweepRow], kinds: list[Any]) -> Chart:
+    alt = _import_altair()
     points = [
         {
             "sequence": row.sequence,
-            "mfu": mfu(row),
+            "mfu": get_mfu(row),
             "recomputation": f"ac={row.recomputation}",
             "fits": int(row.status == "fits"),
         }
@@ -158,7 +168,7 @@ def _curves(rows: list[SweepRow], kinds: list[Any]) -> Chart:
         scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])),
         legend=alt.Legend(orient="top", title=None),
     )
-    base = alt.Chart(data(points)).encode(x=x, y=y, color=colour)
+    base = alt.Chart(encode_rows(points)).encode(x=x, y=y, color=colour)
     line = base.mark_line(strokeWidth=2)
     full = base.transform_filter("datum.fits == 1").mark_point(filled=True, size=45, opacity=1)
     hollow = base.transform_filter("datum.fits == 0").mark_point(filled=False, size=45, fill="white", strokeWidth=1.8)
@@ -166,6 +176,6 @@ def _curves(rows: list[SweepRow], kinds: list[Any]) -> Chart:
 
 
 def _make_subtitle(rows: Sequence[SweepRow], more: str) -> str:
-    models = len(values(rows, "model"))
+    models = len(list_values(rows, "model"))
     left_out = f"the {MAX_MODELS} smallest of {models} models" if models > MAX_MODELS else ""
     return " · ".join(filter(None, (list_fixed(rows), more, left_out)))

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
-from fivefold.rendering.sweep.settings import describe_rows, find_best, list_varied_axes, mfu
-from fivefold.rendering.table import heading
+from fivefold.rendering.sweep.settings import describe_rows, find_best, get_mfu, list_varied_axes
+from fivefold.rendering.table import build_heading
 from fivefold.results.sweep_row import Status, SweepRow
 from fivefold.units import show_bytes, show_count, show_seconds
 
@@ -21,23 +21,23 @@ WHY = 5  # maximum number of reasons listed, most common first
 WORDS: dict[Status, str] = {"fits": "fit", "memory": "do not fit in memory", "invalid": "invalid"}
 
 
-def page(rows: Sequence[SweepRow]) -> RenderableType:
+def render_page(rows: Sequence[SweepRow]) -> RenderableType:
     """Return the page of a sweep."""
     count_by_status = Counter(row.status for row in rows)
     outcomes = ", ".join(
         f"{count_by_status[status]:,} {words}" for status, words in WORDS.items() if count_by_status[status]
     )
     parts: list[RenderableType] = [
-        heading(f"{len(rows):,} rows: {outcomes}" if rows else "No rows", describe_rows(rows))
+        build_heading(f"{len(rows):,} rows: {outcomes}" if rows else "No rows", describe_rows(rows))
     ]
     trials = [row for row in rows if row.measured and row.status == "fits"]
     if trials:
         parts += [
-            heading("Predicted and measured", _outcomes(trials)),
+            build_heading("Predicted and measured", _count_outcomes(trials)),
             _shorten(_make_measured_grid(trials, axes=list_varied_axes(rows))),
         ]
     elif count_by_status["fits"]:
-        parts += [heading("The best layout of each setting", "by MFU, causal"), _shorten(make_best_grid(rows))]
+        parts += [build_heading("The best layout of each setting", "by MFU, causal"), _shorten(make_best_grid(rows))]
     reasons = Counter(row.why for row in rows if row.status == "invalid")
     for reason, times in reasons.most_common(WHY):
         parts.append(Text(f"{times:,} invalid: {reason}", style="dim"))
@@ -73,12 +73,12 @@ def _make_measured_grid(rows: Sequence[SweepRow], *, axes: Sequence[str]) -> Gri
     return make_grid((*_make_axis_columns(axes), *columns), rows)
 
 
-def _outcomes(rows: Sequence[SweepRow]) -> str:
+def _count_outcomes(rows: Sequence[SweepRow]) -> str:
     count_by_outcome = Counter(row.measured for row in rows)
     return ", ".join(f"{number} {outcome}" for outcome, number in count_by_outcome.items())
 
 
-def _error(row: SweepRow) -> float | None:
+def _compute_error(row: SweepRow) -> float | None:
     predicted, measured = row.step_seconds, row.measured_step_seconds
     return predicted / measured - 1 if predicted and measured else None
 
@@ -90,7 +90,7 @@ def _show_measured(row: SweepRow) -> str:
 TEXT_AXES = ("model", "machine", "precision", "stack", "status", "why")
 ROWS: tuple[Column[SweepRow], ...] = (
     Column("layout", attrgetter("layout"), is_text=True),
-    Column("MFU", mfu, show_share),
+    Column("MFU", get_mfu, show_share),
     Column("step", attrgetter("step_seconds"), show_seconds),
     Column("memory", attrgetter("peak_bytes"), show_bytes),
     Column("tokens/s/GPU", attrgetter("tokens_per_second_per_gpu"), show_count, is_wide=True),
@@ -102,7 +102,7 @@ MEASURED: tuple[Column[SweepRow], ...] = (
     Column("layout", attrgetter("layout"), is_text=True),
     Column("predicted", attrgetter("step_seconds"), show_seconds),
     Column("measured", _show_measured),
-    Column("difference", _error, show_change, missing=""),
+    Column("difference", _compute_error, show_change, missing=""),
     Column("peak", attrgetter("peak_bytes"), show_bytes),
     Column("measured", lambda row: row.measured_peak_bytes or None, show_bytes, missing=""),
     Column("", attrgetter("measured_why"), is_text=True),

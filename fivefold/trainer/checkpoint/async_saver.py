@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.trainer.build import Built
-from fivefold.trainer.checkpoint.checkpoint import Checkpoint, State, state_dict, write
+from fivefold.trainer.checkpoint.checkpoint import Checkpoint, State, collect_state_dict, write
 from fivefold.trainer.checkpoint.reshard import BoxTensor
 from fivefold.trainer.process import TIMEOUT
 
@@ -55,7 +55,7 @@ class Saver:
     def save(self, checkpoint: Checkpoint) -> None:
         """Save the current state with ``checkpoint`` as its manifest; waits for the previous save first."""
         self.wait()
-        state = state_dict(self.built)
+        state = collect_state_dict(self.built)
         if not self.asynchronous:
             self.newest = self._write(state, checkpoint)
             return

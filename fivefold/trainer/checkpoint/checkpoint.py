@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure, UserError, difference
+from fivefold.record import RunFailure, UserError, find_first_difference
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint_folder as folder
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, CheckpointFile, RunProgress, find_latest, read
@@ -70,13 +70,13 @@ def save(
         files=(),
         base=base,
     )
-    return write(directory, state_dict(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
+    return write(directory, collect_state_dict(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
 
 
-def state_dict(built: Built) -> State:
+def collect_state_dict(built: Built) -> State:
     """Return this rank's part of the checkpoint by name; the tensors share memory with the run."""
     ensure_moments(built.optimizer, built.shards)
-    return {**_tensors(built), **_generators(built.ranks), **_scaler(built)}
+    return {**_list_tensors(built), **_get_generator_states(built.ranks), **_get_scaler_state(built)}
 
 
 def write(
@@ -94,7 +94,7 @@ def write(
     ``RunFailure`` on all. ``group``: a process group of all ranks for the collectives here, if not the
     default group of the training.
     """
-    final = directory / folder.folder_name(checkpoint.progress.step)
+    final = directory / folder.format_folder_name(checkpoint.progress.step)
     temporary = None
     try:
         temporary = _run_on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
@@ -115,7 +115,7 @@ def write(
     return final
 
 
-def origin(index: Index) -> dict[str, JsonValue]:
+def build_origin(index: Index) -> dict[str, JsonValue]:
     """Return the hashes of the corpus to store in ``RunProgress.facts``; ``load`` compares them with its corpus."""
     return {TOKENIZER: index.tokenizer, TEXT: index.text}
 
@@ -137,12 +137,12 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     checkpoint = read(path)
     run_on_all_ranks(lambda: optimizer.check_reshardable(built.optimizer, checkpoint.layout), ranks=ranks)
     ensure_moments(built.optimizer, built.shards)
-    run_on_all_ranks(lambda: _check_tensors(path, _tensors(built).keys()), ranks=ranks)
+    run_on_all_ranks(lambda: _check_tensors(path, _list_tensors(built).keys()), ranks=ranks)
     same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
-    generators = _generators(ranks) if same_ranks else {}
-    scaler = _scaler(built) if checkpoint.job.precision.loss_scaling else {}
+    generators = _get_generator_states(ranks) if same_ranks else {}
+    scaler = _get_scaler_state(built) if checkpoint.job.precision.loss_scaling else {}
     try:
-        load_tensors({**_tensors(built), **generators, **scaler}, storage_reader=FileSystemReader(path))
+        load_tensors({**_list_tensors(built), **generators, **scaler}, storage_reader=FileSystemReader(path))
     except (OSError, RuntimeError, CheckpointException) as error:
         raise RunFailure(f"{path} cannot be restored: {_reason(error)}") from None
     for name, state in generators.items():
@@ -184,7 +184,7 @@ def _list_written_files(temporary: Path, *, rank: int) -> list[CheckpointFile]:
 def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
     """Raise ``UserError`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
     checkpoint = read(path)
-    if mismatch := difference(checkpoint.model, model, skip=("name", "source")):
+    if mismatch := find_first_difference(checkpoint.model, model, skip=("name", "source")):
         raise UserError(f"{path} holds another model, with {mismatch}; give that model or start a new run")
     if (old := checkpoint.job.optimizer.kind) != (new := job.optimizer.kind):
         raise UserError(
@@ -217,7 +217,7 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
 
 def _check_corpus(path: Path, facts: dict[str, JsonValue], index: Index) -> None:
     """Raise ``UserError`` if tokenizer or text differ. An older checkpoint without a hash passes."""
-    current = {name: str(value) for name, value in origin(index).items()}
+    current = {name: str(value) for name, value in build_origin(index).items()}
     saved = {name: str(facts.get(name, value)) for name, value in current.items()}
     if saved[TOKENIZER] != current[TOKENIZER]:
         raise UserError(
@@ -244,33 +244,33 @@ def _check_tensors(path: Path, names: Collection[str]) -> None:
 # State
 
 
-def _tensors(built: Built) -> State:
+def _list_tensors(built: Built) -> State:
     """Return weights, moments, step counts and routing biases by name, sharing memory; no count without rows.
 
     Parts that the job freezes are among the weights, the base under adapters is not.
     """
     frozen = [shard for shard in built.base_shards if shard.local_weight.weight.frozen]
-    tensors: State = {f"weights/{shard.name}": _boxes(shard, shard.weight) for shard in frozen}
+    tensors: State = {f"weights/{shard.name}": _wrap_boxes(shard, shard.weight) for shard in frozen}
     for shard in built.shards:
-        tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
-        for kind, part, moment in optimizer.moments(built.optimizer, shard):
-            tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _boxes(part, moment)
+        tensors[f"weights/{shard.name}"] = _wrap_boxes(shard, shard.weight)
+        for kind, part, moment in optimizer.list_moments(built.optimizer, shard):
+            tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _wrap_boxes(part, moment)
     for layer, moe in built.moe_layers.items():
         tensors[f"bias/{layer}"] = moe.bias  # routing bias [E]
     return tensors
 
 
-def _boxes(part: WeightShard, rows: Tensor) -> BoxTensor:
+def _wrap_boxes(part: WeightShard, rows: Tensor) -> BoxTensor:
     """Wrap ``rows`` as this rank's part of the full tensor, for DCP."""
     return BoxTensor(part.local_weight.weight.shape, part.boxes(), rows)
 
 
-def _scaler(built: Built) -> dict[str, Tensor]:
+def _get_scaler_state(built: Built) -> dict[str, Tensor]:
     """Return the state of the loss scaler, equal on all ranks; empty without one."""
     return {} if built.scaler is None else {"scaler": built.scaler.state()}
 
 
-def _generators(ranks: Ranks) -> dict[str, Tensor]:
+def _get_generator_states(ranks: Ranks) -> dict[str, Tensor]:
     """Return this rank's random generator states (CPU, and CUDA if used), one per rank."""
     states = {f"rng/{ranks.rank}": torch.get_rng_state()}
     if ranks.device.type == "cuda":

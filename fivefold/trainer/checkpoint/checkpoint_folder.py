@@ -77,7 +77,7 @@ class Checkpoint(Record):
 # Writing
 
 
-def folder_name(step: int) -> str:
+def format_folder_name(step: int) -> str:
     """Return the name of the folder of the checkpoint after ``step`` steps."""
     return f"step-{step:08d}"
 
@@ -85,7 +85,7 @@ def folder_name(step: int) -> str:
 def begin(final: Path) -> Path:
     """Create an empty temporary folder, to be filled and passed to ``finish``; removes leftovers of dead runs."""
     remove_leftovers(final.parent)
-    temporary = _temporary_name(final)
+    temporary = _choose_temporary_name(final)
     temporary.mkdir()
     return temporary
 
@@ -97,7 +97,7 @@ def finish(temporary: Path, final: Path, *, checkpoint: Checkpoint, keep: int) -
     """
     values = checkpoint.model_dump(mode="json")
     with (temporary / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump({**values, "digest": _digest(values)}, file, indent=1)
+        json.dump({**values, "digest": _compute_digest(values)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     _sync(temporary)
@@ -122,12 +122,12 @@ def remove_leftovers(directory: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Delete a checkpoint: rename it first, so that a half-deleted one is never taken for a checkpoint."""
-    removed_path = _temporary_name(folder)
+    removed_path = _choose_temporary_name(folder)
     os.rename(folder, removed_path)
     shutil.rmtree(removed_path, ignore_errors=True)  # leftovers are removed by the next save
 
 
-def _temporary_name(folder: Path) -> Path:
+def _choose_temporary_name(folder: Path) -> Path:
     """Return a new temporary name next to ``folder``, with a random suffix."""
     return folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
 
@@ -141,7 +141,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(values: dict[str, Any]) -> str:
+def _compute_digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -176,18 +176,18 @@ def read(path: Path) -> Checkpoint:
     """Read the manifest of the checkpoint ``path``; raises ``UserError`` if missing, damaged or of a newer version."""
     manifest = path / MANIFEST
     if not manifest.is_file():
-        raise UserError(f"{path} is not a complete checkpoint, because it has no {MANIFEST}; {recovery_hint(path)}")
+        raise UserError(f"{path} is not a complete checkpoint, because it has no {MANIFEST}; {describe_recovery(path)}")
     try:
         values = read_file(manifest)
     except UserError as error:
-        raise UserError(f"{error}; {recovery_hint(path)}") from None
+        raise UserError(f"{error}; {describe_recovery(path)}") from None
     version = values.get("version")
     if isinstance(version, int) and version > VERSION:
         raise UserError(
             f"{path}: written by a newer version {version}; this one reads up to {VERSION}; upgrade fivefold"
         )
-    if values.pop("digest", None) != _digest(values):
-        raise UserError(f"{manifest}: does not hold what was written; {recovery_hint(path)}")
+    if values.pop("digest", None) != _compute_digest(values):
+        raise UserError(f"{manifest}: does not hold what was written; {describe_recovery(path)}")
     return Checkpoint.read(values, origin=str(manifest))
 
 
@@ -197,13 +197,13 @@ def verify(path: Path, files: tuple[CheckpointFile, ...]) -> None:
         file_path = path / file.name
         size_text = f"{file.size_bytes} bytes were written"
         if not file_path.is_file():
-            raise UserError(f"{file_path} is missing, but {size_text}; {recovery_hint(path)}")
+            raise UserError(f"{file_path} is missing, but {size_text}; {describe_recovery(path)}")
         size = file_path.stat().st_size
         if size != file.size_bytes:
-            raise UserError(f"{file_path} holds {size} bytes, but {size_text}; {recovery_hint(path)}")
+            raise UserError(f"{file_path} holds {size} bytes, but {size_text}; {describe_recovery(path)}")
         if CheckpointFile.from_path(file_path) != file:
             raise UserError(
-                f"{file_path}: its {size} bytes have another SHA-256 than when written; {recovery_hint(path)}"
+                f"{file_path}: its {size} bytes have another SHA-256 than when written; {describe_recovery(path)}"
             )
 
 
@@ -213,7 +213,7 @@ def find_previous(path: Path) -> Path | None:
     return earlier[-1] if earlier else None
 
 
-def recovery_hint(path: Path) -> str:
+def describe_recovery(path: Path) -> str:
     """Return advice about the damaged checkpoint ``path``, for the end of a ``UserError``."""
     earlier = find_previous(path)
     return f"remove {path.name} and resume from {earlier}" if earlier else "there is none before it to resume from"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fivefold.model.spec import Model
 from fivefold.model.weight import MAGNITUDE
-from fivefold.model.weights import block_name
+from fivefold.model.weights import name_block
 from fivefold.trainer.build import Built
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import merge_adapter
@@ -38,7 +38,7 @@ def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
             scale=scale,
             magnitude=tensors.pop(f"{linear}{MAGNITUDE}", None),
         )
-    local_biases = {f"{block_name(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.moe_layers.items()}
+    local_biases = {f"{name_block(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.moe_layers.items()}
     biases_of_ranks: list[Any] | None = [local_biases] * built.ranks.world if built.ranks.rank == 0 else None
     if built.ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight
         dist.gather_object(local_biases, biases_of_ranks)
@@ -70,10 +70,10 @@ def _gather(shards: list[WeightShard], rows: list[Tensor], *, ranks: Ranks) -> d
 def build_full_module(built: Built, *, model: Model) -> Transformer | None:
     """Build a single-process ``Transformer`` with the full weights, on rank 0; None elsewhere. Every rank calls it."""
     trained = gather_full_weights(built, model=model)
-    return decoder(trained, model=model) if trained else None
+    return build_decoder(trained, model=model) if trained else None
 
 
-def decoder(trained: dict[str, Tensor], *, model: Model) -> Transformer:
+def build_decoder(trained: dict[str, Tensor], *, model: Model) -> Transformer:
     """Build a single-process ``Transformer`` on CPU with ``trained`` weights by name, without gradients."""
     with torch.device("meta"):
         module = Transformer(model)

@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.tensors import TensorPart, bias_name, constants, parts
+from fivefold.model.huggingface.tensors import TensorPart, list_constants, list_tensors, name_routing_bias
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
-from fivefold.model.weights import get_layer, weights
+from fivefold.model.weights import get_layer, list_weights
 from fivefold.record import Record, RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
@@ -105,15 +105,17 @@ def export(
     merged = merged_adapter.open_checkpoint(checkpoint, manifest, base=base) if merge else None
     read = partial(_read_checkpoint, checkpoint) if merged is None else partial(_fill_from_merged, merged)
     wanted = dict[str, list[TensorPart]]()
-    for part in parts(manifest.model, family=config["model_type"], copies=True):
+    for part in list_tensors(manifest.model, family=config["model_type"], copies=True):
         wanted.setdefault(part.name, []).append(part)
-    files = list(_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
+    files = list(_divide_into_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
     further = {
         name: torch.tensor(value, dtype=DTYPES[dtype])
-        for name, value in constants(manifest.model, family=config["model_type"]).items()
+        for name, value in list_constants(manifest.model, family=config["model_type"]).items()
     }
-    total = sum(_bytes(fused, DTYPES[dtype]) for fused in wanted.values()) + sum(t.nbytes for t in further.values())
-    with _new_folder(folder, checkpoint=checkpoint, total=total) as temporary:
+    total = sum(_count_bytes(fused, DTYPES[dtype]) for fused in wanted.values()) + sum(
+        t.nbytes for t in further.values()
+    )
+    with _create_folder(folder, checkpoint=checkpoint, total=total) as temporary:
         _write(
             temporary,
             read,
@@ -143,11 +145,11 @@ def _export_adapter(checkpoint: Path, folder: Path, manifest: Checkpoint, *, dty
     named = base or (None if manifest.base is None else Path(manifest.base))
     assert adapter is not None
     in_folder = named is not None and named.is_dir()
-    family = peft_adapter.family_of(named) if named and in_folder else str(to_config(manifest.model)["model_type"])
+    family = peft_adapter.find_family(named) if named and in_folder else str(to_config(manifest.model)["model_type"])
     factors = merged_adapter.read_checkpoint_factors(checkpoint, manifest)
     factors = {name: factor.to(DTYPES[dtype]) for name, factor in factors.items()}
     total = sum(factor.nbytes for factor in factors.values())
-    with _new_folder(folder, checkpoint=checkpoint, total=total) as temporary:
+    with _create_folder(folder, checkpoint=checkpoint, total=total) as temporary:
         base_name = None if named is None else str(named)
         peft_adapter.write(temporary, factors, model=manifest.model, family=family, adapter=adapter, base=base_name)
         _sync(temporary)
@@ -164,7 +166,7 @@ def _export_adapter(checkpoint: Path, folder: Path, manifest: Checkpoint, *, dty
 
 
 @contextmanager
-def _new_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Path]:
+def _create_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Path]:
     """Yield a temporary folder for ``total`` bytes of ``checkpoint``, renamed to ``folder`` at the end or removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     free_bytes = shutil.disk_usage(folder.parent).free
@@ -186,24 +188,24 @@ def _new_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Path]
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _dtype(part: TensorPart, dtype: torch.dtype) -> torch.dtype:
+def _choose_dtype(part: TensorPart, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if part.ours.endswith(BIAS) else dtype
 
 
-def _bytes(fused: Fused, dtype: torch.dtype) -> int:
-    return fused[0].numel * _dtype(fused[0], dtype).itemsize
+def _count_bytes(fused: Fused, dtype: torch.dtype) -> int:
+    return fused[0].numel * _choose_dtype(fused[0], dtype).itemsize
 
 
-def _files(wanted: list[Fused], dtype: torch.dtype, *, file_bytes: int) -> Iterator[list[Fused]]:
+def _divide_into_files(wanted: list[Fused], dtype: torch.dtype, *, file_bytes: int) -> Iterator[list[Fused]]:
     """Split ``wanted`` in order into files of at most ``file_bytes``, each with at least one tensor."""
     file: list[Fused] = []
     size = 0
     for fused in wanted:
-        if file and size + _bytes(fused, dtype) > file_bytes:
+        if file and size + _count_bytes(fused, dtype) > file_bytes:
             yield file
             file, size = [], 0
         file.append(fused)
-        size += _bytes(fused, dtype)
+        size += _count_bytes(fused, dtype)
     yield file
 
 
@@ -249,23 +251,23 @@ def _sync(folder: Path) -> None:
 
 def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
     """Read the tensors of one output file, by their Hugging Face names."""
-    shapes = {weight.name: weight.shape for weight in weights(model)}
+    shapes = {weight.name: weight.shape for weight in list_weights(model)}
     targets: dict[str, Tensor] = {}
     tensors: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by Hugging Face name and ours
     copies: dict[tuple[str, str], Tensor] = {}  # copies of a weight that is stored in several tensors
-    for ours, group in groupby(sorted((part for fused in file for part in fused), key=_weight_name), key=_weight_name):
+    for ours, group in groupby(sorted((part for fused in file for part in fused), key=_name_weight), key=_name_weight):
         stored, further_copies = list(group), list[TensorPart]()
         if stored[0].expert is None:
             stored, further_copies = stored[:1], stored[1:]
         shape = shapes.get(ours, stored[0].shape)
         shape = shape if stored[0].expert is None else shape[1:]
-        rows = torch.empty((len(stored) * shape[0], *shape[1:]), dtype=_dtype(stored[0], dtype))
+        rows = torch.empty((len(stored) * shape[0], *shape[1:]), dtype=_choose_dtype(stored[0], dtype))
         tensors |= zip(((part.name, ours) for part in stored), rows.chunk(len(stored)), strict=True)
         copies |= {(part.name, ours): rows for part in further_copies}
         if ours.endswith(BIAS):
             targets[f"bias/{get_layer(model, ours)}"] = rows
         else:
-            targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(stored, shape), rows)
+            targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _list_boxes(stored, shape), rows)
     read(targets)
     tensors |= {key: rows.clone() for key, rows in copies.items()}
     return {fused[0].name: _assemble(fused, [tensors.pop((part.name, part.ours)) for part in fused]) for fused in file}
@@ -285,18 +287,18 @@ def _fill_from_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
             for box, part in zip(target.boxes, target.parts, strict=True):
                 part.copy_(merged.read(name.removeprefix("weights/"), offsets=box.offsets, sizes=box.sizes))
             continue
-        ours = bias_name(merged.base.model, int(name.removeprefix("bias/")))
+        ours = name_routing_bias(merged.base.model, int(name.removeprefix("bias/")))
         if ours in merged.base.parts:
             target.copy_(merged.base.read(ours, offsets=(0,), sizes=tuple(target.shape)))
         else:
             target.zero_()
 
 
-def _weight_name(part: TensorPart) -> str:
+def _name_weight(part: TensorPart) -> str:
     return part.ours
 
 
-def _boxes(several: list[TensorPart], size: tuple[int, ...]) -> Iterator[Box]:
+def _list_boxes(several: list[TensorPart], size: tuple[int, ...]) -> Iterator[Box]:
     """Yield boxes of a full weight, or of some of its experts, stacked along dim 0; ``size``: shape of one."""
     for number, part in enumerate(several):
         slices = (slice(number * size[0], (number + 1) * size[0]), *(slice(0, n) for n in size[1:]))

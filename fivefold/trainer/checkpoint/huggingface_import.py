@@ -18,8 +18,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.read import from_config, is_rope_interleaved, text_of
-from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, TensorPart, bias_name, constants, parts
+from fivefold.model.huggingface.read import find_text_model, from_config, is_rope_interleaved
+from fivefold.model.huggingface.tensors import (
+    COPIES,
+    STACKED_SIGN,
+    TensorPart,
+    list_constants,
+    list_tensors,
+    name_routing_bias,
+)
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, read_file
@@ -66,14 +73,14 @@ class HuggingFaceFolder:
     @classmethod
     def open(cls, path: Path, *, model: Model | None = None) -> Self:
         """Map the files of ``path``; raises ``UserError`` if ``model`` differs, or a tensor is missing or misshapen."""
-        config = _config(path)
+        config = _read_config(path)
         stored = from_config(config, name=path.resolve().name, source=str(path))
-        text = text_of(config, name=str(path))
-        tensors = dict(_tensors(path))
+        text = find_text_model(config, name=str(path))
+        tensors = dict(_list_tensors(path))
         foreign = _list_foreign(tensors) if text.wrapped else frozenset()
         tensors = _select_text_model(tensors) if text.wrapped else _add_prefix(tensors, prefix=text.family.base_prefix)
         tensors = _join_tensors(tensors, family=text.family)
-        if stored.mtp and not any(_layer(name) == stored.layers for name in tensors):
+        if stored.mtp and not any(_find_layer(name) == stored.layers for name in tensors):
             stored = stored.replace(mtp=None)  # transformers writes the key, but none of the tensors
         if model is not None:
             if model.mtp is None or stored.mtp is None:  # the stored MTP modules are not read, or new ones are drawn
@@ -82,14 +89,14 @@ class HuggingFaceFolder:
             if mismatch := find_difference(stored, model):
                 raise UserError(f"{path} holds another model, with {mismatch}; give the run model = {str(path)!r}")
         wanted = list(
-            parts(
+            list_tensors(
                 stored,
                 family=text.family.model_type,
                 stacked=any(STACKED_SIGN in name for name in tensors),
                 interleaved=is_rope_interleaved(config, name=str(path)),
             )
         )
-        fixed = constants(stored, family=text.family.model_type)
+        fixed = list_constants(stored, family=text.family.model_type)
         _check_constants(path, tensors, fixed)
         foreign |= fixed.keys()
         ignored = _check(path, tensors, wanted, model=stored, wrapped=text.wrapped, foreign=foreign)
@@ -168,14 +175,14 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     shapes = {shard.name: shard.local_weight.weight.shape for shard in shards}
     start_magnitudes(shards, read=lambda name: folder.read(name, offsets=(0, 0), sizes=shapes[name]))
     for layer, moe in built.moe_layers.items():
-        if (name := bias_name(model, layer)) in folder.parts:
+        if (name := name_routing_bias(model, layer)) in folder.parts:
             moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
 
 
 # Reading and checking the folder
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; give one with {CONFIG} and {SINGLE} or {INDEX}")
     config = read_file(path / CONFIG)
@@ -185,7 +192,7 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _files(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     """List the safetensors files of the folder; raises ``UserError`` if one is missing."""
     if (path / INDEX).is_file():
         places = read_file(path / INDEX).get("weight_map")
@@ -201,8 +208,8 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    for file in _files(path):
+def _list_tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    for file in _list_files(path):
         try:
             opened: Any = safe_open(file, framework="pt")
         except SafetensorError as error:
@@ -256,10 +263,10 @@ def _list_foreign(tensors: dict[str, Any]) -> frozenset[str]:
 
 def _select_text_model(tensors: dict[str, Any]) -> dict[str, Any]:
     """Return ``tensors`` of a multimodal model, with the names of a text model for those of its text model."""
-    return {_unwrapped_name(name): tensor for name, tensor in tensors.items()}
+    return {_unwrap_name(name): tensor for name, tensor in tensors.items()}
 
 
-def _unwrapped_name(name: str) -> str:
+def _unwrap_name(name: str) -> str:
     for wrapped, unwrapped in WRAPPED.items():
         if name.startswith(wrapped):
             return unwrapped + name.removeprefix(wrapped)
@@ -337,11 +344,11 @@ def _can_be_unused(name: str, model: Model) -> bool:
     """
     if name in HEADS:
         return model.tied_embeddings
-    is_mtp = _layer(name) >= model.layers
+    is_mtp = _find_layer(name) >= model.layers
     return name.endswith(BUFFERS) or (is_mtp and (model.mtp is None or name.endswith(tuple(COPIES))))
 
 
-def _layer(name: str) -> int:
+def _find_layer(name: str) -> int:
     """Return the layer of a tensor, where the modules of multi-token prediction come last; -1 if in no layer."""
     match = re.search(r"layers\.(\d+)\.", name)
     return int(match[1]) if match else -1

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from fivefold.adapter import Adapter
 from fivefold.layout.sharding import is_quantized
 from fivefold.model.weight import MAGNITUDE
-from fivefold.model.weights import Weight, adapter_weights, weights
+from fivefold.model.weights import Weight, list_adapter_weights, list_weights
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
@@ -76,7 +76,7 @@ class MergedFolder:
 
     @cached_property
     def _weights(self) -> dict[str, Weight]:
-        return {weight.name: weight for weight in weights(self.base.model)}
+        return {weight.name: weight for weight in list_weights(self.base.model)}
 
     def _read_quantized(self, ours: str, *, dtype: torch.dtype) -> Tensor:
         shape = self._weights[ours].shape
@@ -114,7 +114,7 @@ def read_checkpoint_factors(path: Path, manifest: Checkpoint) -> dict[str, Tenso
     assert manifest.job.adapter is not None
     checkpoint_folder.verify(path, manifest.files)
     factors = {
-        weight.name: torch.empty(weight.shape) for weight in adapter_weights(manifest.model, manifest.job.adapter)
+        weight.name: torch.empty(weight.shape) for weight in list_adapter_weights(manifest.model, manifest.job.adapter)
     }
     targets = {f"weights/{name}": factor for name, factor in factors.items()}
     try:

@@ -24,10 +24,10 @@ from torch import Tensor
 from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job
 from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS
-from fivefold.model.huggingface.read import text_of
-from fivefold.model.huggingface.tensors import TensorPart, parts
+from fivefold.model.huggingface.read import find_text_model
+from fivefold.model.huggingface.tensors import TensorPart, list_tensors
 from fivefold.model.spec import Model
-from fivefold.model.weights import adapter_weights
+from fivefold.model.weights import list_adapter_weights
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import huggingface_import
@@ -109,7 +109,7 @@ class AdapterFolder:
 
         Raises ``UserError`` unless the tensors are the factors of the same linear layers in every block of ``model``.
         """
-        every = dict(_tensor_names(model, family, Adapter(kind=self.adapter.kind, rank=self.adapter.rank)))
+        every = dict(_list_tensor_names(model, family, Adapter(kind=self.adapter.kind, rank=self.adapter.rank)))
         if unknown := sorted(self.tensors.keys() - {name for name, _ in every.values()}):
             raise UserError(
                 f"{self.path} holds {len(unknown)} tensors that are not factors of the linear layers of "
@@ -126,7 +126,7 @@ class AdapterFolder:
             )
         adapter = self.adapter.replace(targets=targets)
         factors: dict[str, Tensor] = {}
-        for weight in adapter_weights(model, adapter):
+        for weight in list_adapter_weights(model, adapter):
             name, part = every[weight.name]
             tensor = self.tensors.get(name)
             if tensor is None or tuple(tensor.shape) != weight.shape:
@@ -145,7 +145,7 @@ def write(
     """
     tensors: dict[str, Tensor] = {}
     modules: list[str] = []
-    for ours, (name, part) in _tensor_names(model, family, adapter):
+    for ours, (name, part) in _list_tensor_names(model, family, adapter):
         factor = factors[ours]
         if ours.endswith(BY_ROWS):
             rows = torch.empty_like(factor)
@@ -200,8 +200,8 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
     adapter = job.adapter
     if adapter is None:
         raise UserError(f"{path}: needs [job] adapter, such as 'lora:16'; `fivefold import {path}` writes a run file")
-    stored, factors = AdapterFolder.open(path).read_factors(model, family=family_of(base))
-    wanted = {weight.name for weight in adapter_weights(model, adapter)}
+    stored, factors = AdapterFolder.open(path).read_factors(model, family=find_family(base))
+    wanted = {weight.name for weight in list_adapter_weights(model, adapter)}
     if (stored.rank, stored.scale, set(factors)) != (adapter.rank, adapter.scale, wanted):
         raise UserError(
             f"{path} holds an adapter of {_describe(stored)}, and [job] adapter has {_describe(adapter)}; "
@@ -210,9 +210,9 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
     return factors
 
 
-def family_of(base: Path) -> str:
+def find_family(base: Path) -> str:
     """Return the family by whose names peft stores adapters over the folder ``base``."""
-    text = text_of(read_file(base / huggingface_import.CONFIG), name=str(base))
+    text = find_text_model(read_file(base / huggingface_import.CONFIG), name=str(base))
     if text.wrapped:
         raise UserError(f"{base}: PEFT adapters over the text model of a multimodal folder are not supported yet")
     return text.family.model_type
@@ -224,13 +224,13 @@ def _describe(adapter: Adapter) -> str:
     return f"kind {adapter.kind}, rank {adapter.rank}, scale {adapter.scale:g} and targets {targets}"
 
 
-def _tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, TensorPart]]]:
+def _list_tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, TensorPart]]]:
     """Yield our name of each factor, its tensor in a PEFT adapter folder, and the part of the weight under it.
 
     Raises ``UserError`` for a layer that ``family`` stores fused with others or transposed.
     """
-    every = {part.ours: part for part in parts(model, family=family)}
-    for weight in adapter_weights(model, adapter):
+    every = {part.ours: part for part in list_tensors(model, family=family)}
+    for weight in list_adapter_weights(model, adapter):
         linear, _, factor = weight.name.rpartition(".")
         part = every[f"{linear}.weight"]
         if part.transposed or part.rows not in (None, part.shape[part.dim]):

@@ -130,7 +130,7 @@ def load_template(tokenizer: Path | None, *, file: Path | None = None) -> ChatTe
         source = read_text(folder / TEMPLATE_FILE, kind="UTF-8 text")
         origin = str(folder / TEMPLATE_FILE)
     else:
-        source = _default_template(config.get("chat_template"))
+        source = _find_default_template(config.get("chat_template"))
         origin = str((folder or Path()) / CONFIG_FILE)
     if not source:
         where = (
@@ -171,7 +171,7 @@ def _read_config(folder: Path | None) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _default_template(value: object) -> str:
+def _find_default_template(value: object) -> str:
     """Return the template of ``tokenizer_config.json``: a text, or the one named default in a list."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}

@@ -64,7 +64,7 @@ def list_files(corpus: str) -> list[CorpusFile]:
     if corpus == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         python_files = [path for path in _walk(root, skip=STDLIB_SKIPS) if path.suffix == ".py" and _is_utf8(path)]
-        return [_file(path, root) for path in python_files]
+        return [_describe_file(path, root) for path in python_files]
     root = Path(corpus)
     if root.is_file():
         paths, root = [root], root.parent
@@ -72,7 +72,7 @@ def list_files(corpus: str) -> list[CorpusFile]:
         paths = _walk(root, skip=frozenset())
     else:
         raise UserError(f"{corpus}: no such file or folder; the corpus is {STDLIB!r} or a path")
-    files = [_file(path, root) for path in paths if path.suffix in SUFFIXES]
+    files = [_describe_file(path, root) for path in paths if path.suffix in SUFFIXES]
     if not files:
         raise UserError(f"{corpus}: no file ends in {' '.join(SUFFIXES)}; {_count_suffixes(paths)}")
     if not any(file.size_bytes for file in files):
@@ -91,7 +91,7 @@ def _walk(root: Path, *, skip: frozenset[str]) -> list[Path]:
     return sorted(paths, key=lambda path: path.relative_to(root).parts)
 
 
-def _file(path: Path, root: Path) -> CorpusFile:
+def _describe_file(path: Path, root: Path) -> CorpusFile:
     try:
         status = path.stat()
     except OSError as error:
@@ -118,10 +118,10 @@ def _count_suffixes(paths: list[Path]) -> str:
     return f"it holds {', '.join(f'{count} of {suffix}' for suffix, count in counts)}"
 
 
-def file_slices(file: CorpusFile) -> Iterator[FileSlice]:
+def list_slices(file: CorpusFile) -> Iterator[FileSlice]:
     """Yield the slices of ``file`` in order; their ``size_bytes`` add up to the file's."""
     if file.path.suffix == ".parquet":
-        with _parquet(file.path) as parquet:
+        with _open_parquet(file.path) as parquet:
             groups = parquet.num_row_groups
         for group in range(groups):
             share = file.size_bytes * (group + 1) // groups - file.size_bytes * group // groups
@@ -139,7 +139,7 @@ def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
     Raises ``UserError`` for a file that cannot be read, is not UTF-8 or has no ``key``.
     """
     if piece.path.suffix in RECORD_SUFFIXES:
-        yield from read_records(piece, parse=partial(_field, key=key), columns=(key,))
+        yield from read_records(piece, parse=partial(_get_field, key=key), columns=(key,))
     else:
         yield _decode_utf8(piece.path, *_read_bytes(piece))
 
@@ -162,7 +162,7 @@ def read_records(
         raise UserError(f"{piece.path} holds text; records are read from files in {' and '.join(RECORD_SUFFIXES)}")
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return ``text`` without NUL, the end of document of the byte tokenizer; "" if only whitespace remains."""
     text = text.replace("\0", "")
     return text if text.strip() else ""
@@ -171,8 +171,8 @@ def clean(text: str) -> str:
 def read_documents(files: Iterable[CorpusFile], *, key: str = "text") -> Iterator[str]:
     """Yield every document of ``files`` in order, cleaned, without blank ones."""
     for file in files:
-        for piece in file_slices(file):
-            yield from filter(None, map(clean, read_slice(piece, key=key)))
+        for piece in list_slices(file):
+            yield from filter(None, map(clean_text, read_slice(piece, key=key)))
 
 
 def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
@@ -180,15 +180,15 @@ def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
     try:
         with piece.path.open("rb") as file:
             limit = DOCUMENT_BYTES if piece.path.suffix in TEXT_SUFFIXES else -1
-            start = _document_end(file, piece.start, limit)
-            stop = _document_end(file, piece.stop, limit)
+            start = _find_document_end(file, piece.start, limit)
+            stop = _find_document_end(file, piece.stop, limit)
             file.seek(start)
             return start, file.read(stop - start)
     except OSError as error:
         raise UserError(f"{piece.path} cannot be read: {error.strerror}") from None
 
 
-def _document_end(file: BinaryIO, offset: int, limit: int) -> int:
+def _find_document_end(file: BinaryIO, offset: int, limit: int) -> int:
     """Return the end of the line at ``offset``; if it is ``limit`` or more bytes away, the next UTF-8 character."""
     if offset == 0:  # a document begins with the file
         return 0
@@ -217,7 +217,7 @@ def _read_lines(path: Path, start: int, data: bytes, parse: Callable[[Mapping[st
             try:
                 yield parse(_record(text))
             except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}:{_line_number(path, start)}: {error}") from None
+                raise UserError(f"{path}:{_find_line_number(path, start)}: {error}") from None
         start += len(line) + 1
 
 
@@ -228,7 +228,7 @@ def _record(line: str) -> Mapping[str, Any]:
     return record
 
 
-def _field(record: Mapping[str, Any], *, key: str) -> str:
+def _get_field(record: Mapping[str, Any], *, key: str) -> str:
     """Return the text of a record."""
     if key not in record:
         raise ValueError(
@@ -248,7 +248,7 @@ def _field(record: Mapping[str, Any], *, key: str) -> str:
     return text
 
 
-def _line_number(path: Path, offset: int) -> int:
+def _find_line_number(path: Path, offset: int) -> int:
     """Return the number (from 1) of the line at byte ``offset``."""
     with path.open("rb") as file:
         blocks = iter(lambda: file.read(min(MIB, offset - file.tell())), b"")
@@ -259,7 +259,7 @@ def _read_rows(
     piece: FileSlice, parse: Callable[[Mapping[str, Any]], Parsed], columns: tuple[str, ...] | None
 ) -> Iterator[Parsed]:
     """Yield ``parse`` of each row of a group, without the fields that are null in it."""
-    with _parquet(piece.path) as parquet:
+    with _open_parquet(piece.path) as parquet:
         names = parquet.schema_arrow.names
         for column in columns or ():
             if column not in names:
@@ -275,7 +275,7 @@ def _read_rows(
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
+def _open_parquet(path: Path) -> Iterator[Any]:
     """Open a ``pyarrow.parquet.ParquetFile``; an error that pyarrow raises becomes a ``UserError``."""
     import pyarrow
     from pyarrow import parquet

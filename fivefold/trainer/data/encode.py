@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.record import RunFailure
-from fivefold.trainer.data.corpus import CorpusFile, FileSlice, clean, file_slices, read_records, read_slice
+from fivefold.trainer.data.corpus import CorpusFile, FileSlice, clean_text, list_slices, read_records, read_slice
 from fivefold.trainer.data.shards import SPLITS, Split
 from fivefold.trainer.data.supervised import Mask, SampleFormat, TrainingSample
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens, load
@@ -39,7 +39,7 @@ class EncodingSettings:
     """The settings by which every document is processed.
 
     ``key``: field or column of its text; ``samples``: how records become supervised samples, None for text;
-    ``tokenizer``: path; ``bound``: a document is held out if its ``text_hash`` is below it.
+    ``tokenizer``: path; ``bound``: a document is held out if its ``hash_text`` is below it.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The result of one unit of work: bytes read, NUL bytes removed, smallest ``text_hash``, and documents by split."""
+    """The result of one unit of work: bytes read, NUL bytes removed, smallest ``hash_text``, and documents by split."""
 
     size_bytes: int
     nul_bytes: int
@@ -73,7 +73,7 @@ class Encoded:
     splits: dict[Split, Documents]
 
 
-def text_hash(text: str) -> int:
+def hash_text(text: str) -> int:
     """Return blake2b of ``text`` as a number from 0 to 2^64 - 1. It decides the split, so duplicates share a split."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=b"held-out").digest())
 
@@ -83,7 +83,7 @@ def encode_all(files: Iterable[CorpusFile], *, rule: EncodingSettings, workers: 
 
     Raises ``RunFailure`` if a worker dies.
     """
-    units = _units(files)
+    units = _group_slices(files)
     if workers == 1:
         yield from (_encode(unit, rule) for unit in units)
         return
@@ -103,11 +103,11 @@ def encode_all(files: Iterable[CorpusFile], *, rule: EncodingSettings, workers: 
         pool.shutdown(cancel_futures=True)
 
 
-def _units(files: Iterable[CorpusFile]) -> Iterator[list[FileSlice]]:
+def _group_slices(files: Iterable[CorpusFile]) -> Iterator[list[FileSlice]]:
     """Group consecutive slices until they have ``WORK_BYTES``."""
     unit: list[FileSlice] = []
     size = 0
-    for piece in chain.from_iterable(map(file_slices, files)):
+    for piece in chain.from_iterable(map(list_slices, files)):
         unit.append(piece)
         size += piece.size_bytes
         if size >= WORK_BYTES:
@@ -147,8 +147,8 @@ def _encode(unit: list[FileSlice], rule: EncodingSettings) -> Encoded:
     text_bytes: dict[Split, int] = dict.fromkeys(SPLITS, 0)
     for raw_text in chain.from_iterable(read_slice(piece, key=rule.key) for piece in unit):
         nul_bytes += raw_text.count("\0")
-        if text := clean(raw_text):
-            lowest_hash = min(lowest_hash, document_hash := text_hash(text))
+        if text := clean_text(raw_text):
+            lowest_hash = min(lowest_hash, document_hash := hash_text(text))
             split: Split = "heldout" if document_hash < rule.bound else "train"
             tokens[split].append(np.concatenate((tokenizer.encode(text), end)))
             text_bytes[split] += len(text.encode())
@@ -164,7 +164,7 @@ def _encode_samples(
     parts: dict[Split, list[TrainingSample]] = {split: [] for split in SPLITS}
     parse = partial(samples.encode_record, tokenizer=tokenizer)
     for record in chain.from_iterable(read_records(piece, parse=parse) for piece in unit):
-        lowest_hash = min(lowest_hash, document_hash := text_hash("".join(sample.text for sample in record)))
+        lowest_hash = min(lowest_hash, document_hash := hash_text("".join(sample.text for sample in record)))
         parts["heldout" if document_hash < rule.bound else "train"].extend(record)
     splits = {split: _join_samples(parts[split], rule.dtype) for split in SPLITS}
     return Encoded(sum(piece.size_bytes for piece in unit), 0, lowest_hash, splits)

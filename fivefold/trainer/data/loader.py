@@ -30,13 +30,13 @@ def permute(numbers: NDArray[np.int64], *, size: int, seed: int, epoch: int) -> 
     mask = (np.uint64(1) << half) - np.uint64(1)
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest()
     keys = np.frombuffer(digest, "<u8")
-    permuted = _feistel(numbers.astype(np.uint64), keys=keys, half=half, mask=mask)
+    permuted = _permute_feistel(numbers.astype(np.uint64), keys=keys, half=half, mask=mask)
     while (outside := permuted >= size).any():  # cycle walking; at most three of four numbers lie outside
-        permuted[outside] = _feistel(permuted[outside], keys=keys, half=half, mask=mask)
+        permuted[outside] = _permute_feistel(permuted[outside], keys=keys, half=half, mask=mask)
     return permuted.astype(np.int64)
 
 
-def _feistel(
+def _permute_feistel(
     x: NDArray[np.uint64], *, keys: NDArray[np.uint64], half: np.uint64, mask: np.uint64
 ) -> NDArray[np.uint64]:
     left, right = x >> half, x & mask
@@ -134,7 +134,7 @@ class Loader:
         return self.rows(positions.ravel()).reshape(micro_batches, mbs, self.length)
 
 
-def heldout_batches(
+def list_heldout_batches(
     loader: Loader, *, rows: int, mbs: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[NDArray[np.int64]]:
     """Yield this rank's batches [mbs, length] of at most ``rows`` held-out samples, equal at every evaluation.

@@ -78,14 +78,14 @@ class PackedLoader(Loader):
     @cached_property
     def _sequences(self) -> tuple[Ints, Ints]:
         """Return the samples in the order of the sequences [samples], and where each sequence begins [windows + 1]."""
-        samples = np.flatnonzero(self._kept_samples())
+        samples = np.flatnonzero(self._find_kept_samples())
         if self.packing == "none":
             return samples, np.arange(len(samples) + 1)
         bins = pack(np.minimum(self.full_lengths[samples], self.sequence), size=self.sequence)
         order = np.array([sample for members in bins for sample in members], np.int64)
         return samples[order], np.cumsum([0, *map(len, bins)])
 
-    def _kept_samples(self) -> NDArray[np.bool_]:
+    def _find_kept_samples(self) -> NDArray[np.bool_]:
         """Tell of each sample whether it is read."""
         kept = self.counts > 0
         return kept & (self.full_lengths <= self.sequence) if self.excess == "drop" else kept
@@ -150,7 +150,7 @@ class PairLoader(PackedLoader):
 
     @cached_property
     def _sequences(self) -> tuple[Ints, Ints]:
-        kept = self._kept_samples().reshape(-1, 2).all(1).repeat(2)
+        kept = self._find_kept_samples().reshape(-1, 2).all(1).repeat(2)
         samples = np.flatnonzero(kept)
         return samples, np.arange(len(samples) + 1)
 

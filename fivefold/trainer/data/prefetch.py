@@ -46,10 +46,10 @@ class Prefetcher:
         else:
             if guess is not None:
                 guess[1].cancel()
-            batch = self._tensor(position)
-        self._coming = following, self._thread.submit(self._tensor, following)
+            batch = self._load_tensor(position)
+        self._coming = following, self._thread.submit(self._load_tensor, following)
         return batch
 
-    def _tensor(self, position: int) -> Tensor:
+    def _load_tensor(self, position: int) -> Tensor:
         batch = torch.from_numpy(self.read(position))
         return batch.pin_memory() if self.pinned else batch

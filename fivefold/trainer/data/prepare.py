@@ -24,7 +24,7 @@ from rich.progress import Progress as Bar
 
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.data.corpus import CorpusFile, list_files, read_documents
-from fivefold.trainer.data.encode import TEXT_HASHES, EncodingSettings, encode_all, text_hash
+from fivefold.trainer.data.encode import TEXT_HASHES, EncodingSettings, encode_all, hash_text
 from fivefold.trainer.data.shards import (
     INDEX,
     SHARD_NAME,
@@ -38,8 +38,8 @@ from fivefold.trainer.data.shards import (
     sync,
 )
 from fivefold.trainer.data.supervised import SampleFormat
+from fivefold.trainer.data.tokenizer import build_tokenizer as make_tokenizer
 from fivefold.trainer.data.tokenizer import choose_dtype, load
-from fivefold.trainer.data.tokenizer import tokenizer as make_tokenizer
 from fivefold.units import MIB, show_bytes
 
 # Bytes of corpus per additional process: for a smaller share, starting one (0.3 s) costs more than it saves.
@@ -94,7 +94,7 @@ def _explain_failure(error: OSError, plan: _Plan, directory: Path) -> UserError 
 
 
 @contextmanager
-def terminal_progress() -> Iterator[Progress]:
+def show_progress() -> Iterator[Progress]:
     """Show a progress bar on stderr for ``prepare``; hidden if stderr is no terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -201,7 +201,7 @@ def _check_replaceable(directory: Path) -> None:
 def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> Index:
     """Make the tokenizer and write tokenizer, shards and index into ``folder``."""
     bound = round(plan.holdout * TEXT_HASHES)
-    tokenizer = make_tokenizer(plan.tokenizer, texts=lambda: _training_texts(plan, bound, progress))
+    tokenizer = make_tokenizer(plan.tokenizer, texts=lambda: _list_training_texts(plan, bound, progress))
     append(folder / TOKENIZER, tokenizer.text.encode())
     rule = EncodingSettings(
         plan.key, plan.samples, folder / TOKENIZER, tokenizer.fingerprint, str(choose_dtype(tokenizer.vocab)), bound
@@ -224,7 +224,7 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
     return index
 
 
-def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str]:
+def _list_training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str]:
     """Yield the documents that are not held out, to train the tokenizer on."""
     if plan.samples is not None:
         raise UserError(
@@ -234,7 +234,7 @@ def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str
     done = 0
     for text in read_documents(plan.files, key=plan.key):
         progress("training the tokenizer", done := done + len(text.encode()), plan.size_bytes)
-        if text_hash(text) >= bound:
+        if hash_text(text) >= bound:
             yield text
 
 

@@ -76,7 +76,7 @@ class SampleFormat:
         keys = tuple(self.key.split(",")) if self.key else FIELDS[self.kind]
         if self.kind == "preferences" and keys[0] not in record:
             record = _extract_prompt(record, keys)
-        prompt, *completions = (_field(record, key) for key in keys)
+        prompt, *completions = (_get_field(record, key) for key in keys)
         if isinstance(prompt, str) and all(isinstance(completion, str) for completion in completions):
             return self._encode_completions(prompt, completions, tokenizer)
         replies = [read_messages(completion) for completion in completions]
@@ -84,9 +84,9 @@ class SampleFormat:
 
     def _encode_messages(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> TrainingSample:
         key = self.key or next((key for key in MESSAGE_KEYS if key in record), MESSAGE_KEYS[0])
-        messages = read_messages(_field(record, key))
-        template = self._template()
-        variables = _variables(record)
+        messages = read_messages(_get_field(record, key))
+        template = self._get_template()
+        variables = _list_variables(record)
         text, spans = template.render(messages, **variables)
         if self.loss_on == "all":
             spans = ((0, len(text)),)
@@ -109,7 +109,7 @@ class SampleFormat:
         record: Mapping[str, Any],
         tokenizer: Tokenizer,
     ) -> tuple[TrainingSample, ...]:
-        template, variables = self._template(), _variables(record)
+        template, variables = self._get_template(), _list_variables(record)
         before = template.render(prompt, for_reply=True, **variables).text
         texts = [template.render([*prompt, *reply], **variables).text for reply in replies]
         tokens = [tokenizer.encode_with_offsets(text)[0] for text in texts]
@@ -129,7 +129,7 @@ class SampleFormat:
         start = 0 if self.loss_on == "all" else min(_count_common(ids, prompt) for ids in tokens)
         return tuple(_sample(text, ids, np.arange(len(ids)) >= start) for text, ids in zip(texts, tokens, strict=True))
 
-    def _template(self) -> ChatTemplate:
+    def _get_template(self) -> ChatTemplate:
         if self.template is None:
             raise SampleError("has messages, but the tokenizer has no chat template; set [data] chat_template")
         return self.template
@@ -150,7 +150,7 @@ def _count_common(ids: Tokens, other_ids: Tokens) -> int:
 
 def _extract_prompt(record: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
     """Return a record of preferences whose prompt is the messages with which both completions begin."""
-    chosen, rejected = (_field(record, key) for key in keys[1:])
+    chosen, rejected = (_get_field(record, key) for key in keys[1:])
     if isinstance(chosen, str) or isinstance(rejected, str):
         raise SampleError(
             f"has no key {keys[0]!r}, and chosen and rejected are texts, which cannot contain it (lists of messages "
@@ -167,13 +167,13 @@ def _extract_prompt(record: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping
     return {**record, prompt: chosen[:common], chosen_key: chosen[common:], rejected_key: rejected[common:]}
 
 
-def _field(record: Mapping[str, Any], key: str) -> Any:
+def _get_field(record: Mapping[str, Any], key: str) -> Any:
     if key not in record:
         raise SampleError(f"has no key {key!r}; it has {', '.join(map(repr, record)) or 'none'}; set [data] key")
     return record[key]
 
 
-def _variables(record: Mapping[str, Any]) -> dict[str, Any]:
+def _list_variables(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables of a template that a record gives: its tools, and any in ``chat_template_kwargs``."""
     tools = record.get("tools")
     variables = record.get("chat_template_kwargs") or {}

@@ -68,7 +68,7 @@ def choose_dtype(vocab: int) -> np.dtype[np.unsignedinteger[Any]]:
     return np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
 
 
-def _sha256(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -79,7 +79,7 @@ class ByteTokenizer:
     vocab: int = 256
     end: int = 0
     text: str = BYTES_TEXT
-    fingerprint: str = _sha256(BYTES_TEXT)
+    fingerprint: str = _hash_text(BYTES_TEXT)
 
     def encode(self, text: str) -> Tokens:
         """Return the bytes of ``text`` as uint16 [n]; raises ``UserError`` if it holds a NUL, the end of document."""
@@ -125,7 +125,7 @@ class BpeTokenizer:
         end = next((ids[name] for name in KNOWN_ENDS if name in ids), None)
         if end is None:
             raise UserError(f"{origin} has no end-of-document token; add one of {' '.join(KNOWN_ENDS)} to it")
-        return cls(vocab=max(ids.values()) + 1, end=end, text=text, fingerprint=_sha256(text), rust=rust)
+        return cls(vocab=max(ids.values()) + 1, end=end, text=text, fingerprint=_hash_text(text), rust=rust)
 
     def encode(self, text: str) -> Tokens:
         """Return the token ids [n] of ``text``, with no special token added."""
@@ -181,7 +181,7 @@ def load(path: Path) -> Tokenizer:
     return ByteTokenizer() if text == BYTES_TEXT else BpeTokenizer.read(text, origin=str(file))
 
 
-def tokenizer(spec: str, *, texts: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
+def build_tokenizer(spec: str, *, texts: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
     """Build the tokenizer that ``spec`` names: ``bytes``, ``bpe:N`` (trained on ``texts()``), or a path."""
     if spec == "bytes":
         return ByteTokenizer()

@@ -106,7 +106,7 @@ def shorten_errors(folder: Path, *, rank: int, answer: Path | None) -> Iterator[
     Without it, only rank 0 raises a ``UserError`` or ``RunFailure`` that all ranks have met.
     """
     path = folder / f"stderr-rank{rank}.txt"
-    with _library_noise(path):
+    with _redirect_library_stderr(path):
         try:
             yield
         except (UserError, RunFailure):
@@ -128,12 +128,12 @@ def shorten_errors(folder: Path, *, rank: int, answer: Path | None) -> Iterator[
 
 
 def _report_thread(failed: threading.ExceptHookArgs) -> None:
-    """Write a thread's traceback to file descriptor 2, which ``_library_noise`` redirects, not to sys.stderr."""
+    """Write a thread's traceback to file descriptor 2 (``_redirect_library_stderr``), not to sys.stderr."""
     os.write(2, "".join(traceback.format_exception(failed.exc_value)).encode())
 
 
 @contextmanager
-def _library_noise(path: Path) -> Iterator[None]:
+def _redirect_library_stderr(path: Path) -> Iterator[None]:
     """Redirect file descriptor 2 to ``path`` for C libraries; sys.stderr still prints. Deletes an empty ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     former_stderr = sys.stderr

@@ -65,14 +65,14 @@ class LossGuard:
             return BadLoss(self.faults.on_nan, f"loss {loss:.4g}, gradient norm {norm:.4g}")
         if self.faults.on_spike == "ignore":
             return None
-        median, limit = self._median_and_limit()
+        median, limit = self._compute_median_and_limit()
         if loss > limit:
             what = f"loss {loss:.4g}, where {median:.4g} is usual and {limit:.4g} the limit"
             return BadLoss(self.faults.on_spike, what)
         self.recent.append(loss)
         return None
 
-    def _median_and_limit(self) -> tuple[float, float]:
+    def _compute_median_and_limit(self) -> tuple[float, float]:
         """Return median and limit of the window; the limit is infinite until the window is full."""
         if len(self.recent) < self.faults.spike_window:
             return 0.0, math.inf

@@ -121,7 +121,7 @@ class Watchdog:
                 if now - checked >= pause:
                     checked = now
                     if now - self._since > self.seconds or self._store.check(["alarm"]):
-                        self._alarm()
+                        self._raise_alarm()
                 if self.world > 1 and now - window[0] >= WINDOW_SECONDS:
                     number = window[1] + 1
                     self._compare_ranks(number, steps=self._step - window[2], seconds=now - window[0])
@@ -141,9 +141,9 @@ class Watchdog:
 
     def _take_sample(self) -> None:
         self._n_samples += 1
-        self._n_busy_samples += not self._status().is_waiting
+        self._n_busy_samples += not self._get_status().is_waiting
 
-    def _status(self) -> RankStatus:
+    def _get_status(self) -> RankStatus:
         frame: FrameType | None = sys._current_frames().get(self._main)
         if frame is None:
             return RankStatus(self._step, self._activity, "", is_waiting=False)
@@ -155,7 +155,7 @@ class Watchdog:
         line = f"{frame.f_code.co_name} ({Path(name).name}:{frame.f_lineno})"
         return RankStatus(self._step, self._activity, line, is_waiting)
 
-    def _alarm(self) -> None:
+    def _raise_alarm(self) -> None:
         """Write stacks and status, then exit with the verdict of the lowest rank that answered.
 
         A rank that was woken after the verdict gives no verdict, as it does not know which ranks waited for it.
@@ -163,13 +163,13 @@ class Watchdog:
         self._alarmed = True
         self._store.set("alarm", "1")
         faulthandler.dump_traceback(self._file, all_threads=True)
-        self._store.set(f"place/{self.rank}", json.dumps(self._status()))
+        self._store.set(f"place/{self.rank}", json.dumps(self._get_status()))
         time.sleep(GRACE_SECONDS)
         statuses = self._read_values("place")
         silent = [rank for rank in range(self.world) if rank not in statuses]
         gives_verdict = self.rank == min(statuses) and not self._store.check(["verdict"])
         if gives_verdict:
-            line = _verdict(
+            line = _describe_missing_ranks(
                 {rank: RankStatus(*json.loads(status_text)) for rank, status_text in statuses.items()},
                 silent,
                 self.seconds,
@@ -223,7 +223,7 @@ class Watchdog:
                 )
 
 
-def _verdict(statuses: dict[int, RankStatus], silent: list[int], seconds: float) -> str:
+def _describe_missing_ranks(statuses: dict[int, RankStatus], silent: list[int], seconds: float) -> str:
     """Describe which ranks did not come, and where they are."""
     if silent:
         return f"{_format_ranks(silent)} did not come for {seconds:g} s: no answer, stopped or cut off"

@@ -98,7 +98,7 @@ class CachedDecoder:
         weight = module.embed.tokens.weight
         positions = torch.arange(tokens, device=weight.device)
         self.tables = list_tables(module.model, positions=positions, dtype=weight.dtype, device=weight.device)
-        self.kept = [attach(block, tokens=tokens) for block in _blocks(module)]
+        self.kept = [attach(block, tokens=tokens) for block in _list_blocks(module)]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Read ``texts`` [B, T] after the cached tokens; return its last logits [B, V]. T = 1 after the first call."""
@@ -143,26 +143,26 @@ class UncachedDecoder:
 def open_reader(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder | UncachedDecoder]:
     """Give ``module`` KV caches of ``tokens`` within the context, if its layers have them; restore it afterwards."""
     if not module.model.non_attention_mixers:
-        with kv_cached(module, tokens=tokens) as reader:
+        with enable_kv_cache(module, tokens=tokens) as reader:
             yield reader
         return
-    with unlimited_capacity(module):
+    with disable_expert_capacity(module):
         yield UncachedDecoder(module)
 
 
 @contextmanager
-def kv_cached(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder]:
+def enable_kv_cache(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder]:
     """Give ``module`` KV caches of ``tokens`` within the context; restore it afterwards."""
-    with unlimited_capacity(module):
+    with disable_expert_capacity(module):
         try:
             yield CachedDecoder(module, tokens=tokens)
         finally:
-            for block in _blocks(module):
+            for block in _list_blocks(module):
                 detach(block)
 
 
 @contextmanager
-def unlimited_capacity(module: Transformer) -> Iterator[None]:
+def disable_expert_capacity(module: Transformer) -> Iterator[None]:
     """Drop no tokens of experts within the context: a capacity is a share of a full training sequence."""
     moe_layers = [layer for layer in module.modules() if isinstance(layer, Moe)]
     configs = [layer.moe for layer in moe_layers]
@@ -212,14 +212,14 @@ class LatentKVCache(KVCache):
         """Append the latents; absorb W_UK into q: q · (W_UK latent) = (q W_UK) · latent, so that no keys are made."""
         (latents,) = self.add(k_BTKH)
         q_nope, q_rope = q_BTNH.split((self.mla.nope_dim, self.mla.rope_dim), dim=-1)
-        absorbed = torch.einsum("btnh,nhr->btnr", q_nope, self._matrix()[:, : self.mla.nope_dim])
+        absorbed = torch.einsum("btnh,nhr->btnr", q_nope, self._join_matrices()[:, : self.mla.nope_dim])
         return torch.cat((absorbed, q_rope), dim=-1), latents, latents[..., : self.mla.kv_rank]
 
     def leave(self, out_BTNH: Tensor) -> Tensor:
         """Map attention output over latents [B, T, N, kv_rank] to values [B, T, N, v_dim], by W_UV."""
-        return torch.einsum("btnr,nhr->btnh", out_BTNH, self._matrix()[:, self.mla.nope_dim :])
+        return torch.einsum("btnr,nhr->btnh", out_BTNH, self._join_matrices()[:, self.mla.nope_dim :])
 
-    def _matrix(self) -> Tensor:
+    def _join_matrices(self) -> Tensor:
         """Return W_UK | W_UV of each head: [N, nope_dim + v_dim, kv_rank]."""
         return self.up.matrix.view(-1, self.mla.nope_dim + self.mla.v_dim, self.mla.kv_rank)
 
@@ -232,7 +232,7 @@ def attach(block: Block, *, tokens: int) -> KVCache:
     cache = LatentKVCache(tokens, attention=attention) if isinstance(attention, LatentAttention) else KVCache(tokens)
     if is_latent:
         attention.bare = True
-    attention.hooks, attention.core = cache, partial(_cached_core, attention.rule)
+    attention.hooks, attention.core = cache, partial(_compute_cached_core, attention.rule)
     return cache
 
 
@@ -245,7 +245,7 @@ def detach(block: Block) -> None:
         attention.bare = False
 
 
-def _cached_core(
+def _compute_cached_core(
     rule: AttentionMask,
     q_BTNH: Tensor,
     k_BSKH: Tensor,
@@ -272,6 +272,6 @@ def _cached_core(
     return out_BNTH.transpose(1, 2)
 
 
-def _blocks(module: Transformer) -> list[Block]:
+def _list_blocks(module: Transformer) -> list[Block]:
     """Return the blocks that attend; those with a feed-forward alone need no cache."""
     return [block for block in module.blocks if isinstance(block, Block) and block.attention is not None]

@@ -26,7 +26,7 @@ class Sample(Record):
     ended: bool
 
 
-def samples(
+def generate_samples(
     module: Transformer,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
@@ -92,5 +92,7 @@ def sample_run(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) ->
 
 def sample(module: Transformer, tokenizer: Tokenizer, *, prompt: str, tokens: int, window: int, seed: int) -> str:
     """Return ``prompt`` and up to ``tokens`` more tokens as text, drawn at temperature 0.8 from a decoder on CPU."""
-    (result,) = samples(module, tokenizer, [prompt], tokens=tokens, window=window, sampling=SamplingParams(seed=seed))
+    (result,) = generate_samples(
+        module, tokenizer, [prompt], tokens=tokens, window=window, sampling=SamplingParams(seed=seed)
+    )
     return result.prompt + result.text

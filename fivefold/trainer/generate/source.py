@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.tensors import bias_name
+from fivefold.model.huggingface.tensors import name_routing_bias
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_name, weights
+from fivefold.model.weights import list_weights, name_block
 from fivefold.record import RunFailure, UserError, read_file
 from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
-from fivefold.trainer.checkpoint.full_weights import decoder
+from fivefold.trainer.checkpoint.full_weights import build_decoder
 from fivefold.trainer.checkpoint.huggingface_export import DTYPES, find
 from fivefold.trainer.checkpoint.huggingface_import import CONFIG, HuggingFaceFolder
 from fivefold.trainer.checkpoint.merged_adapter import MergedFolder
@@ -86,7 +86,7 @@ class WeightSource:
         source = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
         if named is None and not (source / "tokenizer.json").is_file():
             raise UserError(f"{source} holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")
-        loaded = tokenizer.tokenizer("bytes") if str(source) == "bytes" else tokenizer.load(source)
+        loaded = tokenizer.build_tokenizer("bytes") if str(source) == "bytes" else tokenizer.load(source)
         if loaded.vocab > self.model.vocab:
             raise UserError(
                 f"{source} has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}; name the "
@@ -104,11 +104,11 @@ class WeightSource:
         """Build a decoder on a GPU if there is one, else on CPU; ``dtype`` defaults to bf16 on a GPU, fp32 on CPU."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         weight_dtype = DTYPES[dtype or ("bf16" if device.type == "cuda" else "fp32")]
-        return decoder(self.weights(dtype=weight_dtype), model=self.model).to(device)
+        return build_decoder(self.weights(dtype=weight_dtype), model=self.model).to(device)
 
     def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return name → full weight on CPU in ``dtype``, and the routing biases of experts in fp32."""
-        tensors = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in weights(self.model)}
+        tensors = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in list_weights(self.model)}
         biases = {
             layer: torch.zeros(self.model.moe.experts)
             for layer in range(self.model.layers + self.model.mtp_depth)
@@ -120,7 +120,7 @@ class WeightSource:
             _read_folder(self.folder, self.folder, tensors, biases)
         else:
             _read_checkpoint(self.path, tensors, biases)
-        return tensors | {f"{block_name(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
+        return tensors | {f"{name_block(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
 
 
 @torch.no_grad()
@@ -132,14 +132,14 @@ def _read_folder(
 ) -> None:
     """Fill weights by name from ``source``, and routing biases by layer from the Hugging Face ``folder``."""
     for name, weight in tensors.items():
-        for box in _boxes(tuple(weight.shape), separate=folder.parts[name][0].expert is not None):
+        for box in _list_boxes(tuple(weight.shape), separate=folder.parts[name][0].expert is not None):
             weight[box.rows] = source.read(name, offsets=box.offsets, sizes=box.sizes)
     for layer, bias in biases.items():
-        if (name := bias_name(folder.model, layer)) in folder.parts:
+        if (name := name_routing_bias(folder.model, layer)) in folder.parts:
             bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))
 
 
-def _boxes(shape: tuple[int, ...], *, separate: bool) -> Iterator[Box]:
+def _list_boxes(shape: tuple[int, ...], *, separate: bool) -> Iterator[Box]:
     """Yield one box that covers a weight of ``shape``; ``separate``: one per expert, as Hugging Face stores them."""
     first = range(shape[0]) if separate else [0]
     for start in first:
@@ -151,7 +151,7 @@ def _read_checkpoint(path: Path, tensors: dict[str, Tensor], biases: dict[int, T
     """Fill weights by name and routing biases by layer from a checkpoint; raises ``RunFailure`` if unreadable."""
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
-        f"weights/{name}": BoxTensor(tuple(weight.shape), _boxes(tuple(weight.shape), separate=False), weight)
+        f"weights/{name}": BoxTensor(tuple(weight.shape), _list_boxes(tuple(weight.shape), separate=False), weight)
         for name, weight in tensors.items()
     }
     try:

@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.job import Job
 from fivefold.trainer.engine import StepResult
 from fivefold.trainer.measure.measured_step import MeasuredStep
-from fivefold.trainer.measure.meter import resident_bytes
+from fivefold.trainer.measure.meter import read_resident_bytes
 
 
 def step_line(
@@ -32,21 +32,21 @@ def step_line(
         "step": step,
         "loss": done.loss,
         **{f"mtp_loss_{module}": loss for module, loss in enumerate(done.further, start=1)},
-        **_rewards(done),
+        **_list_rewards(done),
         "gradient_norm": done.norm,
         "learning_rate": rate,
         "tokens": samples * job.sequence,
         "seconds": seconds,
         "mfu_causal": ideal_seconds / seconds * batch / job.global_batch,
-        "resident_bytes": resident_bytes(),
+        "resident_bytes": read_resident_bytes(),
         **({"peak_bytes": measured.peak_bytes} if measured is not None else {}),
-        **_noise(done, job),
+        **_list_noise(done, job),
         **({"batch": batch} if job.ramp else {}),
         **({"loss_scale": done.loss_scale, "skipped": done.skipped} if job.precision.loss_scaling else {}),
     }
 
 
-def _rewards(done: StepResult) -> dict[str, float]:
+def _list_rewards(done: StepResult) -> dict[str, float]:
     """Return the rewards of DPO, by TRL's names."""
     if done.rewards is None:
         return {}
@@ -59,7 +59,7 @@ def _rewards(done: StepResult) -> dict[str, float]:
     }
 
 
-def _noise(done: StepResult, job: Job) -> dict[str, Any]:
+def _list_noise(done: StepResult, job: Job) -> dict[str, Any]:
     """Return the gradient noise scale in tokens, and |G|² and S per token of this step alone."""
     if done.noise is None:
         return {}

@@ -21,11 +21,11 @@ class Wandb:
     """An open W&B run in ``project``; ``config``: the run file's values. Raises ``RunFailure`` if W&B cannot start."""
 
     def __init__(self, project: str, *, folder: Path, config: dict[str, Any]) -> None:
-        self._wandb = package()
+        self._wandb = import_wandb()
         try:
             self._run = self._wandb.init(
                 project=project,
-                id=_id(folder),
+                id=_get_run_id(folder),
                 resume="allow",
                 name=folder.name,
                 dir=str(folder),
@@ -51,7 +51,7 @@ class Wandb:
         self._run.finish()
 
 
-def package() -> Any:
+def import_wandb() -> Any:
     """Import wandb, an optional dependency; raises ``UserError`` if it is not installed."""
     try:
         return import_module("wandb")
@@ -61,7 +61,7 @@ def package() -> Any:
         ) from None
 
 
-def _id(folder: Path) -> str:
+def _get_run_id(folder: Path) -> str:
     """Return the W&B run id kept in ``folder``, drawn on first use."""
     path = folder / ID
     if not path.is_file():

@@ -74,7 +74,7 @@ class Offset(NamedTuple):
     error: float
 
 
-def host_group() -> dist.ProcessGroup | None:
+def create_host_group() -> dist.ProcessGroup | None:
     """Create a process group of the world whose messages stay on the host: NCCL would create a communicator per pair.
 
     None: the default group is one already. Every rank of the initialised world calls it.
@@ -82,7 +82,9 @@ def host_group() -> dist.ProcessGroup | None:
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
-def offset(*, rank: int, world: int, group: dist.ProcessGroup | None = None, now: Any = time.perf_counter) -> Offset:
+def measure_offset(
+    *, rank: int, world: int, group: dist.ProcessGroup | None = None, now: Any = time.perf_counter
+) -> Offset:
     """Measure this rank's ``Offset``, by ping-pong with rank 0 over ``group``; every rank of the world calls it."""
     if world == 1:
         return Offset(0.0, 0.0)

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from fivefold.step import sent_bytes
-from fivefold.trainer.measure.meter import COLLECTIVES, Meter, find_group, tensors
+from fivefold.step import count_sent_bytes
+from fivefold.trainer.measure.meter import COLLECTIVES, Meter, find_group, list_tensors
 
 c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
 SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -106,10 +106,10 @@ class LoopMeter(Meter):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func in LISTS:
             collective, full = LISTS[func]
-            self._count(collective, find_group(args), tensors(args[full]))
+            self._count(collective, find_group(args), list_tensors(args[full]))
         elif func in FUNCTIONAL:
             collective, gives_full = FUNCTIONAL[func]
-            self._count(collective, _resolve_process_group(args[-1]), tensors(out if gives_full else args[0]))
+            self._count(collective, _resolve_process_group(args[-1]), list_tensors(out if gives_full else args[0]))
         return out
 
     def _update_phase(self) -> None:
@@ -121,12 +121,14 @@ class LoopMeter(Meter):
 
     def _count_message(self, func: Any, args: Any) -> None:
         collective, full = COLLECTIVES[func]
-        self._count(collective, find_group(args), tensors(args[full]))
+        self._count(collective, find_group(args), list_tensors(args[full]))
 
     def _count(self, collective: str, group: Any, full: Iterable[Tensor]) -> None:
         key = self._axis_of(group.group_name, collective), collective
         self._messages[key] += 1
-        self._sent[key] += sent_bytes(collective, payload=sum(tensor.nbytes for tensor in full), ranks=group.size())
+        self._sent[key] += count_sent_bytes(
+            collective, payload=sum(tensor.nbytes for tensor in full), ranks=group.size()
+        )
 
     def _track_storage(self, tensor: Tensor) -> None:
         skipped = WHOLE if self._fake else (FakeTensor, *WHOLE)

@@ -30,7 +30,7 @@ class MeasuredStep:
     traffic: tuple[Traffic, ...]
 
 
-def live_tensors(built: Built) -> list[Tensor]:
+def list_live_tensors(built: Built) -> list[Tensor]:
     """List every persistent tensor: weights, moments, rotary tables, biases and loads of routing."""
     return [*built.weights(), *built.moments(), *built.module.tables, *built.module.buffers()]
 

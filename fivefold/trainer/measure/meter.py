@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_iter
 import fivefold.trainer.model.float8.grouped
 import fivefold.trainer.model.sliding_window_attention
 import fivefold.trainer.model.tf32  # noqa: F401  likewise
-from fivefold.step import Traffic, sent_bytes
-from fivefold.trainer.model.attention_mask import visible_pairs
+from fivefold.step import Traffic, count_sent_bytes
+from fivefold.trainer.model.attention_mask import count_visible_pairs
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
 
@@ -129,10 +129,10 @@ class Meter(TorchDispatchMode):
         elif func is torch.ops.inductor.resize_storage_bytes_.default:
             self._resize(args[0])
         else:
-            self.flops += operation_flops(func, args, out)
+            self.flops += count_operation_flops(func, args, out)
             # a view allocates nothing, except the result of torch.tensor; gloo's ``wait`` takes views of its buffers
             if not func.is_view or func is aten.lift_fresh.default:
-                for tensor in tensors(out):
+                for tensor in list_tensors(out):
                     self._track_storage(tensor)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
@@ -163,13 +163,13 @@ class Meter(TorchDispatchMode):
         """Count a c10d operation: one message, and the bytes that this rank sends in it."""
         collective, full = COLLECTIVES[func]
         group = find_group(args)
-        payload = sum(tensor.nbytes for tensor in tensors(args[full]))
+        payload = sum(tensor.nbytes for tensor in list_tensors(args[full]))
         key = self._axis(group.group_name), collective
         self._messages[key] += 1
-        self._sent[key] += sent_bytes(collective, payload=payload, ranks=group.size())
+        self._sent[key] += count_sent_bytes(collective, payload=payload, ranks=group.size())
 
 
-def resident_bytes() -> int:
+def read_resident_bytes() -> int:
     """Return the peak bytes so far: reserved by torch's allocator on a GPU; resident set of the process on CPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved()
@@ -186,12 +186,12 @@ def is_group(value: Any) -> bool:
     return bool(value._type().name() == "ProcessGroup")
 
 
-def tensors(tree: Any) -> Iterator[Tensor]:
+def list_tensors(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors among the leaves of ``tree`` (a pytree)."""
     return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
 
 
-def operation_flops(func: Any, args: Any, out: Any) -> int:
+def count_operation_flops(func: Any, args: Any, out: Any) -> int:
     """Count the FLOPs of one operation; 0 for all but GEMMs, triangular solves and attention."""
     if isinstance(out, tuple) and (func in CAST_MATMULS or func in GROUPED):
         out = out[0]  # a cast
@@ -208,9 +208,9 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
         numel = int(out.numel()) if GROUPED[func] else int(out[0].numel())
         return 2 * numel * int(args[GROUPED_INNER])
     if func in ATTENTION_FORWARD:
-        return _attention_flops(*args[:3], window=find_window(func, args))
+        return _count_attention_flops(*args[:3], window=find_window(func, args))
     if func in ATTENTION_BACKWARD:
-        return 2 * _attention_flops(*args[1:4], window=find_window(func, args))
+        return 2 * _count_attention_flops(*args[1:4], window=find_window(func, args))
     return 0
 
 
@@ -230,7 +230,7 @@ def find_window(func: Any, args: Any) -> AttentionWindow | None:
     return AttentionWindow(offset, keys) if keys else None
 
 
-def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: AttentionWindow | None) -> int:
+def _count_attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: AttentionWindow | None) -> int:
     """Count forward FLOPs of q [B, N, T, H] on k [B, K, S, H] and v [B, K, S, H of v].
 
     All pairs count, masked or not, but under a window only the visible pairs.
@@ -238,5 +238,5 @@ def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: AttentionWindow
     queries, keys = int(q.shape[2]), int(k.shape[2])
     pairs = queries * keys
     if window is not None:
-        pairs = visible_pairs(queries, keys, offset=window.offset, window=window.keys)
+        pairs = count_visible_pairs(queries, keys, offset=window.offset, window=window.keys)
     return 2 * q.shape[0] * q.shape[1] * pairs * (q.shape[3] + v.shape[3])

@@ -29,7 +29,7 @@ class GradientNoise(NamedTuple):
     scale: float | None
 
 
-def noise(*, small: float, full: float, batches: int, sequences: int) -> tuple[float, float]:
+def estimate_noise(*, small: float, full: float, batches: int, sequences: int) -> tuple[float, float]:
     """Estimate |G|² and S of one step. ``small``: mean square of the gradients of ``batches`` equal parts."""
     part_sequences = sequences / batches
     square = (sequences * full - part_sequences * small) / (sequences - part_sequences)
@@ -103,7 +103,7 @@ class NoiseScale:
             return None
         batches = self.replicas * self.units[0].reductions_per_step
         parts, full = (part.item() / scale**2 for part in summed)
-        square, variance = noise(small=parts * batches, full=full, batches=batches, sequences=sequences)
+        square, variance = estimate_noise(small=parts * batches, full=full, batches=batches, sequences=sequences)
         self._means = (DECAY * self._means[0] + square, DECAY * self._means[1] + variance)
         self._weight = DECAY * self._weight + 1
         mean_square, mean_variance = (mean / self._weight for mean in self._means)

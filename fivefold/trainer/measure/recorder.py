@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from fivefold.layout.schedule.action import Action
 from fivefold.results.spans import RankStep, Span, SpanKind, TracedMessage
-from fivefold.step import sent_bytes
+from fivefold.step import count_sent_bytes
 from fivefold.trainer.measure.clock import Clock
 from fivefold.trainer.parallel.interleave import Interleaver
-from fivefold.trainer.parallel.mesh import traffic_axis
+from fivefold.trainer.parallel.mesh import name_traffic_axis
 
 END = -2  # code of the end of a region; with the lane's bit −2 or −1
 
@@ -106,7 +106,7 @@ class SpanRecorder:
         source: tuple[int, ...] = (),
     ) -> RecordedEvent:
         """Record that a message is about to be started (``parallel/listener.py``)."""
-        name = f"{traffic_axis(axis)} {collective}"
+        name = f"{name_traffic_axis(axis)} {collective}"
         event = RecordedEvent(self, self.label("wait", name), axis, ranks, collective, payload, to, source)
         self._messages.append(event)
         event.begun = self.next_mark()
@@ -163,9 +163,9 @@ class RecordedEvent:
         axis, ranks, collective, payload, to, source = self.about
         count = len(to) if collective == "p2p" else 1
         begin, posted, wait, end = (reader.seconds[i] for i in (self.begun, self.started, self.waiting, self.ended))
-        sent = sent_bytes(collective, payload=payload, ranks=len(ranks))
+        sent = count_sent_bytes(collective, payload=payload, ranks=len(ranks))
         return TracedMessage(
-            traffic_axis(axis),
+            name_traffic_axis(axis),
             axis,
             ranks,
             collective,

@@ -99,7 +99,7 @@ class Regions:
             if compiled and path.startswith("blocks."):  # a replaced attribute inside would recompile it
                 if path.count(".") == 1:
                     self._wrap(
-                        part, "forward", _Timed(self.recorder, _labels(self.recorder, "op", "block"), part.forward)
+                        part, "forward", _Timed(self.recorder, _make_labels(self.recorder, "op", "block"), part.forward)
                     )
                 continue
             if isinstance(part, Moe):
@@ -142,13 +142,13 @@ def _wrap_run(recorder: SpanRecorder, inner: Run) -> Run:
         labels = labels_of_name.get(name)
         if labels is None:
             is_outer = function is fused_linears or isinstance(function, Linear) or name in GROUPED_CALLS
-            labels = labels_of_name[name] = _labels(recorder, "call" if is_outer else "op", name)
+            labels = labels_of_name[name] = _make_labels(recorder, "call" if is_outer else "op", name)
         return inner(name, _Timed(recorder, labels, function), *inputs)
 
     return run
 
 
-def _labels(recorder: SpanRecorder, kind: SpanKind, name: str) -> Labels:
+def _make_labels(recorder: SpanRecorder, kind: SpanKind, name: str) -> Labels:
     """Return the labels of an operation.
 
     Hooks on autograd's nodes are most of the cost of a trace, so linear layers, whose GEMMs are traced separately, and

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from fivefold.results.spans import RankTrace, Span
 from fivefold.trainer.data.prefetch import Prefetcher
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.measure.clock import HostClock, Offset, StreamClock, host_group, offset
+from fivefold.trainer.measure.clock import HostClock, Offset, StreamClock, create_host_group, measure_offset
 from fivefold.trainer.measure.recorder import Marks, SpanRecorder
 from fivefold.trainer.measure.regions import Regions
 
@@ -81,8 +81,8 @@ class Tracer:
         if world == 1:
             return Offset(0.0, 0.0)
         if not self.steps:
-            self.group = host_group()
-        measured = offset(rank=rank, world=world, group=self.group)
+            self.group = create_host_group()
+        measured = measure_offset(rank=rank, world=world, group=self.group)
         dist.barrier(group=self.group)
         return measured
 

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.model.weights import norm_shape
+from fivefold.model.weights import compute_norm_shape
 from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.chunked_attention import get_last_chunk, join_chunks, split_chunks
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import project
-from fivefold.trainer.model.norm import UnitNorm, norm
+from fivefold.trainer.model.norm import UnitNorm, build_norm
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.rotary import RowInputs
 from fivefold.trainer.model.unfused_attention import Unfused
@@ -61,7 +61,7 @@ class _Attention(nn.Module):
         self.core: Core | Unfused = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
         self.gate_activation = model.gate_activation
-        self.out_norm = norm(model, self.shape.output_dims) if model.sub_norm else None
+        self.out_norm = build_norm(model, self.shape.output_dims) if model.sub_norm else None
         self.sinks = nn.Parameter(torch.empty(self.shape.heads)) if self.shape.sinks else None
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor:
@@ -127,9 +127,9 @@ class GroupedAttention(_Attention):
         self.k_norm: nn.Module
         if model.qk_norm == "unit" and self.rotates:
             self.q_norm, self.k_norm = (UnitNorm(epsilon=model.norm_epsilon) for _ in range(2))
-        of_norms = [norm_shape(model, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads)]
+        of_norms = [compute_norm_shape(model, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads)]
         if of_norms[0] is not None and of_norms[1] is not None:
-            self.q_norm, self.k_norm = norm(model, *of_norms[0]), norm(model, *of_norms[1])
+            self.q_norm, self.k_norm = build_norm(model, *of_norms[0]), build_norm(model, *of_norms[1])
         self.v_norm = UnitNorm(epsilon=model.norm_epsilon) if model.value_norm else None
         self.out = Linear(shape.output_dims, model.width, bias=model.has_out_bias(layer))
 
@@ -186,10 +186,10 @@ class LatentAttention(_Attention):
             self.q = Linear(model.width, q_width, bias=False)
         else:
             self.q_down = Linear(model.width, mla.q_rank, bias=model.qkv_bias)
-            self.q_norm = norm(model, mla.q_rank, epsilon=mla.norm_epsilon)
+            self.q_norm = build_norm(model, mla.q_rank, epsilon=mla.norm_epsilon)
             self.q_up = Linear(mla.q_rank, q_width, bias=False)
         self.kv_down = Linear(model.width, mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
-        self.kv_norm = norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
+        self.kv_norm = build_norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
         self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
         gate_width = model.gate_columns(layer)
         self.gate = Linear(model.width, gate_width, bias=False) if model.output_gate else None

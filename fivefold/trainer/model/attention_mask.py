@@ -68,7 +68,7 @@ class AttentionMask(NamedTuple):
         return self._replace(window=min(self.window or tokens, tokens))
 
 
-def visible_pairs(queries: int, keys: int, *, offset: int, window: int) -> int:
+def count_visible_pairs(queries: int, keys: int, *, offset: int, window: int) -> int:
     """Count the pairs (t, s) of a block with 0 ≤ t + offset − s < window.
 
     ``offset``: position of the first query − position of the first key.

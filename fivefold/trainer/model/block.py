@@ -24,7 +24,7 @@ from fivefold.trainer.model.dropout import ATTENTION, FEED_FORWARD, Dropout, pla
 from fivefold.trainer.model.mixers import MODULES
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.moe import Moe
-from fivefold.trainer.model.norm import norm
+from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.rotary import RowInputs
 
@@ -43,14 +43,14 @@ class Block(nn.Module):
         mixes = mixer != "none"
         attends = model.has_attention(layer)
         routes = model.is_moe(layer)
-        self.norm1 = norm(model, model.width) if model.has_norm1(layer) else None
+        self.norm1 = build_norm(model, model.width) if model.has_norm1(layer) else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
         self.mixer = MODULES[mixer](model) if mixes and not attends else None
-        self.norm1_post = norm(model, model.width) if mixes and self.kind == "sandwich" else None
-        self.norm2 = norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
+        self.norm1_post = build_norm(model, model.width) if mixes and self.kind == "sandwich" else None
+        self.norm2 = build_norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
         self.moe = Moe(model) if routes else None
         self.mlp = Mlp(model, ffn=model.ffn, name="mlp") if feeds and not routes else None
-        self.norm2_post = norm(model, model.width) if feeds and model.norms_feed_forward(layer) else None
+        self.norm2_post = build_norm(model, model.width) if feeds and model.norms_feed_forward(layer) else None
         self.drops = nn.ModuleDict()
         if model.dropout:
             places = (("attention", ATTENTION, mixes), ("mlp", FEED_FORWARD, feeds))

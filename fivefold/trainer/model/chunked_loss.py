@@ -56,7 +56,7 @@ class _Chunked(torch.autograd.Function):
             ctx.out, ctx.scale, ctx.loss, ctx.total = out, scale, loss, total.fill_(math.nan)
             return total.detach()  # shares ``total``'s storage; returning ``total`` would make ctx refer to itself
         all_rows, targets = out.hooks.enter(h), targets.flatten()
-        for rows in _chunks(all_rows):
+        for rows in _list_chunks(all_rows):
             total += loss(F.linear(all_rows[rows], out.matrix, out.bias), targets[rows], None)
         return total * scale
 
@@ -70,7 +70,7 @@ class _Chunked(torch.autograd.Function):
         factor = grad * ctx.scale
         gradient, trains = torch.empty_like(all_rows), out.matrix.requires_grad
         weight_gradient = bias_gradient = None
-        for rows in _chunks(all_rows):
+        for rows in _list_chunks(all_rows):
             logits = F.linear(all_rows[rows], out.matrix, out.bias)
             total += ctx.loss(logits, targets[rows], factor)
             torch.mm(logits, out.matrix, out=gradient[rows])
@@ -94,6 +94,6 @@ class _Chunked(torch.autograd.Function):
         return wait_gradient(), None, None, None, None, None, None
 
 
-def _chunks(rows: Tensor) -> list[slice]:
+def _list_chunks(rows: Tensor) -> list[slice]:
     """Return slices of ``LOSS_CHUNK_ROWS`` rows; the last may be shorter."""
     return [slice(start, start + LOSS_CHUNK_ROWS) for start in range(0, len(rows), LOSS_CHUNK_ROWS)]

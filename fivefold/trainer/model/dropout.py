@@ -36,18 +36,18 @@ def mix(x: Tensor) -> Tensor:
 
 def sequence_keys(samples: Tensor, *, seed: int, step: int) -> Tensor:
     """Return a key per sample of a step, int64 in the shape of ``samples``, the indices within the global batch."""
-    start = mix(torch.tensor([seed], device=samples.device)).add_(_gammas(step))
+    start = mix(torch.tensor([seed], device=samples.device)).add_(_multiply_gamma(step))
     return mix(mix(start) + samples * GAMMA)
 
 
-def _gammas(number: int) -> int:
+def _multiply_gamma(number: int) -> int:
     """Return ``number`` · γ as int64."""
     return (number * GAMMA + 2**63) % 2**64 - 2**63
 
 
 def place_keys(keys_B: Tensor, place: int) -> Tensor:
     """Return the keys of the sequences at one place."""
-    return mix(keys_B + _gammas(place))
+    return mix(keys_B + _multiply_gamma(place))
 
 
 def place_in(layer: int, place: int) -> int:
@@ -73,15 +73,15 @@ def make_keep_mask(keys: Tensor, *, columns: range, rate: float) -> Tensor:
     groups = torch.arange(first_group, -(-columns.stop // 4), device=keys.device)
     bits = mix(keys[..., None] + groups * GAMMA).view(torch.int16)
     column_bits = bits[..., columns.start - 4 * first_group : columns.stop - 4 * first_group]
-    return column_bits >= _dropped_levels(rate) - LEVELS // 2
+    return column_bits >= _count_dropped_levels(rate) - LEVELS // 2
 
 
 def scale_of(rate: float) -> float:
     """Return 1 / (1 − rate), for the rounded rate."""
-    return LEVELS / (LEVELS - _dropped_levels(rate))
+    return LEVELS / (LEVELS - _count_dropped_levels(rate))
 
 
-def _dropped_levels(rate: float) -> int:
+def _count_dropped_levels(rate: float) -> int:
     return round(rate * LEVELS)
 
 

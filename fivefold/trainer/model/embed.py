@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.dropout import EMBEDDING, Dropout
-from fivefold.trainer.model.norm import UnitNorm, norm
+from fivefold.trainer.model.norm import UnitNorm, build_norm
 from fivefold.trainer.model.operation import Run, call_directly
 
 Places = Callable[[], Tensor]
 
 
-def _table(rows: int, width: int) -> nn.Embedding:
+def _make_table(rows: int, width: int) -> nn.Embedding:
     """Return an embedding table that is not initialized, like all weights here."""
     table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
     return table
@@ -36,16 +36,16 @@ class Embed(nn.Module):
         super().__init__()
         self.run: Run = call_directly
         self.scale = model.embedding_scale
-        self.tokens = _table(model.vocab, model.width)
+        self.tokens = _make_table(model.vocab, model.width)
         self.offset, rows = model.position_offset, model.positions + model.position_offset
-        self.positions = _table(rows, model.width) if model.position == "learned" else None
+        self.positions = _make_table(rows, model.width) if model.position == "learned" else None
         self.is_sinusoidal, self.has_endpoint = model.position == "sinusoidal", model.sinusoid_endpoint
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
         self.norm: nn.Module | None = None
         if model.embedding_norm != "none":
             is_weighted = model.embedding_norm == "weighted"
-            self.norm = norm(model, model.width) if is_weighted else UnitNorm(epsilon=model.norm_epsilon)
+            self.norm = build_norm(model, model.width) if is_weighted else UnitNorm(epsilon=model.norm_epsilon)
         rate = model.dropout_rates.embedding
         self.drop = Dropout(rate, place=EMBEDDING) if rate else None
 

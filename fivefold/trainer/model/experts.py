@@ -190,7 +190,7 @@ def multiply_by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = 
     if _supports_grouped_mm(x, weights, weights.shape[2]):
         return F.grouped_mm(x, weights, offs=offsets)
     out = x.new_empty(x.shape[0], weights.shape[2])
-    for rows, weight in zip(_slices(ends(offsets, x.shape[0])), weights, strict=True):
+    for rows, weight in zip(_list_slices(ends(offsets, x.shape[0])), weights, strict=True):
         torch.mm(x[rows], weight, out=out[rows])
     return out
 
@@ -203,7 +203,7 @@ def sum_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read
     if _supports_grouped_mm(gradient, x, x.shape[1]):
         return F.grouped_mm(gradient.t(), x, offs=offsets)
     out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
-    for rows, group_sum in zip(_slices(ends(offsets, x.shape[0])), out, strict=True):
+    for rows, group_sum in zip(_list_slices(ends(offsets, x.shape[0])), out, strict=True):
         torch.mm(gradient[rows].t(), x[rows], out=group_sum)
     return out
 
@@ -221,7 +221,7 @@ def mm_by_group(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     """Compute ``F.grouped_mm``: ``left`` [n, in] by ``right`` [E, in, out] of its group, or [M, n] by [n, N] summed."""
     out: Tensor = _empty_product(left, right, offsets)
     ends = [int(end) for end in offsets]  # no synchronization is needed on a CPU
-    for index, rows in enumerate(_slices(ends)):
+    for index, rows in enumerate(_list_slices(ends)):
         if right.dim() == 3:
             out[rows] = left[rows].float() @ right[index].float()
         else:
@@ -246,7 +246,7 @@ def _supports_grouped_mm(x: Tensor, other: Tensor, columns: int) -> bool:
     return x.dtype != torch.float64 and x.shape[0] > 0 and all(size * itemsize % ALIGNED_BYTES == 0 for size in sizes)
 
 
-def _slices(ends: list[int]) -> list[slice]:
+def _list_slices(ends: list[int]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 

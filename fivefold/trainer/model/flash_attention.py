@@ -128,7 +128,7 @@ class Flash:
         documents_BT: Tensor | None,
         noise: DropoutNoise | None,
     ) -> Tensor:
-        spans = None if documents_BT is None else self_attention_spans(documents_BT)
+        spans = None if documents_BT is None else list_self_attention_spans(documents_BT)
         rank = self.heads.rank
         out: Tensor = _FlashAttention.apply(q, k, v, sinks, rule, spans, rank, noise)  # type: ignore[no-untyped-call]
         return out
@@ -184,7 +184,7 @@ def sinks_backward(gradient: Tensor, out: Tensor, lse: Tensor, sinks_N: Tensor) 
     return (sinks_N.to(lse.dtype) - lse).exp_().mul_(inner).sum((0, 1)).neg_().to(sinks_N.dtype)
 
 
-def self_attention_spans(documents_BT: Tensor) -> tuple[DocumentSpan, ...]:
+def list_self_attention_spans(documents_BT: Tensor) -> tuple[DocumentSpan, ...]:
     """Return the spans for self-attention: each document of each sequence attends to itself."""
     ids = documents_BT.cpu()
     is_start = torch.ones_like(ids, dtype=torch.bool)
@@ -194,7 +194,7 @@ def self_attention_spans(documents_BT: Tensor) -> tuple[DocumentSpan, ...]:
     return tuple(DocumentSpan(document, document) for document in documents)
 
 
-def earlier_key_spans(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[DocumentSpan, ...]:
+def list_earlier_key_spans(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[DocumentSpan, ...]:
     """Return the spans of queries over earlier keys: in each sequence, only the document that continues attends.
 
     The ids are document ids. ``offset``: position of the first query − that of the first key.
@@ -282,11 +282,11 @@ def _forward(
         out, lse = band_attention(
             *heads,
             *(rule.scale, offset, rule.window or 0, rule.softcap or 0.0),
-            *_dropout_arguments(noise),
+            *_list_dropout_arguments(noise),
             list(rule.slopes),
         )
         return out.transpose(1, 2), lse.transpose(1, 2)
-    dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1
+    dim, causal = _choose_kernel_dim(q, v), offset < k.shape[1] - 1
     qkv = [_heads(x, dim) for x in (q, k, v)]
     if q.is_cuda:
         out, lse = aten._scaled_dot_product_flash_attention(*qkv, 0.0, causal, False, scale=rule.scale)[:2]
@@ -310,10 +310,10 @@ def _backward(
     if not rule.is_plain:
         heads = (x.transpose(1, 2) for x in (gradient, q, k, v, out, lse))
         settings = rule.scale, offset, rule.window or 0, rule.softcap or 0.0
-        gradients = band_attention_backward(*heads, *settings, *_dropout_arguments(noise), list(rule.slopes))
+        gradients = band_attention_backward(*heads, *settings, *_list_dropout_arguments(noise), list(rule.slopes))
         dq, dk, dv = (x.transpose(1, 2) for x in gradients)
         return dq, dk, dv
-    dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1
+    dim, causal = _choose_kernel_dim(q, v), offset < k.shape[1] - 1
     inputs = [_heads(x, dim) for x in (gradient, q, k, v, out)]
     if q.is_cuda:
         # cum_seq_q, cum_seq_k and the dropout state are unused: sequences have one length, dropout is 0
@@ -339,12 +339,12 @@ def _backward(
     return dq, dk, dv
 
 
-def _dropout_arguments(noise: DropoutNoise | None) -> tuple[Tensor | None, float, list[int]]:
+def _list_dropout_arguments(noise: DropoutNoise | None) -> tuple[Tensor | None, float, list[int]]:
     """Return the dropout arguments of ``band_attention``."""
     return (None, 0.0, []) if noise is None else (noise.chunk_keys, noise.rate, list(noise[2:6]))
 
 
-def _kernel_dim(q: Tensor, v: Tensor) -> int:
+def _choose_kernel_dim(q: Tensor, v: Tensor) -> int:
     """Return the head dim to which q, k and v are padded.
 
     Kernels need one dim for all three (zeros change nothing), on GPUs a multiple of 8.

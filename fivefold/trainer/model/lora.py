@@ -133,7 +133,7 @@ class _Lower(torch.autograd.Function):
             if linear.lora_dropout is not None and keys_B is not None:
                 columns = linear.hooks.columns(rows.shape[1])
                 masks.append(linear.lora_dropout.draw(keys_B, rows=len(rows), columns=columns))
-            lows.append(_drop(rows, linear, masks[-1:]) @ _factors(linear)[0].t())
+            lows.append(_drop(rows, linear, masks[-1:]) @ _get_factors(linear)[0].t())
         ctx.save_for_backward(rows if ctx.entered else x, *masks)
         rows = rows.view_as(rows) if rows is x else rows
         ctx.mark_non_differentiable(rows, *masks)
@@ -146,7 +146,7 @@ class _Lower(torch.autograd.Function):
         rows = saved if ctx.entered else ctx.adapted[0].hooks.begin_reenter(saved)()
         for index, linear in enumerate(ctx.adapted):
             dropped = _drop(rows, linear, masks[index : index + 1])
-            accumulate_grad(_factors(linear)[0], gradients[index].t() @ dropped)
+            accumulate_grad(_get_factors(linear)[0], gradients[index].t() @ dropped)
             del dropped
         return None, None, None, None
 
@@ -167,7 +167,7 @@ class _Raise(torch.autograd.Function):
             y = linears[0].gemms.fprop(rows, weight, None if hooks.partial or is_rescaled else linear.bias)
             del weight
             if linear.lora_a is not None:
-                y.addmm_(remaining.pop(0), _factors(linear)[1].t(), alpha=linear.lora_scale)
+                y.addmm_(remaining.pop(0), _get_factors(linear)[1].t(), alpha=linear.lora_scale)
             if not is_rescaled:
                 y = hooks.leave(y)
                 y = y.add_(linear.bias) if hooks.partial and linear.bias is not None else y
@@ -189,11 +189,11 @@ class _Raise(torch.autograd.Function):
                 total = linears[0].gemms.dgrad(inner, linear.dense_matrix(), total)
             if linear.lora_a is None:
                 continue
-            (factor_a, factor_b), index = _factors(linear), len(low_gradients)
+            (factor_a, factor_b), index = _get_factors(linear), len(low_gradients)
             accumulate_grad(factor_b, (inner.t() @ lows[index]).mul_(linear.lora_scale))
             low_gradients.append((inner @ factor_b).mul_(linear.lora_scale))
             if total is not None and masks:
-                total.add_((low_gradients[-1] @ factor_a).mul_(masks[index]).mul_(_dropout_scale(linear)))
+                total.add_((low_gradients[-1] @ factor_a).mul_(masks[index]).mul_(_compute_dropout_scale(linear)))
             elif total is not None:
                 total.addmm_(low_gradients[-1], factor_a)
         wait = None if total is None else hooks.begin_enter_backward(total)
@@ -223,7 +223,7 @@ class _Rescale(torch.autograd.Function):
 
 def _compute_row_norms(weight: Tensor, linear: Linear) -> Tensor:
     """Return the norms [out] in fp32 of the rows of W + s · B A, over the columns of all ranks; ``weight``: W."""
-    factor_a, factor_b = _factors(linear)
+    factor_a, factor_b = _get_factors(linear)
     updated = torch.addmm(weight, factor_b, factor_a, alpha=linear.lora_scale)
     norms = torch.linalg.vector_norm(updated, dim=1, dtype=torch.float32)
     return linear.hooks.sum_over_columns(norms.square_()).sqrt_() if linear.hooks.partial else norms
@@ -245,15 +245,15 @@ def _compute_row_scales(linear: Linear, norms: Tensor) -> Tensor:
 
 def _drop(x: Tensor, linear: Linear, masks: Sequence[Tensor]) -> Tensor:
     """Return x · mask / (1 − rate) by the only mask of ``masks``, or x if there is none."""
-    return apply_mask(x, masks[0], scale=_dropout_scale(linear)) if masks else x
+    return apply_mask(x, masks[0], scale=_compute_dropout_scale(linear)) if masks else x
 
 
-def _dropout_scale(linear: Linear) -> float:
+def _compute_dropout_scale(linear: Linear) -> float:
     assert linear.lora_dropout is not None
     return linear.lora_dropout.scale
 
 
-def _factors(linear: Linear) -> tuple[nn.Parameter, nn.Parameter]:
+def _get_factors(linear: Linear) -> tuple[nn.Parameter, nn.Parameter]:
     assert linear.lora_a is not None
     assert linear.lora_b is not None
     return linear.lora_a, linear.lora_b

@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import project
-from fivefold.trainer.model.norm import norm
+from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.operation import Run, call_directly
 
 
@@ -38,7 +38,7 @@ class Mlp(nn.Module):
         self.activation = model.activation
         for parameter in ACTIVATIONS[model.activation].parameters:
             self.register_parameter(parameter, nn.Parameter(torch.empty(1)))
-        self.norm = norm(model, ffn) if model.sub_norm else None
+        self.norm = build_norm(model, ffn) if model.sub_norm else None
         self.down = Linear(ffn, model.width, bias=model.mlp_bias)
 
     def forward(self, x_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:

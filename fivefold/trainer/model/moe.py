@@ -182,7 +182,7 @@ class Moe(nn.Module):
     def _plan_dispatch(self, chosen: Tensor) -> tuple[Permutation, Any]:
         """Return permutation and dispatch plan; made once per forward and reused if operations are recomputed."""
         within_capacity = routing.mask_capacity(chosen, self.sequences, moe=self.moe)
-        permutation = routing.permutation(chosen, within_capacity, experts=self.moe.experts)
+        permutation = routing.build_permutation(chosen, within_capacity, experts=self.moe.experts)
         return permutation, self.dispatcher.plan(permutation.counts)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, accumulate_grad
-from fivefold.trainer.model.norm import norm
+from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.operation import Run, call_directly
 
 
@@ -34,10 +34,10 @@ class Prediction(nn.Module):
     def __init__(self, model: Model, *, block: nn.Module) -> None:
         super().__init__()
         self.run: Run = call_directly
-        self.embed_norm, self.hidden_norm = norm(model, model.width), norm(model, model.width)
+        self.embed_norm, self.hidden_norm = build_norm(model, model.width), build_norm(model, model.width)
         self.project = Linear(2 * model.width, model.width, bias=False)
         self.block = block
-        self.norm = norm(model, model.width)
+        self.norm = build_norm(model, model.width)
 
     def forward(self, h_RD: Tensor, e_RD: Tensor, rows: Any) -> Tensor:
         """Compute hidden states [R, D] from the previous ones and the embeddings of the later tokens, [R, D] each."""

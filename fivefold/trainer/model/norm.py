@@ -1,4 +1,4 @@
-"""Norms as modules, computed by ``kernels/norms.py``; ``norm`` builds the norm of a model."""
+"""Norms as modules, computed by ``kernels/norms.py``; ``build_norm`` builds the norm of a model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LayerNorm(nn.Module):
         return self.kernels.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon, plus_one=self.plus_one)
 
 
-def norm(model: Model, *shape: int, epsilon: float | None = None) -> RmsNorm | LayerNorm | UnitNorm:
+def build_norm(model: Model, *shape: int, epsilon: float | None = None) -> RmsNorm | LayerNorm | UnitNorm:
     """Build a norm of the kind that ``model`` has; ``epsilon`` defaults to the model's."""
     epsilon = model.norm_epsilon if epsilon is None else epsilon
     if not model.norm_weight:

@@ -89,7 +89,7 @@ def rotary_tables(
     H: the dims of a head that are rotated. With tables of this width, rope is x · cos + (halves swapped x) · sin.
     ``length``: tokens of a full sequence, if ``positions`` are a part of it. ``sliding``: for sliding-window layers.
     """
-    pair_frequencies = frequencies(model, length=length or len(positions), sliding=sliding)
+    pair_frequencies = compute_frequencies(model, length=length or len(positions), sliding=sliding)
     angles = torch.outer(
         positions.to(device, torch.float64), torch.tensor(pair_frequencies, dtype=torch.float64, device=device)
     )[:, None, :]
@@ -100,30 +100,30 @@ def rotary_tables(
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list[float]:
+def compute_frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list[float]:
     """Return the radians per token of each pair of rotated dims, in sequences of ``length`` tokens.
 
     Scaling divides some of them. Raises a user error for a scaling with a missing value.
     """
     if _has_own_base(model, sliding):
         assert model.rope_theta_sliding is not None
-        return _powers(model.rope_theta_sliding, model.table_dims[1])
+        return _compute_powers(model.rope_theta_sliding, model.table_dims[1])
     dim, scaling = model.rope_dim, model.rope_scaling
     if scaling is None:
-        return _powers(model.rope_theta, dim)
+        return _compute_powers(model.rope_theta, dim)
     if scaling.kind == "dynamic":
-        length_ratio = max(length, _pretraining_length(scaling, model)) / _pretraining_length(scaling, model)
+        length_ratio = max(length, _get_pretraining_length(scaling, model)) / _get_pretraining_length(scaling, model)
         stretch = (scaling.factor * length_ratio - (scaling.factor - 1)) ** (dim / (dim - 2))
-        return _powers(model.rope_theta * stretch, dim)
-    unscaled = _powers(model.rope_theta, dim)
+        return _compute_powers(model.rope_theta * stretch, dim)
+    unscaled = _compute_powers(model.rope_theta, dim)
     if scaling.kind == "proportional":
         rotating = int(scaling.fraction * dim // 2)
         return [frequency / scaling.factor if pair < rotating else 0.0 for pair, frequency in enumerate(unscaled)]
     if scaling.kind == "longrope":
-        is_long = length > _pretraining_length(scaling, model)
+        is_long = length > _get_pretraining_length(scaling, model)
         factors = scaling.long_factors if is_long else scaling.short_factors
         return [frequency / factor for frequency, factor in zip(unscaled, factors, strict=True)]
-    shares = _unscaled_shares(scaling, model=model, plain=unscaled)
+    shares = _compute_unscaled_shares(scaling, model=model, plain=unscaled)
     return [
         share * frequency + (1 - share) * frequency / scaling.factor
         for share, frequency in zip(shares, unscaled, strict=True)
@@ -135,11 +135,11 @@ def _has_own_base(model: Model, sliding: bool) -> bool:
     return sliding and model.rope_theta_sliding is not None
 
 
-def _powers(theta: float, dim: int) -> list[float]:
+def _compute_powers(theta: float, dim: int) -> list[float]:
     return [theta ** -(index / dim) for index in range(0, dim, 2)]
 
 
-def _pretraining_length(scaling: RopeScaling, model: Model) -> int:
+def _get_pretraining_length(scaling: RopeScaling, model: Model) -> int:
     """Return the longest sequence of the pre-training; raise a user error if it is not given."""
     if scaling.original_positions is None:
         raise UserError(
@@ -148,14 +148,14 @@ def _pretraining_length(scaling: RopeScaling, model: Model) -> int:
     return scaling.original_positions
 
 
-def _unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list[float]:
+def _compute_unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list[float]:
     """Return the weight, from 0 to 1, of each pair's unscaled frequency in the mix.
 
     It is 1 for pairs that rotate fast (llama3, YaRN).
     """
     if scaling.kind == "linear":
         return [0.0 for _ in plain]
-    length, kind = _pretraining_length(scaling, model), scaling.kind
+    length, kind = _get_pretraining_length(scaling, model), scaling.kind
     if kind == "yarn" and scaling.attention_factor is None:
         raise UserError(f"model {model.name!r}: rope scaling 'yarn' needs attention_factor; give it in rope_scaling")
     if kind == "llama3":

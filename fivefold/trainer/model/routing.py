@@ -101,7 +101,7 @@ def count(chosen: Tensor, group: Tensor, *, groups: int, experts: int) -> Tensor
     return counts.scatter_add_(0, index, torch.ones_like(index)).view(groups, experts)
 
 
-def permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permutation:
+def build_permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permutation:
     """Build the permutation for the choices ``chosen`` [R, k], without those that ``kept`` [R, k] drops."""
     topk = chosen.shape[1]
     flat = chosen.flatten()

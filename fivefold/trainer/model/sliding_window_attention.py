@@ -30,7 +30,7 @@ class QueryChunk(NamedTuple):
     keys: slice
 
 
-def chunks(q: Tensor, k: Tensor, *, offset: int, window: int) -> Iterator[QueryChunk]:
+def list_chunks(q: Tensor, k: Tensor, *, offset: int, window: int) -> Iterator[QueryChunk]:
     """Yield the chunks of the queries [B, N, T, H] that see keys of [B, K, S, H]; ``window`` 0: none."""
     (sequences, heads, tokens, _), keys = q.shape, k.shape[2]
     seen_keys = min(window, keys) if window else keys
@@ -69,7 +69,7 @@ def band_attention(
     out, lse = _outputs(q, v)
     out.zero_()
     lse.fill_(-torch.inf)
-    for queries, keys in chunks(q, k, offset=offset, window=window):
+    for queries, keys in list_chunks(q, k, offset=offset, window=window):
         rule = _Rule(scale, offset + queries.start - keys.start, window, softcap, slopes)
         part = _Part(queries, k.shape[1])
         scores = rule.scores(part.select_queries(q), k[:, :, keys], rows=part.rows)
@@ -113,7 +113,7 @@ def band_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from that of ``out``; shapes as in ``band_attention``."""
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, k, v))
-    for queries, keys in chunks(q, k, offset=offset, window=window):
+    for queries, keys in list_chunks(q, k, offset=offset, window=window):
         rule = _Rule(scale, offset + queries.start - keys.start, window, softcap, slopes)
         part = _Part(queries, k.shape[1])
         q_part, g, o, lse_part = (part.select_queries(x) for x in (q, gradient, out, lse[..., None]))

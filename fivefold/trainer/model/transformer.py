@@ -21,7 +21,7 @@ from fivefold.trainer.model.kernels.loss import Nats, cross_entropy
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.logits import LogitTransform
 from fivefold.trainer.model.mtp import MTPTargets, Prediction, join_losses, look_up
-from fivefold.trainer.model.norm import norm
+from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.preference_loss import Reference, preference_loss, sequence_log_probs
 from fivefold.trainer.model.rotary import RowInputs, list_tables
@@ -39,12 +39,12 @@ class Head(nn.Module):
     def __init__(self, model: Model, *, embed: Embed) -> None:
         super().__init__()
         self.run: Run = call_directly
-        self.norm = norm(model, model.width) if model.final_norm else None
+        self.norm = build_norm(model, model.width) if model.final_norm else None
         self.transform: Linear | None = None
         if (activation := model.head_transform) is not None:
             self.activation = activation
             self.transform = Linear(model.width, model.width, bias=model.head_transform_bias)
-            self.transform_norm = norm(model, model.width)
+            self.transform_norm = build_norm(model, model.width)
         bias, tied = model.head_bias, model.tied_embeddings
         self.out = Linear.tie(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
@@ -106,7 +106,7 @@ class Head(nn.Module):
     def _compute_loss(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
         """Return ``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
         total: Tensor
-        loss = self._nats()
+        loss = self._choose_nats()
         if self.chunked:
             chunked = partial(chunked_loss, scale=scale, loss=loss, into=into)
             total = self.run("loss", chunked, h_RD, self.out, targets_BT)
@@ -124,13 +124,13 @@ class Head(nn.Module):
         del h_RD
         if reference is None:
             return sequence_log_probs(
-                logits_RV, targets, loss=self._nats(), sequences=len(targets_BT), gradient_scale=None
+                logits_RV, targets, loss=self._choose_nats(), sequences=len(targets_BT), gradient_scale=None
             )
-        loss = partial(preference_loss, reference=reference, scale=scale, loss=self._nats())
+        loss = partial(preference_loss, reference=reference, scale=scale, loss=self._choose_nats())
         sums: Tensor = self.run("loss", partial(loss, rescale=self.kernels.rescale), logits_RV, targets)
         return sums
 
-    def _nats(self) -> Nats:
+    def _choose_nats(self) -> Nats:
         return self.loss or partial(
             self.kernels.nats,
             vocab=self.vocab,

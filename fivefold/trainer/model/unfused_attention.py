@@ -99,7 +99,7 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, rule: AttentionMask, documents: Tensor | None) -> Tensor:
-        for rows, hidden in masks(scores.shape[2], window=rule.window, documents=documents, device=scores.device):
+        for rows, hidden in list_masks(scores.shape[2], window=rule.window, documents=documents, device=scores.device):
             scores[:, :, rows].masked_fill_(hidden, -torch.inf)
         probabilities = scores.softmax(-1)
         ctx.save_for_backward(probabilities)
@@ -130,7 +130,7 @@ class _Values(torch.autograd.Function):
         return d_probabilities, _tokens_first(dv, v)
 
 
-def masks(
+def list_masks(
     tokens: int, *, window: int | None, documents: Tensor | None, device: torch.device
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield rows of queries and a mask [B or 1, 1, rows, S] of the keys hidden from them.

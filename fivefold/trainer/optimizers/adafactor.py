@@ -42,8 +42,8 @@ class Adafactor(torch.optim.Optimizer):
         super().__init__([cut.shard.weight for cut in sharded_weights], {"lr": lr})
         moments = [_Moments(cut, rates[cut.shard.name]) for cut in sharded_weights]
         # weights that are sharded over the same ranks share their messages
-        moments.sort(key=_rows_axis)
-        self.families = [list(same) for _, same in groupby(moments, _rows_axis)]
+        moments.sort(key=_find_rows_axis)
+        self.families = [list(same) for _, same in groupby(moments, _find_rows_axis)]
         self.parts: dict[Tensor, dict[str, WeightShard]] = {}  # weight → moment → its sharding, for checkpoints
         for moment in moments:
             if moment.cut.shard.rows:
@@ -56,13 +56,13 @@ class Adafactor(torch.optim.Optimizer):
         for family in self.families:
             for moments in family:
                 moments.square()
-            _all_reduce_sums(family, "row", "column", "weight")
+            _reduce_sums(family, "row", "column", "weight")
             for moments in family:
                 moments.update_moments()
-            _all_reduce_sums(family, "mean")
+            _reduce_sums(family, "mean")
             for moments in family:
                 moments.sum_update()
-            _all_reduce_sums(family, "update")
+            _reduce_sums(family, "update")
             for moments in family:
                 moments.apply(self.param_groups[0]["lr"])
 
@@ -98,7 +98,7 @@ class _Moments:
             self.rows, self.columns = full_shape
             self.state["rows"] = torch.zeros(shard.rows, 1, device=device)
             self.state["columns"] = torch.zeros(self.experts, shard.columns, device=device)
-            self.parts = {"rows": _mean_sharding(cut, dim=-1), "columns": _mean_sharding(cut, dim=-2)}
+            self.parts = {"rows": _shard_means(cut, dim=-1), "columns": _shard_means(cut, dim=-2)}
         else:
             self.state["square"] = torch.zeros_like(shard.weight, dtype=torch.float32)
         self.sums: dict[str, Tensor] = {}
@@ -186,11 +186,11 @@ class _Moments:
         return squares
 
 
-def _rows_axis(moments: _Moments) -> str:
+def _find_rows_axis(moments: _Moments) -> str:
     return moments.cut.rows.name
 
 
-def _all_reduce_sums(family: list[_Moments], *names: str) -> None:
+def _reduce_sums(family: list[_Moments], *names: str) -> None:
     """All-reduce the sums ``names`` of all weights over ZeRO's group, and over tp where it slices them.
 
     That takes two messages.
@@ -210,7 +210,7 @@ def _sum(tensors: list[Tensor], axis: AxisGroup) -> None:
             tensor.copy_(part.view_as(tensor))
 
 
-def _mean_sharding(cut: ShardAxes, *, dim: int) -> WeightShard:
+def _shard_means(cut: ShardAxes, *, dim: int) -> WeightShard:
     """Return the sharding of the means over ``dim`` (one column or row per matrix).
 
     R is sharded like its weight's rows; ZeRO does not shard C.

@@ -32,11 +32,11 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all weights once."""
         for weight, state, group in count_step(self):
-            for w, g, m, v in blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
-                adamw(w, g, m, v, step=state["step"], group=group)
+            for w, g, m, v in iterate_blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
+                apply_adamw(w, g, m, v, step=state["step"], group=group)
 
 
-def adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: dict[str, Any]) -> None:
+def apply_adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: dict[str, Any]) -> None:
     """Apply one AdamW update in place to w, with gradient g and moments m and v, all fp32; ``step`` counts from 1."""
     beta1, beta2 = group["betas"]
     torch._fused_adamw_(
@@ -71,7 +71,7 @@ def iterate_weights(groups: Groups) -> Iterator[Tensor]:
         yield from group["params"]
 
 
-def blocks(weight: Tensor, *moments: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def iterate_blocks(weight: Tensor, *moments: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield weight, gradient and moments in fp32, block by block, and copy an updated block back to the weight."""
     assert weight.grad is not None
     tensors = (weight, weight.grad, *moments)

@@ -51,7 +51,7 @@ class ShardAxes:
         return self.shard.local_weight.weight.kind.startswith("expert")
 
 
-def sharded_weights(units: list[ZeroUnit], ranks: Ranks) -> Iterator[ShardAxes]:
+def list_sharded_weights(units: list[ZeroUnit], ranks: Ranks) -> Iterator[ShardAxes]:
     """Yield every weight of this rank's stages, in module order."""
     for unit in units:
         pieces = ranks["etp" if unit.shard.name == "expert_shard" else "tp"]
@@ -68,7 +68,7 @@ def gather_owned(parts: list[Tensor], axis: AxisGroup) -> list[Tensor]:
         return [part[None] for part in parts]
     owned_parts = parts[axis.rank :: axis.size]
     sent = [parts[rank :: axis.size] for rank in range(axis.size)]
-    rows = _exchange(sent, [_numel(owned_parts)] * axis.size, axis, like=parts[0]).view(axis.size, -1)
+    rows = _exchange(sent, [_count_numel(owned_parts)] * axis.size, axis, like=parts[0]).view(axis.size, -1)
     split_rows = rows.split([part.numel() for part in owned_parts], dim=1) if owned_parts else ()
     return [row.contiguous().view(axis.size, *part.shape) for row, part in zip(split_rows, owned_parts, strict=True)]
 
@@ -82,7 +82,7 @@ def return_owned(full_matrices: list[Tensor], like: list[Tensor], axis: AxisGrou
         return [all_parts[0] for all_parts in full_matrices]
     owners = [like[rank :: axis.size] for rank in range(axis.size)]
     sent = [[all_parts[rank] for all_parts in full_matrices] for rank in range(axis.size)]
-    flat = _exchange(sent, [_numel(owned) for owned in owners], axis, like=like[0])
+    flat = _exchange(sent, [_count_numel(owned) for owned in owners], axis, like=like[0])
     order = [index for rank in range(axis.size) for index in range(rank, len(like), axis.size)]
     part_by_index = dict(zip(order, flat.split([like[index].numel() for index in order]), strict=True))
     return [part_by_index[index].view(part.shape) for index, part in enumerate(like)]
@@ -91,8 +91,8 @@ def return_owned(full_matrices: list[Tensor], like: list[Tensor], axis: AxisGrou
 def _exchange(sent: list[list[Tensor]], received: list[int], axis: AxisGroup, *, like: Tensor) -> Tensor:
     """Run an all-to-all of ``sent`` tensors and ``received`` element counts by rank; return it flat, in rank order."""
     flat = torch.cat([like.new_empty(0), *(part.reshape(-1) for parts in sent for part in parts)])
-    return all_to_all(flat, axis, sent=[_numel(parts) for parts in sent], received=received).wait()
+    return all_to_all(flat, axis, sent=[_count_numel(parts) for parts in sent], received=received).wait()
 
 
-def _numel(parts: list[Tensor]) -> int:
+def _count_numel(parts: list[Tensor]) -> int:
     return sum(part.numel() for part in parts)

@@ -162,8 +162,8 @@ class NarrowAdamW(torch.optim.Optimizer):
             assert weight.grad is not None
             formats, rows = self.formats[weight], len(weight)
             if not any(moment_format.has_scales or moment_format.dtype != torch.float32 for moment_format in formats):
-                for w, g, m, v in fp32_update.blocks(weight, *(state[name] for name in NAMES)):
-                    fp32_update.adamw(w, g, m, v, step=state["step"], group=group)
+                for w, g, m, v in fp32_update.iterate_blocks(weight, *(state[name] for name in NAMES)):
+                    fp32_update.apply_adamw(w, g, m, v, step=state["step"], group=group)
                 continue
             rows_per_chunk = max(1, fp32_update.BLOCK * rows // weight.numel())
             no_scales = torch.empty(rows, 0, device=weight.device)
@@ -180,7 +180,7 @@ def _update_rows(
     first_format, second_format = formats
     m, v = first_format.read(*kept[:2]), second_format.read(*kept[2:])
     w_fp32 = w.float()  # w itself if it is fp32
-    fp32_update.adamw(w_fp32, g.float(), m, v, step=step, group=group)
+    fp32_update.apply_adamw(w_fp32, g.float(), m, v, step=step, group=group)
     first_format.write(m, *kept[:2])
     second_format.write(v, *kept[2:])
     if w_fp32 is not w:

@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__([sharded.shard.weight for sharded in sharded_weights], {"lr": lr, "momentum": momentum})
         self.rates = rates
-        self.rest, self.rounds = rest, list(_rounds(sharded_weights))
+        self.rest, self.rounds = rest, list(_group_rounds(sharded_weights))
         for sharded in sharded_weights:
             if sharded.shard.rows:
                 self.state[sharded.shard.weight]["momentum"] = torch.zeros_like(
@@ -74,7 +74,7 @@ class Muon(torch.optim.Optimizer):
     def _round(self, sharded_weights: list[ShardAxes], *, rate: float, momentum: float) -> None:
         """Update one matrix per rank; all temporary memory is freed on return."""
         sent = [self._momentum_direction(sharded, momentum=momentum) for sharded in sharded_weights]
-        for sharded, part in zip(sharded_weights, _orthogonal(sharded_weights, sent), strict=True):
+        for sharded, part in zip(sharded_weights, _orthogonalize(sharded_weights, sent), strict=True):
             shard, (rows, columns) = sharded.shard, sharded.shard.local_weight.weight.shape[-2:]
             weight_fp32 = shard.weight.float()  # the weight itself if it is fp32
             rate_factor, decay = self.rates[shard.name]
@@ -95,14 +95,14 @@ class Muon(torch.optim.Optimizer):
         return part
 
 
-def _rounds(sharded_weights: list[ShardAxes]) -> Iterator[list[ShardAxes]]:
+def _group_rounds(sharded_weights: list[ShardAxes]) -> Iterator[list[ShardAxes]]:
     """Group the matrices so that each rank owns at most one per round; matrices of a round have similar sizes."""
 
-    def axes(sharded: ShardAxes) -> tuple[str, str]:
+    def list_axes(sharded: ShardAxes) -> tuple[str, str]:
         return sharded.rows.name, sharded.pieces.name
 
     for _, same_axes in groupby(
-        sorted(sharded_weights, key=lambda sharded: (axes(sharded), -sharded.shard.shape.numel())), axes
+        sorted(sharded_weights, key=lambda sharded: (list_axes(sharded), -sharded.shard.shape.numel())), list_axes
     ):
         group = list(same_axes)
         ranks = group[0].rows.size * group[0].pieces.size
@@ -110,7 +110,7 @@ def _rounds(sharded_weights: list[ShardAxes]) -> Iterator[list[ShardAxes]]:
             yield group[first : first + ranks]
 
 
-def _orthogonal(sharded_weights: list[ShardAxes], parts: list[Tensor]) -> list[Tensor]:
+def _orthogonalize(sharded_weights: list[ShardAxes], parts: list[Tensor]) -> list[Tensor]:
     """Exchange this rank's part of each matrix for its part of the orthogonalized matrix.
 
     That takes one all-to-all each way and axis.
@@ -131,7 +131,7 @@ def _orthogonalise_owned(owned: list[ShardAxes], owned_slices: list[Tensor]) -> 
         flat.view(-1)[: shape.numel()].view(shape) for shape, flat in zip(shapes, owned_slices, strict=True)
     ]
     orthogonal_slices = [
-        _split_slices(newton_schulz(_join_slices(stack, sharded)), sharded)
+        _split_slices(orthogonalize(_join_slices(stack, sharded)), sharded)
         for sharded, stack in zip(owned[pieces.rank :: pieces.size], gather_owned(local_slices, pieces), strict=True)
     ]
     for flat, piece in zip(owned_slices, return_owned(orthogonal_slices, local_slices, pieces), strict=True):
@@ -152,7 +152,7 @@ def _split_slices(full: Tensor, sharded: ShardAxes) -> Tensor:
     return torch.stack([pieces[rank // sharded.copies] for rank in range(size)])
 
 
-def newton_schulz(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """Approximate the nearest semi-orthogonal matrix [..., rows, columns]: singular values become 0.7 … 1.2."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[-2] > matrix.shape[-1]

@@ -17,7 +17,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import Weight
 from fivefold.record import UserError
-from fivefold.trainer.optimizers.gather_matrices import sharded_weights
+from fivefold.trainer.optimizers.gather_matrices import list_sharded_weights
 from fivefold.trainer.optimizers.low_precision_moments import NarrowAdamW
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 from fivefold.trainer.parallel.collectives import all_reduce
@@ -34,14 +34,14 @@ def build_optimizer(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.opti
         raise UserError(
             f"optimizer {kind}: predict and search support it, train and dryrun do not yet; use another optimizer"
         )
-    sharded = list(sharded_weights(units, ranks))
+    sharded = list(list_sharded_weights(units, ranks))
     settings = job.optimizer
-    rates = {cut.shard.name: settings.rates(weight_group(cut.shard.local_weight.weight)) for cut in sharded}
+    rates = {cut.shard.name: settings.rates(find_weight_group(cut.shard.local_weight.weight)) for cut in sharded}
     optimizer: torch.optim.Optimizer = import_module(name).build(OptimizedWeights(sharded, rates, job, ranks.device))
     return optimizer
 
 
-def weight_group(weight: Weight) -> Part | None:
+def find_weight_group(weight: Weight) -> Part | None:
     """Return the group of ``job.optimizer.groups`` that ``weight`` belongs to, or None."""
     if weight.is_vector:
         return "vectors"
@@ -57,7 +57,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("times", 1.0)
 
 
-def learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
+def compute_learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
     """Return the learning rate of step ``step`` (from 0) of ``steps``: linear warm-up, then ``schedule.kind``."""
     warmup = schedule.warmup_steps
     if step < warmup:
@@ -105,7 +105,9 @@ def check_reshardable(optimizer: torch.optim.Optimizer, then: Layout) -> None:
         optimizer.check_reshardable(then)
 
 
-def moments(optimizer: torch.optim.Optimizer, shard: WeightShard) -> Iterator[tuple[str, WeightShard | None, Tensor]]:
+def list_moments(
+    optimizer: torch.optim.Optimizer, shard: WeightShard
+) -> Iterator[tuple[str, WeightShard | None, Tensor]]:
     """Yield the optimizer state of a weight: name, sharding (None: a scalar, equal on all ranks), local tensor."""
     # ``parts``: the sharding of states that are not sharded like their weight
     parts: dict[str, WeightShard] = getattr(optimizer, "parts", {}).get(shard.weight, {})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from fivefold.trainer.optimizers.fp32_update import Groups, blocks, iterate_weights
+from fivefold.trainer.optimizers.fp32_update import Groups, iterate_blocks, iterate_weights
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 
 
@@ -30,7 +30,7 @@ class Sgd(torch.optim.Optimizer):
         """Update all weights once."""
         for group in self.param_groups:
             for weight in group["params"]:
-                for w, g, *momenta in blocks(weight, *self.state[weight].values()):
+                for w, g, *momenta in iterate_blocks(weight, *self.state[weight].values()):
                     if momenta:
                         change = momenta[0].mul_(group["momentum"]).add_(g).add_(w, alpha=group["weight_decay"])
                     else:

@@ -63,7 +63,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     if layout.cp > 1:
         context.attach(module, ranks["cp"], kind=layout.cp_kind)
         module.length = job.sequence
-        module.positions = context.positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
+        module.positions = context.list_positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
         for dropout in (submodule for submodule in module.modules() if isinstance(submodule, PlacedDropout)):
             dropout.positions = module.positions
     if model.moe:
@@ -78,7 +78,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         )
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)
-    compiled = _compiler(table) if job.stack.is_compiled else None
+    compiled = _make_compiler(table) if job.stack.is_compiled else None
     attach = partial(recompute.attach, groups=layout.recomputed_operations, compiled=compiled)
     attach(zip(module.blocks, list_recomputed_layers(model.layers, layout), strict=True))
     for mtp_module in module.head.mtp:
@@ -98,7 +98,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     return Applied(placement.units(), wgrad_store, in_flight_reduction)
 
 
-def _compiler(table: Table) -> recompute.Compile:
+def _make_compiler(table: Table) -> recompute.Compile:
     """Return torch.compile with the options that ``table`` needs.
 
     If the table defers W, the compiler must not overwrite buffers that the weight gradient is computed from.

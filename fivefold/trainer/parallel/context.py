@@ -32,20 +32,20 @@ from fivefold.trainer.model.mixers.heads import HeadShare
 from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.parallel.collectives import all_to_all, exchange, sum_rows
 from fivefold.trainer.parallel.mesh import AxisGroup
-from fivefold.trainer.parallel.ring_blocks import Hops, ring_hops, zigzag
+from fivefold.trainer.parallel.ring_blocks import Hops, list_hops, list_zigzag_positions
 
 Kind = Literal["ring", "ulysses"]
 
 
-def positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
+def list_positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
     """Return the positions of the tokens of a sequence that rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
-    return _local_positions(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
+    return _list_local_positions(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
 
 
-def _local_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
+def _list_local_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
     if kind == "ulysses":
         return torch.arange(sequence).chunk(ranks)[rank]
-    return zigzag(ranks=ranks, rank=rank, sequence=sequence)
+    return list_zigzag_positions(ranks=ranks, rank=rank, sequence=sequence)
 
 
 def attach(model: nn.Module, axis: AxisGroup, *, kind: Kind) -> None:
@@ -234,13 +234,13 @@ class Ring:
         sinks_N: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Attend with q, k, v [B, T / cp, heads, H], tokens in the order of ``positions`` → [B, T / cp, N, H of v].
+        """Attend with q, k, v [B, T / cp, heads, H], tokens ordered as in ``list_positions`` → [B, T / cp, N, H of v].
 
         ``documents_BT``: document id of each token of the full sequences, preferably on the CPU; None: one document.
         """
         tokens = q_BTNH.shape[1]
         rule = self.rule.apply_dropout(tokens * self.axis.size, training=keys_B is not None)
-        hops = ring_hops(self.axis, rule, sequences=len(q_BTNH), tokens=tokens, documents_BT=documents_BT)
+        hops = list_hops(self.axis, rule, sequences=len(q_BTNH), tokens=tokens, documents_BT=documents_BT)
         noise = None
         if rule.dropout and keys_B is not None:
             place = place_in(rule.layer, PROBABILITIES)

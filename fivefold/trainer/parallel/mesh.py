@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
-from fivefold.layout.mesh import RankGroup, group, members
+from fivefold.layout.mesh import RankGroup, group, list_members
 from fivefold.layout.spec import Layout
 from fivefold.trainer.parallel.interleave import Interleaver
 from fivefold.trainer.parallel.listener import CommObserver
@@ -91,16 +91,16 @@ class Ranks:
         """
         for axis in self.axes.values():
             if any(group.group_name == group_name for group in axis.groups):
-                return traffic_axis(axis.name)
+                return name_traffic_axis(axis.name)
         return "world"
 
 
-def traffic_axis(name: str) -> str:
+def name_traffic_axis(name: str) -> str:
     """Return the axis under which traffic of the axis ``name`` is counted."""
     return TRAFFIC_AXIS.get(name, name.partition("_")[0])
 
 
-def ranks(
+def create_ranks(
     layout: Layout,
     *,
     kv_heads: int,
@@ -118,15 +118,15 @@ def ranks(
     rank. ``pairs``: as ``Stack.pairs``. ``streams``: whether messages overlap with compute; ``None``: only on CUDA.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    members_by_axis = {name: members(layout, name, rank=rank) for name in ALWAYS}
-    members_by_axis |= {name: members(layout, name, rank=rank) if experts else (rank,) for name in EXPERTS}
-    axes = {name: _axis(name, axis_members, rank=rank) for name, axis_members in members_by_axis.items()}
+    members_by_axis = {name: list_members(layout, name, rank=rank) for name in ALWAYS}
+    members_by_axis |= {name: list_members(layout, name, rank=rank) if experts else (rank,) for name in EXPERTS}
+    axes = {name: _build_axis(name, axis_members, rank=rank) for name, axis_members in members_by_axis.items()}
     kv = RankGroup(max(1, layout.tp // kv_heads), group(layout, "tp").stride)
-    axes["kv"] = _axis("kv", kv.members(rank), rank=rank)
+    axes["kv"] = _build_axis("kv", kv.members(rank), rank=rank)
     axes["world"] = AxisGroup("world", rank, tuple(range(world)), dist.group.WORLD if world > 1 else None)
-    axes |= _pipeline_axes(axes["pp"], layout, rank=rank)
+    axes |= _build_pipeline_axes(axes["pp"], layout, rank=rank)
     if axes["cp"].size == 2 and layout.cp_kind == "ring" and device.type != "cuda":
-        axes["cp"] = replace(axes["cp"], back=_axis("cp", axes["cp"].ranks, rank=rank).group)
+        axes["cp"] = replace(axes["cp"], back=_build_axis("cp", axes["cp"].ranks, rank=rank).group)
     interleaver = Interleaver() if pairs else None
     axes |= {name: replace(axes[name], interleaver=interleaver) for name in INTERLEAVED_AXES if name in axes}
     listener = CommObserver()
@@ -135,14 +135,14 @@ def ranks(
     return Ranks(rank, world, device, axes, interleaver, overlaps, listener)
 
 
-def _axis(name: str, members: tuple[int, ...], *, rank: int) -> AxisGroup:
+def _build_axis(name: str, members: tuple[int, ...], *, rank: int) -> AxisGroup:
     group = None
     if len(members) > 1:
         group = dist.new_group(list(members), use_local_synchronization=True)
     return AxisGroup(name, members.index(rank), members, group)
 
 
-def _pipeline_axes(pp: AxisGroup, layout: Layout, *, rank: int) -> dict[str, AxisGroup]:
+def _build_pipeline_axes(pp: AxisGroup, layout: Layout, *, rank: int) -> dict[str, AxisGroup]:
     """Return the further groups of a pipeline.
 
     There is one per direction and kind of message, so that no send queues behind another kind; ``pp_tie``: first and
@@ -150,12 +150,12 @@ def _pipeline_axes(pp: AxisGroup, layout: Layout, *, rank: int) -> dict[str, Axi
     """
     if pp.size == 1:
         return {}
-    axes = {name: _axis(name, pp.ranks, rank=rank) for name in P2P_AXES}
+    axes = {name: _build_axis(name, pp.ranks, rank=rank) for name in P2P_AXES}
     ends = (pp.ranks[0], pp.ranks[-1])
     partner = pp.ranks[pp.size - 1 - pp.rank]
     if layout.pipeline.enters_both_ends:
-        axes["twin"] = _axis("twin", tuple(sorted((rank, partner))), rank=rank)
-    axes["pp_tie"] = _axis("pp_tie", ends, rank=rank) if rank in ends else AxisGroup("pp_tie", 0, (rank,), None)
+        axes["twin"] = _build_axis("twin", tuple(sorted((rank, partner))), rank=rank)
+    axes["pp_tie"] = _build_axis("pp_tie", ends, rank=rank) if rank in ends else AxisGroup("pp_tie", 0, (rank,), None)
     return axes
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fivefold.layout.schedule.action import Action, Part, format_part
-from fivefold.layout.schedule.p2p import P2PStep, links, list_p2p_steps, receiver
+from fivefold.layout.schedule.p2p import P2PStep, find_receiver, list_links, list_p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import UserError
@@ -172,12 +172,12 @@ class Pipeline:
         NCCL's first message between two ranks blocks both to connect, which could deadlock in the middle of a schedule.
         """
         byte = torch.zeros(1, dtype=torch.uint8, device=self.ranks.device)
-        for kind, source, target in links(self.table):
+        for kind, source, target in list_links(self.table):
             if self.rank in (source, target):
-                axis = self._axis((kind, 0, 0), source=source, target=target)
+                axis = self._get_axis((kind, 0, 0), source=source, target=target)
                 (send(byte, axis, target) if self.rank == source else receive(byte, axis, source)).wait()
 
-    def _axis(self, part: Part, *, source: int, target: int) -> AxisGroup:
+    def _get_axis(self, part: Part, *, source: int, target: int) -> AxisGroup:
         """Return the process group for a message.
 
         F and B, to higher and to lower ranks, have one group each, so that no message queues behind another kind.
@@ -192,16 +192,16 @@ class Pipeline:
             actual = f"{tuple(rows.shape)} {rows.dtype}"
             expected = f"{self.shape} {self.dtype}"
             raise ValueError(f"{format_part(part)} made rows of {actual}, but stages exchange {expected}")
-        target = receiver(part, path=self.table.paths[part[2]])
+        target = find_receiver(part, path=self.table.paths[part[2]])
         if target is None:
             self._local_rows[part] = rows
             return
-        self._sending[part] = send(rows.contiguous(), self._axis(part, source=self.rank, target=target), target)
+        self._sending[part] = send(rows.contiguous(), self._get_axis(part, source=self.rank, target=target), target)
 
     def _receive(self, part: Part) -> None:
         """Start the irecv of the output of ``part``."""
         source = self.table.paths[part[2]][part[1]]
-        axis = self._axis(part, source=source, target=self.rank)
+        axis = self._get_axis(part, source=source, target=self.rank)
         rows = torch.empty(self.shape, dtype=self.dtype, device=self.ranks.device)
         self._receiving[part] = receive(rows, axis, source)
 

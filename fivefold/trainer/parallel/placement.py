@@ -11,19 +11,19 @@ from itertools import pairwise
 from math import prod
 
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
-from fivefold.layout.local_weight import RankCoordinate, local_slice, pad_vocab
-from fivefold.layout.schedule.action import parts
+from fivefold.layout.local_weight import RankCoordinate, find_local_slice, pad_vocab
+from fivefold.layout.schedule.action import list_parts
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.sharding import (
     POLICIES,
     FsdpUnit,
     find_extra_reduce_axis,
+    get_policy,
     is_gemm_weight,
     is_quantized,
-    policy,
+    list_units,
     reduces_every_micro_batch,
     select_trained,
-    units,
 )
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
@@ -62,9 +62,9 @@ class ShardPlacement:
         last = self.table.stages - 1
         zero_units = list[ZeroUnit]()
         freezes = self.job.freezes_text
-        model_units = units(self.model, self.job)
+        model_units = list_units(self.model, self.job)
         frozen = resolve_freeze(self.model, self.job.freeze)
-        backwards = self._backwards()
+        backwards = self._count_backwards()
         both_ends = {0, last} <= set(rank_stages)
         table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it on this rank
         for stage in rank_stages:
@@ -120,10 +120,10 @@ class ShardPlacement:
             _use_fp8_gathers(zero_units, self.job.precision)
         return zero_units
 
-    def _backwards(self) -> list[int]:
+    def _count_backwards(self) -> list[int]:
         """Return the number of backwards of each stage on this rank per step."""
         row = self.table.rows[self.ranks["pp"].rank]
-        backward_stages = [part[1] for action in row for part in parts(action) if part[0] == "B"]
+        backward_stages = [part[1] for action in row for part in list_parts(action) if part[0] == "B"]
         return [backward_stages.count(stage) for stage in range(self.table.stages)]
 
     def _count_uses(self, name: str) -> int:
@@ -160,21 +160,21 @@ class ShardPlacement:
         weights = list(select_trained(FsdpUnit("", tuple(every_weight)), self.job).weights)
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
-        sums = list(self._extra_reduces(weights))
+        sums = list(self._list_extra_reduces(weights))
         vocab = pad_vocab(self.model, self.job, tp=self.layout.tp)
         place = RankCoordinate(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
 
         def make_local(weight: Weight) -> LocalWeight:
-            piece = local_slice(weight, model=self.model, layout=self.layout, vocab=vocab, place=place)
+            piece = find_local_slice(weight, model=self.model, layout=self.layout, vocab=vocab, place=place)
             if weight in weights:
                 copies = _count_late_copies(weights.index(weight), sums)
             else:  # both ends of the pipeline hold a frozen table
-                copies = 2 if weight.name == "embed.tokens.weight" and self._table_is_shared() else 1
+                copies = 2 if weight.name == "embed.tokens.weight" and self._is_table_shared() else 1
             return LocalWeight(weight, piece, piece.holders * replica.size * copies)
 
         shards = [WeightShard(make_local(weight), axis=shard) for weight in weights]
         dtypes = Dtypes(self.job.precision)
-        zero_policy = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
+        zero_policy = get_policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
         frozen = [make_local(weight) for weight in every_weight if weight not in weights]
         unsharded_axis = AxisGroup(
             shard.name, 0, shard.ranks[:1], None
@@ -228,7 +228,7 @@ class ShardPlacement:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""
         return weight.name.startswith("head.") and self.job.stack.loss != "chunked"
 
-    def _extra_reduces(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
+    def _list_extra_reduces(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
         """Yield the reductions in addition to data parallelism's.
 
         They are for weights replicated over tp or kv, for the two copies of a stage in DualPipe, and for tied
@@ -241,10 +241,10 @@ class ShardPlacement:
                 yield ExtraReduce(self.ranks[axis_name], chosen)
         if "twin" in self.ranks.axes:
             yield ExtraReduce(self.ranks["twin"], tuple(range(len(weights))), runs_at_step_end=True)
-        elif self._table_is_shared() and weights and weights[0].name == "embed.tokens.weight":
+        elif self._is_table_shared() and weights and weights[0].name == "embed.tokens.weight":
             yield ExtraReduce(self.ranks["pp_tie"], (0,), runs_at_step_end=True)
 
-    def _table_is_shared(self) -> bool:
+    def _is_table_shared(self) -> bool:
         """Return whether first and last stage of a tied model are on two ranks, one of them this one."""
         ends = [
             rank

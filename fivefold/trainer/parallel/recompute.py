@@ -64,7 +64,7 @@ def attach(
                 module.run = cast(Any, recorder.run)
 
 
-def groups(name: str) -> frozenset[str]:
+def list_groups(name: str) -> frozenset[str]:
     """Return the groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
     first, _, second = name.partition(".")
     if second in ("add", "dropout"):  # of the residual stream: an addition saves nothing, a mask is small
@@ -113,7 +113,7 @@ class _SelectiveRecompute:
         if self.compiled is not None:
             function = self._compile(name, function)
         outputs = self.thread_state.outputs
-        chosen_groups = groups(name) & self.wanted
+        chosen_groups = list_groups(name) & self.wanted
         if outputs is None or not (chosen_groups or outputs):
             return function(*inputs)
         self.thread_state.outputs = None

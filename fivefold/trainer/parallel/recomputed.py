@@ -160,7 +160,7 @@ class RecomputedOperation:
 
     def record_outputs(self, made: Any, *, cheap: bool) -> None:
         """Record the outputs ``made`` by the first run; an output that is a view of an input stays that input."""
-        for tensor in _tensors(made):
+        for tensor in _list_tensors(made):
             output = RecomputedOutput(self, cheap=cheap)
             self.outputs.append(weakref.ref(output))
             storage = StorageWeakRef(tensor.untyped_storage())
@@ -172,12 +172,12 @@ class RecomputedOperation:
         """Run again, and hand saved tensors and outputs to the handles and outputs that are still referenced."""
         saved: list[Tensor] = []
         inputs = [x.open() if isinstance(x, OperationInput) else x for x in self.inputs]
-        with torch.enable_grad(), mark_recomputation(), saved_tensors_hooks(_make_pack_hook(saved), _unread):
+        with torch.enable_grad(), mark_recomputation(), saved_tensors_hooks(_make_pack_hook(saved), _make_unread):
             result = self.rerun(inputs, saved)
         for handle, tensor in zip(self.handles, saved, strict=True):
             if (live_handle := handle()) is not None:
                 live_handle.tensor, live_handle.kept_source = tensor, None
-        for output, tensor in zip(self.outputs, _tensors(result), strict=True):
+        for output, tensor in zip(self.outputs, _list_tensors(result), strict=True):
             if (live_output := output()) is not None:
                 live_output.tensor = tensor.detach()
         self.inputs = []
@@ -187,7 +187,7 @@ class RecomputedOperation:
         return self.function(*inputs)
 
 
-def _tensors(made: Any) -> list[Tensor]:
+def _list_tensors(made: Any) -> list[Tensor]:
     return [output for output in (made if isinstance(made, tuple) else (made,)) if isinstance(output, Tensor)]
 
 
@@ -199,5 +199,5 @@ def _make_pack_hook(saved: list[Tensor]) -> Callable[[Tensor], None]:
     return cast(Callable[[Tensor], None], pack)
 
 
-def _unread(_packed: None) -> Tensor:
+def _make_unread(_packed: None) -> Tensor:
     raise RuntimeError("the graph of a recomputation has no backward")

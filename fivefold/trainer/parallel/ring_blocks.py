@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model.attention_mask import AttentionMask
-from fivefold.trainer.model.flash_attention import DocumentSpan, DropoutNoise, earlier_key_spans, self_attention_spans
+from fivefold.trainer.model.flash_attention import (
+    DocumentSpan,
+    DropoutNoise,
+    list_earlier_key_spans,
+    list_self_attention_spans,
+)
 from fivefold.trainer.parallel.mesh import AxisGroup
 
 
@@ -41,13 +46,13 @@ class RingBlock(NamedTuple):
 Hops = list[list[RingBlock]]
 
 
-def zigzag(*, ranks: int, rank: int, sequence: int) -> Tensor:
+def list_zigzag_positions(*, ranks: int, rank: int, sequence: int) -> Tensor:
     """Return the positions of the tokens of ``rank``, in its order: int64 [T / cp]."""
     chunks = torch.arange(sequence).chunk(2 * ranks)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
 
-def ring_hops(
+def list_hops(
     axis: AxisGroup, rule: AttentionMask, *, sequences: int, tokens: int, documents_BT: Tensor | None
 ) -> Hops:
     """Return the blocks of every hop of this rank, which holds ``tokens`` of each sequence.
@@ -57,13 +62,13 @@ def ring_hops(
     ids = None
     if documents_BT is not None:
         sequence, places = tokens * axis.size, range(axis.size)
-        ids = [documents_BT[:, zigzag(ranks=axis.size, rank=rank, sequence=sequence)] for rank in places]
+        ids = [documents_BT[:, list_zigzag_positions(ranks=axis.size, rank=rank, sequence=sequence)] for rank in places]
     if rule.window is None:
-        return _halves(axis, tokens=tokens, ids=ids)
-    return _pairs_of_chunks(axis, window=rule.window, sequences=sequences, tokens=tokens, ids=ids)
+        return _list_halves(axis, tokens=tokens, ids=ids)
+    return _list_chunk_pairs(axis, window=rule.window, sequences=sequences, tokens=tokens, ids=ids)
 
 
-def _halves(axis: AxisGroup, *, tokens: int, ids: list[Tensor] | None) -> Hops:
+def _list_halves(axis: AxisGroup, *, tokens: int, ids: list[Tensor] | None) -> Hops:
     """Return one block per hop."""
     first = slice(0, tokens // 2)
     second = slice(tokens // 2, tokens)
@@ -74,34 +79,36 @@ def _halves(axis: AxisGroup, *, tokens: int, ids: list[Tensor] | None) -> Hops:
     if ids is None:
         return [[block] for block in blocks]
     local_ids = ids[axis.rank]
-    hops = [[blocks[0]._replace(spans=self_attention_spans(local_ids))]]
+    hops = [[blocks[0]._replace(spans=list_self_attention_spans(local_ids))]]
     for hop, block in enumerate(blocks[1:], start=1):
         # the queries see all of these keys, whatever the distance: every span has the offset of the block
-        spans = earlier_key_spans(local_ids[:, block.queries], ids[axis.rank - hop][:, block.keys], offset=2 * tokens)
+        spans = list_earlier_key_spans(
+            local_ids[:, block.queries], ids[axis.rank - hop][:, block.keys], offset=2 * tokens
+        )
         hops.append([block._replace(spans=spans)])
     return hops
 
 
-def _pairs_of_chunks(axis: AxisGroup, *, window: int, sequences: int, tokens: int, ids: list[Tensor] | None) -> Hops:
+def _list_chunk_pairs(axis: AxisGroup, *, window: int, sequences: int, tokens: int, ids: list[Tensor] | None) -> Hops:
     """Return the pairs of local and held chunks of each hop that lie within the window, as blocks."""
     chunk = tokens // 2
     halves = (slice(0, chunk), slice(chunk, tokens))
     local_ids = None if ids is None else ids[axis.rank]
-    first, second = _chunks(axis.rank, axis)
+    first, second = _list_chunks(axis.rank, axis)
     places = (first * chunk, first * chunk, chunk, (second - first - 1) * chunk)
     hops: Hops = [
-        [RingBlock(slice(0, tokens), slice(0, tokens), 0, _local_chunks(sequences, chunk, local_ids), places)]
+        [RingBlock(slice(0, tokens), slice(0, tokens), 0, _list_local_chunks(sequences, chunk, local_ids), places)]
     ]
     for hop in range(axis.size):
         source = (axis.rank - hop) % axis.size
         blocks = hops[0] if hop == 0 else []
-        for query_chunk, queries in zip(_chunks(axis.rank, axis), halves, strict=True):
-            for key_chunk, keys in zip(_chunks(source, axis), halves, strict=True):
+        for query_chunk, queries in zip(_list_chunks(axis.rank, axis), halves, strict=True):
+            for key_chunk, keys in zip(_list_chunks(source, axis), halves, strict=True):
                 offset = (query_chunk - key_chunk) * chunk
                 if 0 < offset < window + chunk - 1:  # from the last key to the first query: offset − chunk + 1 tokens
                     spans = None
                     if ids is not None:
-                        spans = earlier_key_spans(ids[axis.rank][:, queries], ids[source][:, keys], offset=offset)
+                        spans = list_earlier_key_spans(ids[axis.rank][:, queries], ids[source][:, keys], offset=offset)
                     blocks.append(
                         RingBlock(queries, keys, offset, spans, (query_chunk * chunk, key_chunk * chunk, 0, 0))
                     )
@@ -110,14 +117,14 @@ def _pairs_of_chunks(axis: AxisGroup, *, window: int, sequences: int, tokens: in
     return hops
 
 
-def _local_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[DocumentSpan, ...]:
+def _list_local_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[DocumentSpan, ...]:
     """Return the spans of each of this rank's chunks on itself, within documents if there are any."""
     if ids is not None:
-        return self_attention_spans(ids.reshape(-1, chunk))
+        return list_self_attention_spans(ids.reshape(-1, chunk))
     runs = [slice(start, start + chunk) for start in range(0, 2 * sequences * chunk, chunk)]
     return tuple(DocumentSpan(run, run) for run in runs)
 
 
-def _chunks(rank: int, axis: AxisGroup) -> tuple[int, int]:
+def _list_chunks(rank: int, axis: AxisGroup) -> tuple[int, int]:
     """Return the indices of the two chunks of a rank, of 2cp."""
     return rank, 2 * axis.size - 1 - rank

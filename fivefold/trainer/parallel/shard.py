@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.layout.local_weight import LocalSlice
-from fivefold.layout.sharding import chunk_rows
+from fivefold.layout.sharding import count_chunk_rows
 from fivefold.model.weights import Weight
 from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.parallel.mesh import AxisGroup
@@ -46,7 +46,7 @@ class WeightShard:
         self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one row
         self.columns = self._row.numel()
         rows = self.shape.numel() // self.columns
-        padded_rows = chunk_rows(rows, shards=axis.size)
+        padded_rows = count_chunk_rows(rows, shards=axis.size)
         self.padded_numel = padded_rows * self.columns
         self.first_row = min(axis.rank * padded_rows, rows)
         self.rows = min(padded_rows, rows - self.first_row)

@@ -83,7 +83,7 @@ class ZeroUnit:
         self.parameters: list[nn.Parameter] = []
         for index, (shard, part) in enumerate(zip(self.shards, self._parts, strict=False)):
             parameter = _set_parameter(module, shard, part, trained=True)
-            parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
+            parameter.collect = self._make_grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
             parameter.grad_buffer = partial(self.gradients.grad_buffer, index)  # type: ignore[attr-defined]  # read by model/linear.py
             parameter.waits = self.wgrad_store is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
             parameter.register_post_accumulate_grad_hook(_collect)
@@ -274,7 +274,7 @@ class ZeroUnit:
         self.sibling_units.append(sibling)
         sibling.is_released_by_sibling = True
 
-    def _grad_hook(self, index: int) -> Callable[[Tensor | Cast | None], None]:
+    def _make_grad_hook(self, index: int) -> Callable[[Tensor | Cast | None], None]:
         def collect(gradient: Tensor | Cast | None) -> None:
             # weight 0 is used first in the forward, so last in the backward: the unit is done
             if index == 0 and not self.is_released_by_sibling and not self.ends_at_input:

@@ -13,7 +13,7 @@ from fivefold.rendering.answers import list_sections
 from fivefold.requests.answers import OF_LAYOUT, QUESTIONS, USED_BY
 from fivefold.results.search_result import Change, FineTune, Lengths, QuestionAnswer
 from fivefold.web.answers import Reply
-from fivefold.web.pages.render import fragment, page
+from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import AskQuestion, ChosenQuestion, replace_ranks
 from fivefold.web.site import WebServer
@@ -25,7 +25,7 @@ class AskPage(Begun, ChosenQuestion):
     """A question to ``ask`` as the page asks it."""
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
     streams = {question: Stream(site, f"ask {question}") for question in QUESTIONS}
@@ -33,7 +33,7 @@ def router(site: WebServer) -> APIRouter:
     @pages.get("/ask")
     async def show_question(request: Request, asked: Annotated[AskPage, Query()]) -> HTMLResponse:
         used = [name for name, questions in USED_BY.items() if asked.question in questions]
-        return page(
+        return render_page(
             "ask.html",
             request,
             asked=asked,
@@ -58,7 +58,7 @@ def render_replies(asked: AskPage, replies: Sequence[Any]) -> str:
         row for reply in replies for row in ((reply.longest, reply.answer) if isinstance(reply, Lengths) else (reply,))
     ]
     links = [address(asked, reply) for reply in mark_plans(rows)]
-    return fragment(
+    return render_fragment(
         "sections.html",
         sections=list_sections(asked.question, replies),
         remarks=replies[0].remarks if replies else (),

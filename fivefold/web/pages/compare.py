@@ -10,10 +10,10 @@ from fastapi.responses import HTMLResponse
 from fivefold.planner.compare import compare as run
 from fivefold.record import UserError
 from fivefold.rendering.comparison import (
+    describe_comparison,
     describe_ratios,
     describe_shared,
     explain_differences,
-    finding,
     list_equal,
     make_difference_grid,
 )
@@ -21,14 +21,14 @@ from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.step_view import BarPart, list_memory_parts, list_time_parts
 from fivefold.results.comparison import Comparison, Variant
 from fivefold.units import show_bytes
-from fivefold.web.pages.render import page
+from fivefold.web.pages.render import render_page
 from fivefold.web.question import CompareQuestion
 from fivefold.web.site import WebServer
 
 MAX_VARIANTS = 8  # largest number of variants side by side
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
@@ -40,7 +40,7 @@ def router(site: WebServer) -> APIRouter:
                 comparison = await site.work.run_soon(lambda: look(site, asked))
             except UserError as error:
                 mistake = site.word_message(error)
-        return page("compare.html", request, asked=asked, found=comparison, mistake=mistake)
+        return render_page("compare.html", request, asked=asked, found=comparison, mistake=mistake)
 
     return pages
 
@@ -59,18 +59,19 @@ def look(site: WebServer, asked: CompareQuestion) -> dict[str, Any]:
         "equal": list_equal(comparison),
         "shared": describe_shared(comparison),
         "settings": site.resolve(asked).settings,
-        "finding": finding(comparison),
+        "finding": describe_comparison(comparison),
         "why": [*explain_differences(comparison), *describe_ratios(comparison)],
         "variants": list(zip(comparison.variants, cases.values(), strict=True)),
         "bars": [
-            (variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in comparison.predicted_variants
+            (variant, *draw_bars(variant, slowest=slowest, fullest=fullest))
+            for variant in comparison.predicted_variants
         ],
         "times": list_legend_entries(comparison, memory=False),
         "memories": list_legend_entries(comparison, memory=True),
     }
 
 
-def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
+def draw_bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
     """Return bars of a variant's time and memory."""
     assert variant.step is not None
     step = variant.step

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from fivefold.web.pages.render import page
+from fivefold.web.pages.render import render_page
 from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import DryrunQuestion
 from fivefold.web.site import WebServer
@@ -17,13 +17,13 @@ class DryrunPage(Begun, DryrunQuestion):
     """A question to ``dryrun`` as the page asks it."""
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "dryrun")
 
     @pages.get("/dryrun")
     async def show_dry_run(request: Request, asked: Annotated[DryrunPage, Query()]) -> HTMLResponse:
-        return page("dryrun.html", request, asked=asked)
+        return render_page("dryrun.html", request, asked=asked)
 
     @pages.get("/dryrun/events")
     async def events(asked: Annotated[DryrunPage, Query()]) -> StreamingResponse:

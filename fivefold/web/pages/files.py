@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
 from fivefold.web.guard import DROPPED_PATH
-from fivefold.web.pages.render import page
+from fivefold.web.pages.render import render_page
 from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import ExplainQuestion, FilesQuestion, TraceQuestion
 from fivefold.web.site import WebServer
@@ -22,7 +22,7 @@ class ExplainPage(Begun, ExplainQuestion):
     """A question to ``explain`` as the page asks it."""
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of both pages, and of the files that are dropped on them."""
     pages = APIRouter(include_in_schema=False)
     streams = {verb: Stream(site, verb) for verb in ("trace", "explain")}
@@ -37,7 +37,7 @@ def router(site: WebServer) -> APIRouter:
 
     @pages.get("/trace")
     async def show_trace(request: Request, asked: Annotated[TracePage, Query()]) -> HTMLResponse:
-        return page("trace.html", request, asked=asked)
+        return render_page("trace.html", request, asked=asked)
 
     @pages.get("/trace/events")
     async def stream_trace(asked: Annotated[TracePage, Query()]) -> StreamingResponse:
@@ -45,7 +45,7 @@ def router(site: WebServer) -> APIRouter:
 
     @pages.get("/explain")
     async def show_explanation(request: Request, asked: Annotated[ExplainPage, Query()]) -> HTMLResponse:
-        return page("explain.html", request, asked=asked)
+        return render_page("explain.html", request, asked=asked)
 
     @pages.get("/explain/events")
     async def stream_explanation(asked: Annotated[ExplainPage, Query()]) -> StreamingResponse:

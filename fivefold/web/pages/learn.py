@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from fivefold.record import UserError
-from fivefold.web.book import chapter, chapters
+from fivefold.web.book import list_chapters, read_chapter
 from fivefold.web.pages.plan import PlanQuestion, View, look
-from fivefold.web.pages.render import page
+from fivefold.web.pages.render import render_page
 from fivefold.web.site import WebServer
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
@@ -25,16 +25,16 @@ def router(site: WebServer) -> APIRouter:
     @pages.get("/learn/{name}")
     async def learn(request: Request, name: str, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         try:
-            found_chapter = chapter(name)
+            found_chapter = read_chapter(name)
         except UserError as error:
-            return page("mistake.html", request, asked=asked, mistake=str(error), code=404)
+            return render_page("mistake.html", request, asked=asked, mistake=str(error), code=404)
         view = await site.work.run_soon(lambda: look(site, asked)) if found_chapter.live else View()
-        return page(
+        return render_page(
             "learn.html",
             request,
             asked=asked,
             chapter=found_chapter,
-            chapters=chapters(),
+            chapters=list_chapters(),
             view=view,
             mistake=site.word_message(view.mistake),
         )

@@ -20,12 +20,12 @@ from fivefold.rendering.drawing import interval, memory, pipeline
 from fivefold.rendering.drawing.bars import draw_stacked, scale
 from fivefold.rendering.grid import make_grid
 from fivefold.rendering.interval import describe_basis, show_range
-from fivefold.rendering.memory import finding as memory_finding
-from fivefold.rendering.pipeline import finding
+from fivefold.rendering.memory import describe_peak as memory_finding
+from fivefold.rendering.pipeline import describe_step
 from fivefold.rendering.question import describe_job
 from fivefold.rendering.search import CHANGES
 from fivefold.rendering.step_view import list_memory_parts, list_time_parts, view_step
-from fivefold.rendering.table import machine as machine_line
+from fivefold.rendering.table import describe_machine as machine_line
 from fivefold.requests.configs import describe_defaults
 from fivefold.requests.fields import Line, TokenCount
 from fivefold.requests.offers import TOKENS
@@ -34,8 +34,8 @@ from fivefold.results.search_result import Change
 from fivefold.step import Interval, StageMemory, Step
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web import answers
-from fivefold.web.controls import Control, JobChoice, Size, controls, list_job_choices, sizes
-from fivefold.web.pages.render import fragment, page
+from fivefold.web.controls import Control, JobChoice, Size, list_controls, list_job_choices, list_sizes
+from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest
 from fivefold.web.site import WebServer
 
@@ -64,7 +64,7 @@ class View(NamedTuple):
     start: str = ""  # a layout to start from, if that of the question cannot be parsed
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
@@ -72,13 +72,13 @@ def router(site: WebServer) -> APIRouter:
     async def plan(request: Request, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         view = await site.work.run_soon(lambda: look(site, asked))
         shown = site.word_message(view.mistake)
-        return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet)
+        return render_page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=list_facts)
 
     @pages.get("/plan/over-time")
     async def pictures(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return the pictures of a step over time, which take longer than its figures if it has many stages."""
         values = await site.answer(asked, lambda resolved: draw_over_time(resolved, asked.parsed_layout(), asked))
-        return HTMLResponse(fragment("over_time.html", a=values))
+        return HTMLResponse(render_fragment("over_time.html", a=values))
 
     @pages.get("/plan/config")
     async def config(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
@@ -86,8 +86,8 @@ def router(site: WebServer) -> APIRouter:
         try:
             written = await site.answer(asked, lambda resolved: write_config(resolved, asked))
         except UserError as error:
-            return HTMLResponse(fragment("not_written.html", mistake=site.word_message(error)))
-        return HTMLResponse(fragment("config.html", files=written.files, remarks=written.remarks))
+            return HTMLResponse(render_fragment("not_written.html", mistake=site.word_message(error)))
+        return HTMLResponse(render_fragment("config.html", files=written.files, remarks=written.remarks))
 
     @pages.get("/plan/model")
     async def model(asked: Annotated[JobQuestion, Query()]) -> Response:
@@ -100,7 +100,7 @@ def router(site: WebServer) -> APIRouter:
         """Return what single changes would give, with the plans of those that change the layout."""
         change_list = await site.answer(
             asked,
-            lambda resolved: questions.changes(
+            lambda resolved: questions.list_changes(
                 model=resolved.model, machine=resolved.machine, job=resolved.job, layout=asked.parsed_layout()
             ),
         )
@@ -111,7 +111,7 @@ def router(site: WebServer) -> APIRouter:
 
         links = [address(change) for change in change_list]
         return HTMLResponse(
-            fragment("changes.html", grid=make_grid(CHANGES, change_list).drop_columns(["layout"]), links=links)
+            render_fragment("changes.html", grid=make_grid(CHANGES, change_list).drop_columns(["layout"]), links=links)
         )
 
     return pages
@@ -128,7 +128,10 @@ def look(site: WebServer, asked: PlanQuestion) -> View:
     except UserError as mistake:
         return View(resolved, mistake=str(mistake), start=f"dp{resolved.machine.ranks} zero3 mbs1")
     view = View(
-        resolved, controls(resolved, layout), sizes(resolved, layout), choices=list_job_choices(resolved, layout)
+        resolved,
+        list_controls(resolved, layout),
+        list_sizes(resolved, layout),
+        choices=list_job_choices(resolved, layout),
     )
     try:
         return view._replace(answer=predict_step(resolved, layout, asked))
@@ -163,12 +166,12 @@ def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) 
         "chip": chip,
         "cost": describe_cost(step, request.machine, tokens=asked.tokens, price=asked.price),
         "formats": list_formats(request),
-        "stages": [(stage, stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
+        "stages": [(stage, draw_stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "causes": (causes := list_time_parts(step.time)),
         "time_bar": draw_stacked(causes, total=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
-        "bands": bands(step),
+        "bands": draw_bands(step),
     }
 
 
@@ -188,7 +191,7 @@ def draw_over_time(
     chip = request.machine.chip.memory_bytes
     rank = find_drawn_rank(step, asked)
     rows, levels, _, drawn = answers.predict_over_time(request, layout, rank=rank)
-    title = finding(step.time, rows)
+    title = describe_step(step.time, rows)
     return {
         "pp": layout.pp,
         "rank": rank,
@@ -202,7 +205,7 @@ def draw_over_time(
     }
 
 
-def stage_bar(stage: StageMemory, *, total: float, limit: float | None) -> Any:
+def draw_stage_bar(stage: StageMemory, *, total: float, limit: float | None) -> Any:
     """Return a stage's memory as a bar, all stages to one scale."""
     label = f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"
     return draw_stacked(list_memory_parts(stage), total=total, label=label, limit=limit)
@@ -226,7 +229,7 @@ def list_formats(resolved: ResolvedRequest) -> list[ConfigFormat]:
     return list_job_formats(resolved.job)
 
 
-def bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
+def draw_bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
     """Return the intervals of comparable runs, for time and for memory: with the prediction, a picture and words."""
     interval_bands = []
     for name, band, size, show in (
@@ -236,12 +239,12 @@ def bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
         if band is not None:
             half = show_range(show(band.low_50), show(band.high_50))
             words = f"50 % interval {half}, 90 % interval {show_range(show(band.low_90), show(band.high_90))}"
-            picture = interval.band(band, predicted=size, show=show, label=name)
+            picture = interval.draw_band(band, predicted=size, show=show, label=name)
             interval_bands.append((name, show(size), band, picture, f"{words} ({describe_basis(band)})"))
     return interval_bands
 
 
-def sheet(resolved: ResolvedRequest) -> list[tuple[str, str]]:
+def list_facts(resolved: ResolvedRequest) -> list[tuple[str, str]]:
     """Return the model, the machine, the job and the user's settings in a few facts."""
     model = resolved.model
     shape = (

@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import fivefold
-from fivefold.machine.catalog import names as machine_names
-from fivefold.model.catalog import names as model_names
+from fivefold.machine.catalog import list_names as machine_names
+from fivefold.model.catalog import list_names as model_names
 from fivefold.rendering.drawing.bars import draw_stacked
-from fivefold.rendering.drawing.svg import legend
+from fivefold.rendering.drawing.svg import draw_legend
 from fivefold.rendering.grid import Grid, find_tone
 from fivefold.requests.settings import load_settings
 from fivefold.units import show_bytes, show_count, show_seconds
@@ -70,7 +70,7 @@ environment.filters |= {
 environment.globals |= {
     "version": fivefold.__version__,
     "pages": PAGES,
-    "legend": legend,
+    "legend": draw_legend,
     "draw_stacked": draw_stacked,
     "known": {
         "models": model_names(),
@@ -84,7 +84,7 @@ environment.globals |= {
 COMMANDS = {"/plan": "predict", **{f"/{name}": name for name in ("search", "ask", "compare", "dryrun")}}  # by page
 
 
-def page(
+def render_page(
     template: str,
     request: Request,
     *,
@@ -110,6 +110,6 @@ def page(
     return HTMLResponse(text, status_code=code)
 
 
-def fragment(template: str, **values: Any) -> str:
+def render_fragment(template: str, **values: Any) -> str:
     """Render a part of a page."""
     return environment.get_template(template).render(**values)

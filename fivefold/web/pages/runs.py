@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fivefold.record import UserError
 from fivefold.rendering.budget import make_budget_grid
-from fivefold.rendering.compare import table
+from fivefold.rendering.compare import render_table
 from fivefold.rendering.drawing import lines, pipeline
 from fivefold.rendering.drawing.lines import Curve
 from fivefold.rendering.losses import draw_losses, list_loss_curves, list_points
@@ -21,9 +21,9 @@ from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
 from fivefold.results.step_comparison import QuantityComparison, compare, compare_unfinished
 from fivefold.step import Step
-from fivefold.units import GIB, byte_unit, show_bytes, show_count, show_seconds
+from fivefold.units import GIB, choose_byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs
-from fivefold.web.pages.render import page
+from fivefold.web.pages.render import render_page
 from fivefold.web.question import JobQuestion
 from fivefold.web.site import WebServer
 
@@ -41,7 +41,7 @@ class RunQuestion(JobQuestion):
     smooth: int = Field(1, ge=1, le=1000, description="Steps over which losses and speeds are averaged.")
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
@@ -51,17 +51,17 @@ def router(site: WebServer) -> APIRouter:
             try:
                 shown = await site.work.run_soon(lambda: compare_runs(site, asked))
             except UserError as error:
-                return page("mistake.html", request, asked=asked, mistake=site.word_message(error))
-            return page("runs_compared.html", request, asked=asked, shown=shown, smooths=SMOOTHS)
+                return render_page("mistake.html", request, asked=asked, mistake=site.word_message(error))
+            return render_page("runs_compared.html", request, asked=asked, shown=shown, smooths=SMOOTHS)
         if not asked.folder:
             summaries = await site.work.run_soon(lambda: runs.find(site.folder))
             live = any(run_summary.state == "running" for run_summary in summaries)
-            return page("runs.html", request, asked=asked, found=summaries, poll=LIVE if live else QUIET)
+            return render_page("runs.html", request, asked=asked, found=summaries, poll=LIVE if live else QUIET)
         try:
             run = await site.work.run_soon(lambda: look(site, asked.folder))
         except UserError as error:
-            return page("mistake.html", request, asked=asked, mistake=site.word_message(error))
-        return page("run.html", request, asked=asked, run=run)
+            return render_page("mistake.html", request, asked=asked, mistake=site.word_message(error))
+        return render_page("run.html", request, asked=asked, run=run)
 
     return pages
 
@@ -71,7 +71,7 @@ def compare_runs(site: WebServer, asked: RunQuestion) -> dict[str, Any]:
     names = list(dict.fromkeys(asked.compare))
     if not 2 <= len(names) <= len(RUN_LOOKS):
         raise UserError(f"{len(names)} runs; compare 2 to {len(RUN_LOOKS)}")
-    logs = [[line for line in runs.log(site.folder, name) if "loss" in line] for name in names]
+    logs = [[line for line in runs.read_log(site.folder, name) if "loss" in line] for name in names]
     looks = list(zip(RUN_LOOKS, names, strict=False))
     predictions = [read_any_prediction(site, name) for name in names]
 
@@ -111,7 +111,7 @@ def compare_runs(site: WebServer, asked: RunQuestion) -> dict[str, Any]:
     return {
         "pictures": {title: picture for title, picture in pictures.items() if picture},
         "looks": looks,
-        "summaries": [runs.summary(site.folder, site.folder.path(name)) for name in names],
+        "summaries": [runs.summarize_run(site.folder, site.folder.path(name)) for name in names],
         "poll": LIVE if any(runs.is_live(site.folder, name) for name in names) else 0,
     }
 
@@ -127,32 +127,32 @@ def smooth(points: Sequence[tuple[float, float]], steps: int) -> list[tuple[floa
 
 def look(site: WebServer, name: str) -> dict[str, Any]:
     """Return everything that is shown for a run."""
-    log_lines = runs.log(site.folder, name)
+    log_lines = runs.read_log(site.folder, name)
     training = [line for line in log_lines if "loss" in line]
-    finished = runs.steps(site.folder, name)
+    finished = runs.read_steps(site.folder, name)
     live = runs.is_live(site.folder, name)
     predicted = read_any_prediction(site, name)
     return {
         "name": name,
         "poll": 0 if finished else LIVE if live else QUIET,
-        "summary": runs.summary(site.folder, site.folder.path(name)),
+        "summary": runs.summarize_run(site.folder, site.folder.path(name)),
         "ended": finished,
         "predicted": predicted,
         "loss": draw_losses(log_lines).chart if list_loss_curves(log_lines) else "",
-        "speed": speed(training, predicted),
-        "memory": memory(training),
-        "compared": table(rows) if (rows := compare_run(predicted, finished, training)) else None,
+        "speed": draw_speed(training, predicted),
+        "memory": draw_memory(training),
+        "compared": render_table(rows) if (rows := compare_run(predicted, finished, training)) else None,
         "budget": make_budget_grid(finished.predicted.time, finished.measured.time)
         if finished and finished.measured.time.parts
         else None,
-        "lanes": lanes(site, name),
+        "lanes": draw_lanes(site, name),
         "events": [line for line in log_lines if "event" in line][: -LAST - 1 : -1],
     }
 
 
 def read_any_prediction(site: WebServer, name: str) -> Step | None:
     """Return the prediction of a run, whether it has ended or not; None if there is none."""
-    finished = runs.steps(site.folder, name)
+    finished = runs.read_steps(site.folder, name)
     return finished.predicted if finished else runs.read_prediction(site.folder, name)
 
 
@@ -174,7 +174,7 @@ def list_speeds(training: list[dict[str, Any]]) -> list[tuple[float, float]]:
     ]
 
 
-def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
+def draw_speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
     """Draw tokens per second of each step, and their prediction."""
     points = list_speeds(training)
     curves = [Curve("measured", "W", points, show_count)]
@@ -185,10 +185,10 @@ def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
     return lines.draw_lines(curves, label="tokens per second over steps")
 
 
-def memory(training: list[dict[str, Any]]) -> Any:
+def draw_memory(training: list[dict[str, Any]]) -> Any:
     """Draw the memory that the process holds."""
     sizes = list_points(training, "resident_bytes")
-    size, unit = byte_unit(max((resident for _, resident in sizes), default=0))
+    size, unit = choose_byte_unit(max((resident for _, resident in sizes), default=0))
     curve = Curve(
         "memory",
         "reduce",
@@ -198,10 +198,10 @@ def memory(training: list[dict[str, Any]]) -> Any:
     return lines.draw_lines([curve], label="memory over steps", y_title=unit)
 
 
-def lanes(site: WebServer, name: str) -> dict[str, Any]:
+def draw_lanes(site: WebServer, name: str) -> dict[str, Any]:
     """Return the timeline: predicted, dry run and traced, one above the other."""
     try:
-        kinds = run_folder.lanes(site.folder.path(name))
+        kinds = run_folder.list_lanes(site.folder.path(name))
     except UserError:
         return {}
     rows = [tuple(row) for ranks in kinds.values() for row in ranks if row]

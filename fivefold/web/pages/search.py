@@ -21,15 +21,15 @@ from fivefold.rendering.elements import Raw
 from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.layout_legend import explain_layouts
 from fivefold.rendering.point_charts import draw_front
-from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
-from fivefold.rendering.run_estimate import assumption, make_offer_grid, span
+from fivefold.rendering.robust import make_scenario_grid, render_regrets, summarize
+from fivefold.rendering.run_estimate import describe_assumption, format_duration, make_offer_grid
 from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, make_best_grid
 from fivefold.rendering.step_view import list_key_figures
 from fivefold.results.run_estimate import Offer, Offers
 from fivefold.results.search_result import Ranked, SearchResult, Walk
-from fivefold.units import byte_unit, show_bytes, show_seconds
+from fivefold.units import choose_byte_unit, show_bytes, show_seconds
 from fivefold.web.answers import Found
-from fivefold.web.pages.render import fragment, page
+from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Fit, Stream
 from fivefold.web.question import SearchQuestion, replace_ranks
 from fivefold.web.site import WebServer
@@ -57,13 +57,13 @@ class SearchPage(Begun, SearchQuestion):
         return self.convert(SearchQuestion).replace(front=1 if self.compares_machines and is_default else self.front)
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "search")
 
     @pages.get("/search")
     async def search(request: Request, asked: Annotated[SearchPage, Query()]) -> HTMLResponse:
-        return page("search.html", request, asked=asked, command=asked.question())
+        return render_page("search.html", request, asked=asked, command=asked.question())
 
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
@@ -86,7 +86,7 @@ def router(site: WebServer) -> APIRouter:
 def render_best(asked: SearchPage, fits: Sequence[Fit]) -> str:
     """Return the best layouts of a search that still runs as a table."""
     best = fits[:SKETCHED]
-    return fragment(
+    return render_fragment(
         "best_so_far.html",
         grid=make_grid(FITS, best),
         links=[plan_of_fit(asked, fit) for fit in best],
@@ -98,13 +98,13 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
     """Return the result as HTML; ``fits``: the layouts that were evaluated and fit."""
     if isinstance(result, Offers):
         links = [get_plan_url(site, asked, offer) for offer in result.offers if offer.run]
-        return fragment(
+        return render_fragment(
             "offers.html",
             found=result,
             grid=make_offer_grid(result),
             links=links,
-            span=span,
-            assumption=assumption,
+            span=format_duration,
+            assumption=describe_assumption,
             to=lambda item: get_plan_url(site, asked, item),
         )
     if isinstance(result, Walk):
@@ -112,14 +112,18 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
             (make_grid(CHANGES, steps), [_plan(asked, layout=item.layout) for item in steps])
             for steps in (choose_changes(result.changes, asked.top), result.path)
         ]
-        return fragment("walk.html", found=result, tables=tables, to=lambda item: _plan(asked, layout=item.layout))
+        return render_fragment(
+            "walk.html", found=result, tables=tables, to=lambda item: _plan(asked, layout=item.layout)
+        )
     grids = {"reasons": make_grid(REASONS, result.reasons)}
     grids |= {"best": make_best_grid(result.best)} if result.best else {}
     grids |= {"choices": make_grid(CHOICES, result.proposal.why)} if result.proposal else {}
     grids |= (
-        {"regrets": regrets(result.robust), "scenarios": make_scenario_grid(result.robust)} if result.robust else {}
+        {"regrets": render_regrets(result.robust), "scenarios": make_scenario_grid(result.robust)}
+        if result.robust
+        else {}
     )
-    return fragment(
+    return render_fragment(
         "found.html",
         asked=asked,
         found=result,
@@ -171,7 +175,7 @@ def plan_of_fit(asked: SearchQuestion, fit: Fit) -> str:
 def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequence[Fit] = ()) -> Any:
     """Draw the Pareto front as a staircase, and the other layouts that fit as points."""
     points = [
-        _point(
+        _build_point(
             entry.layout,
             entry.step_seconds,
             entry.memory_bytes,
@@ -181,7 +185,7 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
         for entry in result.front
     ]
     other_points = [
-        _point(
+        _build_point(
             entry.step.layout,
             entry.step.time.step_seconds,
             entry.step.memory.peak_bytes,
@@ -192,7 +196,8 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
         for entry in result.best
     ]
     other_points += [
-        _point(fit.layout, fit.seconds, fit.peak_bytes, "", plan_of_fit(asked, fit), look="dot other") for fit in fits
+        _build_point(fit.layout, fit.seconds, fit.peak_bytes, "", plan_of_fit(asked, fit), look="dot other")
+        for fit in fits
     ]
     drawn = {point.href for point in points}
     others = {point.href: point for point in other_points if point.href not in drawn}
@@ -203,7 +208,7 @@ def draw_choices(asked: SearchQuestion, fits: Sequence[Fit]) -> Raw:
     """Draw the choices of the fastest layouts that fit, with their memory and step time, as parallel coordinates."""
     fits = sorted(fits, key=lambda fit: fit.seconds)[:MAX_LINES]
     layouts = [Layout.parse(fit.layout) for fit in fits]
-    size, unit = byte_unit(max((fit.peak_bytes for fit in fits), default=1))
+    size, unit = choose_byte_unit(max((fit.peak_bytes for fit in fits), default=1))
     scale, time_name = time_unit(max((fit.seconds for fit in fits), default=1.0))
     axes = [
         *(parallel.ParallelAxis(name, [getattr(layout, name) for layout in layouts]) for name in CHOICE_AXES),
@@ -222,7 +227,7 @@ def draw_choices(asked: SearchQuestion, fits: Sequence[Fit]) -> Raw:
     return parallel.draw_parallel_axes(axes, lines, label=f"choices of the {len(fits)} fastest layouts that fit")
 
 
-def _point(
+def _build_point(
     layout: str, seconds: float, size: int, precision: str, href: str, *, look: str = "dot"
 ) -> scatter.ScatterPoint:
     tip = f"{layout}\n{show_seconds(seconds)}, {show_bytes(size)}" + (f", {precision}" if precision else "")

@@ -17,7 +17,7 @@ from pydantic import Field
 from starlette.responses import StreamingResponse
 
 from fivefold.record import Record, UserError
-from fivefold.rendering.elements import paragraph
+from fivefold.rendering.elements import build_paragraph
 from fivefold.rendering.question import describe_question
 from fivefold.web.question import JobQuestion
 from fivefold.web.site import WebServer
@@ -60,15 +60,15 @@ class Stream:
 
         ``draw`` turns its result, with the layouts that fit, into HTML; ``sketch`` those that are known so far.
         """
-        return StreamingResponse(self._events(asked, draw, sketch), media_type="text/event-stream")
+        return StreamingResponse(self._list_events(asked, draw, sketch), media_type="text/event-stream")
 
     def describe(self, asked: JobQuestion) -> str:
         """Return the question as the first paragraph of an answer."""
         resolved = self.site.resolve(asked)
         line = describe_question(resolved.model, resolved.machine, resolved.job, stated=resolved.stated)
-        return paragraph(" · ".join(filter(None, (line, resolved.settings))), kind="about")
+        return build_paragraph(" · ".join(filter(None, (line, resolved.settings))), kind="about")
 
-    async def _events(
+    async def _list_events(
         self,
         asked: JobQuestion,
         draw: Callable[[Any, Sequence[Fit]], str],
@@ -76,7 +76,7 @@ class Stream:
     ) -> AsyncIterator[str]:
         key = asked.model_dump_json()
         if key in self.kept:
-            yield event("found", self.kept[key])
+            yield format_event("found", self.kept[key])
             return
         is_ended, fits = False, list[Fit]()
         try:
@@ -87,20 +87,20 @@ class Stream:
                     text = draw(data, sorted(fits))
                     if self.keeps and not (isinstance(data, dict) and data.get("stopped")):
                         self._keep(key, text)
-                    yield event("found", text)
+                    yield format_event("found", text)
                 elif name == "fitted":
                     fits += (Fit(*values) for values in data)
                     if sketch is not None:
-                        yield event("sketch", sketch(sorted(fits)))
+                        yield format_event("sketch", sketch(sorted(fits)))
                 elif name == "mistake":
-                    yield event("mistake", self.site.word_message(data))
+                    yield format_event("mistake", self.site.word_message(data))
                 else:
-                    yield event(name, data)
+                    yield format_event(name, data)
         except (Busy, UserError) as error:
             is_ended = True
-            yield event("mistake", self.site.word_message(error))
+            yield format_event("mistake", self.site.word_message(error))
         if not is_ended:
-            yield event("mistake", "ended without an answer; it needed more memory than there is")
+            yield format_event("mistake", "ended without an answer; it needed more memory than there is")
 
     def _keep(self, key: str, text: str) -> None:
         self.kept[key] = text
@@ -108,6 +108,6 @@ class Stream:
             self.kept.popitem(last=False)
 
 
-def event(name: str, data: Any) -> str:
+def format_event(name: str, data: Any) -> str:
     """Return one server-sent event as text."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"

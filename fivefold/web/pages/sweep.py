@@ -20,7 +20,7 @@ from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.folder import ServedFolder
-from fivefold.web.pages.render import fragment, page
+from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import JobQuestion, SweepStart, replace_ranks
 from fivefold.web.site import WebServer
@@ -68,14 +68,14 @@ class SweepStartPage(Begun, SweepStart):
     """A sweep as the page starts it."""
 
 
-def router(site: WebServer) -> APIRouter:
+def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
     stream = Stream(site, "sweep", keeps=False)
 
     @pages.get("/sweep")
     async def sweep(request: Request, asked: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
-        files = await site.work.run_soon(lambda: files_below(site.folder))
+        files = await site.work.run_soon(lambda: list_files(site.folder))
         content = None
         mistake = ""
         if asked.file:
@@ -83,7 +83,7 @@ def router(site: WebServer) -> APIRouter:
                 content = await site.work.run_soon(lambda: look(site, asked))
             except UserError as error:
                 mistake = site.word_message(error)
-        return page(
+        return render_page(
             "sweep.html",
             request,
             asked=asked,
@@ -98,13 +98,15 @@ def router(site: WebServer) -> APIRouter:
     async def start(request: Request, asked: Annotated[SweepStartPage, Query()]) -> Response:
         if asked.run and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return RedirectResponse(asked.url("/sweep/start", run=None))  # another site's link starts nothing
-        return page("sweep_start.html", request, asked=asked)
+        return render_page("sweep_start.html", request, asked=asked)
 
     @pages.get("/sweep/events")
     async def events(request: Request, asked: Annotated[SweepStartPage, Query()]) -> Response:
         if request.headers.get("sec-fetch-mode") == "navigate":
             raise UserError("a sweep is started with the button of the page Sweep, not by a link")
-        return stream.answer(asked.convert(SweepStart), lambda result, _: fragment("sweep_started.html", **result))
+        return stream.answer(
+            asked.convert(SweepStart), lambda result, _: render_fragment("sweep_started.html", **result)
+        )
 
     @pages.post("/sweep/events/stop")
     async def stop(work: Annotated[str, Query(max_length=20)]) -> Response:
@@ -121,7 +123,7 @@ def router(site: WebServer) -> APIRouter:
     return pages
 
 
-def files_below(folder: ServedFolder) -> list[str]:
+def list_files(folder: ServedFolder) -> list[str]:
     """Return files that may hold rows, at most three folders deep."""
     patterns = [f"{'*/' * depth}*{suffix}" for depth in range(4) for suffix in SUFFIXES]
     paths = (path for pattern in patterns for path in sorted(folder.root.glob(pattern)))
@@ -150,9 +152,9 @@ def look(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
         "question": describe_question(rows),
         "fits": len(fitting),
         "invalid": sum(row.status == "invalid" for row in rows),
-        "points": points(best, predicted) if predicted else "",
-        "heat": heat.table(
-            cells(fitting, asked),
+        "points": draw_points(best, predicted) if predicted else "",
+        "heat": heat.build_table(
+            find_best_cells(fitting, asked),
             show=lambda size: format_value(asked.value, size),
             less=asked.value in ("step_seconds", "peak_bytes"),
         )
@@ -163,7 +165,7 @@ def look(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
     }
 
 
-def points(best: Sequence[SweepRow], known: Sequence[SweepRow]) -> Any:
+def draw_points(best: Sequence[SweepRow], known: Sequence[SweepRow]) -> Any:
     """Draw memory against speed: rows that fit, rows that do not, rows that were measured."""
     max_bytes = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
     over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= max_bytes)
@@ -192,7 +194,7 @@ def make_tooltip(row: SweepRow) -> str:
     )
 
 
-def cells(rows: Sequence[SweepRow], asked: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
+def find_best_cells(rows: Sequence[SweepRow], asked: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
     """Return the best value for each pair of axis values, and the URL of its plan."""
     sign = -1 if asked.value in ("step_seconds", "peak_bytes") else 1
     best: dict[tuple[Any, Any], tuple[float, str]] = {}

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -276,7 +276,7 @@ class Case(NamedTuple):
 
     @property
     def job(self) -> Job:
-        precision = recipe(self.precision)
+        precision = get_recipe(self.precision)
         return Job(
             sequence=self.sequence,
             global_batch=self.global_batch,

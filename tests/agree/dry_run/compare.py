@@ -9,10 +9,10 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from fivefold.dry_run.fake.world import has_uneven_cp_work, list_representatives
-from fivefold.dry_run.memory.breakdown import INPUTS, SCALES, initial_bytes, stage_memory
+from fivefold.dry_run.memory.breakdown import INPUTS, SCALES, count_initial_bytes, sum_stage_memory
 from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import KERNEL, START, Tape
-from fivefold.dry_run.report import pipeline_rank
+from fivefold.dry_run.report import find_pipeline_rank
 from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
@@ -20,9 +20,9 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.stages import inputs_bytes, scale_index_bytes
+from fivefold.planner.counts.memory.stages import count_input_bytes, scale_index_bytes
 from fivefold.planner.predict import Planner
-from fivefold.step import StageMemory, sent_bytes
+from fivefold.step import StageMemory, count_sent_bytes
 from tests.agree.said import Compared, Said, add_up, count_planned
 
 EXACT = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
@@ -78,9 +78,9 @@ def run(case: ComparedOnMachine) -> Verdict:
         run_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams)
         for rank in list_representatives(layout, by_cp=has_uneven_cp_work(model, layout=layout, job=job))
     ]
-    stages_of = [pipeline_rank(tape.rank, layout) for tape in tapes]
+    stages_of = [find_pipeline_rank(tape.rank, layout) for tape in tapes]
     first = [tapes[stages_of.index(stage)] for stage in range(layout.pp)]
-    memories = [stage_memory(item.steady, stage) for stage, item in enumerate(first)]
+    memories = [sum_stage_memory(item.steady, stage) for stage, item in enumerate(first)]
     by_stage = stages_held(layout, micro_batches=layout.micro_batches(job))
     held = [by_stage[stage] for stage in stages_of]
     unequal = [
@@ -121,11 +121,14 @@ def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
 def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tuple[int, ...]) -> str:
     """Return a line if the inputs of a rank differ by more than scalars, dropout's keys and the buffers of experts."""
     model, layout, job = case.model, case.layout, case.job
-    planned_scales, recorded_scales = scale_index_bytes(counts, layout, stages=stages), initial_bytes(tape, SCALES)
+    planned_scales, recorded_scales = (
+        scale_index_bytes(counts, layout, stages=stages),
+        count_initial_bytes(tape, SCALES),
+    )
     if planned_scales != recorded_scales:
         return f"fp8 scales: {recorded_scales} dry-run, {planned_scales} planned"
-    planned_bytes = inputs_bytes(model, job, layout=layout)
-    more = initial_bytes(tape, INPUTS) - planned_bytes
+    planned_bytes = count_input_bytes(model, job, layout=layout)
+    more = count_initial_bytes(tape, INPUTS) - planned_bytes
     sequences = layout.micro_batches(job) * layout.mbs
     small = SCALARS + 32 * sequences + 20 * (model.moe.experts if model.moe else 0) * (model.layers + model.mtp_depth)
     return "" if 0 <= more <= small else f"inputs: {planned_bytes + more} dry-run, {planned_bytes} planned"
@@ -158,7 +161,7 @@ def sum_traffic(tape: Tape) -> Said:
             message.axis,
             message.collective,
             times,
-            times * sent_bytes(message.collective, payload=message.payload, ranks=len(message.members)),
+            times * count_sent_bytes(message.collective, payload=message.payload, ranks=len(message.members)),
         )
         for message, times in sending
     )

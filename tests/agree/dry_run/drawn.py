@@ -11,13 +11,13 @@ import itertools
 import sys
 from typing import NamedTuple
 
-from fivefold.dry_run.match import findings
+from fivefold.dry_run.match import list_findings
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.agree.drawn import Drawn, draw_cases, select_covering
 from tests.agree.dry_run.cases import machine
 from tests.agree.dry_run.compare import run
@@ -33,7 +33,7 @@ def find_unmet(case: Drawn) -> list[str]:
         for rank in range(case.layout.world)
     ]
     steps = ([tape.first for tape in tapes], [tape.steady for tape in tapes])
-    return [line for step in steps for line in findings(step, streams=streams)]
+    return [line for step in steps for line in list_findings(step, streams=streams)]
 
 
 class Counted(NamedTuple):
@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--pairs", action="store_true", help="only cases with a pair of features that none before has")
     options = parser.parse_args()
     wrong = 0
-    with bar("dry-run") as report:
+    with show_progress("dry-run") as report:
         cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
         cases = list(map(lengthen, select_covering(cases) if options.pairs else cases))
         for done, case in enumerate(cases):

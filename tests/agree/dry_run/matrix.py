@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.agree.dry_run.cases import Case, list_cases
 from tests.agree.dry_run.compare import run
 
@@ -41,7 +41,7 @@ def main() -> int:
     cases = [case for case in list_cases() if all(word in str(case) for word in options.only)]
     stale = {name for name, line in done.items() if options.again and not is_sound(line)}
     wanted = [case for case in cases if str(case) not in done or str(case) in stale]
-    with bar("dry run") as report, finished.open("a") as file, _pool(options.processes) as pool:
+    with show_progress("dry run") as report, finished.open("a") as file, _pool(options.processes) as pool:
         for number, line in enumerate(pool.imap_unordered(play, wanted)):
             report(line["case"], number + 1, len(wanted))
             done[line["case"]] = line

@@ -27,7 +27,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.measure.meter import Meter, tensors
+from fivefold.trainer.measure.meter import Meter, list_tensors
 from fivefold.trainer.model import routing
 from tests.agree.said import Said
 
@@ -113,7 +113,7 @@ def send(func: Any, args: Any) -> Callable[[], None]:
     copies = tree_map_only(Tensor, torch.clone, args)
     out = _THREAD.submit(func, *copies).result()
     work: Any = Work.unbox(out[-1] if isinstance(out, tuple) else out)
-    filled = [] if func is c10d.send.default else [*zip(tensors(args[0]), tensors(copies[0]), strict=True)]
+    filled = [] if func is c10d.send.default else [*zip(list_tensors(args[0]), list_tensors(copies[0]), strict=True)]
 
     def arrive() -> None:
         with _disable_current_modes():

@@ -25,13 +25,13 @@ from torch import Tensor
 from torch._subclasses.fake_impls import op_implementations_dict
 
 from fivefold.dry_run.fake.world import list_representatives
-from fivefold.dry_run.memory.breakdown import stage_memory
+from fivefold.dry_run.memory.breakdown import sum_stage_memory
 from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import Tape
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.agree.dry_run.compare import differences, sum_traffic, work
 from tests.agree.dry_run.process import Told, play
 from tests.agree.parity.cases import MODELS, job_for, model_for
@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
     @property
     def job(self) -> Job:
-        return job_for(self.layout).replace(precision=recipe(self.precision), pairs=self.pairs)
+        return job_for(self.layout).replace(precision=get_recipe(self.precision), pairs=self.pairs)
 
 
 QUICK = (
@@ -156,7 +156,7 @@ def run(case: Case) -> Verdict:
     with patch.dict(op_implementations_dict, dict.fromkeys(BAGS, _sum_bags)):
         results = [run_rank(model=model, layout=layout, job=job, rank=rank, streams=False) for rank in ranks]
     said = [sum_traffic(result.steady) for result in results]
-    memory = [stage_memory(result.steady, 0) for result in results]
+    memory = [sum_stage_memory(result.steady, 0) for result in results]
     return Verdict(
         unequal=tuple(line for result in results for line in list_differences(result, ran[result.rank])),
         ranks=len(results),
@@ -182,7 +182,7 @@ def list_differences(ours: RankTapes, ran: Told) -> Iterator[str]:
     totals = {
         "parameters": (ours.parameters, ran.tapes.parameters),
         "flops": (work(ours.steady), ran.flops),
-        "peak": (stage_memory(ours.steady, 0).peak_bytes, ran.peak),
+        "peak": (sum_stage_memory(ours.steady, 0).peak_bytes, ran.peak),
     }
     yield from (
         f"rank {ours.rank} {name}: {here} dry-run, {there} run"
@@ -218,7 +218,7 @@ def main() -> int:
     options = parser.parse_args()
     cases = [case for case in (*QUICK, *MORE) if all(word in str(case) for word in options.only)]
     rows, equal = [], 0
-    with bar("dry run against run") as report:
+    with show_progress("dry run against run") as report:
         for number, case in enumerate(cases):
             report(str(case), number, len(cases))
             row, sound = _row(case)

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from fivefold.adapter import Adapter
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
@@ -76,7 +76,7 @@ def test_layers_at_the_ends_of_a_model_are_counted_by_their_own_weights(case: Dr
 @pytest.mark.parametrize("block", mark_share(2, ["post", "pre"]))
 def test_deferred_weight_gradients_do_not_keep_earlier_blocks(block: Literal["pre", "post"]) -> None:
     """W reads the input of a ``post`` block itself, which must not keep the graph of the block that made it."""
-    model, job = MIXTURE.replace(layers=3, block=block), Job(sequence=8, global_batch=8, precision=recipe("fp32"))
+    model, job = MIXTURE.replace(layers=3, block=block), Job(sequence=8, global_batch=8, precision=get_recipe("fp32"))
     assert list_miscounts(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
 
 
@@ -84,7 +84,7 @@ def test_deferred_weight_gradients_do_not_keep_earlier_blocks(block: Literal["pr
 def test_dropout_in_chunked_attention_saves_no_keys(documents: Literal["joined", "separate"]) -> None:
     """Keys of the chunks of a sequence are made from that of the sequence whenever they are used."""
     model = MIXTURE.replace(moe=None, window=3, window_kind="chunks", dropout=0.1)
-    job = Job(sequence=12, global_batch=4, precision=recipe("fp32"), documents=documents)
+    job = Job(sequence=12, global_batch=4, precision=get_recipe("fp32"), documents=documents)
     for number in (0, 1):  # on CPUs, on GPUs
         assert list_miscounts(Drawn(number, model, Layout.parse("dp1 mbs2"), job)) == []
 
@@ -93,7 +93,7 @@ def test_dropout_in_chunked_attention_saves_no_keys(documents: Literal["joined",
 ON_CPUS, ON_GPUS = 0, 1
 DENSE = MIXTURE.replace(moe=None)
 LATENT = DENSE.replace(mla=MLA(q_rank=None, kv_rank=14, nope_dim=6, rope_dim=4, v_dim=7))
-FP32 = Job(sequence=12, global_batch=4, precision=recipe("fp32"))
+FP32 = Job(sequence=12, global_batch=4, precision=get_recipe("fp32"))
 
 
 @pytest.mark.parametrize("window", [None, 200, 7])

@@ -7,10 +7,10 @@ from typing import Literal
 import pytest
 
 from fivefold.dry_run.fake.world import list_representatives
-from fivefold.dry_run.memory.breakdown import stage_memory
+from fivefold.dry_run.memory.breakdown import sum_stage_memory
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Tape
-from fivefold.planner.counts.update import scratch_bytes
+from fivefold.planner.counts.update import count_scratch_bytes
 from fivefold.planner.predict import Planner
 from fivefold.update import Optimizer
 from tests.agree.dry_run.cases import OWN, Case
@@ -67,11 +67,11 @@ def test_planned_memory_of_the_update_equals_the_dry_run(
         assert sum(map(work, tapes.values())) == step.work.hardware_flops
     held = stages_held(layout, micro_batches=layout.micro_batches(job))
     for stage, (rank, stages) in enumerate(zip(first, held, strict=True)):
-        plan, ours = step.memory.stages[stage], stage_memory(tapes[rank], stage)
+        plan, ours = step.memory.stages[stage], sum_stage_memory(tapes[rank], stage)
         assert [(name, getattr(plan, name)) for name in EXACT] == [(name, getattr(ours, name)) for name in EXACT]
         assert differences(sum_traffic(tapes[rank]), count_expected(planner.counts, layout, stages=stages)) == []
         assert plan.peak_bytes == pytest.approx(ours.peak_bytes, rel=0.02)
-        expected = scratch_bytes(planner.counts, layout, chunks=stages)
+        expected = count_scratch_bytes(planner.counts, layout, chunks=stages)
         assert expected == pytest.approx(scratch(tapes[rank]), rel=0.05, abs=2000), (rank, kind)
 
 

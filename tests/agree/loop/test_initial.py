@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -56,7 +56,7 @@ def draw_weights(model: Model, line: str, sabotage: Callable[[], None] | None) -
         sabotage()
     layout, results = Layout.parse(line), []
     for seed in (1, 2):
-        job = Job(sequence=32, global_batch=4, precision=recipe("fp32"), seed=seed)
+        job = Job(sequence=32, global_batch=4, precision=get_recipe("fp32"), seed=seed)
         built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
         results.append({name: weight.numpy() for name, weight in gather_full_weights(built, model=model).items()})
     return results

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
@@ -150,7 +150,7 @@ def job_for(layout: Layout, *, compiled: bool = False) -> Job:
     return Job(
         sequence=TOKENS,
         global_batch=layout.dp * layout.mbs * micro_batches,
-        precision=recipe("fp32"),
+        precision=get_recipe("fp32"),
         steps=STEPS,
         compile=compiled,
         optimizer=Optimizer(clip=0.5, epsilon=1e-5),

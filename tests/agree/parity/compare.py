@@ -14,7 +14,7 @@ import torch
 
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
-from fivefold.layout.sharding import is_trained, units
+from fivefold.layout.sharding import is_trained, list_units
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
@@ -93,7 +93,7 @@ def reference(model: Model, job: Job, steps: int = FEW, seconds: float = 120.0) 
 
 def assemble(parts: list[Part], model: Model, job: Job) -> dict[str, Array]:
     """Return the full gradients of one process by name, of the weights that are trained."""
-    trained = (weight for unit in units(model, job) for weight in unit.weights if is_trained(weight, job))
+    trained = (weight for unit in list_units(model, job) for weight in unit.weights if is_trained(weight, job))
     shapes = {weight.name: weight.shape for weight in trained}
     whole = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
     for part in parts:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from fivefold.layout.spec import Layout
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.agree.drawn import Drawn, draw_cases
 from tests.agree.parity.cases import text
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
@@ -93,7 +93,7 @@ def main() -> int:
     lines = map(json.loads, finished.read_text().splitlines()) if finished.exists() else ()
     done: dict[str, Line] = {line["case"]: line for line in lines}
     cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
-    with bar("drawn") as report, finished.open("a") as log:
+    with show_progress("drawn") as report, finished.open("a") as log:
         for number, case in enumerate(cases):
             if str(case) in done and not (options.again and not is_sound(done[str(case)])):
                 continue

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from tests.agree.parity.cases import DOCUMENTS, STEPS, TOKENS, VOCAB, Case
 from tests.agree.parity.compare import TOLERANCE, run
 from tests.agree.parity.covering import build_cases, list_cases
@@ -38,7 +38,7 @@ def main() -> int:
         {line["case"]: line for line in map(json.loads, finished.read_text().splitlines())} if finished.exists() else {}
     )
     cases = [case for case in list_cases() if all(word in str(case) for word in options.only)]
-    with bar("parity") as report, finished.open("a") as log:
+    with show_progress("parity") as report, finished.open("a") as log:
         for number, case in enumerate(cases):
             if str(case) in done and not (options.again and not is_sound(done[str(case)])):
                 continue

@@ -22,7 +22,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.rendering.charts import save
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from fivefold.trainer.build import build
 from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.prepare import prepare
@@ -70,7 +70,7 @@ def main() -> int:
         demo.data.corpus, tokenizer=demo.data.tokenizer, directory=options.folder / "data", holdout=demo.data.heldout
     )
     curves: Curves = {}
-    with bar("seeds") as report:
+    with show_progress("seeds") as report:
         for number, run in enumerate(RUNS):
             report(str(run), number, len(RUNS))
             kept = options.folder / f"{run.layout_text} seed{run.seed}.txt".replace(" ", "-")
@@ -96,7 +96,7 @@ def losses_of(demo: RunFile, layout: Layout, seed: int, data: Path) -> list[floa
     loader = Loader(Shards.open(data), sequence=job.sequence, seed=SEEDS[0])
     losses = []
     for step in range(STEPS):
-        rate = optimizer.learning_rate(job.learning_rate, step=step, steps=job.steps)
+        rate = optimizer.compute_learning_rate(job.learning_rate, step=step, steps=job.steps)
         for group in built.optimizer.param_groups:
             group["lr"] = rate
         rows = loader.batch(

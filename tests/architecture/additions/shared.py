@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fivefold.cli import app
 from fivefold.dry_run import dryrun
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
@@ -53,7 +53,7 @@ def check_dry_run(model: Model, job: Job, layout: Layout = LAYOUT, machine: Mach
 
 def train(model: Model, job: Job) -> list[float]:
     """Train four steps on the same tokens, on one rank in this process; return the losses."""
-    layout, job = Layout.parse("dp1 mbs4"), job.replace(sequence=32, global_batch=4, precision=recipe("fp32"))
+    layout, job = Layout.parse("dp1 mbs4"), job.replace(sequence=32, global_batch=4, precision=get_recipe("fp32"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine, losses = Engine(built, model=model, layout=layout, job=job), []

@@ -15,7 +15,7 @@ from benchmarks.published.readers import (
 )
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.flops import work
-from fivefold.planner.predict import planner
+from fivefold.planner.predict import get_planner
 
 
 def cases(source: str) -> dict[str, Case]:
@@ -170,7 +170,7 @@ def test_deepseek_v3_fits_as_its_authors_keep_activations() -> None:
     (case,) = cases("deepseek_v3").values()
     wide = case.job.replace(stack=case.job.stack.replace(low_precision_saved=()))
     peaks, wider = (
-        [rank.peak_bytes for rank in planner(case.model, case.machine, job).memory(case.layout)]
+        [rank.peak_bytes for rank in get_planner(case.model, case.machine, job).memory(case.layout)]
         for job in (case.job, wide)
     )
     assert max(peaks) < 75e9 < 80e9 < max(wider)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.diagnosis.explain import explain
-from fivefold.diagnosis.explain.frames import Frame, user_line
+from fivefold.diagnosis.explain.frames import Frame, find_user_line
 from fivefold.record import UserError
 
 PACKAGES = "/venv/lib/python3.11/site-packages"
@@ -20,8 +20,8 @@ def test_the_blamed_line_is_the_users_code() -> None:
         Frame(f"{PACKAGES}/typing_extensions.py", 3140, "wrapper"),
         Frame("train.py", 17, "step"),
     ]
-    assert user_line(stack) == "train.py:17 step"
-    assert user_line(stack[:2]) == "torch/distributed/distributed_c10d.py:4500 all_gather_into_tensor"
+    assert find_user_line(stack) == "train.py:17 step"
+    assert find_user_line(stack[:2]) == "torch/distributed/distributed_c10d.py:4500 all_gather_into_tensor"
 
 
 def test_other_files_in_a_folder_are_ignored(tmp_path: Path) -> None:

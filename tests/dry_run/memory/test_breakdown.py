@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from fivefold.dry_run.memory.breakdown import LiveStorage, list_largest, list_levels, stage_memory
+from fivefold.dry_run.memory.breakdown import LiveStorage, list_largest, list_levels, sum_stage_memory
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Scope, Tape, TapeMessage
 
 FORWARD, BACKWARD, UPDATE = Scope("forward", 1, 0), Scope("backward", 1, 0), Scope("update")
@@ -68,7 +68,7 @@ def test_peak_of_a_small_tape_worked_by_hand() -> None:
 
 
 def test_memory_breakdown_of_a_stage() -> None:
-    memory = stage_memory(step(), 1)
+    memory = sum_stage_memory(step(), 1)
     assert (memory.stage, memory.parameters_bytes, memory.optimizer_bytes, memory.gradients_bytes) == (
         1,
         1000,
@@ -91,7 +91,7 @@ def test_the_largest_that_live_at_the_peak() -> None:
         (400, "gradients"),
     ]
     assert result[2] == LiveStorage(500, "logits", LOGITS, FORWARD)
-    assert sum(one.bytes for one in list_largest(tape, 100)) == stage_memory(tape, 0).peak_bytes
+    assert sum(one.bytes for one in list_largest(tape, 100)) == sum_stage_memory(tape, 0).peak_bytes
 
 
 def test_seconds_of_each_event_may_be_given() -> None:
@@ -114,7 +114,7 @@ def test_a_million_events_in_seconds_and_the_peak_is_kept() -> None:
         tape.add(ALLOC, key, size, place)
         tape.add(FREE, key)
     begin = time.perf_counter()
-    result, memory = list_levels(tape), stage_memory(tape, 0)
+    result, memory = list_levels(tape), sum_stage_memory(tape, 0)
     assert time.perf_counter() - begin < 10  # about 1 s on a core of its own
     assert len(result) <= 20_002
     assert memory.peak_bytes == max(level.live_bytes for level in result) == 7 + sizes.max()

@@ -13,7 +13,7 @@ from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record import repetition
 from fivefold.dry_run.record.repetition import NotRepeatable, insert_copies, shorten_row
 from fivefold.dry_run.record.tape import ALLOC, Tape
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.p2p import P2PStep, list_p2p_steps
 from fivefold.layout.spec import Layout
@@ -84,7 +84,7 @@ def test_copied_micro_batches_equal_executed_ones(
     name: str, text: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, model = Layout.parse(text), resize(MODELS[name], Layout.parse(text))
-    job = Job(sequence=64, global_batch=layout.dp * layout.mbs * micro_batches, precision=recipe("bf16"))
+    job = Job(sequence=64, global_batch=layout.dp * layout.mbs * micro_batches, precision=get_recipe("bf16"))
     copied: list[Tape] = []
 
     def repeat_and_record(tape: Tape, *arguments: Any, **options: Any) -> None:
@@ -119,7 +119,7 @@ def _new_storages(tape: Tape) -> set[int]:
 @pytest.mark.slow
 def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, model = Layout.parse("dp2 zero3"), MODELS["dense"].replace(layers=2)
-    job = Job(sequence=64, global_batch=12, precision=recipe("bf16"))
+    job = Job(sequence=64, global_batch=12, precision=get_recipe("bf16"))
     full = run_rank(model=model, layout=layout, job=job, rank=0, streams=True, repeats=False)
     described = repetition._Template.describe
     monkeypatch.setattr(
@@ -135,15 +135,15 @@ def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_micro_batch_with_another_operation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third micro-batch multiplies once more than the second, so that no period may be copied."""
     layout, model = Layout.parse("dp2 zero3"), MODELS["dense"].replace(layers=2)
-    job = Job(sequence=64, global_batch=12, precision=recipe("bf16"))
-    run_stage = Engine._stage
+    job = Job(sequence=64, global_batch=12, precision=get_recipe("bf16"))
+    run_stage = Engine._run_stage
 
     def multiply_once_more(engine: Engine, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
         if micro_batch == 2:
             _ = engine.built.shards[0].weight * 2
         return run_stage(engine, stage, entry, micro_batch)
 
-    monkeypatch.setattr(Engine, "_stage", multiply_once_more)
+    monkeypatch.setattr(Engine, "_run_stage", multiply_once_more)
     short, full = (
         run_rank(model=model, layout=layout, job=job, rank=0, streams=True, repeats=repeats)
         for repeats in (True, False)

@@ -10,7 +10,7 @@ from fivefold.dry_run.fake.world import list_representatives
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.recording import NotReplayable, cut_recording
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -49,7 +49,7 @@ CASES = [
 
 def job_for(layout: Layout) -> Job:
     micro_batches = 4 if layout.pp > 1 else 2
-    return Job(sequence=64, global_batch=layout.dp * layout.mbs * micro_batches, precision=recipe("bf16"))
+    return Job(sequence=64, global_batch=layout.dp * layout.mbs * micro_batches, precision=get_recipe("bf16"))
 
 
 @pytest.mark.parametrize(

@@ -157,20 +157,20 @@ def test_a_deadlock_has_no_time() -> None:
 
 def test_kernels_and_messages_cost_what_the_planner_says() -> None:
     pricer, chip = Pricer(machine=H100, job=Job(), world=16), find_slowest_chip(H100)
-    assert pricer.price_kernel(Kernel("matmul", (4096, 1024, 512, 2), "bfloat16", 0, 0, 1, 0)) == roofline.matmul(
-        chip, m=4096, n=1024, k=512, dtype="bf16", batch=2
-    )
-    assert pricer.price_kernel(Kernel("moving", (), "float32", 0, 10**9, 1, 0)) == roofline.memory_bound_seconds(
+    assert pricer.price_kernel(
+        Kernel("matmul", (4096, 1024, 512, 2), "bfloat16", 0, 0, 1, 0)
+    ) == roofline.estimate_matmul(chip, m=4096, n=1024, k=512, dtype="bf16", batch=2)
+    assert pricer.price_kernel(Kernel("moving", (), "float32", 0, 10**9, 1, 0)) == roofline.estimate_memory_bound(
         chip, moved_bytes=10**9
     )
     full = 4 * 8 * 2048 * 2048 * 128
     whole = {"tokens": 2048, "keys": 2048, "head_dim": 128, "dtype": "bf16"}
     causal = Kernel("attention", (8, 2048, 2048, 128), "bfloat16", full, 0, 1, 0)
-    assert pricer.price_kernel(causal) == roofline.attention(chip, flops=full / 2, **whole)  # type: ignore[arg-type]
+    assert pricer.price_kernel(causal) == roofline.estimate_attention(chip, flops=full / 2, **whole)  # type: ignore[arg-type]
     back = causal._replace(kind="attention_backward", flops=2 * full)
-    assert pricer.price_kernel(back) == roofline.attention(chip, flops=full / 2, **whole, backward=True)  # type: ignore[arg-type]
+    assert pricer.price_kernel(back) == roofline.estimate_attention(chip, flops=full / 2, **whole, backward=True)  # type: ignore[arg-type]
     block = causal._replace(shape=(8, 2048, 1024, 128), flops=full // 2)  # of a ring: all is seen
-    assert pricer.price_kernel(block) == roofline.attention(chip, flops=full / 2, **{**whole, "keys": 1024})  # type: ignore[arg-type]
+    assert pricer.price_kernel(block) == roofline.estimate_attention(chip, flops=full / 2, **{**whole, "keys": 1024})  # type: ignore[arg-type]
     network = Network(H100)
     gather = TapeMessage("dp", "d", tuple(range(0, 16, 2)), "all_gather", "bfloat16", 2**20, 2**21, -1, False, 0)
     assert pricer.price_message(gather, rank=0) == network.seconds("all_gather", 2**21, RankGroup(8, 2))

@@ -11,9 +11,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from typer.testing import CliRunner
 
 from fivefold.cli import app
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import names
+from fivefold.model.catalog import list_names
 from fivefold.model.huggingface.causal_types import LACKING_TYPES, OTHER_NAMES
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
@@ -48,14 +48,14 @@ def test_the_page_of_features_has_their_numbers() -> None:
     counts = Counter(status[OTHER_NAMES.get(name, name)] for name in CAUSAL)
     text = " ".join((ROOT / "docs" / "reference" / "features.md").read_text(encoding="utf-8").split())
     planned = counts["predicted"] + counts["trained"]
-    assert f"{len(names())} in the [catalog](models.md)" in text
+    assert f"{len(list_names())} in the [catalog](models.md)" in text
     assert f"of {planned} of the {len(CAUSAL)} causal families of transformers 5.23 ({counts['trained']} of" in text
 
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_the_trainer_computes_the_families_that_are_said_to_be_trained(kind: str) -> None:
     model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
-    job = Job(sequence=16, global_batch=1, precision=recipe("fp32"))
+    job = Job(sequence=16, global_batch=1, precision=get_recipe("fp32"))
     try:
         check_supported(Layout(), job, model=model)
     except UserError:

@@ -14,7 +14,7 @@ import torch
 from fivefold.model.catalog import resolve
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.keys import EVERY_FAMILY
-from fivefold.model.huggingface.read import from_config, remark
+from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.record import UsageWarning, UserError
 from tests.model.judged import build_reference, count_mtp_parameters, judge, silence_transformers
 from tests.model.mutations import FAMILIES, MUTATIONS, mutations
@@ -109,10 +109,10 @@ def test_a_multimodal_config_is_tied_by_its_own_key(outer: dict[str, Any], inner
 def test_a_key_that_nobody_reads_is_said_in_one_line(tmp_path: Path) -> None:
     config = {"model_type": "llama", **FAMILIES["llama"]}
     harmless = {"pad_token_id": 3, "torch_dtype": "bfloat16", "pretraining_tp": 2, "qk_norm": False, "clip_qkv": None}
-    assert remark(config | harmless, name="x") is None
+    assert describe_remark(config | harmless, name="x") is None
     odd = {"partial_rotary_factor": 0.5, "use_qk_norm": True, "residual_multiplier": 0.5}
     line = "keys without effect, as in transformers' LlamaForCausalLM: " + ", ".join(f"{key}={odd[key]}" for key in odd)
-    assert remark(config | harmless | odd, name="x") == f"x: {line}"
+    assert describe_remark(config | harmless | odd, name="x") == f"x: {line}"
     (tmp_path / "config.json").write_text(json.dumps(config | odd))
     with pytest.warns(UsageWarning, match=line):
         assert resolve(str(tmp_path)).rope_fraction == 1
@@ -120,8 +120,8 @@ def test_a_key_that_nobody_reads_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_a_key_that_another_family_reads_is_said_unless_it_says_the_same() -> None:
     gemma = {"model_type": "gemma2", **FAMILIES["gemma2"], "hidden_activation": "gelu_pytorch_tanh"}
-    assert remark(gemma | {"hidden_act": "gelu_pytorch_tanh"}, name="x") is None
-    said = remark(gemma | {"hidden_act": "silu", "n_routed_experts": 8}, name="x")
+    assert describe_remark(gemma | {"hidden_act": "gelu_pytorch_tanh"}, name="x") is None
+    said = describe_remark(gemma | {"hidden_act": "silu", "n_routed_experts": 8}, name="x")
     assert (
         said == "x: keys without effect, as in transformers' Gemma2ForCausalLM: hidden_act='silu', n_routed_experts=8"
     )
@@ -131,7 +131,7 @@ def test_a_key_that_another_family_reads_is_said_unless_it_says_the_same() -> No
 def test_configs_written_by_the_reference_are_read_silently(kind: str) -> None:
     with torch.device("meta"):
         written = build_reference(kind, FAMILIES[kind]).config.to_dict()
-    assert remark(written, name="x") is None
+    assert describe_remark(written, name="x") is None
 
 
 PUBLISHED = {  # what the files of these models hold in addition to what their families read
@@ -150,16 +150,16 @@ PUBLISHED = {  # what the files of these models hold in addition to what their f
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_published_files_are_read_without_a_word(kind: str) -> None:
-    assert remark({"model_type": kind, **FAMILIES[kind], **PUBLISHED[kind]}, name="x") is None
+    assert describe_remark({"model_type": kind, **FAMILIES[kind], **PUBLISHED[kind]}, name="x") is None
 
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "bitsandbytes"])
 def test_a_quantized_checkpoint_is_said_to_be_one(method: str) -> None:
     config = {"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"]}
-    said = remark(config | {"quantization_config": {"quant_method": method}}, name="x")
+    said = describe_remark(config | {"quantization_config": {"quant_method": method}}, name="x")
     assert said is not None
     assert said.startswith(f"x: the checkpoint's weights are quantized ({method}); counted as trained from weights in")
-    assert remark(config | {"quantization_config": None}, name="x") is None
+    assert describe_remark(config | {"quantization_config": None}, name="x") is None
 
 
 def test_the_mutations_hold_every_key_that_is_read() -> None:

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from fivefold.model.catalog import from_values
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.model_types import MODEL_TYPES
-from fivefold.model.huggingface.read import from_config, read_config, remark
+from fivefold.model.huggingface.read import describe_remark, from_config, read_config
 from fivefold.model.huggingface.remote_code import SHAPE_FIELDS
 from fivefold.record import UsageWarning, UserError
 from tests.model.huggingface.test_wrappers import LIKE
@@ -73,7 +73,7 @@ def test_biases_of_internlm3_are_read_under_both_names() -> None:
     config = {"model_type": "internlm3", **SMALL["llama"], "qkv_bias": True, "bias": True}
     assert from_config(config, name="x").parameters == count_reference(config)
     assert from_config(config, name="x").parameters > from_config(LLAMA, name="x").parameters
-    assert remark(config, name="x") is None
+    assert describe_remark(config, name="x") is None
     with pytest.raises(UserError, match="qkv_bias=True and bias=False"):
         from_config({**config, "bias": False}, name="x")
 
@@ -111,7 +111,7 @@ def test_remote_code_is_read_if_it_leaves_nothing_of_the_shape_open(family: str)
     assert from_config(config, name="x") == from_config({**whole, "model_type": kind}, name="x").replace(
         source=f"Hugging Face config.json, {FAMILIES[family].architecture}"
     )
-    assert str(remark(config, name="x")).startswith("x: model_type 'made-up' is not known: read as ")
+    assert str(describe_remark(config, name="x")).startswith("x: model_type 'made-up' is not known: read as ")
     for key in whole:
         if FAMILIES[family].keys[key] in SHAPE_FIELDS:
             with pytest.raises(UserError, match=f"'made-up' is not known, nor .* give .*; or give model_type '{kind}'"):

@@ -11,8 +11,8 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS, import_modules, list_families, list_wrappers
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.huggingface.tensors import parts
-from fivefold.model.weights import weights
+from fivefold.model.huggingface.tensors import list_tensors
+from fivefold.model.weights import list_weights
 from tests.model.mutations import FAMILIES as SMALL
 
 # Families of which transformers builds no model by itself, and one whose class is another's.
@@ -40,11 +40,11 @@ def test_keys_and_defaults_name_fields_of_a_config(kind: str) -> None:
 @pytest.mark.parametrize("stacked", [False, True])
 def test_the_tensors_of_every_family_hold_every_weight(kind: str, stacked: bool) -> None:
     model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
-    result = list(parts(model, family=kind, stacked=stacked))
+    result = list(list_tensors(model, family=kind, stacked=stacked))
     tensors = {part.name: part.numel for part in result}
     biases = sum(part.numel for part in result if part.ours.endswith(".moe.bias"))
     assert sum(tensors.values()) - biases == model.parameters
-    assert {part.ours for part in parts(model, family=kind)} >= {weight.name for weight in weights(model)}
+    assert {part.ours for part in list_tensors(model, family=kind)} >= {weight.name for weight in list_weights(model)}
 
 
 def test_a_record_is_found_by_the_words_of_its_module() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fivefold.model.catalog import build_model
-from fivefold.model.huggingface.tensors import TensorPart, parts
+from fivefold.model.huggingface.tensors import TensorPart, list_tensors
 from fivefold.record import UserError
 
 # Tensors in the index of the published files; of DeepSeek-V3 layers x (attention + norms) + dense + experts + 3, as its
@@ -23,7 +23,7 @@ PUBLISHED = {
 def test_tensor_count_equals_the_published_one(name: str) -> None:
     family, tensors = PUBLISHED[name]
     model = build_model(name)
-    result = list(parts(model, family=family))
+    result = list(list_tensors(model, family=family))
     assert len({part.name for part in result}) == len(result) == tensors
     biases = sum(part.numel for part in result if part.ours.endswith(".moe.bias"))
     assert sum(part.numel for part in result) == model.parameters + biases
@@ -33,7 +33,7 @@ def test_tensor_count_equals_the_published_one(name: str) -> None:
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_stacked_experts_hold_the_same_elements(family: str) -> None:
     model = build_model({"mixtral": "mixtral-8x7b", "qwen3_moe": "qwen3-30b-a3b", "deepseek_v3": "deepseek-v3"}[family])
-    single, stacked = (list(parts(model, family=family, stacked=form)) for form in (False, True))
+    single, stacked = (list(list_tensors(model, family=family, stacked=form)) for form in (False, True))
     whole = {part.name: part.numel for part in stacked}
     assert sum(whole.values()) == sum(part.numel for part in single)
     gate, up = (next(part for part in stacked if part.ours.endswith(f".experts.{half}")) for half in ("gate", "up"))
@@ -47,18 +47,20 @@ def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
         "q", (12, 5), "attention.q.weight", head=(6, 2, 4)
     )  # two heads: two rows stand still, two pairs turn
     assert part.order() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11]
-    turned = {part.name for part in parts(build_model("deepseek-v3"), family="deepseek_v3") if part.head}
+    turned = {part.name for part in list_tensors(build_model("deepseek-v3"), family="deepseek_v3") if part.head}
     assert turned == {
         f"model.layers.{layer}.self_attn.{which}.weight"
         for layer in range(61)
         for which in ("q_b_proj", "kv_a_proj_with_mqa")
     }
-    assert not any(part.head for part in parts(build_model("deepseek-v3"), family="deepseek_v3", interleaved=False))
+    assert not any(
+        part.head for part in list_tensors(build_model("deepseek-v3"), family="deepseek_v3", interleaved=False)
+    )
 
 
 def test_a_family_without_names_is_refused() -> None:
     with pytest.raises(UserError, match=r"unknown family of weights 'zamba'"):
-        list(parts(build_model("gpt-oss-20b"), family="zamba"))
+        list(list_tensors(build_model("gpt-oss-20b"), family="zamba"))
 
 
 def test_rows_within_a_fused_tensor() -> None:

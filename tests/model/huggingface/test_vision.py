@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.initialization import no_init_weights
 
-from fivefold.model.huggingface.read import from_config, remark
+from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.huggingface.vision import PROJECTORS, TOWERS, read_tower
 from fivefold.model.vision import VisionTower
 from fivefold.model.vision_weights import count_vision
@@ -148,7 +148,7 @@ def test_the_tower_is_a_field_of_the_model_and_not_of_its_parameters() -> None:
     model = from_config(config, name="x")
     assert model.vision == read(config)
     assert model.parameters == from_config(small_text("llava") | {"model_type": "llama"}, name="x").parameters
-    assert remark(config, name="x") is None
+    assert describe_remark(config, name="x") is None
 
 
 def test_a_tower_that_is_not_read_is_named() -> None:
@@ -156,12 +156,12 @@ def test_a_tower_that_is_not_read_is_named() -> None:
     config = draw("llava", 1)
     config["vision_config"]["hidden_act"] = "tanhshrink"
     assert from_config(config, name="x").vision is None
-    assert "hidden_act='tanhshrink' of its vision tower is not one of" in str(remark(config, name="x"))
+    assert "hidden_act='tanhshrink' of its vision tower is not one of" in str(describe_remark(config, name="x"))
     wrapped = {"model_type": "idefics3", "text_config": {"model_type": "llama", **SMALL_TEXT}}
     assert from_config(wrapped, name="x").vision is None
-    assert "the vision tower of idefics3 is not read" in str(remark(wrapped, name="x"))
+    assert "the vision tower of idefics3 is not read" in str(describe_remark(wrapped, name="x"))
     config["vision_config"] = {"model_type": "dinov3_vit"}
-    assert "a vision tower of type 'dinov3_vit' is not read" in str(remark(config, name="x"))
+    assert "a vision tower of type 'dinov3_vit' is not read" in str(describe_remark(config, name="x"))
     del config["vision_config"]  # its family's defaults, which may not fit the other keys
     assert from_config(config | {"image_seq_length": 5}, name="x").parameters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig
 
-from fivefold.model.catalog import build_model, names
+from fivefold.model.catalog import build_model, list_names
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import find_difference, to_config
@@ -17,7 +17,7 @@ from tests.model.mutations import FAMILIES as SMALL
 DROPOUT = ("dropout", "attention_dropout", "embedding_dropout")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_a_config_reads_back_as_the_model(name: str) -> None:
     model = build_model(name)
     config = to_config(model)

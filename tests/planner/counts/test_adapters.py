@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.adapter import NF4_CODEBOOK_BYTES, nf4_bytes, nf4_scales_bytes
+from fivefold.adapter import NF4_CODEBOOK_BYTES, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
 from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import reasons
+from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
@@ -19,10 +19,10 @@ from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
-from fivefold.planner.counts.traffic import traffic
+from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import longest_sequence
-from fivefold.planner.run_estimate import checkpoint_bytes
+from fivefold.planner.questions import search_longest_sequence
+from fivefold.planner.run_estimate import count_checkpoint_bytes
 from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.units import GIB
@@ -37,7 +37,7 @@ def job(adapter: object = "lora:8", **changed: object) -> Job:
 
 def ranks(layout: str, adapter: object = "lora:8", model: Model = SMALL, **changed: object) -> list[RankMemory]:
     chosen, spread = job(adapter, **changed), Layout.parse(layout)
-    assert list(reasons(spread, model=model, job=chosen, machine=None)) == []
+    assert list(list_reasons(spread, model=model, job=chosen, machine=None)) == []
     return count_rank_memory(Counts(model, chosen), spread)
 
 
@@ -74,12 +74,12 @@ def test_magnitudes_are_trained_and_sums_kept() -> None:
 def test_nf4_is_stored_as_by_bitsandbytes() -> None:
     """Of a weight [1024, 512]: 262144 packed bytes, 8192 scales, 32 fp32, codebooks of 16 and 256, an offset."""
     numel = 1024 * 512
-    assert (nf4_bytes(numel), nf4_scales_bytes(numel), NF4_CODEBOOK_BYTES) == (
+    assert (count_nf4_bytes(numel), count_nf4_scale_bytes(numel), NF4_CODEBOOK_BYTES) == (
         262_144,
         8192 + 4 * 32 + 4,
         4 * (16 + 256),
     )
-    assert (nf4_bytes(65), nf4_scales_bytes(65)) == (33, 2 + 4 + 4)
+    assert (count_nf4_bytes(65), count_nf4_scale_bytes(65)) == (33, 2 + 4 + 4)
 
 
 def test_frozen_weights_have_no_states() -> None:
@@ -92,14 +92,14 @@ def test_frozen_weights_have_no_states() -> None:
     assert (rank.gradients_bytes, rank.optimizer_bytes) == (4 * trained, 8 * trained + 4 * factors)
     assert rank.updated_numel == trained
     assert rank.peak_bytes < full.peak_bytes - 12 * SMALL.parameters
-    assert checkpoint_bytes(SMALL, job()) == 4 * trained + rank.optimizer_bytes
+    assert count_checkpoint_bytes(SMALL, job()) == 4 * trained + rank.optimizer_bytes
 
 
 def test_a_base_in_nf4_keeps_embedding_norms_and_head_wide() -> None:
     (rank,), (wide,) = ranks("dp1 ac=full", "qlora:8"), ranks("dp1 ac=full")
     shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (640, 256), (640, 256), (256, 640))
     matrices = [out * into for out, into in shapes]
-    saved = sum(2 * numel - nf4_bytes(numel) - nf4_scales_bytes(numel) for numel in matrices)
+    saved = sum(2 * numel - count_nf4_bytes(numel) - count_nf4_scale_bytes(numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == SMALL.layers * saved
 
 
@@ -145,7 +145,7 @@ def test_published_longest_sequences_of_qlora(model: str, published: int) -> Non
     machine = resolve("a100:1", local=Path("/nowhere"))
     chosen = job("qlora:32", global_batch=4, stack="ddp", loss="plain", precision="bf16-autocast")
     layout = Layout.parse("dp1 zero0 mbs1 ac=full")
-    longest = longest_sequence(model=build_model(model), machine=machine, job=chosen, layout=layout)
+    longest = search_longest_sequence(model=build_model(model), machine=machine, job=chosen, layout=layout)
     assert longest.value == pytest.approx(published, rel=0.05)
 
 
@@ -155,7 +155,7 @@ def test_adapters_alone_are_reduced(zero: int) -> None:
     chosen, layout = job("qlora:8"), Layout.parse(f"dp4 zero{zero} mbs1")
     assert chosen.adapter is not None
     trained = count_adapters(SMALL, chosen.adapter)
-    sent = {(item.axis, item.collective): item.bytes for item in traffic(Counts(SMALL, chosen), layout)}
+    sent = {(item.axis, item.collective): item.bytes for item in sum_traffic(Counts(SMALL, chosen), layout)}
     reduces = 2 if zero >= 2 else 1  # micro-batches
     if zero == 0:
         assert sent["dp", "all_reduce"] == 2 * 3 * 4 * trained // 4
@@ -179,8 +179,8 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
     sharded = count_adapters(SMALL, chosen.adapter) - whole
     (rank,) = count_rank_memory(Counts(SMALL, chosen), layout)
     assert rank.updated_numel == whole + sharded // 2
-    adapters = {item.collective: item.bytes for item in traffic(Counts(SMALL, chosen), layout) if item.axis == "tp"}
-    plain = {item.collective: item.bytes for item in traffic(Counts(SMALL, job(None)), layout) if item.axis == "tp"}
+    adapters = {item.collective: item.bytes for item in sum_traffic(Counts(SMALL, chosen), layout) if item.axis == "tp"}
+    plain = {item.collective: item.bytes for item in sum_traffic(Counts(SMALL, job(None)), layout) if item.axis == "tp"}
     norms = 256 * (2 * 4 + 1)  # that a full run all-reduces, since each rank sees its rows
     assert adapters["all_reduce"] - 4 * whole == plain["all_reduce"] - 4 * norms
 
@@ -200,15 +200,15 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
 )
 def test_unmodelled_adapter_is_an_error(layout: str, changed: dict[str, object], words: str) -> None:
     chosen = job(**{"adapter": "lora:8", **changed})  # type: ignore[arg-type]
-    assert any(words in reason for reason in reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
+    assert any(words in reason for reason in list_reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
 
 
 def test_targets_that_the_model_lacks_are_refused() -> None:
     plain, gated = SMALL.replace(mlp="plain"), job({"rank": 8, "targets": ["gate_proj"]})
-    reason = next(reasons(Layout.parse("dp1"), model=plain, job=gated, machine=None))
+    reason = next(list_reasons(Layout.parse("dp1"), model=plain, job=gated, machine=None))
     assert reason.startswith("adapter.targets=gate_proj: llama3-8b has no such layer; take up_proj")
     both = job({"rank": 8, "targets": ["gate_proj", "up_proj"]})
-    assert next(reasons(Layout.parse("dp1"), model=plain, job=both, machine=None), None) is None
+    assert next(list_reasons(Layout.parse("dp1"), model=plain, job=both, machine=None), None) is None
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -238,7 +238,7 @@ def test_experts_stay_wide_next_to_a_base_in_nf4() -> None:
     (rank,), (wide,) = ranks("dp1", "qlora:8", model), ranks("dp1", model=model)
     shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (96, 256), (96, 256), (256, 96))
     matrices = [out * into for out, into in shapes]
-    saved = sum(2 * numel - nf4_bytes(numel) - nf4_scales_bytes(numel) for numel in matrices)
+    saved = sum(2 * numel - count_nf4_bytes(numel) - count_nf4_scale_bytes(numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == model.layers * saved
     node = resolve("a100:8", local=Path("/nowhere"))
     remarks = list_remarks(model, node, job("qlora:8"), None)

@@ -13,10 +13,10 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.ddp_buckets import buckets
+from fivefold.planner.counts.ddp_buckets import divide_into_buckets
 from fivefold.planner.counts.memory.peak import count_rank_memory
-from fivefold.planner.counts.parameter_prefetch import fetches
-from fivefold.planner.counts.traffic import messages
+from fivefold.planner.counts.parameter_prefetch import list_fetches
+from fivefold.planner.counts.traffic import list_messages
 from fivefold.stack.catalog import build_stack
 
 MODEL = Model(name="small", layers=4, width=128, heads=4, kv_heads=2, head_dim=32, ffn=352, vocab=1024)
@@ -33,7 +33,7 @@ def job(micro_batches: int = 1, **facts: object) -> Job:
 def count_sent(text: str, asked: Job) -> Counter[tuple[str, int]]:
     """Count how often each collective of each size is sent over dp."""
     result: Counter[tuple[str, int]] = Counter()
-    for message in messages(Counts(MODEL, asked), Layout.parse(text)):
+    for message in list_messages(Counts(MODEL, asked), Layout.parse(text)):
         if message.axis == "dp":
             result[message.collective, message.payload // 4] += message.times
     return result
@@ -63,15 +63,15 @@ def test_zero3_gathers_modules_and_ahead_of_them() -> None:
 
 def test_gathered_weights_follow_from_the_limits() -> None:
     counts = Counts(MODEL, job(param_persistence_threshold=0))
-    result = fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
+    result = list_fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert result is not None
     block = 184_576
     assert result.forward == (WHOLE,) * 6  # all is ahead, and near
     assert result.backward == (*(131072 + block * layers for layers in range(5)), WHOLE)  # freed as it is used
-    few = fetches(Counts(MODEL, job(**LEAST_PREFETCH)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
+    few = list_fetches(Counts(MODEL, job(**LEAST_PREFETCH)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert few is not None
     assert few.forward == (131072, 45056, 45056, 45056, 45056, 131072) == few.backward  # the largest weight of each
-    assert fetches(Counts(MODEL, job()), Layout.parse("dp2 zero2"), chunk=0) is None
+    assert list_fetches(Counts(MODEL, job()), Layout.parse("dp2 zero2"), chunk=0) is None
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_peaks_are_as_measured(text: str, asked: Job, measured: int) -> None:
 
 
 def test_a_gradient_that_does_not_fit_begins_a_bucket() -> None:
-    assert list(buckets([3, 4, 5, 20, 1], most=10)) == [7, 5, 20, 1]
-    assert list(buckets([], most=10)) == []
+    assert list(divide_into_buckets([3, 4, 5, 20, 1], most=10)) == [7, 5, 20, 1]
+    assert list(divide_into_buckets([], most=10)) == []

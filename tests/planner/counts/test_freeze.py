@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from fivefold.freeze import parse_part
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import reasons
+from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.weights import count, resolve_freeze
@@ -18,9 +18,9 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
-from fivefold.planner.counts.traffic import traffic
-from fivefold.planner.questions import fine_tunes
-from fivefold.planner.run_estimate import checkpoint_bytes
+from fivefold.planner.counts.traffic import sum_traffic
+from fivefold.planner.questions import list_fine_tunes
+from fivefold.planner.run_estimate import count_checkpoint_bytes
 from fivefold.requests.job import load_job
 
 LLAMA = build_model("llama3-8b")
@@ -35,7 +35,7 @@ def job(*parts: str, **changed: object) -> Job:
 
 
 def rank_memory(layout: str, chosen: Job) -> RankMemory:
-    assert list(reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None)) == []
+    assert list(list_reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None)) == []
     (rank,) = count_rank_memory(Counts(SMALL, chosen), Layout.parse(layout))
     return rank
 
@@ -58,7 +58,7 @@ def test_trained_parameters(parts: tuple[str, ...], trained: int) -> None:
     assert rank.parameters_bytes == 2 * count(SMALL) + 4 * trained
     assert rank.gradients_bytes == 4 * trained
     assert 8 * trained <= rank.optimizer_bytes <= 8 * trained + 4 * (4 * 9 + 3)
-    assert checkpoint_bytes(SMALL, chosen) == 2 * (count(SMALL) - trained) + 4 * trained + rank.optimizer_bytes
+    assert count_checkpoint_bytes(SMALL, chosen) == 2 * (count(SMALL) - trained) + 4 * trained + rank.optimizer_bytes
     counts = Counts(SMALL, chosen)
     units = ("embed", *counts.kinds, "head")
     assert sum(op.parameters for name in units for op in counts.unit(LocalDegrees(1), name).ops) == trained
@@ -84,7 +84,7 @@ def test_frozen_layers_are_gathered_once_and_never_reduced() -> None:
     chosen = job(*LAST_TWO)
     sent = {
         (item.axis, item.collective): (item.calls, item.bytes)
-        for item in traffic(Counts(SMALL, chosen), Layout.parse("dp4 zero3 mbs1"))
+        for item in sum_traffic(Counts(SMALL, chosen), Layout.parse("dp4 zero3 mbs1"))
     }
     micro_batches = 2
     assert sent["dp", "all_gather"] == (
@@ -118,7 +118,7 @@ def test_parts_are_slices_as_in_python() -> None:
 def test_what_is_not_modelled_is_one_line(
     layout: str, parts: tuple[str, ...], changed: dict[str, object], words: str
 ) -> None:
-    lines = list(reasons(Layout.parse(layout), model=SMALL, job=job(*parts, **changed), machine=None))
+    lines = list(list_reasons(Layout.parse(layout), model=SMALL, job=job(*parts, **changed), machine=None))
     assert len(lines) == 1, lines
     assert words in lines[0]
 
@@ -126,7 +126,7 @@ def test_what_is_not_modelled_is_one_line(
 def test_finetune_compares_freezing_with_full_training_and_adapters() -> None:
     machine = resolve("h100:1", local=Path("/nowhere"))
     chosen = job("embed_tokens", "layers[:-2]", "norm", "lm_head", sequence=2048)
-    answers = {answer.method: answer for answer in fine_tunes(model=LLAMA, machine=machine, job=chosen)}
+    answers = {answer.method: answer for answer in list_fine_tunes(model=LLAMA, machine=machine, job=chosen)}
     assert list(answers) == ["full", "freeze", "lora:16", "qlora:16"]
     assert not answers["full"].micro_batch
     assert answers["freeze"].micro_batch > answers["lora:16"].micro_batch

@@ -14,19 +14,19 @@ from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
-from fivefold.layout.sharding import local_weight
+from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
-from fivefold.model.catalog import build_model, names
+from fivefold.model.catalog import build_model, list_names
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, weights
+from fivefold.model.weights import Weight, list_block_weights, list_embedding_weights, list_head_weights, list_weights
 from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind, get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.update import stages_held
+from fivefold.planner.counts.update import list_stages
 from fivefold.record import UserError
 from tests.layout.live import count_live
 from tests.selection import mark_share
@@ -224,17 +224,17 @@ def count_replica_elements(model: Model, layout: Layout) -> int:
     total = 0
     stages = list_stage_layers(model.layers, layout)
     for index, layers in enumerate(stages):
-        held = [weight for layer in layers for weight in block_weights(model, layer)]
-        held += list(embedding_weights(model)) if index == 0 else []
-        held += list(head_weights(model)) if index == len(stages) - 1 else []
+        held = [weight for layer in layers for weight in list_block_weights(model, layer)]
+        held += list(list_embedding_weights(model)) if index == 0 else []
+        held += list(list_head_weights(model)) if index == len(stages) - 1 else []
         for weight in held:
-            mine = local_weight(weight, model=model, layout=layout, vocab=vocab).numel
+            mine = shard_weight(weight, model=model, layout=layout, vocab=vocab).numel
             total += mine * (layout.ep * layout.etp if weight.kind.startswith("expert") else layout.tp)
     return total
 
 
 @SOME
-@given(layouts_of(names()))
+@given(layouts_of(list_names()))
 def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[Model, Layout]) -> None:
     model, layout = pair
     expected = sum(
@@ -242,12 +242,12 @@ def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[
         weight.numel * (layout.etp if weight.name.endswith("experts.down_bias") else 1)
         if weight.kind.startswith("expert")
         else weight.numel * copies(weight, model=model, tp=layout.tp)
-        for weight in weights(model)
+        for weight in list_weights(model)
     )
     assert count_replica_elements(model, layout) == expected
 
 
-@pytest.mark.parametrize("name", mark_share(4, names()))
+@pytest.mark.parametrize("name", mark_share(4, list_names()))
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st.DataObject) -> None:
@@ -256,10 +256,10 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
     job = Job(sequence=64, wgrad_accumulation="separate")
     counts, vocab = Counts(model, job), pad_vocab(model, job, tp=layout.tp)
     table = vocab // layout.tp * model.width
-    lists = {"embed": embedding_weights(model), "head": head_weights(model)}
-    lists |= {kind: block_weights(model, layer) for kind, layer in counts.example.items()}
+    lists = {"embed": list_embedding_weights(model), "head": list_head_weights(model)}
+    lists |= {kind: list_block_weights(model, layer) for kind, layer in counts.example.items()}
     for unit, held in lists.items():
-        local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in held]
+        local = [shard_weight(weight, model=model, layout=layout, vocab=vocab) for weight in held]
         mine = sum(weight.numel for weight in local)
         if unit == "head":  # further uses of tables: a tied one, and both of each further token predicted
             mine += (model.tied_embeddings + 2 * model.mtp_depth) * table
@@ -394,7 +394,7 @@ def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataO
     model = data.draw(st.sampled_from([LLAMA, MIXTURE, WINDOWS]))
     layout = draw_legal(data.draw, model)
     counts, last = Counts(model, Job(sequence=64)), layout.pp * layout.v - 1
-    held = stages_held(layout)[: layout.recompute_ranks]
+    held = list_stages(layout)[: layout.recompute_ranks]
     again = {stage for stages in held for stage in stages} if layout.ac != "none" else set()
     layers = list_stage_layers(model.layers, layout)
     assert [layer for stage in layers for layer in stage] == list(range(model.layers))

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.mesh import group
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
-from fivefold.layout.sharding import local_weight
+from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import RepeatedMessage, count_traffic, first_rank, messages
-from fivefold.step import sent_bytes
+from fivefold.planner.counts.traffic import RepeatedMessage, count_traffic, list_first_stages, list_messages
+from fivefold.step import count_sent_bytes
 
 L, D, K, H, V, T = 4, 128, 8, 16, 1024, 64
 DENSE = Model(name="dense", layers=L, width=D, heads=K, kv_heads=K, head_dim=H, ffn=256, vocab=V)
@@ -32,7 +32,7 @@ def count_messages(text: str, *, axis: str, model: Model = DENSE, job: Job = JOB
     layout = Layout.parse(text)
     chunks = tuple(range(layout.pp * layout.v))
     result: Counter[tuple[str, int]] = Counter()
-    for message in messages(Counts(model, job), layout, chunks=chunks):
+    for message in list_messages(Counts(model, job), layout, chunks=chunks):
         if message.axis == axis:
             result[message.collective, message.payload] += message.times
     return result
@@ -81,8 +81,8 @@ def test_both_forms_send_the_same_but_for_what_is_gathered_again(tp: int) -> Non
         rows = count_traffic(DENSE, layout=Layout.parse(text), job=JOB)
         return sum(row.bytes for row in rows if row.axis == "tp")
 
-    again = 8 * (2 * L + 1) * sent_bytes("all_gather", payload=2 * T * D * 2, ranks=tp)
-    norms = sum(n * sent_bytes("all_reduce", payload=size, ranks=tp) for (_, size), n in NORMS.items())
+    again = 8 * (2 * L + 1) * count_sent_bytes("all_gather", payload=2 * T * D * 2, ranks=tp)
+    norms = sum(n * count_sent_bytes("all_reduce", payload=size, ranks=tp) for (_, size), n in NORMS.items())
     assert count_sent(f"tp{tp} mbs2") == count_sent(f"tp{tp} mbs2 nosp") + again + norms
 
 
@@ -113,7 +113,7 @@ def test_gradients_of_replicated_weights_are_summed_over_tensor_ranks(text: str)
     result = count_messages(text, axis="tp", model=model)
     del result["all_reduce", T * D * 2]  # the stream
     assert Counter({key: n for key, n in result.items() if key[0] == "all_reduce"}) == expected
-    kv = [m for m in messages(Counts(model, JOB), layout) if m.payload == 4 * keys // shards]
+    kv = [m for m in list_messages(Counts(model, JOB), layout) if m.payload == 4 * keys // shards]
     assert {message.ranks for message in kv} == {2}
 
 
@@ -181,7 +181,7 @@ def test_rows_are_dispatched_in_fp8_with_tile_scales_and_combined_in_bf16() -> N
     Of D = 7168 a row is 7168 bytes and 56 scales of 4, of 14 336 in bf16.
     """
     model = EXPERTS.replace(width=7168)
-    job, copies, layers = JOB.replace(precision=recipe("fp8-tiles-wire")), T * 2, L
+    job, copies, layers = JOB.replace(precision=get_recipe("fp8-tiles-wire")), T * 2, L
     rows = Counter(
         {
             ("all_to_all", 7168 * copies): 2,
@@ -216,7 +216,9 @@ def test_balance_counts_sequences_where_their_rows_lie_on_several_ranks() -> Non
         assert count_messages(text, axis=axis, model=EXPERTS)[counted] == times * L
     free = EXPERTS.replace(moe=MoE(experts=8, topk=2, ffn=64, balance="free"))
     assert count_messages("tp2 mbs2", axis="tp", model=free)[counted] == 0
-    load = [message for message in messages(Counts(free, JOB), Layout.parse("dp2 tp2")) if message.group == "stage"]
+    load = [
+        message for message in list_messages(Counts(free, JOB), Layout.parse("dp2 tp2")) if message.group == "stage"
+    ]
     assert [(message.times, message.payload, message.ranks) for message in load] == [(1, 8 * 8 * L, 4)]
 
 
@@ -234,9 +236,9 @@ def test_an_expert_cut_over_etp_gathers_its_tokens_and_scatters_its_sums() -> No
 def test_all_ranks_of_a_group_together_send_what_the_sources_print() -> None:
     for ranks in (2, 4, 8):
         b = 2**20
-        assert ranks * sent_bytes("all_reduce", payload=b, ranks=ranks) == 2 * (ranks - 1) * b
+        assert ranks * count_sent_bytes("all_reduce", payload=b, ranks=ranks) == 2 * (ranks - 1) * b
         for collective in ("all_gather", "reduce_scatter", "all_to_all"):
-            assert ranks * sent_bytes(collective, payload=b, ranks=ranks) == (ranks - 1) * b
+            assert ranks * count_sent_bytes(collective, payload=b, ranks=ranks) == (ranks - 1) * b
 
 
 # ---- pipelines
@@ -261,11 +263,11 @@ def test_boundaries_are_those_of_the_schedule(name: ScheduleName, pp: int) -> No
     job, model = JOB.replace(global_batch=32), DENSE.replace(layers=8)
     m = layout.micro_batches(job)
     table = schedule(name, pp=pp, v=v, micro_batches=m)
-    assert first_rank(layout) == table.rank_stages[0]
+    assert list_first_stages(layout) == table.rank_stages[0]
     counted = [
         sum(
             message.times
-            for message in messages(Counts(model, job), layout, chunks=held)
+            for message in list_messages(Counts(model, job), layout, chunks=held)
             if (message.axis, message.collective, message.payload) == ("pp", "p2p", 2 * T * D * 2)
         )
         for held in table.rank_stages
@@ -289,7 +291,7 @@ def test_a_boundary_is_the_stream_of_a_rank_or_its_part() -> None:
 def test_a_tied_table_on_two_ranks_is_summed(text: str, sent: int) -> None:
     tied = DENSE.replace(tied_embeddings=True)
     layout = Layout.parse(f"{text} tp2")
-    result = messages(Counts(tied, JOB), layout, chunks=first_rank(layout))
+    result = list_messages(Counts(tied, JOB), layout, chunks=list_first_stages(layout))
     tables = [message for message in result if (message.axis, message.collective) == ("pp", "all_reduce")]
     assert [(message.payload, message.ranks) for message in tables] == [(V // 2 * D * 4, 2)] * sent
 
@@ -299,7 +301,7 @@ def test_dualpipe_reduces_the_stages_held_by_two_ranks(zero: int) -> None:
     """And of a tied table each rank has one, for both ends."""
     tied = DENSE.replace(tied_embeddings=True)
     layout = Layout.parse(f"dp2 pp2 dualpipe zero{zero}")
-    result = messages(Counts(tied, JOB), layout, chunks=first_rank(layout))
+    result = list_messages(Counts(tied, JOB), layout, chunks=list_first_stages(layout))
     twins = [message for message in result if (message.axis, message.collective) == ("pp", "all_reduce")]
     assert sum(message.times for message in twins) == L + 2
     assert sum(message.times * message.payload for message in twins) == 4 * tied.parameters // layout.shards
@@ -307,7 +309,7 @@ def test_dualpipe_reduces_the_stages_held_by_two_ranks(zero: int) -> None:
 
 def test_a_tied_table_is_summed_by_shards() -> None:
     layout = Layout.parse("dp4 pp2 zero1")
-    result = messages(Counts(DENSE.replace(tied_embeddings=True), JOB), layout)
+    result = list_messages(Counts(DENSE.replace(tied_embeddings=True), JOB), layout)
     assert [message.payload for message in result if message.axis == "pp" and message.collective == "all_reduce"] == [
         V * D
     ]
@@ -331,7 +333,7 @@ def test_messages_of_a_layer_do_not_depend_on_its_rank(layers: int, pp: int, tp:
 
 def local_elements(model: Model, layout: Layout) -> tuple[int, int]:
     """Dense and expert elements of one rank."""
-    local = [local_weight(weight, model=model, layout=layout, vocab=V) for weight in weights(model)]
+    local = [shard_weight(weight, model=model, layout=layout, vocab=V) for weight in list_weights(model)]
     experts = sum(weight.numel for weight in local if weight.kind.startswith("expert"))
     return sum(weight.numel for weight in local) - experts, experts
 
@@ -339,7 +341,7 @@ def local_elements(model: Model, layout: Layout) -> tuple[int, int]:
 def sum_by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tuple[str, str], tuple[int, int, int]]:
     """Of dp: (messages, payload of all of them together, ranks) by collective and group."""
     result: dict[tuple[str, str], tuple[int, int, int]] = {}
-    for message in messages(Counts(model, job), Layout.parse(text)):
+    for message in list_messages(Counts(model, job), Layout.parse(text)):
         if message.axis == "dp":
             times, payload, _ = result.get((message.collective, message.group), (0, 0, 0))
             total = payload + message.times * message.payload
@@ -353,7 +355,7 @@ def sum_by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tup
 def test_zero_moves_gradients_as_often_as_it_may_and_weights_after_the_update_or_before_every_use(
     axes: str, name: str, reduce: str
 ) -> None:
-    precision = recipe(name)
+    precision = get_recipe(name)
     job = JOB.replace(precision=precision, reduce=reduce)
     layout = Layout.parse(axes)
     P = local_elements(DENSE, layout)[0]
@@ -375,19 +377,19 @@ def test_zero_moves_gradients_as_often_as_it_may_and_weights_after_the_update_or
 @pytest.mark.parametrize(("precision", "scales"), [("fp8-wire", 7 * L), ("fp8-tiles-wire", (4 + 3 * 2) * L)])
 def test_matrices_are_gathered_in_a_byte_and_their_scales_asked_for_once(precision: str, scales: int) -> None:
     """Of each layer q, k, v and out of 128 x 128, gate, up and down of 128 x 256 or 256 x 128, and two norms."""
-    result = count_messages("dp8 zero3 mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
+    result = count_messages("dp8 zero3 mbs1", axis="dp", job=JOB.replace(precision=get_recipe(precision)))
     block = 4 * D * D + 3 * D * 256 + 2 * 2 * D
     assert result["all_gather", block] == 2 * 2 * L
     assert result["all_gather", 2 * V * D] == 2  # the embedding, as it is
     assert result["all_reduce", 4 * scales] == 1
     assert sum(times for (kind, _), times in result.items() if kind == "all_reduce") == 1
-    assert not count_messages("mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
+    assert not count_messages("mbs1", axis="dp", job=JOB.replace(precision=get_recipe(precision)))
 
 
 def test_zero_3_moves_half_as_much_again() -> None:
     """ZeRO §7.2.2: 3·P elements for 2·P, in one recipe width and with one micro-batch, embedding and head apart."""
     deep = DENSE.replace(layers=400, vocab=64)
-    job = Job(sequence=T, global_batch=4, precision=recipe("bf16-grad16"))
+    job = Job(sequence=T, global_batch=4, precision=get_recipe("bf16-grad16"))
     sent = {
         zero: sum(row.bytes for row in count_traffic(deep, layout=Layout(dp=4, zero=zero), job=job))
         for zero in range(4)
@@ -406,12 +408,12 @@ def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(
     assert result["all_reduce", "replica"] == (L + 2, 4 * P // shards, 8 // shards)
     assert result["all_gather", "shard"][2] == shards
     total = sum(
-        sent_bytes(collective, payload=payload, ranks=ranks)
+        count_sent_bytes(collective, payload=payload, ranks=ranks)
         for (collective, _), (_, payload, ranks) in result.items()
         if collective != "all_gather"
     )
     gathered = 4 * P // shards * (shards - 1)
-    assert total == gathered + sent_bytes("all_reduce", payload=4 * P // shards, ranks=8 // shards)
+    assert total == gathered + count_sent_bytes("all_reduce", payload=4 * P // shards, ranks=8 // shards)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -438,7 +440,7 @@ def test_a_tied_table_whose_two_ends_are_stages_of_one_rank_is_reduced_once() ->
     result = {
         text: sum(
             message.times
-            for message in messages(Counts(tied, JOB), Layout.parse(text), chunks=chunks)
+            for message in list_messages(Counts(tied, JOB), Layout.parse(text), chunks=chunks)
             if (message.collective, message.payload) == ("reduce_scatter", table)
         )
         for text, chunks in (("dp2 zero2", (0,)), ("dp2 pp2 v2 zbv zero2", (0, 3)), ("dp2 pp2 zero2", (0,)))
@@ -478,7 +480,7 @@ def test_a_message_involves_every_rank_of_its_group(data: st.DataObject) -> None
     powers = st.sampled_from([1, 2, 4])
     dp, tp, cp, ep, zero = (data.draw(powers) for _ in range(5))
     layout = Layout(dp=dp, tp=tp, cp=cp, ep=min(ep, dp * cp * tp), zero=min(zero, 3), pp=2)
-    for message in messages(Counts(EXPERTS, JOB), layout):
+    for message in list_messages(Counts(EXPERTS, JOB), layout):
         assert isinstance(message, RepeatedMessage)
         assert message.times > 0
         assert message.ranks > 1

@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.mesh import group
-from fivefold.layout.sharding import local_weight
+from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import explain_unsupported_2d, reasons
+from fivefold.layout.validity import explain_unsupported_2d, list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.traffic import messages
+from fivefold.planner.counts.traffic import list_messages
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.ratios.exchanges import tensor
+from fivefold.planner.ratios.exchanges import build_tensor_exchange
 from fivefold.planner.search import search
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.space import Space
 from fivefold.record import UserError
-from fivefold.step import sent_bytes
+from fivefold.step import count_sent_bytes
 from tests.planner.search.test_space import DENSE, JOB, list_leaves
 
 Floats = NDArray[np.float64]
@@ -112,7 +112,7 @@ def test_a_layer_sends_what_the_formula_says(x: int, y: int, mlp: str) -> None:
     for op in ops:
         if op.message and op.kind != "norm":
             ranks = x if op.message.axis == "tp_outer" else y
-            sent += sent_bytes(op.message.forward, payload=op.message.payload, ranks=ranks)
+            sent += count_sent_bytes(op.message.forward, payload=op.message.payload, ranks=ranks)
     made = (3 if mlp == "gated" else 2) * F + 2 * (N + K) * H
     assert sent == 2 * T * (4 * D * (x - 1) + made * (y - 1)) // tp
     assert [op.message for op in ops if op.kind == "norm"] == [
@@ -127,10 +127,10 @@ def test_ratios_price_the_messages_that_are_counted(name: str, x: int, y: int) -
     job, layout = Job(sequence=T, global_batch=1, precision=name), Layout(tp=x * y, tp_inner=y)  # type: ignore[arg-type]
     ops = Counts(SMALL, job).unit(get_local_degrees(layout), Kind(slides=False, moe=False)).ops
     counted = {op.name: op.message for op in ops if op.message}
-    priced = tensor(SMALL, job, layout)
+    priced = build_tensor_exchange(SMALL, job, layout)
     for transfer, message in zip(priced.transfers, (counted["o.gather"], counted["attention.out.reduce"]), strict=True):
         place = group(layout, message.axis)
-        assert transfer.bytes == sent_bytes(message.forward, payload=message.payload, ranks=place.ranks)
+        assert transfer.bytes == count_sent_bytes(message.forward, payload=message.payload, ranks=place.ranks)
         assert transfer.span == place.ranks * place.stride
     (out,) = (op for op in ops if op.name == "attention.out")
     assert out.flops == priced.flops
@@ -140,8 +140,8 @@ def test_ratios_price_the_messages_that_are_counted(name: str, x: int, y: int) -
 def test_ranks_hold_all_weights_and_do_all_work_together(x: int, y: int) -> None:
     model = SMALL.replace(layers=2, qkv_bias=True, out_bias=True, mlp_bias=True, norm="layernorm")
     layout = Layout(tp=x * y, tp_inner=y)
-    cuts = {weight.name: local_weight(weight, model=model, layout=layout, vocab=96) for weight in weights(model)}
-    for weight in weights(model):
+    cuts = {weight.name: shard_weight(weight, model=model, layout=layout, vocab=96) for weight in list_weights(model)}
+    for weight in list_weights(model):
         pieces = {"norm": y, "bias": x * y if ".q." in weight.name or "up" in weight.name else None}.get(weight.kind)
         if len(weight.shape) == 2:
             assert cuts[weight.name].numel * x * y == weight.numel
@@ -159,7 +159,7 @@ def test_norms_are_summed_over_the_outer_ranks_alone() -> None:
     """Their gradients, once a step; sums of their rows go over the inner ranks, forward and backward."""
     job, layout = Job(sequence=T, global_batch=2), Layout(dp=2, tp=4, tp_inner=2, zero=1)
     result = Counter[tuple[str, int]]()
-    for message in messages(Counts(SMALL, job), layout):
+    for message in list_messages(Counts(SMALL, job), layout):
         if message.collective == "all_reduce" and message.axis == "tp":
             result[message.group, message.payload] += message.times
     held = 4 * D // 2 // 2  # bytes of a norm's gradient in fp32: half of the width, and of that half under zero1
@@ -216,7 +216,7 @@ def test_the_search_has_every_cut_that_is_counted() -> None:
         item
         for item in expected
         if explain_unsupported_2d(item, model=DENSE, job=JOB) is None
-        and next(reasons(item, model=DENSE, job=JOB, machine=None), None) is None
+        and next(list_reasons(item, model=DENSE, job=JOB, machine=None), None) is None
     }
     assert any(layout.tp_inner > 1 for layout in layouts)
 

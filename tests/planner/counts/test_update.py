@@ -14,7 +14,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.message import RepeatedMessage
-from fivefold.planner.counts.update import scratch_bytes, update_flops, update_messages, update_products
+from fivefold.planner.counts.update import count_scratch_bytes, update_flops, update_messages, update_products
 from fivefold.planner.predict import predict
 from fivefold.update import Optimizer
 
@@ -72,7 +72,7 @@ def test_other_optimizers_send_no_messages_and_have_no_matmuls(kind: str) -> Non
     counts, layout = Counts(LLAMA, job(kind)), Layout.parse("dp8 tp2 zero1")
     assert list(update_messages(counts, layout, chunks=(0,))) == update_products(counts, layout, chunks=(0,)) == []
     assert update_flops(counts, layout) == 0
-    assert scratch_bytes(counts, layout, chunks=(0,)) == (12 * 2**22 if kind == "adamw8bit" else 0)
+    assert count_scratch_bytes(counts, layout, chunks=(0,)) == (12 * 2**22 if kind == "adamw8bit" else 0)
 
 
 def test_muons_update_is_priced_by_its_products_and_messages() -> None:

@@ -14,17 +14,17 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.ratios.exchanges import (
-    context,
-    experts_alone,
-    experts_layer,
+    build_context_exchange,
+    build_expert_exchange,
+    build_expert_layer_exchange,
+    build_last_gradient_exchange,
+    build_pipeline_exchange,
+    build_step_gradient_exchange,
+    build_tensor_exchange,
+    build_zero3_backward_exchange,
+    build_zero3_forward_exchange,
+    find_most_common_layer,
     get_gathered_width,
-    gradients_last,
-    gradients_step,
-    most_common_layer,
-    pipeline,
-    tensor,
-    zero3_backward,
-    zero3_forward,
 )
 
 # The worked example of the notes: D = 32768 on a chip of 4 PFLOP/s.
@@ -45,22 +45,24 @@ FAST = Machine(
 
 
 def test_tensor_parallelism_in_one_dimension() -> None:
-    result = tensor(WIDE, FP8, Layout(tp=16))
+    result = build_tensor_exchange(WIDE, FP8, Layout(tp=16))
     assert result.flops_per_byte == pytest.approx(32_768 / 15, rel=1e-12)  # 2184.5, printed as 2,185
     assert 4e15 / result.flops_per_byte == pytest.approx(1.83e12, rel=1e-3)  # bytes/s, printed as 1.8 TB/s
-    assert tensor(WIDE, Job(precision=RECIPES["fp32"]), Layout(tp=16)).flops_per_byte == pytest.approx(32_768 / 30)
+    assert build_tensor_exchange(WIDE, Job(precision=RECIPES["fp32"]), Layout(tp=16)).flops_per_byte == pytest.approx(
+        32_768 / 30
+    )
 
 
 def test_tensor_parallelism_in_two_dimensions() -> None:
-    result = tensor(WIDE, FP8, Layout(tp=16, tp_inner=4))
+    result = build_tensor_exchange(WIDE, FP8, Layout(tp=16, tp_inner=4))
     assert result.flops_per_byte == pytest.approx(2 * 32_768 / (3 + 2 * 3), rel=1e-12)  # 7282
-    in_16_bits = tensor(WIDE, Job(), Layout(tp=16, tp_inner=4))
+    in_16_bits = build_tensor_exchange(WIDE, Job(), Layout(tp=16, tp_inner=4))
     assert in_16_bits.flops_per_byte == pytest.approx(2 * 32_768 / (2 * 3 + 2 * 3), rel=1e-12)
 
 
 def test_each_leg_is_priced_on_the_link_it_reaches() -> None:
     """4x4: three bytes of nine gathered within four ranks at 2 TB/s, six scattered over sixteen at 1 TB/s."""
-    result = tensor(WIDE, FP8, Layout(tp=16, tp_inner=4))
+    result = build_tensor_exchange(WIDE, FP8, Layout(tp=16, tp_inner=4))
     assert result.balance(FAST) == pytest.approx(4e15 * (3 / 2e12 + 6 / 1e12) / 9, rel=1e-12)
 
 
@@ -72,24 +74,26 @@ def test_zero3(degrees: dict[str, int]) -> None:
     n, msl = layout.dp * layout.cp, layout.mbs * job.sequence / layout.cp
     weights = 4 * 4096**2 + 3 * 4096 * 11_008
     formula = msl * (2 * weights + 2 * job.sequence * 4096) / (weights * 2) * n / (n - 1)
-    assert zero3_forward(model, job, layout).flops_per_byte == pytest.approx(formula, rel=3e-4)
+    assert build_zero3_forward_exchange(model, job, layout).flops_per_byte == pytest.approx(formula, rel=3e-4)
     # Twice the FLOPs, three times the bytes: 2 gathered and 4 scattered.
-    assert zero3_backward(model, job, layout).flops_per_byte == pytest.approx(formula * 2 / 3, rel=3e-4)
+    assert build_zero3_backward_exchange(model, job, layout).flops_per_byte == pytest.approx(formula * 2 / 3, rel=3e-4)
     narrow = job.replace(precision=RECIPES["fp8-wire"])  # half gathered, and as much scattered
-    assert zero3_forward(model, narrow, layout).flops_per_byte == pytest.approx(formula * 2, rel=3e-4)
-    assert zero3_backward(model, narrow, layout).flops_per_byte == pytest.approx(formula * 2 * 2 / 5, rel=3e-4)
+    assert build_zero3_forward_exchange(model, narrow, layout).flops_per_byte == pytest.approx(formula * 2, rel=3e-4)
+    assert build_zero3_backward_exchange(model, narrow, layout).flops_per_byte == pytest.approx(
+        formula * 2 * 2 / 5, rel=3e-4
+    )
 
 
 def test_experts_are_gathered_among_those_who_hold_the_same() -> None:
     """16 ranks, ep8: a rank gathers half of an eighth of the experts, and 15/16 of all the rest."""
     model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
-    layer = most_common_layer(model, job)
-    dense, experts = zero3_forward(model, job, Layout(dp=16, ep=8, zero=3)).transfers
+    layer = find_most_common_layer(model, job)
+    dense, experts = build_zero3_forward_exchange(model, job, Layout(dp=16, ep=8, zero=3)).transfers
     assert dense.bytes == pytest.approx(layer.dense_weights * 2 * 15 / 16)
     assert experts.bytes == pytest.approx(layer.expert_weights / 8 * 2 * 1 / 2)
     # With dp nearest, replicas of the dense weights are neighbours; those of the experts lie across tp.
     layout = Layout(dp=4, tp=4, ep=2, zero=3, order=("dp", "tp", "cp", "pp"))
-    assert [leg.span for leg in zero3_forward(model, job, layout).transfers] == [4, 16]
+    assert [leg.span for leg in build_zero3_forward_exchange(model, job, layout).transfers] == [4, 16]
 
 
 def test_gradients() -> None:
@@ -97,10 +101,10 @@ def test_gradients() -> None:
     model, job = build_model("llama2-7b"), Job(sequence=64, global_batch=512)
     for zero, last, step in ((0, 8, 8), (1, 4, 6), (2, 4, 6)):
         layout, ring = Layout(dp=16, zero=zero, mbs=2), 15 / 16
-        result = gradients_last(model, job, layout).flops_per_byte
+        result = build_last_gradient_exchange(model, job, layout).flops_per_byte
         assert result == pytest.approx(4 * 2 * 64 / (last * ring), rel=2e-3)
         tokens_per_rank = job.tokens_per_step / 16
-        result = gradients_step(model, job, layout).flops_per_byte
+        result = build_step_gradient_exchange(model, job, layout).flops_per_byte
         assert result == pytest.approx(6 * tokens_per_rank / (step * ring), rel=2e-3)
 
 
@@ -108,17 +112,17 @@ def test_gradients() -> None:
 def test_a_hop_of_the_ring(tp: int) -> None:
     """(N/K)·(T/cp)/w: fewer key heads than queries make context parallelism cheap, and tp does not matter."""
     job = Job(sequence=131_072)
-    result = context(build_model("llama3-70b"), job, Layout(cp=16, tp=tp))
+    result = build_context_exchange(build_model("llama3-70b"), job, Layout(cp=16, tp=tp))
     assert result.flops_per_byte == pytest.approx(64 / 8 * 131_072 / 16 / 2, rel=1e-5)
     assert result.dtype == "bf16"
     if tp == 1:  # beyond kv_heads every rank holds a copy of one, and the advantage wears off
-        result = context(build_model("llama3-70b"), job, Layout(cp=16, tp=32))
+        result = build_context_exchange(build_model("llama3-70b"), job, Layout(cp=16, tp=32))
         assert result.flops_per_byte == pytest.approx(64 / 32 * 131_072 / 16 / 2, rel=1e-5)
 
 
 def test_ulysses_sends_each_token_once() -> None:
     """T·N/(w·(N+K))·n/(n−1) causal: independent of the degree but for the ring's share."""
-    result = context(build_model("llama3-70b"), Job(sequence=131_072), Layout(cp=8, cp_kind="ulysses"))
+    result = build_context_exchange(build_model("llama3-70b"), Job(sequence=131_072), Layout(cp=8, cp_kind="ulysses"))
     assert result.flops_per_byte == pytest.approx(131_072 * 64 / (2 * 72) * 8 / 7, rel=1e-5)
 
 
@@ -128,11 +132,14 @@ def test_topk_cancels_behind_the_experts_alone(precision: str, row: float) -> No
     for topk in (1, 8, 32):
         assert model.moe is not None
         sparse = model.replace(moe=model.moe.replace(topk=topk))
-        result = experts_alone(sparse, job, Layout(dp=64, ep=64))
+        result = build_expert_exchange(sparse, job, Layout(dp=64, ep=64))
         assert result.flops_per_byte == pytest.approx(6 * 2048 / row * 64 / 63, rel=1e-9)
     few, many = (model.replace(moe=model.moe.replace(topk=topk)) for topk in (4, 8))
     layout = Layout(dp=64, ep=64)
-    assert experts_layer(few, job, layout).flops_per_byte > experts_layer(many, job, layout).flops_per_byte
+    assert (
+        build_expert_layer_exchange(few, job, layout).flops_per_byte
+        > build_expert_layer_exchange(many, job, layout).flops_per_byte
+    )
 
 
 def test_a_pipeline_boundary() -> None:
@@ -140,8 +147,10 @@ def test_a_pipeline_boundary() -> None:
     weights = 4 * 4096**2 + 3 * 4096 * 11_008
     for layout in (Layout(pp=4), Layout(pp=4, tp=8), Layout(pp=4, cp=2, mbs=4)):
         formula = 32 / 4 * (2 * weights + 2 * 4096 * 4096) / (4096 * 2)
-        assert pipeline(model, job, layout).flops_per_byte == pytest.approx(formula, rel=1e-4)
-    assert pipeline(model, job, Layout(pp=4, tp=8, sp=False)).flops_per_byte == pytest.approx(formula / 8, rel=1e-4)
+        assert build_pipeline_exchange(model, job, layout).flops_per_byte == pytest.approx(formula, rel=1e-4)
+    assert build_pipeline_exchange(model, job, Layout(pp=4, tp=8, sp=False)).flops_per_byte == pytest.approx(
+        formula / 8, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
@@ -153,12 +162,12 @@ def test_a_layer_has_the_flops_that_the_planner_counts(name: str, attention: str
     done = work(model, layout=Layout(), job=job)
     counted = done.model_flops_causal if attention == "flash" else done.model_flops_non_causal
     head = 2 * job.sequence * model.vocab * model.width
-    assert 3 * (model.layers * most_common_layer(model, job).flops + head) == counted
+    assert 3 * (model.layers * find_most_common_layer(model, job).flops + head) == counted
 
 
 def test_a_layer_has_the_weights_of_the_model() -> None:
     model = build_model("qwen3-30b-a3b")
-    layer = most_common_layer(model, Job())
+    layer = find_most_common_layer(model, Job())
     ends = 2 * model.vocab * model.width + model.width
     assert model.layers * (layer.dense_weights + layer.expert_weights) + ends == model.parameters
 
@@ -169,7 +178,7 @@ def test_a_layer_has_the_weights_of_the_model() -> None:
 def test_more_tokens_a_rank_never_pay_less(dp: int, tp: int, cp: int, mbs: int) -> None:
     model = build_model("llama3-8b")
     layout = Layout(dp=dp, tp=tp, cp=cp, zero=3, mbs=mbs)
-    for exchange in (zero3_forward, zero3_backward, gradients_last):
+    for exchange in (build_zero3_forward_exchange, build_zero3_backward_exchange, build_last_gradient_exchange):
         short = exchange(model, Job(sequence=4096), layout).flops_per_byte
         assert exchange(model, Job(sequence=8192), layout).flops_per_byte > 2 * short
         wider = exchange(model, Job(sequence=4096), layout.replace(mbs=2 * mbs)).flops_per_byte

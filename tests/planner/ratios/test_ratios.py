@@ -12,8 +12,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
-from fivefold.planner.ratios import ratios, sizing
-from fivefold.planner.ratios.exchanges import experts_layer
+from fivefold.planner.ratios import compute_ratios, compute_sizing
+from fivefold.planner.ratios.exchanges import build_expert_layer_exchange
 from fivefold.record import UserError
 from fivefold.results.balance import Axis, Ratios
 
@@ -30,7 +30,7 @@ def axis(found: Ratios, name: str, overlapped_with: str = "") -> Axis:
 
 def test_llama_on_h100_by_hand() -> None:
     """H100: 989 TFLOP/s over 450 GB/s of NVLink and 50 GB/s of NIC ask for 2198 and 19780 FLOPs per byte."""
-    result = ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB)
+    result = compute_ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB)
     assert result.balances == pytest.approx({"NVLink 4": 989e12 / 450e9, "NIC": 989e12 / 50e9})
     tp = axis(result, "tp")
     assert [degree.flops_per_byte for degree in tp.degrees[:3]] == pytest.approx([8192, 8192 / 3, 8192 / 7])
@@ -44,7 +44,7 @@ def test_llama_on_h100_by_hand() -> None:
 
 
 def test_an_axis_moves_to_the_far_link_when_others_lie_inside() -> None:
-    result = ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB, layout=Layout(tp=8))
+    result = compute_ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB, layout=Layout(tp=8))
     assert {degree.link for degree in axis(result, "zero3").degrees} == {"NIC"}
     assert [degree.degree for degree in axis(result, "dp", "step").degrees] == [2, 4, 8, 16, 32, 64]
 
@@ -53,16 +53,16 @@ def test_fixed_axes_do_not_limit_the_varied_axis() -> None:
     """ZeRO-3 is asked with one group over all replicas, ep with no more replicas than it takes."""
     job = Job(sequence=1024, global_batch=16)
     layout = Layout.parse("dp8 zero3/4")
-    result = ratios(build_model("qwen3-30b-a3b"), machine=machine("h100:64"), job=job, layout=layout)
+    result = compute_ratios(build_model("qwen3-30b-a3b"), machine=machine("h100:64"), job=job, layout=layout)
     assert [degree.degree for degree in axis(result, "zero3").degrees] == [2, 4, 8, 16]
     assert [degree.degree for degree in axis(result, "ep").degrees] == [2, 4, 8, 16]
 
 
 def test_two_dimensions_take_the_quickest_cut() -> None:
     """Within a node g(y−1) + w(x−1) is least where fp8 travels farther than bf16: 4x2 of 8 in bf16, 2x4 in fp8."""
-    bf16 = axis(ratios(build_model("llama3-70b"), machine=machine("h100:8"), job=JOB), "tp2d")
+    bf16 = axis(compute_ratios(build_model("llama3-70b"), machine=machine("h100:8"), job=JOB), "tp2d")
     job = Job(sequence=8192, global_batch=512, precision="fp8-deepseek")
-    fp8 = axis(ratios(build_model("llama3-70b"), machine=machine("h100:8"), job=job), "tp2d")
+    fp8 = axis(compute_ratios(build_model("llama3-70b"), machine=machine("h100:8"), job=job), "tp2d")
     assert bf16.degrees[-1].flops_per_byte == pytest.approx(8192 / 4)
     assert (fp8.degrees[-1].token, fp8.degrees[-1].flops_per_byte) == ("tp2x4", pytest.approx(2 * 8192 / (3 + 2)))
 
@@ -77,7 +77,9 @@ def test_the_largest_degree_is_where_overlap_ends(name: str, chips: str, layout:
     chosen, hardware = Layout.parse(layout), machine(chips)
     if chosen.world > hardware.ranks:
         return
-    result = ratios(build_model(name), machine=hardware, job=Job(sequence=1024, global_batch=128), layout=chosen)
+    result = compute_ratios(
+        build_model(name), machine=hardware, job=Job(sequence=1024, global_batch=128), layout=chosen
+    )
     for row in result.axes:
         assert all(a.degree < b.degree for a, b in pairwise(row.degrees))
         assert all(degree.overlaps == (degree.flops_per_byte >= degree.balance) for degree in row.degrees)
@@ -96,7 +98,7 @@ def test_expert_sizes_are_where_overlap_begins(name: str, link: int) -> None:
     model, hardware, job = build_model(name), machine("h100:512"), Job(sequence=4096, global_batch=512)
     assert model.moe is not None
     tier = hardware.links[link]
-    result = sizing(model, machine=hardware, job=job, link=tier)
+    result = compute_sizing(model, machine=hardware, job=job, link=tier)
     balance = hardware.chip.peak("bf16") / tier.bandwidth
 
     def compute_ratio(**changes: int) -> float:
@@ -104,7 +106,7 @@ def test_expert_sizes_are_where_overlap_begins(name: str, link: int) -> None:
         shared = model.moe.shared_ffn or model.moe.ffn  # stays as it is
         one_group = {"groups": 1, "topk_groups": 1}  # which bound topk
         changed = model.replace(moe=model.moe.replace(shared_ffn=shared, **one_group, **changes))
-        return experts_layer(changed, job, Layout(dp=8, ep=8)).flops_per_byte * 7 / 8  # (n−1)/n → 1
+        return build_expert_layer_exchange(changed, job, Layout(dp=8, ep=8)).flops_per_byte * 7 / 8  # (n−1)/n → 1
 
     assert compute_ratio(ffn=max(1, result.ffn_layer)) >= balance
     assert result.ffn_layer == 0 or compute_ratio(ffn=result.ffn_layer - 1) < balance
@@ -119,7 +121,7 @@ def test_expert_sizes_are_where_overlap_begins(name: str, link: int) -> None:
 def test_messages_of_wide_experts_overlap_for_any_topk() -> None:
     """Mixtral: F = 14336 offers 21504, more than a NIC of an H100 asks for."""
     hardware = machine("h100:512")
-    result = ratios(build_model("mixtral-8x7b"), machine=hardware, job=Job(sequence=4096, global_batch=512))
+    result = compute_ratios(build_model("mixtral-8x7b"), machine=hardware, job=Job(sequence=4096, global_batch=512))
     assert [size.topk_layer for size in result.sizing] == [None, None]
     assert result.sizing[1].ffn_alone == 13_187
     assert axis(result, "ep", "experts").largest == 8
@@ -127,12 +129,12 @@ def test_messages_of_wide_experts_overlap_for_any_topk() -> None:
 
 def test_impossible_ratio_is_an_error() -> None:
     with pytest.raises(UserError, match="heads=32 is not divisible by tp=3; try tp2"):
-        ratios(build_model("llama3-8b"), machine=machine("h100:8"), job=JOB, layout=Layout(tp=3))
+        compute_ratios(build_model("llama3-8b"), machine=machine("h100:8"), job=JOB, layout=Layout(tp=3))
     hardware = machine("h100:8")
     with pytest.raises(UserError, match="llama3-8b has no experts"):
-        sizing(build_model("llama3-8b"), machine=hardware, job=JOB, link=hardware.links[0])
-    alone = ratios(build_model("llama3-8b"), machine=machine("h100:1"), job=JOB)
+        compute_sizing(build_model("llama3-8b"), machine=hardware, job=JOB, link=hardware.links[0])
+    alone = compute_ratios(build_model("llama3-8b"), machine=machine("h100:1"), job=JOB)
     assert {row.largest for row in alone.axes} == {1}
     assert axis(alone, "tp").reason == "dp1 zero0 mbs1 already uses 1 of 1 ranks"
-    odd = ratios(build_model("llama3-8b"), machine=machine("h100:3"), job=JOB)
+    odd = compute_ratios(build_model("llama3-8b"), machine=machine("h100:3"), job=JOB)
     assert "global batch 512 is not divisible by dp·mbs=3·1=3" in axis(odd, "dp").reason

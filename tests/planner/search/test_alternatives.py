@@ -15,7 +15,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.results.difference import break_down, differences, name_largest_part
+from fivefold.results.difference import break_down, list_differences, name_largest_part
 from fivefold.results.search_result import Why
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import TIGHT_RISK
@@ -138,7 +138,7 @@ def test_the_parts_that_differ_are_named_by_size() -> None:
         {"compute": 4.0, "bubble": 1.0, "tp communication": 0.5},
         {"compute": 4.1, "bubble": 0.4, "update": 0.01},
     )
-    assert differences(before, after) == [
+    assert list_differences(before, after) == [
         ("bubble", -0.6),
         ("tp communication", -0.5),
         ("compute", pytest.approx(0.1)),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.validity import refuse
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
@@ -122,9 +122,9 @@ def test_messages_at_the_ends_may_overlap_with_units_that_take_longer(schedule: 
     bounds = Bounds(planner, space, space.partials)
     pipe, parallel = bounds.pipelines(candidates), bounds.estimates.parallel(candidates)
     unit = bounds.estimates.bound_adjacent_units(candidates)
-    least = bounds._end_seconds(pipe, candidates, unit, parallel, unit_seconds_are_exact=False)
+    least = bounds._bound_end_seconds(pipe, candidates, unit, parallel, unit_seconds_are_exact=False)
     for times in (1, 2, 100):
-        ends = bounds._end_seconds(pipe, candidates, times * unit, parallel, unit_seconds_are_exact=True)
+        ends = bounds._bound_end_seconds(pipe, candidates, times * unit, parallel, unit_seconds_are_exact=True)
         assert (least <= ends * (1 + 1e-9)).all()
 
 
@@ -233,7 +233,7 @@ STORED = {
     "gradients of a table that a head uses three times were kept three times": StoredSpace(
         build_model("tiny").replace(vocab=50257, layers=4, tied_embeddings=True, mtp=MTP(depth=2, coefficient=0.3)),
         "l4:8",
-        Job(sequence=2, global_batch=24, precision=recipe("bf16-grad16"), stack=stack_named("megatron-deepspeed")),
+        Job(sequence=2, global_batch=24, precision=get_recipe("bf16-grad16"), stack=stack_named("megatron-deepspeed")),
         "pp=2 zero<=1 schedule=1f1b mbs>1",
     ),
     "weights gathered one by one were counted at once, at another operation's peak": StoredSpace(

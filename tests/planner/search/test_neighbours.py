@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.layout_changes import list_changed_keywords
-from fivefold.planner.search.neighbours import neighbours, shrink, walk
+from fivefold.planner.search.neighbours import list_neighbours, shrink, walk
 from fivefold.planner.search.work import SearchWork
 from fivefold.record import UserError
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, make_tight_machine
@@ -55,7 +55,7 @@ def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model) -> N
     for layout in random.Random(5).sample(sorted(every, key=str), 12):
         plain = {
             neighbour
-            for neighbour in neighbours(layout, planner)
+            for neighbour in list_neighbours(layout, planner)
             if (neighbour.ac, neighbour.order) == (layout.ac, layout.order)
         }
         expected = {item for item in every if differ(layout, item) == 1}
@@ -72,7 +72,7 @@ def test_a_walk_takes_the_best_change_each_time_and_ends_where_none_helps() -> N
     before = (result.start, *result.path)
     assert len(result.path) >= 2
     for here, after in pairwise(before):
-        options = [planner.estimate(neighbour) for neighbour in neighbours(Layout.parse(here.layout), planner)]
+        options = [planner.estimate(neighbour) for neighbour in list_neighbours(Layout.parse(here.layout), planner)]
         fastest = min(option.step_time.seconds for option in options if planner.fits(option.layout, option.ranks))
         assert after.step_seconds == fastest
         assert after.faster == here.step_seconds / after.step_seconds

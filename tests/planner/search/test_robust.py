@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.robust import EvaluatedRegret
-from fivefold.planner.search.scenarios import scenarios
+from fivefold.planner.search.scenarios import list_scenarios
 from fivefold.planner.search.space import Space
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, make_tight_machine
 from tests.selection import mark_share
@@ -47,7 +47,7 @@ def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, .
     narrowed: dict[str, Any] = {"where": NARROW, "axes": axes}
     layouts = list_layouts(model, machine, job, **narrowed)
     assert len(layouts) > 25
-    told = scenarios(model=model, machine=machine, job=job)
+    told = list_scenarios(model=model, machine=machine, job=job)
     assert len(told) == (7 if model.moe else 6)
     planners = [Planner(model=model, machine=e.machine, job=e.job, straggler=e.straggler) for e in told]
     table = {layout: [seconds(planner, layout) for planner in planners] for layout in layouts}
@@ -109,7 +109,7 @@ def test_a_machine_otherwise_is_otherwise_in_nothing_else() -> None:
     assert quick.chip.sustained_flops("bf16") == 2 * machine.chip.sustained_flops("bf16")
     assert quick.chip.memory_bandwidth == 2 * machine.chip.memory_bandwidth
     assert quick.links == machine.links
-    one_node = scenarios(model=SMALL, machine=machine.replace(ranks=2), job=FEW)
+    one_node = list_scenarios(model=SMALL, machine=machine.replace(ranks=2), job=FEW)
     assert not [item.name for item in one_node if "network" in item.name or "nodes" in item.name]
     assert all(item.source for item in one_node[1:])
 

@@ -14,7 +14,7 @@ import fivefold
 from fivefold.job import RECIPES, Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import can_express, reasons
+from fivefold.layout.validity import can_express, list_reasons
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
@@ -23,13 +23,13 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
 from fivefold.planner.search import find_fitting_layout, has_fitting_layout, search
-from fivefold.planner.search.neighbours import neighbours
+from fivefold.planner.search.neighbours import list_neighbours
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import FIRST_GAP, MAX_DOUBLINGS, SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
 from fivefold.rendering.html import search as html
-from fivefold.rendering.search import page
+from fivefold.rendering.search import render_page
 from fivefold.results.objectives import By
 from fivefold.results.search_result import SearchResult
 from fivefold.stack.catalog import build_stack as stack
@@ -177,7 +177,8 @@ def test_a_stack_finds_the_best_of_what_it_runs() -> None:
     runs = [
         layout
         for layout in every
-        if can_express(layout, model=SMALL, job=job) and not any(reasons(layout, model=SMALL, job=job, machine=machine))
+        if can_express(layout, model=SMALL, job=job)
+        and not any(list_reasons(layout, model=SMALL, job=job, machine=machine))
     ]
     assert 100 < len(runs) < len(every) / 2
     planner = Planner(model=SMALL, machine=machine, job=job)
@@ -250,7 +251,7 @@ def test_the_ranking_holds_the_fastest_layouts_of_all_precisions(where: str) -> 
     assert (proposal.choice.precision, proposal.unchanged.precision) == ("fp8", "bf16")
     assert proposal.unchanged.step_seconds == pytest.approx(seconds["bf16"][0])
     console = Console(width=200, file=StringIO())
-    console.print(page(result, precision="bf16"))
+    console.print(render_page(result, precision="bf16"))
     assert f"in bf16  {proposal.unchanged.layout}: step time" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -267,7 +268,7 @@ def test_the_layout_of_a_config_is_ranked_beside_the_best() -> None:
     assert f"yours: {own}, step time" in result.describe_gain()
     assert f"the proposal takes {less:.1%} less time" in result.describe_gain()
     console = Console(width=200, file=StringIO())
-    console.print(page(result))
+    console.print(render_page(result))
     rows = console.file.getvalue().partition("The fastest layouts")[2].splitlines()  # type: ignore[attr-defined]
     assert rows[3].split()[:6] == ["yours", *str(own).split(), *show_seconds(expected.time.step_seconds).split()[:1]]
     assert "yours" in html(result)
@@ -302,7 +303,7 @@ def test_layouts_of_one_rank_do_not_lose_by_messages() -> None:
 def test_a_search_by_cost_compares_with_the_cheapest() -> None:
     result = search(model=SMALL, machine=make_tight_machine(2, gib=64.0), job=FEW, by="cost", within=0.02)
     printed = StringIO()
-    Console(file=printed, width=120).print(page(result))
+    Console(file=printed, width=120).print(render_page(result))
     text = " ".join(printed.getvalue().split())
     assert "of the cheapest" in text
     assert "The cheapest layouts" in text
@@ -365,7 +366,7 @@ def test_a_search_that_ends_at_its_work_limit_does_not_claim_that_nothing_fits()
     limited, exact = find(work=SearchWork(exact_units=0)), find(exact=True)
     assert (limited.best, limited.undecided, exact.best, exact.undecided) == ((), True, (), False)
     console = Console(width=200, record=True, file=StringIO())
-    console.print(page(limited))
+    console.print(render_page(limited))
     for text in (console.export_text(), html(limited), limited.line()):
         assert "none was found to fit within the work limit" in text
         assert "none fits" not in text
@@ -520,7 +521,7 @@ def test_no_single_change_is_faster_than_the_best_of_a_search_at_its_work_limit(
     assert result.gap is not None
     best, space = result.best[0].step, Space(model, job, world=64, **only)
     planner = Planner(model=model, machine=machine, job=job)
-    changed = filter(None, map(space.find, neighbours(Layout.parse(best.layout), planner, uneven=False)))
+    changed = filter(None, map(space.find, list_neighbours(Layout.parse(best.layout), planner, uneven=False)))
     fitting = [planner.estimate(layout).step_time.seconds for layout in changed if planner.fits(layout)]
     assert min(fitting) >= best.time.step_seconds
 
@@ -567,7 +568,7 @@ def test_every_page_says_that_a_better_layout_may_exist(gap: float | None, line:
     result = best_of_tight_machine().replace(gap=gap)
     assert result.gap_line() == line
     console = Console(width=200, record=True, file=StringIO())
-    console.print(page(result))
+    console.print(render_page(result))
     for text in (console.export_text(), html(result)):
         assert ("The best layout is" in text) == bool(line)
         assert line in text

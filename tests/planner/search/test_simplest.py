@@ -16,10 +16,10 @@ from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.constraints import describe_uneven_batch
 from fivefold.planner.search.layout_changes import rank_moves
-from fivefold.planner.search.simplest import Evaluated, Simplest, complexity
+from fivefold.planner.search.simplest import Evaluated, Simplest, score_complexity
 from fivefold.planner.time.timeline import StepTime
 from fivefold.record import UserError
-from fivefold.rendering.search import page
+from fivefold.rendering.search import render_page
 from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL, make_tight_machine, search_by_brute_force
 from tests.printed import to_text
 from tests.selection import mark_share
@@ -68,8 +68,10 @@ def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Mo
         proposal = whole.proposal
         assert proposal is not None
         assert proposal.choice.step.time.step_seconds <= best * (1 + within)
-        least = min(complexity(e.layout, ranks_per_node=2) for e in every if e.step_time.seconds <= best * (1 + within))
-        assert complexity(Layout.parse(proposal.layout), ranks_per_node=2) == least
+        least = min(
+            score_complexity(e.layout, ranks_per_node=2) for e in every if e.step_time.seconds <= best * (1 + within)
+        )
+        assert score_complexity(Layout.parse(proposal.layout), ranks_per_node=2) == least
         assert proposal.faster is None or proposal.faster.step_seconds == best
         assert proposal.faster is None or proposal.faster.slower < 0
         assert proposal.simpler is None or proposal.simpler.slower > 0
@@ -101,7 +103,12 @@ def test_both_reduction_frequencies_are_searched() -> None:
     machine, job = make_tight_machine(4, gib=5), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
     every = [
-        (item.step_time.seconds, complexity(item.layout, ranks_per_node=2, default_reduction=usual), item.layout, usual)
+        (
+            item.step_time.seconds,
+            score_complexity(item.layout, ranks_per_node=2, default_reduction=usual),
+            item.layout,
+            usual,
+        )
         for usual in (True, False)
         for item in search_by_brute_force(
             SMALL, machine, job.replace(reduce="micro_batch" if usual else "step"), **only
@@ -116,9 +123,9 @@ def test_both_reduction_frequencies_are_searched() -> None:
         close_items = [item for item in every if item[0] <= best[0] * (1 + within)]
         usual = proposal.choice.reduce == "micro_batch"
         chosen = Layout.parse(proposal.layout)
-        assert complexity(chosen, ranks_per_node=2, default_reduction=usual) == min(item[1] for item in close_items), (
-            within
-        )
+        assert score_complexity(chosen, ranks_per_node=2, default_reduction=usual) == min(
+            item[1] for item in close_items
+        ), within
         assert usual or chosen.zero > 1
     assert usual  # at 20 % there are simpler ones
 
@@ -209,7 +216,7 @@ def test_the_remark_stands_in_the_proposal() -> None:
     result = search(model=SHALLOW, machine=NODE, job=job, top=1, within=0.02, where=Where.parse("pp=1 ac=none"))
     assert result.proposal is not None
     assert result.proposal.remark == "gbs 7 and 8 ranks allow no more than dp1; gbs 8 would allow dp8"
-    assert result.proposal.remark in to_text(page(result))
+    assert result.proposal.remark in to_text(render_page(result))
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp", "pp"])
@@ -228,5 +235,5 @@ def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:
         Planner(model=SMALL, machine=NODE, job=FEW.replace(reduce=reduce)) for reduce in ("step", "micro_batch")
     ]
     simplest = Simplest(planners, [], max_seconds=1.0)
-    results = [len(simplest._planners(Layout(dp=4, zero=zero))) for zero in range(4)]
+    results = [len(simplest._list_planners(Layout(dp=4, zero=zero))) for zero in range(4)]
     assert results == [1, 1, 2, 2]

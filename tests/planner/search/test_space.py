@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import can_express, list_mismatches, reasons, refuse
+from fivefold.layout.validity import can_express, list_mismatches, list_reasons, refuse
 from fivefold.layout.where import ANY, Where
 from fivefold.model.catalog import build_model
 from fivefold.model.mixers.mamba2 import Mamba2
@@ -61,7 +61,7 @@ def list_layouts(model: Model, job: Job, *, world: int) -> set[Layout]:
 
 
 def _is_legal(layout: Layout, model: Model, job: Job) -> bool:
-    return next(reasons(layout, model=model, job=job, machine=None), None) is None
+    return next(list_reasons(layout, model=model, job=job, machine=None), None) is None
 
 
 @lru_cache

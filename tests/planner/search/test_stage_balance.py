@@ -12,7 +12,7 @@ from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.neighbours import walk
-from fivefold.planner.search.stage_balance import balance, gain, reduce_recomputation
+from fivefold.planner.search.stage_balance import balance, bound_gain, reduce_recomputation
 from fivefold.stack.spec import Stack, SupportedLayouts
 from tests.planner.search.test_search import FEW, NODE, SMALL, make_tight_machine
 
@@ -42,7 +42,7 @@ def test_balanced_stages_are_close_to_the_best_split(words: str) -> None:
     best = min(seconds(planner, item) for item in list_splits(even))
     assert best <= seconds(planner, result) <= best * 1.02, str(result)
     assert seconds(planner, result) < seconds(planner, even)
-    assert best >= seconds(planner, even) * (1 - gain(even, planner)) * (1 - 1e-9)
+    assert best >= seconds(planner, even) * (1 - bound_gain(even, planner)) * (1 - 1e-9)
     assert balance(result, planner) is None  # no further
 
 

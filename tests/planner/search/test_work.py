@@ -13,7 +13,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import UNLIMITED_BYTES, search
 from fivefold.planner.search.incumbents import Incumbents
-from fivefold.planner.search.neighbours import neighbours
+from fivefold.planner.search.neighbours import list_neighbours
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import UNITS_PER_ESTIMATE, SearchWork
 
@@ -82,7 +82,7 @@ def test_a_space_finds_its_neighbours_and_no_others() -> None:
     model, job, hosts = build_model("mixtral-8x7b"), Job(global_batch=32), resolve("h100:16", local=Path("/nowhere"))
     space, planner = Space(model, job, world=16), Planner(model=model, machine=hosts, job=job)
     start = Layout.parse("dp2 tp2 pp2 cp2 ep4 zero1 mbs1")
-    changed = list(neighbours(start, planner, uneven=False))
+    changed = list(list_neighbours(start, planner, uneven=False))
     assert len(changed) > 30
     assert all(str(found) == str(layout) for layout in changed if (found := space.find(layout)) is not None)
     assert sum(space.find(layout) is not None for layout in changed) > 0.9 * len(changed)

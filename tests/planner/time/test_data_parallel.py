@@ -13,10 +13,10 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.constants import PUBLISHED
-from fivefold.planner.time.data_parallel import _overlapped_seconds, end_seconds
+from fivefold.planner.time.data_parallel import _sum_overlapped_seconds, estimate_step_ends
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.stage_time import estimate_stage_seconds
-from fivefold.planner.time.unit_overlap import unit_seconds
+from fivefold.planner.time.unit_overlap import estimate_unit_seconds
 from fivefold.stack.catalog import build_stack as named_stack
 
 JOB = Job(sequence=2048, global_batch=64, cuda_graphs="full")
@@ -34,7 +34,7 @@ def test_gathers_and_reductions_overlap_a_backward_one_after_the_other() -> None
     (block,) = set(units) - {"embed", "head"}
     gather, backward = trips[block].gather, units[block].backward + units[block].weight
     assert max(gather, trips[block].reduce) < 1.5 * backward < 1.5 * (gather + trips[block].reduce)
-    ends = end_seconds(plan.units, layout, (0,), unit_seconds(plan.units, layout))
+    ends = estimate_step_ends(plan.units, layout, (0,), estimate_unit_seconds(plan.units, layout))
     reduce = 32 * trips[block].reduce + trips["head"].reduce
     room = max(0.0, backward - gather)  # of a block for the reduction of the unit behind it; the embedding has its own
     hidden = 31 * min(trips[block].reduce, room) + min(trips["head"].reduce, room)
@@ -68,7 +68,7 @@ def test_the_last_reduction_is_exposed() -> None:
             last = min(last, units[0].backward + units[0].weight)
         late = sum(max(0.0, gather - unit.forward) for gather, unit in zip(gathers[1:], units, strict=False))
         assert late > 0  # the first block's: looking tokens up hides nothing
-        exposed = end_seconds(plan.units, layout, (0,), unit_seconds(plan.units, layout)).exposed
+        exposed = estimate_step_ends(plan.units, layout, (0,), estimate_unit_seconds(plan.units, layout)).exposed
         assert exposed == pytest.approx(last + gathers[0] + late, rel=1e-9)
 
 
@@ -113,7 +113,7 @@ def test_equal_messages_overlap_together_as_one_by_one(chunks: int) -> None:
         wanted = sum(min(message, room) for message, room in zip(later, every, strict=False))
         if chunks > 1:
             wanted = (1 - 1 / chunks) * sum(later) + min(sum(later) / chunks, sum(every))
-        assert _overlapped_seconds(messages, rooms, chunks=chunks) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+        assert _sum_overlapped_seconds(messages, rooms, chunks=chunks) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
 
 
 def test_sums_of_copies_by_weight_are_priced_by_micro_batch() -> None:

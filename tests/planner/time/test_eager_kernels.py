@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.planner.time.eager_kernels import EAGER as PASSES
 from fivefold.planner.time.eager_kernels import ROPE_APART
-from fivefold.trainer.measure.meter import tensors
+from fivefold.trainer.measure.meter import list_tensors
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.loss import cross_entropy
 
@@ -47,8 +47,8 @@ class EagerKernelCost(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func._opname not in NO_WORK:
-            reads = list(tensors(args))[func._opname == "copy_" :]
-            self.moved += sum(x.nbytes for x in (*reads, *tensors(out)))
+            reads = list(list_tensors(args))[func._opname == "copy_" :]
+            self.moved += sum(x.nbytes for x in (*reads, *list_tensors(out)))
             self.kernels += 1
         return out
 

@@ -34,7 +34,7 @@ def test_every_chip_of_the_catalog_has_a_generation() -> None:
         name: run_class(
             model=models.resolve("tiny"), machine=machines.resolve(name, local=Path()), layout=Layout(), job=Job()
         ).generation
-        for name in machines.names()
+        for name in machines.list_names()
     } == {
         name: generation
         for generation, chips in {

@@ -11,8 +11,8 @@ from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import resolve as model
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.predict import Planner
-from fivefold.planner.time.memory_over_time import levels
-from fivefold.planner.time.spans import spans
+from fivefold.planner.time.memory_over_time import list_levels
+from fivefold.planner.time.spans import build_spans
 
 LAYOUTS = (
     "dp32", "dp32 zero1 ac=full", "dp32 zero3", "dp8 tp2 cp2 zero2",
@@ -31,7 +31,7 @@ def test_the_highest_level_is_the_peak(text: str) -> None:
     """Played action by action, a rank is never fuller than ``count_rank_memory`` says, and once as full."""
     plan, layout = planner(), Layout.parse(text)
     for rank, result in enumerate(plan.estimate(layout).ranks):
-        lives = levels(plan, layout, rank=rank)
+        lives = list_levels(plan, layout, rank=rank)
         assert max(level.live_bytes for level in lives) == result.peak_bytes
         assert min(min(level[1:7]) for level in lives) >= 0
         # within a split backward, what it puts off grows before what it has used is gone
@@ -42,9 +42,9 @@ def test_the_highest_level_is_the_peak(text: str) -> None:
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_levels_lie_along_the_spans(text: str) -> None:
     plan, layout = planner(), Layout.parse(text)
-    lives = levels(plan, layout, rank=0)
+    lives = list_levels(plan, layout, rank=0)
     assert all(first.seconds <= second.seconds + 1e-9 for first, second in pairwise(lives))
-    assert lives[-1].seconds == pytest.approx(spans(plan, layout)[0][-1].end)
+    assert lives[-1].seconds == pytest.approx(build_spans(plan, layout)[0][-1].end)
     assert lives[-1].activations_bytes == 0
     assert lives[-1].cause == "optimizer"
 
@@ -52,7 +52,7 @@ def test_levels_lie_along_the_spans(text: str) -> None:
 @pytest.mark.parametrize("text", ["dp32", "dp32 zero1", "dp32 zero2", "dp32 zero3", "dp32 zero3 ac=full"])
 def test_a_backward_frees_block_by_block(text: str) -> None:
     """A block that is named lies at its own place: N blocks before it keep their activations, and no others."""
-    lives = levels(planner(gbs=32), Layout.parse(text), rank=0)
+    lives = list_levels(planner(gbs=32), Layout.parse(text), rank=0)
     for passes in ("forward", "backward"):
         results = [
             (int(entry.cause.split()[1]), entry)
@@ -73,7 +73,7 @@ def test_a_rank_that_waits_has_its_states(text: str) -> None:
     """From the beginning of the step on, which for the last rank comes before its first action."""
     plan, layout = planner(), Layout.parse(text)
     for rank, states in enumerate(count_rank_memory(plan.counts, layout)):
-        begin, first = levels(plan, layout, rank=rank)[:2]
+        begin, first = list_levels(plan, layout, rank=rank)[:2]
         assert begin.seconds == 0
         assert begin.states_bytes == first.states_bytes >= states.parameters_bytes + states.optimizer_bytes
         assert begin.activations_bytes == begin.temporary_bytes == 0
@@ -83,12 +83,12 @@ def test_a_rank_that_waits_has_its_states(text: str) -> None:
 def test_a_pipeline_fills_one_micro_batch_after_the_other() -> None:
     """1F1B: rank 0 holds four micro-batches before its first backward, rank 3 one."""
     plan, layout = planner(), Layout.parse("dp4 tp2 pp4")
-    highest = [max(x.activations_bytes for x in levels(plan, layout, rank=rank)) for rank in (1, 2)]
+    highest = [max(x.activations_bytes for x in list_levels(plan, layout, rank=rank)) for rank in (1, 2)]
     assert 2 * highest[0] == 3 * highest[1]  # of equal stages: three and two
 
 
 def test_a_shorter_step_is_as_full() -> None:
     plan, layout = planner(256), Layout.parse("dp4 tp2 pp4 v2 zbv")
-    whole, short = (levels(plan, layout, rank=0, limit=limit) for limit in (None, 8))
+    whole, short = (list_levels(plan, layout, rank=0, limit=limit) for limit in (None, 8))
     assert len(short) < len(whole) / 4
     assert max(x.live_bytes for x in short) == max(x.live_bytes for x in whole)

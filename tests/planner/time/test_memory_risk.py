@@ -10,11 +10,11 @@ import pytest
 from benchmarks.published import SOURCES, cases_of
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.machine.catalog import names, resolve
+from fivefold.machine.catalog import list_names, resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, driver_bytes
+from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, count_driver_bytes
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.time.errors import quantile, read, run_class, weigh_ratios
+from fivefold.planner.time.errors import find_quantile, read, run_class, weigh_ratios
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.step import FITS_RISK, TIGHT_RISK, Memory
 from fivefold.units import GIB
@@ -26,7 +26,7 @@ RISK = MemoryRisk(model=LLAMA, machine=NODE, job=JOB)
 
 
 def totals(reserved: int) -> AllocatorTotals:
-    return AllocatorTotals(reserved, reserved + driver_bytes(NODE, LAYOUT))
+    return AllocatorTotals(reserved, reserved + count_driver_bytes(NODE, LAYOUT))
 
 
 def test_the_example_of_the_edge_no_longer_fits() -> None:
@@ -44,8 +44,8 @@ def test_risk_is_the_share_of_comparable_runs_above_capacity(peak: int) -> None:
     size, reserved = peak * GIB, (peak + 2) * GIB
     points = sorted(weigh_ratios(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), read("peak")))
     probability = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
-    room = NODE.chip.memory_bytes - driver_bytes(NODE, LAYOUT) - PUBLISHED.unreclaimable * 2 * GIB
-    drawn = [exp(quantile(points, (at + 0.5) / 2000)) * size > room for at in range(2000)]
+    room = NODE.chip.memory_bytes - count_driver_bytes(NODE, LAYOUT) - PUBLISHED.unreclaimable * 2 * GIB
+    drawn = [exp(find_quantile(points, (at + 0.5) / 2000)) * size > room for at in range(2000)]
     assert probability == pytest.approx(sum(drawn) / 2000, abs=2e-3)
 
 
@@ -82,7 +82,7 @@ def test_a_processor_has_room_for_its_peak_and_nothing_of_it_is_uncertain() -> N
     assert risk.largest_peak(8, risk=FITS_RISK) >= size
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_each_chip_has_one_capacity_that_is_printed_everywhere(name: str) -> None:
     machine = resolve(f"{name}:8", local=Path("/nowhere"))
     planner = Planner(model=build_model("llama3.2-1b"), machine=machine, job=JOB.replace(sequence=1024))

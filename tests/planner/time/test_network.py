@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivefold.machine.catalog import names, resolve
+from fivefold.machine.catalog import list_names, resolve
 from fivefold.machine.spec import Calibration, Chip, Collective, CollectivePoint, Link, Machine
 from fivefold.planner.time.network import Network, RankGroup
 from fivefold.record import UserError
@@ -192,7 +192,7 @@ def test_an_unknown_collective_is_named():
 groups = st.builds(RankGroup, ranks=st.integers(2, 1024), stride=st.integers(1, 64))
 payloads = st.integers(1, 64 * GIB)
 collectives = st.sampled_from(COLLECTIVES)
-NETWORKS = {name: catalog(f"{name}:8192") for name in names()}
+NETWORKS = {name: catalog(f"{name}:8192") for name in list_names()}
 
 
 @given(collective=collectives, payload=payloads, stride=st.integers(1, 64))
@@ -200,7 +200,7 @@ def test_one_rank_says_nothing(collective, payload, stride):
     assert NETWORKS["h100"].seconds(collective, payload, RankGroup(1, stride)) == 0
 
 
-@given(name=st.sampled_from(names()), collective=collectives, payload=payloads, group=groups)
+@given(name=st.sampled_from(list_names()), collective=collectives, payload=payloads, group=groups)
 def test_time_grows_with_the_payload_smoothly_and_never_faster_than_it(name, collective, payload, group):
     network = NETWORKS[name]
     once = network.seconds(collective, payload, group)
@@ -224,7 +224,7 @@ def test_more_bandwidth_is_never_slower(collective, payload, group, near, far, r
     assert Network(faster).seconds(collective, payload, group) <= plain * (1 + 1e-12)
 
 
-@given(name=st.sampled_from(names()), collective=collectives, payload=payloads, data=st.data())
+@given(name=st.sampled_from(list_names()), collective=collectives, payload=payloads, data=st.data())
 @settings(max_examples=300)
 def test_a_group_inside_a_node_is_never_slower_than_the_same_across(name, collective, payload, data):
     node = resolve(name, local=Path("none")).ranks_per_node
@@ -234,7 +234,7 @@ def test_a_group_inside_a_node_is_never_slower_than_the_same_across(name, collec
     assert inside <= NETWORKS[name].seconds(collective, payload, RankGroup(ranks, stride)) * (1 + 1e-12)
 
 
-@given(name=st.sampled_from(names()), payload=payloads, group=groups)
+@given(name=st.sampled_from(list_names()), payload=payloads, group=groups)
 def test_an_all_reduce_is_at_most_its_two_halves(name, payload, group):
     network = NETWORKS[name]
     halves = sum(network.seconds(half, payload, group) for half in ("reduce_scatter", "all_gather"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
@@ -22,7 +22,7 @@ from fivefold.planner.time.ratio_errors import (
     find_differences,
     read_errors,
 )
-from fivefold.rendering.comparison import describe_ratios, finding
+from fivefold.rendering.comparison import describe_comparison, describe_ratios
 from fivefold.stack.catalog import build_stack as stack
 
 HERE = Path("none")
@@ -45,14 +45,14 @@ def facts(
         (facts("dp128 zero3", "h100:128", job=Job(global_batch=16)), {"ranks"}),
         (facts(job=Job(global_batch=16)), {"batch"}),
         (facts(job=Job(sequence=8192, global_batch=4)), {"sequence"}),
-        (facts(job=Job(precision=recipe("fp8"))), {"precision"}),
+        (facts(job=Job(precision=get_recipe("fp8"))), {"precision"}),
         (facts(job=Job(stack=stack("torchtitan"))), {"software"}),
         (facts(job=Job(adapter="lora:16")), {"adapter"}),
         (facts(job=Job().replace(attention="unfused")), {"settings"}),
         (facts(chip="b200:64"), {"chip"}),
         (facts("dp64 zero3 mbs4", chip="b200:64"), {"chip and layout"}),
         (facts(model="llama3-70b"), {"model"}),
-        (facts("dp32 tp2 zero3", job=Job(precision=recipe("fp8"))), {"layout", "precision"}),
+        (facts("dp32 tp2 zero3", job=Job(precision=get_recipe("fp8"))), {"layout", "precision"}),
     ],
 )
 def test_differences_of_two_runs(other: RunFacts, kinds: set[str]) -> None:
@@ -113,7 +113,7 @@ def test_compare_says_how_sure_it_is() -> None:
     assert slower is not None
     assert unsure is not None
     assert (slower.verdict, unsure.low_90 < 1 < unsure.high_90) == ("clear", True)
-    assert "90 % interval" in finding(result)
+    assert "90 % interval" in describe_comparison(result)
     first, second = describe_ratios(result)
     assert first.startswith(f"B against A: {slower.ratio:.2f} times the tokens per second; 50 % interval ")
     assert second.endswith("(published pairs that differ in layout)")

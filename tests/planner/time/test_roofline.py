@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.machine.catalog import ROWS, names, resolve
+from fivefold.machine.catalog import ROWS, list_names, resolve
 from fivefold.machine.spec import Chip
-from fivefold.planner.time.roofline import alignment, attention, matmul, memory_bound_seconds
+from fivefold.planner.time.roofline import estimate_attention, estimate_matmul, estimate_memory_bound, find_alignment
 
 
 def chip(name: str) -> Chip:
@@ -110,7 +110,7 @@ A100_PCIE = chip("a100").replace(matmul_share={"bf16": 0.93 * 252.9 / 312}, memo
 )
 def test_measured_matmuls(found, dtype, measured, mean, worst):
     errors = [
-        abs(2e-12 * batch * m * n * k / matmul(found, m=m, n=n, k=k, dtype=dtype, batch=batch) / tflops - 1)
+        abs(2e-12 * batch * m * n * k / estimate_matmul(found, m=m, n=n, k=k, dtype=dtype, batch=batch) / tflops - 1)
         for batch, m, n, k, tflops in measured
     ]
     assert sum(errors) / len(errors) < mean
@@ -129,7 +129,13 @@ ODD_H100 = [
 
 def test_measured_matmuls_on_odd_rows():
     errors = [
-        2e-12 * m * n * k / matmul(cool("h100"), m=m, n=n, k=k, dtype="bf16", aligned=alignment(n, k)) / tflops - 1
+        2e-12
+        * m
+        * n
+        * k
+        / estimate_matmul(cool("h100"), m=m, n=n, k=k, dtype="bf16", aligned=find_alignment(n, k))
+        / tflops
+        - 1
         for m, k, n, tflops in ODD_H100
     ]
     assert abs(sum(errors)) / len(errors) < 0.03
@@ -139,16 +145,24 @@ def test_measured_matmuls_on_odd_rows():
 def test_rows_of_half_the_alignment():
     """9477 x 1152 on H100 at 1200 MHz: 588 elements in 130.6 us, 592 in 37.0 (m87-labs/kestrel pull request 143)."""
     slow = cool("h100").replace(peak_flops={name: peak * 1200 / 1755 for name, peak in chip("h100").peak_flops.items()})
-    results = [1e6 * matmul(slow, m=9477, n=1152, k=k, dtype="bf16", aligned=alignment(1152, k)) for k in (588, 592)]
+    results = [
+        1e6 * estimate_matmul(slow, m=9477, n=1152, k=k, dtype="bf16", aligned=find_alignment(1152, k))
+        for k in (588, 592)
+    ]
     assert results == pytest.approx([130.6, 37.0], rel=0.04)
 
 
 def test_alignment_of_a_matmul():
-    assert [alignment(50257), alignment(12565, 2048), alignment(450, 2048), alignment(588, 1152)] == [1, 1, 2, 4]
-    assert alignment(2048, 50304) == alignment(8, 1800) == alignment(0, 64) == 8
+    assert [
+        find_alignment(50257),
+        find_alignment(12565, 2048),
+        find_alignment(450, 2048),
+        find_alignment(588, 1152),
+    ] == [1, 1, 2, 4]
+    assert find_alignment(2048, 50304) == find_alignment(8, 1800) == find_alignment(0, 64) == 8
     for dtype in ("fp8", "fp32"):  # whose kernels pad, or have words of 4 bytes
         sizes = {"m": 512, "n": 511, "k": 512, "dtype": dtype}
-        assert matmul(chip("h100"), **sizes, aligned=1) == matmul(chip("h100"), **sizes)
+        assert estimate_matmul(chip("h100"), **sizes, aligned=1) == estimate_matmul(chip("h100"), **sizes)
 
 
 # heads x sequences, tokens, head_dim, TFLOP/s, causal. H100: labels of the charts of arXiv:2407.08608, figure 5, as a
@@ -174,7 +188,7 @@ def test_measured_attention(name, kind, backward, measured, mean, worst):
     errors = []
     for heads, tokens, head_dim, tflops in measured:
         flops = 2 * heads * tokens * tokens * head_dim
-        seconds = attention(
+        seconds = estimate_attention(
             chip(name) if name == "b200" else cool(name),
             flops=flops,
             tokens=tokens,
@@ -191,69 +205,75 @@ def test_measured_attention(name, kind, backward, measured, mean, worst):
 
 def test_measured_additions():
     """``a + b`` of the files of vidur above: 4096 x 8192 on H100 in 62.4 us, 32768 x 8192 on A100 in 943 us."""
-    assert memory_bound_seconds(chip("h100"), moved_bytes=3 * 4096 * 8192 * 2) == pytest.approx(62.4e-6, rel=0.12)
-    assert memory_bound_seconds(chip("a100"), moved_bytes=3 * 32768 * 8192 * 2) == pytest.approx(943e-6, rel=0.02)
+    assert estimate_memory_bound(chip("h100"), moved_bytes=3 * 4096 * 8192 * 2) == pytest.approx(62.4e-6, rel=0.12)
+    assert estimate_memory_bound(chip("a100"), moved_bytes=3 * 32768 * 8192 * 2) == pytest.approx(943e-6, rel=0.02)
 
 
 def test_best_measured_matmuls_are_not_beaten():
     """A step sustains less than the best that anyone measured in a sweep of shapes."""
-    for name in names():
+    for name in list_names():
         for dtype, best in ROWS[name].efficiency.best.items():
-            seconds = matmul(cool(name), m=8192, n=8192, k=8192, dtype=dtype)
+            seconds = estimate_matmul(cool(name), m=8192, n=8192, k=8192, dtype=dtype)
             assert 0.8 * best < 2e-12 * 8192**3 / seconds < 0.94 * best, (name, dtype)
 
 
 sizes = st.integers(1, 40_000)
 
 
-@given(m=sizes, n=sizes, k=sizes, dtype=st.sampled_from(["bf16", "fp8", "fp32"]), name=st.sampled_from(names()))
+@given(m=sizes, n=sizes, k=sizes, dtype=st.sampled_from(["bf16", "fp8", "fp32"]), name=st.sampled_from(list_names()))
 def test_a_better_chip_is_never_slower(m, n, k, dtype, name):
     worse = chip(name)
     peaks = {known: 1.3 * peak for known, peak in worse.peak_flops.items()}
-    seconds = matmul(worse, m=m, n=n, k=k, dtype=dtype)
-    assert 0 < matmul(worse.replace(peak_flops=peaks), m=m, n=n, k=k, dtype=dtype) <= seconds
+    seconds = estimate_matmul(worse, m=m, n=n, k=k, dtype=dtype)
+    assert 0 < estimate_matmul(worse.replace(peak_flops=peaks), m=m, n=n, k=k, dtype=dtype) <= seconds
     more = worse.replace(memory_bandwidth=1.3 * worse.memory_bandwidth)
-    assert matmul(more, m=m, n=n, k=k, dtype=dtype) <= seconds
+    assert estimate_matmul(more, m=m, n=n, k=k, dtype=dtype) <= seconds
     assert 2 * m * n * k / seconds < worse.sustained_flops(dtype)
 
 
 @given(m=sizes, n=sizes, k=sizes, name=st.sampled_from(["a100", "h100", "b200", "mi300x"]))
 def test_a_larger_matmul_takes_longer_but_for_quantisation(m, n, k, name):
     result = chip(name)
-    seconds = matmul(result, m=m, n=n, k=k, dtype="bf16")
-    assert matmul(result, m=m, n=n, k=k + 64, dtype="bf16") > seconds
+    seconds = estimate_matmul(result, m=m, n=n, k=k, dtype="bf16")
+    assert estimate_matmul(result, m=m, n=n, k=k + 64, dtype="bf16") > seconds
     for larger in ({"m": m + 256, "n": n}, {"m": m, "n": n + 256}):
-        assert matmul(result, k=k, dtype="bf16", **larger) > 0.999 * seconds
+        assert estimate_matmul(result, k=k, dtype="bf16", **larger) > 0.999 * seconds
 
 
 @given(m=st.integers(577, 20_000), n=st.integers(512, 60_000), k=st.integers(512, 30_000))
 @pytest.mark.parametrize("name", ["a100", "h100", "b200"])
 def test_one_more_token_never_costs_a_third_more(name, m, n, k):
     result = chip(name)
-    one_more = matmul(result, m=m + 1, n=n, k=k, dtype="bf16")
-    assert one_more < 1.35 * matmul(result, m=m, n=n, k=k, dtype="bf16")
+    one_more = estimate_matmul(result, m=m + 1, n=n, k=k, dtype="bf16")
+    assert one_more < 1.35 * estimate_matmul(result, m=m, n=n, k=k, dtype="bf16")
 
 
 def test_tiles_and_waves_cost():
     """H100 (vidur above): 3328 x 1280 fills 130 of 132 multiprocessors, 3840 x 1280 needs a second round."""
     result = chip("h100")
-    full = 3328 * 1280 / matmul(result, m=3328, n=1280, k=8192, dtype="bf16")
-    over = 3840 * 1280 / matmul(result, m=3840, n=1280, k=8192, dtype="bf16")
+    full = 3328 * 1280 / estimate_matmul(result, m=3328, n=1280, k=8192, dtype="bf16")
+    over = 3840 * 1280 / estimate_matmul(result, m=3840, n=1280, k=8192, dtype="bf16")
     assert over < 0.95 * full
-    assert matmul(result, m=4097, n=8192, k=8192, dtype="bf16") == matmul(result, m=4110, n=8192, k=8192, dtype="bf16")
+    assert estimate_matmul(result, m=4097, n=8192, k=8192, dtype="bf16") == estimate_matmul(
+        result, m=4110, n=8192, k=8192, dtype="bf16"
+    )
 
 
 def test_nothing_takes_no_time_and_the_smallest_kernel_some():
     result = chip("h100")
-    assert matmul(result, m=0, n=8, k=8, dtype="bf16") == matmul(result, m=8, n=8, k=0, dtype="bf16") == 0
     assert (
-        attention(result, flops=0, tokens=0, keys=0, head_dim=128, dtype="bf16")
-        == memory_bound_seconds(result, moved_bytes=0)
+        estimate_matmul(result, m=0, n=8, k=8, dtype="bf16")
+        == estimate_matmul(result, m=8, n=8, k=0, dtype="bf16")
         == 0
     )
-    assert 2e-6 < memory_bound_seconds(result, moved_bytes=4) < 5e-6
-    assert 2e-6 < matmul(result, m=1, n=1, k=1, dtype="bf16") < 6e-6
-    assert 2e-6 < attention(result, flops=4, tokens=1, keys=1, head_dim=1, dtype="bf16") < 6e-6
+    assert (
+        estimate_attention(result, flops=0, tokens=0, keys=0, head_dim=128, dtype="bf16")
+        == estimate_memory_bound(result, moved_bytes=0)
+        == 0
+    )
+    assert 2e-6 < estimate_memory_bound(result, moved_bytes=4) < 5e-6
+    assert 2e-6 < estimate_matmul(result, m=1, n=1, k=1, dtype="bf16") < 6e-6
+    assert 2e-6 < estimate_attention(result, flops=4, tokens=1, keys=1, head_dim=1, dtype="bf16") < 6e-6
 
 
 @given(tokens=st.integers(1, 10**6), heads=st.integers(1, 256), head_dim=st.sampled_from([64, 128, 192, 256]))
@@ -262,7 +282,7 @@ def test_attention_grows_and_backward_costs_more_than_twice(tokens, heads, head_
 
     def seconds(count: int, *, backward: bool) -> float:
         flops = 2.0 * heads * count * count * head_dim
-        return attention(
+        return estimate_attention(
             result, flops=flops, tokens=count, keys=count, head_dim=head_dim, dtype="fp8", backward=backward
         )
 

@@ -10,7 +10,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import resolve as model
 from fivefold.planner.predict import Planner
-from fivefold.planner.time.spans import count_simulated, spans
+from fivefold.planner.time.spans import build_spans, count_simulated
 from fivefold.results.spans import Span
 
 PIPELINES = ("gpipe", "1f1b", "v2 interleaved", "zb1p", "zb2p", "v2 zbv", "dualpipe", "v2 dualpipev")
@@ -39,7 +39,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(("text", "fields"), LAYOUTS, ids=lambda value: str(value))
 def test_the_last_end_is_the_step_time(text: str, fields: dict[str, object]) -> None:
     plan, layout = planner(**fields), Layout.parse(text)
-    rows = spans(plan, layout)
+    rows = build_spans(plan, layout)
     assert max(row[-1].end for row in rows) == pytest.approx(plan.estimate(layout).step_time.seconds, rel=1e-6)
     assert len(rows) == layout.pp
 
@@ -48,7 +48,7 @@ def test_the_last_end_is_the_step_time(text: str, fields: dict[str, object]) -> 
 def test_a_rank_does_one_thing_at_a_time_and_everything_once(schedule: str) -> None:
     plan, layout = planner(), Layout.parse(f"dp4 tp2 pp4 {schedule}")
     done = []
-    for row in spans(plan, layout):
+    for row in build_spans(plan, layout):
         assert all(first.end <= second.start + 1e-12 for first, second in pairwise(row))
         assert all(span.end - span.start >= span.messages >= 0 for span in row)
         done += [part for span in row for part in forwards(span)]
@@ -63,7 +63,7 @@ def test_messages_are_what_the_clock_calls_exposed() -> None:
     """Of one rank without a pipeline: the spans' messages add up to the clock's."""
     for text in ("dp8 tp4", "dp4 cp8 zero3", "dp32 zero3"):
         plan, layout = planner(overlap=()), Layout.parse(text)
-        (row,) = spans(plan, layout)
+        (row,) = build_spans(plan, layout)
         step_time = plan.estimate(layout).step_time
         assert sum(span.messages for span in row) == pytest.approx(sum(step_time.exposed.values()), rel=1e-9)
         assert {axis for span in row for axis in span.axes} == set(step_time.exposed)
@@ -71,7 +71,7 @@ def test_messages_are_what_the_clock_calls_exposed() -> None:
 
 def test_a_tail_says_what_it_is() -> None:
     for zero, name in ((0, "reduce gradients"), (1, "reduce gradients, gather weights"), (3, "reduce gradients")):
-        (row,) = spans(planner(), Layout.parse(f"dp32 zero{zero}"))
+        (row,) = build_spans(planner(), Layout.parse(f"dp32 zero{zero}"))
         assert [span.name for span in row[-2:]] == [name, "update"]
 
 
@@ -81,7 +81,7 @@ def test_a_long_step_is_drawn_by_a_shorter_one(schedule: str) -> None:
     plan, layout = planner(gbs=256), Layout.parse(f"dp4 tp2 pp4 {schedule}")
     counts = [count_simulated(layout, micro_batches=64, limit=limit) for limit in (16, 20, None)]
     assert counts == [16, 20, 64]
-    first, second, whole = (max(row[-1].end for row in spans(plan, layout, limit=n)) for n in (16, 20, None))
+    first, second, whole = (max(row[-1].end for row in build_spans(plan, layout, limit=n)) for n in (16, 20, None))
     assert whole == pytest.approx(first + (second - first) * 12, rel=1e-6)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
@@ -24,7 +24,7 @@ MODEL = Model(name="small", layers=2, width=64, heads=4, kv_heads=2, head_dim=16
 
 
 def job(sequences: int = 8) -> Job:
-    return Job(sequence=64, global_batch=sequences, precision=recipe("fp32"))
+    return Job(sequence=64, global_batch=sequences, precision=get_recipe("fp32"))
 
 
 def ddp_traces(folder: Path, ranks: int = 2) -> list[Path]:

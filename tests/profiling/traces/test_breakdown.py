@@ -19,7 +19,7 @@ from benchmarks.speed.traces import (
     write_random_traces,
 )
 from fivefold.profiling.traces import read
-from fivefold.profiling.traces.categories import category
+from fivefold.profiling.traces.categories import classify_kernel
 from fivefold.results.trace_report import Breakdown, TraceReport
 from tests.profiling.traces import kineto, sweep
 from tests.profiling.traces.recorded import ddp_traces, engine_traces
@@ -183,7 +183,7 @@ def test_a_run_on_cpu_is_where_a_sweep_finds_it(record: object, tmp_path: Path) 
     ],
 )  # fmt: skip
 def test_kernels_are_known_by_their_names(name: str, kind: str) -> None:
-    assert category(name) == kind
+    assert classify_kernel(name) == kind
 
 
 def test_kernels_launched_by_the_optimizer_belong_to_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.profiling.traces import json_stream, read
 from fivefold.profiling.traces.json_stream import JsonStream
 from fivefold.record import UserError
-from fivefold.rendering.trace_report import page
+from fivefold.rendering.trace_report import render_page
 from tests.printed import to_text
 from tests.profiling.traces import kineto
 from tests.selection import mark_share
@@ -224,7 +224,7 @@ def test_whatever_a_trace_holds_it_is_read_or_refused(seed: int, tmp_path: Path)
         except UserError as mistake:
             assert "\n" not in str(mistake)  # noqa: PT017
         else:
-            assert "Where the time goes" in to_text(page(report), width=120)
+            assert "Where the time goes" in to_text(render_page(report), width=120)
             json.loads(report.model_dump_json())
 
 

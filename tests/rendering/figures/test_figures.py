@@ -16,7 +16,7 @@ from fivefold.cli import app
 from fivefold.machine.catalog import resolve
 from fivefold.record import UserError
 from fivefold.rendering.figures import collectives, formats, machine, masks, roofline
-from fivefold.trainer.parallel.ring_blocks import zigzag
+from fivefold.trainer.parallel.ring_blocks import list_zigzag_positions
 from tests.selection import mark_share
 
 TORCH = {
@@ -45,7 +45,7 @@ def test_fp4_is_its_sixteen_codes() -> None:
 
 def _run_gloo(rank: int, name: str, ranks: int) -> list[list[float]]:
     """What gloo makes of the buffers: chunk c of rank r is 10^r · (c + 1), so that each sum tells its terms."""
-    held = collectives.buffers_before(name, ranks)
+    held = collectives.list_buffers_before(name, ranks)
     values = [
         torch.tensor(
             [10.0**place * (chunk + 1) if text else 0.0 for chunk, text in enumerate(row)], dtype=torch.float64
@@ -90,7 +90,7 @@ def test_collectives_end_as_gloo_says(forked: Callable[..., list[Any]]) -> None:
         return chunk * (everyone if text[0] == "Σ" else 10.0 ** (ord(text[0]) - ord("A")))
 
     for name in collectives.NAMES:
-        drawn = [[value(text) for text in held] for held in collectives.buffers_after(name, ranks)]
+        drawn = [[value(text) for text in held] for held in collectives.list_buffers_after(name, ranks)]
         assert [item[name] for item in result] == drawn, name
 
 
@@ -101,13 +101,13 @@ def test_masks_are_counted_token_by_token(ranks: int) -> None:
         chunk = tokens // (2 * ranks)
         counted = [0] * ranks
         for query in range(tokens):
-            counted[masks.owner(query // chunk, ranks=ranks, zigzag=kind)] += query + 1
+            counted[masks.find_owner(query // chunk, ranks=ranks, zigzag=kind)] += query + 1
         assert masks.work(ranks=ranks, zigzag=kind) == pytest.approx(
             [item / sum(counted) for item in counted], rel=2e-2
         )
     for rank in range(ranks):  # as the trainer lays tokens
-        held = zigzag(ranks=ranks, rank=rank, sequence=tokens).tolist()
-        assert {masks.owner(token * 2 * ranks // tokens, ranks=ranks, zigzag=True) for token in held} == {rank}
+        held = list_zigzag_positions(ranks=ranks, rank=rank, sequence=tokens).tolist()
+        assert {masks.find_owner(token * 2 * ranks // tokens, ranks=ranks, zigzag=True) for token in held} == {rank}
     assert max(masks.work(ranks=ranks, zigzag=True)) == pytest.approx(1 / ranks)
 
 
@@ -115,7 +115,7 @@ def test_a_roofline_has_every_matmul_under_the_roof() -> None:
     chip = resolve("h100", local=Path("none")).chip
     step = ff.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=4096)
     values = roofline._merge_labels(
-        roofline._value(op, ridge=chip.peak("bf16") / chip.memory_bandwidth)
+        roofline._build_value(op, ridge=chip.peak("bf16") / chip.memory_bandwidth)
         for op in roofline._merge_equal(step)
         if op.flops
     )
@@ -187,6 +187,6 @@ def test_a_user_error_is_one_line(words: tuple[str, ...], line: str) -> None:
 
 
 def test_a_machine_says_its_tiers() -> None:
-    lines = machine.tiers(resolve("h100:32", local=Path("none")))
+    lines = machine.list_tiers(resolve("h100:32", local=Path("none")))
     assert lines[1] == "NVLink 4: up to 8 ranks, 450 GB/s each way a rank, sums in the switch"
-    assert machine.series(resolve("h100:24", local=Path("none"))) == [2, 4, 8, 16, 24]
+    assert machine.list_rank_counts(resolve("h100:24", local=Path("none"))) == [2, 4, 8, 16, 24]

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from fivefold.rendering import charts
 from fivefold.rendering.sweep.charts import PICTURES
-from fivefold.rendering.sweep.settings import find_best, list_fixed, list_varied_axes, setting
-from fivefold.rendering.sweep.table import page
+from fivefold.rendering.sweep.settings import find_best, format_setting, list_fixed, list_varied_axes
+from fivefold.rendering.sweep.table import render_page
 from fivefold.results.sweep_row import SweepRow
 from fivefold.units import GIB
 
@@ -171,7 +171,7 @@ def test_varied_settings_of_a_sweep() -> None:
     assert list_varied_axes(LONG) == ["sequence"]  # its batch follows
     assert list_varied_axes([*LONG, row(sequence=8192, batch=7)]) == ["sequence", "batch"]
     assert list_fixed(GRID) == "h100, sequence 4,096, bf16, fivefold, batch 256"
-    assert setting(GRID[0], ["model", "ranks", "batch"]) == "small, 8 ranks, batch 256"
+    assert format_setting(GRID[0], ["model", "ranks", "batch"]) == "small, 8 ranks, batch 256"
     result = find_best(GRID, lambda item: item.ranks)
     assert {ranks: item.layout for ranks, item in result.items()} == {8: "dp8 zero0 mbs1", 16: "dp16 zero0 mbs1"}
 
@@ -179,7 +179,7 @@ def test_varied_settings_of_a_sweep() -> None:
 def show(rows: Sequence[SweepRow]) -> str:
     console = Console(width=120, file=StringIO())
     with console.capture() as result:
-        console.print(page(rows))
+        console.print(render_page(rows))
     return result.get().lstrip()
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -31,7 +31,7 @@ __all__ = ["workspace"]
 
 ODD = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)  # no cut comes out even
 MIXED = ODD.replace(name="mixed", moe=MoE(experts=4, topk=2, ffn=9, balance="free"))
-JOB = Job(sequence=16, global_batch=4, precision=recipe("fp32"))
+JOB = Job(sequence=16, global_batch=4, precision=get_recipe("fp32"))
 
 
 def start(layout: Layout, model: Model, job: Job) -> tuple[Built, Callable[[], None]]:
@@ -89,8 +89,8 @@ def bits(path: Path) -> dict[str, str]:
     mark_share(
         3,
         [
-            ("dp2 ep2 zero1 mbs1", MIXED, {"precision": recipe("fp16")}),
-            ("dp2 zero3 mbs2", ODD, {"precision": recipe("bf16")}),
+            ("dp2 ep2 zero1 mbs1", MIXED, {"precision": get_recipe("fp16")}),
+            ("dp2 zero3 mbs2", ODD, {"precision": get_recipe("bf16")}),
             ("tp2 mbs4", ODD, {"optimizer": {"kind": "adafactor"}}),
         ],
     ),

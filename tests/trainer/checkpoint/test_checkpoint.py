@@ -22,21 +22,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.checkpoint import Checkpoint, RunProgress, find_latest, load, read, save
-from fivefold.trainer.optimizers.optimizer import clip, learning_rate, sum_over_ranks
+from fivefold.trainer.optimizers.optimizer import clip, compute_learning_rate, sum_over_ranks
 
 MODEL = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)
 FEW_ROWS = Model(name="few", layers=1, width=5, heads=1, kv_heads=1, head_dim=2, ffn=9, vocab=7)  # of 4 ranks, 1 empty
 JOB = Job(
     sequence=16,
     global_batch=4,
-    precision=recipe("fp32"),
+    precision=get_recipe("fp32"),
     steps=6,
     learning_rate=LearningRate(kind="cosine", peak=1e-2, warmup_steps=2),
 )
@@ -61,7 +61,7 @@ def train(built: Built, layout: Layout, *, first: int, last: int, model: Model =
         for unit in built.units:
             unit.gradients.finish()
         for group in built.optimizer.param_groups:
-            group["lr"] = learning_rate(job.learning_rate, step=step, steps=job.steps)
+            group["lr"] = compute_learning_rate(job.learning_rate, step=step, steps=job.steps)
         norm, (loss,) = sum_over_ranks(built.shards, total, ranks=built.ranks)
         clip(built.shards, norm, largest=1.0)
         losses.append(float(loss))
@@ -147,7 +147,7 @@ def run_and_resume(directory: Path, layout: Layout, job: Job) -> tuple[bool, ...
     ("layout", "precision"), [("dp1 mbs4", "fp32"), ("dp2 zero1 mbs1", "bf16"), ("dp2 zero3 mbs2", "fp32")]
 )
 def test_a_resumed_run_is_the_uninterrupted_one(forked, tmp_path: Path, layout: str, precision: str) -> None:
-    job = JOB.replace(precision=recipe(precision))
+    job = JOB.replace(precision=get_recipe(precision))
     for rank in forked(Layout.parse(layout).world, run_and_resume, tmp_path / "runs" / "a", Layout.parse(layout), job):
         assert rank == (True,) * 7
 
@@ -240,7 +240,7 @@ def test_latest_sees_only_complete_checkpoints(tmp_path: Path) -> None:
 def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_folder.shutil, "rmtree", lambda *_, **__: None)  # killed before it could
     for step in (1, 2):
-        final = tmp_path / checkpoint_folder.folder_name(step)
+        final = tmp_path / checkpoint_folder.format_folder_name(step)
         record = Checkpoint(
             torch="", device="cpu", model=MODEL, layout=Layout(), job=JOB, progress=progress(step), files=()
         )

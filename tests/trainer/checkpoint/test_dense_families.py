@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.huggingface.tensors import parts
+from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.record import UserError
 from fivefold.trainer.build import build
@@ -141,7 +141,7 @@ def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, HuggingFac
     theirs(TOKENS, labels=TOKENS).loss.backward()
     gradients = {get_disk_name(name, folder): weight.grad for name, weight in trained.items()}
     stacked = folder.family in STACKED
-    result = {part.ours: part for part in parts(ours.model, family=folder.family, stacked=stacked)}
+    result = {part.ours: part for part in list_tensors(ours.model, family=folder.family, stacked=stacked)}
     norm = max(float(gradient.norm()) for gradient in gradients.values())
     for name, weight in ours.named_parameters():
         part = result[name]

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import MLA, MoE
@@ -29,7 +29,7 @@ from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, st
 from fivefold.trainer.engine import Engine
 from tests.selection import mark_share
 
-JOB = Job(sequence=32, global_batch=4, precision=recipe("fp32"), steps=4)
+JOB = Job(sequence=32, global_batch=4, precision=get_recipe("fp32"), steps=4)
 PLAIN = {"width": 48, "heads": 6, "kv_heads": 2, "head_dim": 8, "ffn": 80, "vocab": 131, "positions": 64}
 EXPERTS = MoE(experts=8, topk=2, ffn=24)
 MODELS = {

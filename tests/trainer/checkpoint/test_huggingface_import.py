@@ -16,18 +16,18 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import CATALOG, build_model
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.huggingface.tensors import TensorPart, bias_name, parts
-from fivefold.model.weights import weights
+from fivefold.model.huggingface.tensors import TensorPart, list_tensors, name_routing_bias
+from fivefold.model.weights import list_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.checkpoint.huggingface_export import _assemble
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, start
-from fivefold.trainer.model.rotary import frequencies, rotary_tables
+from fivefold.trainer.model.rotary import compute_frequencies, rotary_tables
 from fivefold.trainer.model.transformer import Transformer
 from tests.selection import mark_share
 
@@ -140,7 +140,7 @@ def reference(case: dict[str, Any]) -> torch.nn.Module:
 def read_full(folder: HuggingFaceFolder) -> dict[str, Tensor]:
     """Every weight, box by box, and the biases by which experts are chosen."""
     result = {}
-    for weight in weights(folder.model):
+    for weight in list_weights(folder.model):
         boxes = [((0,) * len(weight.shape), weight.shape)]
         if len(weight.shape) == 3:
             boxes = [((expert, 0, 0), (1, *weight.shape[1:])) for expert in range(weight.shape[0])]
@@ -195,7 +195,7 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
     expected.backward()
     gradients: dict[str, Tensor] = {name: weight.grad for name, weight in theirs.named_parameters()}  # type: ignore
     interleaved = case.get("rope_interleave", True)
-    result = {p.ours: p for p in parts(ours.model, family=folder.family, stacked=True, interleaved=interleaved)}
+    result = {p.ours: p for p in list_tensors(ours.model, family=folder.family, stacked=True, interleaved=interleaved)}
     for name, weight in ours.named_parameters():
         wanted = convert_gradient(result[name], gradients)
         assert weight.grad is not None, name
@@ -230,7 +230,7 @@ def test_scaled_frequencies_are_the_references(name: str) -> None:
     kind = values["model_type"]
     config = AutoConfig.for_model("deepseek_v3" if kind == "kimi_k2" else kind, **keys)
     theirs, factor = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, torch.device("cpu"))
-    torch.testing.assert_close(torch.tensor(frequencies(model)), theirs, rtol=2e-6, atol=0)
+    torch.testing.assert_close(torch.tensor(compute_frequencies(model)), theirs, rtol=2e-6, atol=0)
     cos, _ = rotary_tables(model, positions=torch.tensor([0]), dtype=torch.float64, device=torch.device("cpu"))
     assert cos.unique().tolist() == pytest.approx([factor])
 
@@ -280,7 +280,7 @@ def test_frequencies_that_depend_on_the_length_are_the_references(
     model = from_config({"model_type": family, **keys}, name="x")
     config = AutoConfig.for_model(family, **{**keys, "rope_scaling": dict(scaling)})
     theirs, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"), seq_len=length)
-    torch.testing.assert_close(torch.tensor(frequencies(model, length=length)), theirs, rtol=2e-6, atol=0)
+    torch.testing.assert_close(torch.tensor(compute_frequencies(model, length=length)), theirs, rtol=2e-6, atol=0)
     part = torch.tensor([0, length - 1])  # of a sequence that several ranks share
     cos, _ = rotary_tables(model, positions=part, length=length, dtype=torch.float64, device=torch.device("cpu"))
     assert cos[0].unique().tolist() == pytest.approx([factor])
@@ -292,7 +292,7 @@ def test_frequencies_that_depend_on_the_length_are_the_references(
 
 def start_run(path: Path, layout: Layout) -> dict[str, Tensor]:
     model = HuggingFaceFolder.open(path).model
-    job = Job(sequence=32, global_batch=4, precision=recipe("fp32"))
+    job = Job(sequence=32, global_batch=4, precision=get_recipe("fp32"))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     start(path, built=built, model=model)
     return gather_full_weights(built, model=model)
@@ -317,7 +317,9 @@ def test_every_rank_reads_its_rows(
     result = forked(4, start_run, tmp_path / "model", Layout.parse(layout))[0]
     folder = HuggingFaceFolder.open(tmp_path / "model")
     wanted = read_full(folder)
-    assert {name for name in result if name not in wanted} <= {bias_name(folder.model, layer) for layer in range(3)}
+    assert {name for name in result if name not in wanted} <= {
+        name_routing_bias(folder.model, layer) for layer in range(3)
+    }
     for name, tensor in wanted.items():
         assert torch.equal(result[name], tensor), name
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Ernie4_5Config, LlamaConfig, Phi3Config, PhiConfig
 
 from fivefold.adapter import Adapter
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.weights import adapter_weights
+from fivefold.model.weights import list_adapter_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
@@ -57,7 +57,7 @@ def base_of(path: Path, family: str) -> Path:
 
 
 def job_of(adapter: Adapter) -> Job:
-    job = Job(sequence=32, global_batch=4, precision=recipe("fp32"), steps=4, adapter=adapter)
+    job = Job(sequence=32, global_batch=4, precision=get_recipe("fp32"), steps=4, adapter=adapter)
     return job.replace(learning_rate=job.learning_rate.replace(peak=1e-2))
 
 
@@ -114,7 +114,7 @@ def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str
     model = HuggingFaceFolder.open(base).model
 
     done = export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=ignore_progress)
-    names = {weight.name for weight in adapter_weights(model, adapter)}
+    names = {weight.name for weight in list_adapter_weights(model, adapter)}
     assert (done.family, done.holds, done.dtype, done.tensors) == (family, "adapters", "fp32", len(names))
     again = forked(2, start, tmp_path / "lora", base, Layout.parse("dp2 zero3 mbs1"), adapter)[0]
     assert again.keys() == weights.keys()
@@ -172,7 +172,7 @@ def test_routing_biases_of_a_merged_mixture_are_those_of_its_base(forked: Fork, 
 
 def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
     model = HuggingFaceFolder.open(base_of(tmp_path / "base", "phi3")).model
-    factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}
+    factors = {weight.name: torch.zeros(weight.shape) for weight in list_adapter_weights(model, ADAPTER)}
     with pytest.raises(UserError, match=r"phi3 stores blocks\.0\.attention\.q fused with others"):
         peft_adapter.write(tmp_path, factors, model=model, family="phi3", adapter=ADAPTER, base=None)
 
@@ -180,7 +180,7 @@ def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
 def folder_of(path: Path, base: Path) -> Path:
     """A PEFT adapter folder with zeros."""
     model = HuggingFaceFolder.open(base).model
-    factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}
+    factors = {weight.name: torch.zeros(weight.shape) for weight in list_adapter_weights(model, ADAPTER)}
     path.mkdir()
     peft_adapter.write(path, factors, model=model, family="llama", adapter=ADAPTER, base=str(base))
     return path

@@ -18,7 +18,7 @@ from torch import Tensor
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
 from fivefold.trainer import engine, loop
-from fivefold.trainer.checkpoint.checkpoint_folder import MANIFEST, _digest, find_latest, read
+from fivefold.trainer.checkpoint.checkpoint_folder import MANIFEST, _compute_digest, find_latest, read
 from tests.endure.ranks import Ranks
 from tests.trainer.test_faults import (
     MACHINE,
@@ -181,7 +181,7 @@ def test_a_checkpoint_that_does_not_say_its_text_is_taken_up_with_a_word() -> No
     assert newest
     old = read(newest)
     values = old.replace(progress=old.progress.replace(facts={})).model_dump(mode="json")
-    (newest / MANIFEST).write_text(json.dumps({**values, "digest": _digest(values)}))
+    (newest / MANIFEST).write_text(json.dumps({**values, "digest": _compute_digest(values)}))
     set_run(job={"steps": 16})
     train_well()
     said = f"{newest}: does not say on what text it was trained; taken to be this one"

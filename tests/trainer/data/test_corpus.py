@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from fivefold.record import UserError
 from fivefold.trainer.data import corpus
-from fivefold.trainer.data.corpus import file_slices, list_files, read_documents, read_slice
+from fivefold.trainer.data.corpus import list_files, list_slices, read_documents, read_slice
 
 
 def documents(path: Path, *, key: str = "text") -> list[str]:
@@ -78,7 +78,7 @@ def test_long_texts_are_cut_without_loss(
     assume(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "DOCUMENT_BYTES", limit)
-        results = [text for piece in file_slices(list_files(str(path))[0]) for text in read_slice(piece, key="text")]
+        results = [text for piece in list_slices(list_files(str(path))[0]) for text in read_slice(piece, key="text")]
     assert "".join(results).encode() == data
     assert all(len(text.encode()) < 2 * limit + 4 for text in results)
     for before, after in pairwise(text for text in results if text):
@@ -101,7 +101,7 @@ def test_the_sizes_of_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows(tmp_path / "b.parquet", ["x"] * 7)
     (tmp_path / "c.txt").write_text("text" * 50_000)
     for file in list_files(str(tmp_path)):
-        result = list(file_slices(file))
+        result = list(list_slices(file))
         assert len(result) > 2
         assert sum(piece.size_bytes for piece in result) == file.size_bytes
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fivefold.record import UserError
-from fivefold.trainer.data.loader import Loader, heldout_batches, permute
+from fivefold.trainer.data.loader import Loader, list_heldout_batches, permute
 from fivefold.trainer.data.prepare import prepare
 from fivefold.trainer.data.shards import Shards
 
@@ -129,19 +129,19 @@ def test_a_corpus_shorter_than_one_batch(loader: Loader, shards: Shards) -> None
     with pytest.raises(UserError, match=f"train holds {tokens} tokens, but 1 sequences of {tokens} need {tokens + 1}"):
         Loader(shards, sequence=tokens, seed=0)
     with pytest.raises(UserError, match=r"heldout holds \d+ tokens.*raise the held-out share"):
-        next(heldout_batches(Loader(shards, split="heldout", sequence=tokens - 1, seed=0), rows=1, mbs=1))
+        next(list_heldout_batches(Loader(shards, split="heldout", sequence=tokens - 1, seed=0), rows=1, mbs=1))
 
 
 def test_heldout_batches_are_always_the_same(shards: Shards) -> None:
     whole = np.concatenate(
-        list(heldout_batches(Loader(shards, split="heldout", sequence=SEQUENCE, seed=0), rows=24, mbs=6))
+        list(list_heldout_batches(Loader(shards, split="heldout", sequence=SEQUENCE, seed=0), rows=24, mbs=6))
     )
     assert whole.shape == (24, SEQUENCE + 1)
     assert len(np.unique(whole, axis=0)) == 24
     for ranks, mbs in ((2, 6), (4, 2), (1, 1)):
         read = [
             list(
-                heldout_batches(
+                list_heldout_batches(
                     Loader(shards, split="heldout", sequence=SEQUENCE, seed=0), rows=24, mbs=mbs, rank=rank, ranks=ranks
                 )
             )
@@ -156,7 +156,7 @@ def test_heldout_batches_are_as_many_on_every_rank(shards: Shards) -> None:
 
     def count(*, rows: int, mbs: int) -> list[int]:
         """Count the batches of each rank, at most one more than there are windows: a wrong bound is no long loop."""
-        batches = (heldout_batches(loader, rows=rows, mbs=mbs, rank=rank, ranks=2) for rank in (0, 1))
+        batches = (list_heldout_batches(loader, rows=rows, mbs=mbs, rank=rank, ranks=2) for rank in (0, 1))
         return [len(list(islice(some, windows + 1))) for some in batches]
 
     assert count(rows=25, mbs=4) == [3, 3]

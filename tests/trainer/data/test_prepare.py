@@ -25,8 +25,8 @@ from pyarrow import parquet
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.data import encode, shards
 from fivefold.trainer.data.corpus import list_files, read_documents
-from fivefold.trainer.data.encode import TEXT_HASHES, text_hash
-from fivefold.trainer.data.prepare import prepare, terminal_progress
+from fivefold.trainer.data.encode import TEXT_HASHES, hash_text
+from fivefold.trainer.data.prepare import prepare, show_progress
 from fivefold.trainer.data.shards import SPLITS, Shards, Split, SplitWriter
 from fivefold.trainer.data.tokenizer import train_bpe
 
@@ -85,7 +85,7 @@ def test_prepared_tokens_decode_to_the_text(tokenizer: str, tmp_path: Path) -> N
     expected = list(read_documents(list_files(str(source))))
     assert len(expected) == 2 + 3 + 100 + 100
     for split in SPLITS:
-        wanted = [text for text in expected if (text_hash(text) < 0.2 * TEXT_HASHES) == (split == "heldout")]
+        wanted = [text for text in expected if (hash_text(text) < 0.2 * TEXT_HASHES) == (split == "heldout")]
         assert documents(opened, split) == wanted
         assert index.part(split).documents == len(wanted) > 20
         assert index.part(split).text_bytes == len("".join(wanted).encode())
@@ -333,7 +333,7 @@ def test_a_dead_worker(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_bar_where_there_is_no_terminal(texts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with terminal_progress() as progress:
+    with show_progress() as progress:
         prepare(str(texts), directory=tmp_path / "out", progress=progress)
     assert capfd.readouterr() == ("", "")
 

@@ -11,7 +11,7 @@ import pytest
 
 from fivefold.record import UserError
 from fivefold.trainer.data.chat_template import ChatTemplate, TemplateError, load_template
-from fivefold.trainer.data.corpus import file_slices, list_files, read_records
+from fivefold.trainer.data.corpus import list_files, list_slices, read_records
 from fivefold.trainer.data.supervised import SampleError, SampleFormat, TrainingSample, find_replies, sample_format
 from fivefold.trainer.data.tokenizer import ByteTokenizer, Tokenizer, load
 from tests.trainer.data.conversations import CHATML, MARKED, completions, conversations, write_lines, write_tokenizer
@@ -185,7 +185,7 @@ def test_a_wrong_record_is_an_error_that_says_where(record: dict[str, Any], mess
     folder = write_tokenizer(tmp_path / "tokenizer")
     form, tokenizer = sample_format("messages", tokenizer=str(folder)), load(folder)
     lines = write_lines(tmp_path / "a.jsonl", [{"messages": MESSAGES}, record])
-    (piece,) = file_slices(list_files(str(lines))[0])
+    (piece,) = list_slices(list_files(str(lines))[0])
     with pytest.raises(UserError, match=rf"a\.jsonl:2: {message}"):
         list(read_records(piece, parse=lambda values: form.encode(values, tokenizer)))  # type: ignore[union-attr]
 
@@ -235,7 +235,7 @@ def test_parquet_is_the_same_as_lines(tmp_path: Path) -> None:
     read = [
         [
             sample.text
-            for piece in file_slices(file)
+            for piece in list_slices(file)
             for sample in read_records(piece, parse=lambda r: form.encode(r, tokenizer))
         ]
         for file in list_files(str(tmp_path))

@@ -13,9 +13,9 @@ from fivefold.trainer.data.tokenizer import (
     BpeTokenizer,
     ByteTokenizer,
     Tokenizer,
+    build_tokenizer,
     choose_dtype,
     load,
-    tokenizer,
     train_bpe,
 )
 
@@ -91,8 +91,8 @@ def test_a_file_that_truncates_pads_and_frames_does_not(tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert tokenizer("bytes") == ByteTokenizer()
-    assert tokenizer("bpe:300", texts=lambda: TEXTS).fingerprint == BPE.fingerprint
+    assert build_tokenizer("bytes") == ByteTokenizer()
+    assert build_tokenizer("bpe:300", texts=lambda: TEXTS).fingerprint == BPE.fingerprint
 
 
 def test_dtype() -> None:
@@ -111,7 +111,7 @@ def test_dtype() -> None:
 )
 def test_bad_names(spec: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        tokenizer(spec, texts=lambda: TEXTS)
+        build_tokenizer(spec, texts=lambda: TEXTS)
     assert "\n" not in str(error.value)
 
 
@@ -138,7 +138,7 @@ def test_an_error_while_the_corpus_is_read_ends_the_training() -> None:
         raise UserError("no corpus")
 
     with pytest.raises(UserError, match="no corpus"):
-        tokenizer("bpe:300", texts=lambda: (text for _ in "a" for text in texts()))
+        build_tokenizer("bpe:300", texts=lambda: (text for _ in "a" for text in texts()))
 
 
 def test_vocab_is_above_every_token_even_with_gaps() -> None:

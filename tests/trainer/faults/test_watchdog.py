@@ -14,7 +14,7 @@ import pytest
 from fivefold.trainer import loop
 from fivefold.trainer.faults import watchdog
 from fivefold.trainer.faults.signals import EXIT_RETRY
-from fivefold.trainer.faults.watchdog import RankStatus, _verdict
+from fivefold.trainer.faults.watchdog import RankStatus, _describe_missing_ranks
 from fivefold.trainer.parallel import pipeline
 from tests.endure.ranks import Ranks
 from tests.trainer.test_faults import (
@@ -136,7 +136,7 @@ def make_status(step: int, *, waits: bool) -> RankStatus:
     ],
 )
 def test_absent_ranks_are_named(places: dict[int, RankStatus], silent: list[int], named: str) -> None:
-    assert _verdict(places, silent, 9.0).startswith(named)
+    assert _describe_missing_ranks(places, silent, 9.0).startswith(named)
 
 
 def test_stacks_can_be_asked_for_at_any_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
@@ -52,7 +52,7 @@ def run(model: Model, layout: Layout, job: Job, *, steps: int = STEPS) -> Told:
 def test_a_layout_changes_no_more_than_its_casts_do(model: str, text: str, name: str, bound: float) -> None:
     """Losses of three steps against one process; from those of bf16 they differ by up to 1e-3."""
     layout = Layout.parse(text)
-    job = job_for(layout).replace(precision=recipe(name), emulate=True)
+    job = job_for(layout).replace(precision=get_recipe(name), emulate=True)
     few = MODELS[model].replace(layers=3)
     ours, alone = run(few, layout, job), run(few, Layout(), job)
     assert max(abs(a - b) for a, b in zip(ours.losses, alone.losses, strict=True)) <= bound
@@ -70,11 +70,11 @@ def test_losses_fall_as_those_of_bf16(model: str, names: tuple[str, ...]) -> Non
     """In 16 steps by 1.7 nats; every recipe ends within 0.05 of bf16."""
     steps, layout = 16, Layout(mbs=8)
     rate = LearningRate(kind="constant", peak=3e-3)
-    job = Job(sequence=24, global_batch=8, precision=recipe("bf16"), steps=steps, learning_rate=rate)
+    job = Job(sequence=24, global_batch=8, precision=get_recipe("bf16"), steps=steps, learning_rate=rate)
     wide = run(MODELS[model], layout, job, steps=steps).losses
     assert wide[0] - wide[-1] > 1.7
     for name in names:
-        narrow = run(MODELS[model], layout, job.replace(precision=recipe(name), emulate=True), steps=steps).losses
+        narrow = run(MODELS[model], layout, job.replace(precision=get_recipe(name), emulate=True), steps=steps).losses
         assert narrow != wide
         assert sum(narrow[-4:]) / 4 == pytest.approx(sum(wide[-4:]) / 4, abs=0.05)
 
@@ -106,7 +106,7 @@ def test_a_chip_without_units_is_refused_before_anything_starts(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
-    job = Job(precision=recipe(name))
+    job = Job(precision=get_recipe(name))
     check_chip(job.replace(emulate=True), model=build_model(model))
     if not pattern:
         check_chip(job, model=build_model(model))

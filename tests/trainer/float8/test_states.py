@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
@@ -67,12 +67,12 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
 )
 def test_a_run_holds_what_is_planned(name: str, model: Model, text: str) -> None:
     layout = Layout.parse(text)
-    job = Job(sequence=16, global_batch=4, precision=recipe(name), emulate=True)
+    job = Job(sequence=16, global_batch=4, precision=get_recipe(name), emulate=True)
     ranks = run_forked(layout.world, states, model, layout, job)
     machine = resolve(f"h100:{layout.world}", local=Path("/nowhere"))
     (plan,) = Planner(model=model, machine=machine, job=job).step(layout).memory.stages
     for (parameters, gradients, optimizer, width), same in ranks:
         assert (parameters, optimizer) == (plan.parameters_bytes, plan.optimizer_bytes)
         assert gradients == plan.gradients_bytes
-        assert width == recipe(name).weights_bytes == 1
+        assert width == get_recipe(name).weights_bytes == 1
         assert same

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
@@ -20,15 +20,15 @@ from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, weights
+from fivefold.model.weights import Weight, list_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint import checkpoint
-from fivefold.trainer.checkpoint.full_weights import decoder
+from fivefold.trainer.checkpoint.full_weights import build_decoder
 from fivefold.trainer.checkpoint.huggingface_export import export
 from fivefold.trainer.data.tokenizer import ByteTokenizer
-from fivefold.trainer.generate.decode import SamplingParams, generate, kv_cached
-from fivefold.trainer.generate.sample import sample, samples
+from fivefold.trainer.generate.decode import SamplingParams, enable_kv_cache, generate
+from fivefold.trainer.generate.sample import generate_samples, sample
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.transformer import Transformer
 from tests.selection import mark_share
@@ -83,7 +83,7 @@ named = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 
 def draw_weights(model: Model, seed: int = 0) -> dict[str, Tensor]:
     """Weights so wide that the likeliest token is not the same every time."""
-    return {weight.name: _spread(weight, model=model, seed=seed) for weight in weights(model)}
+    return {weight.name: _spread(weight, model=model, seed=seed) for weight in list_weights(model)}
 
 
 def _spread(weight: Weight, *, model: Model, seed: int) -> Tensor:
@@ -93,7 +93,7 @@ def _spread(weight: Weight, *, model: Model, seed: int) -> Tensor:
 
 
 def build_plain(model: Model) -> Transformer:
-    module = decoder(draw_weights(model) | biases(model), model=model)
+    module = build_decoder(draw_weights(model) | biases(model), model=model)
     assert isinstance(module, Transformer)
     return module
 
@@ -142,7 +142,7 @@ def test_logits_are_those_of_the_whole_text(model: Model) -> None:
     module = build_plain(model)
     tokens = torch.randint(0, 131, (3, 24), generator=torch.Generator().manual_seed(3))
     whole = module(tokens)
-    with torch.no_grad(), kv_cached(module, tokens=24) as reader:
+    with torch.no_grad(), enable_kv_cache(module, tokens=24) as reader:
         results = [
             reader.read(tokens[:, :10].tolist()),
             *(reader.read(tokens[:, [at]].tolist()) for at in range(10, 24)),
@@ -168,7 +168,7 @@ def test_generation_drops_no_tokens() -> None:
 
 @pytest.mark.parametrize("model", MODELS[:1] + MODELS[3:4], ids=lambda model: model.name)
 def test_kv_cache_has_the_stated_size(model: Model) -> None:
-    with torch.no_grad(), kv_cached(build_plain(model), tokens=16) as reader:
+    with torch.no_grad(), enable_kv_cache(build_plain(model), tokens=16) as reader:
         reader.read([[1, 2, 3]])
         kept = [sum(part.shape[2] * part.shape[3] for part in layer.parts) for layer in reader.kept]
     item = 2 * model.kv_heads * model.head_dim if model.mla is None else model.mla.kv_rank + model.mla.rope_dim
@@ -224,7 +224,7 @@ def ignore_progress(_what: str, _done: int, _of: int) -> None:
 
 def save(folder: Path, model: Model, layout: Layout) -> None:
     """A checkpoint of the drawn weights, cut by ``layout``."""
-    job, wide = Job(sequence=32, global_batch=4, precision=recipe("fp32")), draw_weights(model)
+    job, wide = Job(sequence=32, global_batch=4, precision=get_recipe("fp32")), draw_weights(model)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     for shard in built.shards:
         shard.weight.data.copy_(shard.rows_of(wide[shard.name]))
@@ -272,7 +272,7 @@ def test_text_comes_in_pieces_that_are_whole_characters() -> None:
     def on_text(number: int, piece: str) -> None:
         heard[number] += piece
 
-    result = samples(
+    result = generate_samples(
         module,
         ByteTokenizer(),
         ["é", ""],

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fivefold.trainer.measure.clock import HostClock, Offset, StreamClock, offset
+from fivefold.trainer.measure.clock import HostClock, Offset, StreamClock, measure_offset
 
 AHEAD = 12.5  # seconds
 
@@ -16,7 +16,7 @@ def compare_clocks(planted: float) -> tuple[Offset, float]:
 
     rank = dist.get_rank()
     began = time.perf_counter()  # one clock for all processes of a host
-    result = offset(rank=rank, world=dist.get_world_size(), now=lambda: time.perf_counter() + rank * planted)
+    result = measure_offset(rank=rank, world=dist.get_world_size(), now=lambda: time.perf_counter() + rank * planted)
     return result, time.perf_counter() - began
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.logs.step_line import step_line
-from fivefold.trainer.measure.noise_scale import DECAY, GradientNoise, NoiseScale, noise
+from fivefold.trainer.measure.noise_scale import DECAY, GradientNoise, NoiseScale, estimate_noise
 from fivefold.trainer.run import Run
 from tests.selection import mark_share
 
@@ -26,7 +26,7 @@ TOKENS = torch.randint(MODEL.vocab, (SEQUENCES, LENGTH + 1), generator=torch.Gen
 
 def compute_sequence_gradients() -> list[Tensor]:
     """The gradient of each sequence's own mean loss, as one vector, without parallelism."""
-    job = Job(sequence=LENGTH, global_batch=1, precision=recipe("fp32"))
+    job = Job(sequence=LENGTH, global_batch=1, precision=get_recipe("fp32"))
     results = []
     for sequence in TOKENS:
         built = build(model=MODEL, layout=Layout(), job=job, device=torch.device("cpu"))
@@ -38,7 +38,7 @@ def compute_sequence_gradients() -> list[Tensor]:
 def measure_noise(text: str) -> tuple[GradientNoise | None, float, list[int]]:
     """What the trainer measures of the same sequences under a layout; and of a plain step its norm."""
     layout = Layout.parse(text)
-    job = Job(sequence=LENGTH, global_batch=SEQUENCES, precision=recipe("fp32"))
+    job = Job(sequence=LENGTH, global_batch=SEQUENCES, precision=get_recipe("fp32"))
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=MODEL, layout=layout, job=job)
     engine.noise = NoiseScale.from_built(built, layout)
@@ -75,7 +75,7 @@ def test_noise_scale_equals_that_of_per_sequence_gradients(forked, text: str) ->
     (single,) = forked(1, compute_sequence_gradients)
     mean = torch.stack(single).mean(0)
     small = [torch.stack([single[n] for n in part]).mean(0).square().sum() for part in parts(layout)]
-    square, variance = noise(
+    square, variance = estimate_noise(
         small=float(torch.stack(small).mean()),
         full=float(mean.square().sum()),
         batches=len(small),
@@ -107,7 +107,9 @@ def test_estimates_are_without_bias() -> None:
         sequences = mean + deviation * torch.randn(batch, size, generator=drawn)
         small = sequences.view(batches, -1, size).mean(1).square().sum(1).mean()
         results.append(
-            noise(small=float(small), full=float(sequences.mean(0).square().sum()), batches=batches, sequences=batch)
+            estimate_noise(
+                small=float(small), full=float(sequences.mean(0).square().sum()), batches=batches, sequences=batch
+            )
         )
     squares, variances = torch.tensor(results).mean(0)
     assert float(squares) == pytest.approx(float(mean.square().sum()), rel=0.03)
@@ -134,7 +136,7 @@ def test_without_it_a_step_sends_what_it_sent(forked) -> None:
 def run_unwatched() -> tuple[int, bool]:
     from fivefold.trainer.optimizers import optimizer
 
-    layout, job = Layout.parse("dp2 zero2 mbs1"), Job(sequence=LENGTH, global_batch=4, precision=recipe("fp32"))
+    layout, job = Layout.parse("dp2 zero2 mbs1"), Job(sequence=LENGTH, global_batch=4, precision=get_recipe("fp32"))
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=MODEL, layout=layout, job=job)
     sent: list[int] = []

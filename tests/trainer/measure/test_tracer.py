@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch._dynamo  # once, before any fork
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.profiling.attribution import rank_times, split, summary
+from fivefold.profiling.attribution import rank_times, split, summarize_rank
 from fivefold.results.spans import RankStep, RankTrace, Span
 from fivefold.step import Traffic
 from fivefold.trainer.build import build
@@ -80,7 +80,7 @@ def trace_run(run: Run, model: Model, layout: Layout) -> tuple[RankTrace, tuple[
 
 
 def make_run(folder: Path, corpus: Path, **changes: Any) -> Run:
-    job = Job(**{"sequence": 32, "global_batch": 4, "steps": 5, "precision": recipe("bf16"), **changes})
+    job = Job(**{"sequence": 32, "global_batch": 4, "steps": 5, "precision": get_recipe("bf16"), **changes})
     run = Run(folder=folder, job=job, evaluate_sequences=4)
     prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
     return run
@@ -107,7 +107,7 @@ def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: 
             assert rows[0] == (rows[1][0], pytest.approx(rows[1][1], rel=0.2))
         assert sent == metered
         assert all(m.begun <= m.posted <= m.waits <= m.done for m in step.messages)
-    times = rank_times([summary(trace) for trace, _ in result])
+    times = rank_times([summarize_rank(trace) for trace, _ in result])
     for one in times:
         spent = sum(item.seconds for item in one.items) + one.bubble + sum(one.messages("exposed").values())
         assert spent == pytest.approx(one.step, rel=1e-9)
@@ -138,7 +138,7 @@ def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -
 def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_path: Path) -> None:
     layout, run = (
         Layout.parse("tp2 mbs2"),
-        make_run(tmp_path / "run", corpus, precision=recipe("fp8-rowwise"), emulate=True),
+        make_run(tmp_path / "run", corpus, precision=get_recipe("fp8-rowwise"), emulate=True),
     )
     model = DENSE.replace(layers=1)
     for trace, traffic in forked(2, trace_run, run, model, layout):
@@ -155,7 +155,7 @@ def test_a_compiled_block_is_one_operation_but_for_the_gemms_of_its_backward(
     forked: Fork, corpus: Path, tmp_path: Path
 ) -> None:
     """After the metered step, which ran uncompiled; in fp32, whose weight gradients are made in their sums."""
-    run = make_run(tmp_path / "run", corpus, compile=True, precision=recipe("fp32"))
+    run = make_run(tmp_path / "run", corpus, compile=True, precision=get_recipe("fp32"))
     ((trace, _),) = forked(1, trace_compiled, run, DENSE.replace(layers=1), Layout.parse("mbs2"))
     (step,) = trace.steps
     check_adds_up(step)

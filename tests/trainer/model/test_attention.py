@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.model.rope import RopeScaling
 from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights
-from fivefold.planner.counts.operations.attention import attention
+from fivefold.model.weights import list_block_weights
+from fivefold.planner.counts.operations.attention import list_attention
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.record import UserError
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
@@ -134,7 +134,9 @@ def test_rows_in_and_out_are_the_reference(model: Model) -> None:
 @named
 def test_its_weights_are_those_of_the_list(model: Model) -> None:
     ours = {f"attention.{name}": tuple(weight.shape) for name, weight in build_attention(model).named_parameters()}
-    listed = {weight.name: weight.shape for weight in block_weights(model, 0) if weight.name.startswith("attention.")}
+    listed = {
+        weight.name: weight.shape for weight in list_block_weights(model, 0) if weight.name.startswith("attention.")
+    }
     assert ours == listed
 
 
@@ -153,8 +155,8 @@ def test_saved_bytes_equal_the_planner(model: Model) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = module(x, RowInputs(T, (cos, sin)))  # holds the graph, so that no storage is used twice
-    job = Job(sequence=T, global_batch=B, precision=recipe("fp32"), attention="blocks")
-    ops = attention(Local(model, job, LocalDegrees(sequences=B)), "x", layer=0)
+    job = Job(sequence=T, global_batch=B, precision=get_recipe("fp32"), attention="blocks")
+    ops = list_attention(Local(model, job, LocalDegrees(sequences=B)), "x", layer=0)
     sizes = {"x": x.nbytes} | {name: size for op in ops for name, size in op.writes.items()}
     assert sum(kept.values()) == sum(sizes[name] for name in {name for op in ops for name in op.keeps})
     assert out.shape == x.shape

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fivefold.model.shape import ModelShape
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights
+from fivefold.model.weights import list_block_weights
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.embed import Embed
 from fivefold.trainer.model.rotary import RowInputs, rotary_tables
@@ -81,7 +81,7 @@ def test_the_kinds_of_block(kind: str, norm: str) -> None:
     else:
         z = x + attend(n["norm1"](x)) + f(n["norm1" if kind == "parallel_shared" else "norm2"](x))
     torch.testing.assert_close(block(x, rows), z, rtol=1e-5, atol=1e-5)
-    assert [name for name, _ in block.named_parameters()] == [weight.name for weight in block_weights(model, 0)]
+    assert [name for name, _ in block.named_parameters()] == [weight.name for weight in list_block_weights(model, 0)]
 
 
 @pytest.mark.parametrize("positions", [None, torch.tensor([2, 3, 8, 9])])

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.trainer.generate.decode import kv_cached
+from fivefold.trainer.generate.decode import enable_kv_cache
 from fivefold.trainer.model.attention import GroupedAttention
 from fivefold.trainer.model.dropout import sequence_keys
 from fivefold.trainer.model.rotary import RowInputs, list_tables
@@ -94,7 +94,7 @@ def test_one_token_at_a_time_is_as_all_at_once() -> None:
     text = torch.randint(0, 83, (B, T), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         wanted = decoder(text)
-        with kv_cached(decoder, tokens=T) as reader:
+        with enable_kv_cache(decoder, tokens=T) as reader:
             result = [reader.read(text[:, :3].tolist())] + [
                 reader.read(text[:, t : t + 1].tolist()) for t in range(3, T)
             ]
@@ -112,7 +112,7 @@ def test_one_token_at_a_time_is_as_all_at_once() -> None:
 def test_unsupported_feature_with_chunks_is_a_one_line_error(
     layout: str, changed: dict[str, object], says: str
 ) -> None:
-    job = Job(sequence=8, global_batch=2, precision=recipe("fp32")).replace(**changed)
+    job = Job(sequence=8, global_batch=2, precision=get_recipe("fp32")).replace(**changed)
     with pytest.raises(UserError, match=says):
         check_supported(Layout.parse(layout), job, model=CHUNKED)
     longer = CHUNKED.replace(window=16)  # than the sequences: it does nothing

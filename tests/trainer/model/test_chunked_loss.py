@@ -11,14 +11,14 @@ import torch._dynamo  # once, before any fork
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.measure.measured_step import live_tensors
+from fivefold.trainer.measure.measured_step import list_live_tensors
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.chunked_loss import chunked_loss
 from fivefold.trainer.model.kernels.loss import cross_entropy, nats
@@ -34,7 +34,7 @@ SPARSE = DENSE.replace(name="sparse", moe=MoE(experts=4, topk=2, ffn=20, dense_l
 JOB = Job(
     sequence=48,
     global_batch=8,
-    precision=recipe("fp32"),
+    precision=get_recipe("fp32"),
     steps=9,
     learning_rate=LearningRate(kind="constant", peak=1e-2),
 )
@@ -92,7 +92,7 @@ def test_without_gradients_the_loss_is_there_at_once() -> None:
 def run_steps(model: Model, text: str, loss: str, precision: str, compiled: bool = False) -> list[tuple[float, float]]:
     """Loss and norm of two steps, and held-out loss as the last."""
     layout = Layout.parse(text)
-    job = JOB.replace(loss=loss, precision=recipe(precision), compile=compiled)
+    job = JOB.replace(loss=loss, precision=get_recipe(precision), compile=compiled)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine, results = Engine(built, model=model, layout=layout, job=job), []
     for number in range(2):
@@ -171,7 +171,7 @@ def measure_peak(model: Model, job: Job) -> int:
     for _ in range(2):
         engine.step(tokens)
         engine.zero_grad()
-    with Meter([*live_tensors(built), tokens], axis=built.ranks.axis) as meter:
+    with Meter([*list_live_tensors(built), tokens], axis=built.ranks.axis) as meter:
         engine.step(tokens)
     return meter.peak_bytes
 
@@ -182,7 +182,7 @@ def test_a_large_vocabulary_takes_less_as_predicted(forked: Fork, monkeypatch: p
     model = DENSE.replace(name="wordy", vocab=8_000, head_bias=False, width=16, layers=2)
     peaks = []
     for loss in ("fused", "chunked"):
-        job = JOB.replace(sequence=512, global_batch=2, loss=loss, precision=recipe("bf16"))
+        job = JOB.replace(sequence=512, global_batch=2, loss=loss, precision=get_recipe("bf16"))
         predicted = Planner(model=model, machine=machine("gloo", 1), job=job).estimate(Layout()).peak_bytes
         (result,) = forked(1, measure_peak, model, job)
         assert predicted == pytest.approx(result, rel=0.005)

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model import sliding_window_attention
-from fivefold.trainer.model.attention_mask import AttentionMask, Heads, visible_pairs
+from fivefold.trainer.model.attention_mask import AttentionMask, Heads, count_visible_pairs
 from fivefold.trainer.model.flash_attention import (
     DocumentSpan,
     Flash,
     attend,
     attend_backward,
-    earlier_key_spans,
-    self_attention_spans,
+    list_earlier_key_spans,
+    list_self_attention_spans,
 )
 
 B, T, S, N, K = 2, 6, 10, 4, 2
@@ -80,11 +80,11 @@ def test_block_is_attention_written_out(
     seen = ((apart >= 0) & (apart < (rule.window or 2 * S))).expand(B, tokens, S)
     if case == "documents":
         seen = seen & (DOCUMENTS[:, :, None] == DOCUMENTS[:, None])
-        spans = self_attention_spans(DOCUMENTS)
+        spans = list_self_attention_spans(DOCUMENTS)
     if case == "documents before":  # queries behind all of the keys: of the first sequence two belong to its last one
         after = torch.tensor([[3, 3, 4, 4, 4, 4], [7, 7, 7, 8, 8, 8]])
         seen = seen & (after[:, :, None] == DOCUMENTS[:, None])
-        spans = earlier_key_spans(after, DOCUMENTS, offset=S)
+        spans = list_earlier_key_spans(after, DOCUMENTS, offset=S)
         assert spans == (DocumentSpan(slice(0, 2), slice(8, 10), 2),)
     inputs = qkv(tokens=tokens, dims=dims)
     out, lse = attend(*inputs, rule, offset=offset, spans=spans)
@@ -108,7 +108,7 @@ def test_pairs_are_those_that_a_mask_has(block: tuple[int, int, int], window: in
     queries, keys, offset = block
     apart = torch.arange(queries)[:, None] + offset - torch.arange(keys)
     wanted = int(((apart >= 0) & (apart < window)).sum())
-    assert visible_pairs(queries, keys, offset=offset, window=window) == wanted
+    assert count_visible_pairs(queries, keys, offset=offset, window=window) == wanted
 
 
 def test_a_window_holds_no_square_of_scores() -> None:
@@ -116,19 +116,19 @@ def test_a_window_holds_no_square_of_scores() -> None:
     q = torch.empty(2, 8, 5000, 4)
     k = torch.empty(2, 2, 5000, 4)
     for window in (0, 1, 100, 4999):
-        chunks = list(sliding_window_attention.chunks(q, k, offset=0, window=window))
+        chunks = list(sliding_window_attention.list_chunks(q, k, offset=0, window=window))
         assert sum(chunk.queries.stop - chunk.queries.start for chunk in chunks) == 5000
         sizes = [(c.queries.stop - c.queries.start) * (c.keys.stop - c.keys.start) for c in chunks]
         assert max(sizes) * 2 * 8 <= sliding_window_attention.LARGEST
         if window == 100:  # masked or not, at most three times what is seen
-            assert sum(sizes) <= 3 * visible_pairs(5000, 5000, offset=0, window=window)
+            assert sum(sizes) <= 3 * count_visible_pairs(5000, 5000, offset=0, window=window)
 
 
 def test_documents_are_runs_and_only_the_last_reaches_over() -> None:
-    assert self_attention_spans(DOCUMENTS) == tuple(
+    assert list_self_attention_spans(DOCUMENTS) == tuple(
         DocumentSpan(slice(*run), slice(*run)) for run in ((0, 3), (3, 4), (4, 8), (8, 10), (10, 11), (11, 20))
     )
-    assert earlier_key_spans(DOCUMENTS[:, 6:], DOCUMENTS[:, 2:5], offset=4) == (
+    assert list_earlier_key_spans(DOCUMENTS[:, 6:], DOCUMENTS[:, 2:5], offset=4) == (
         DocumentSpan(slice(0, 2), slice(2, 3), 2),  # two tokens of document 2 see its first one
         DocumentSpan(slice(4, 8), slice(3, 6), 4),
     )
@@ -174,7 +174,7 @@ def test_core_is_exact_and_keeps_five_tensors(
 @pytest.mark.parametrize("dims", [(64, 64), (192, 128), (20, 20)], ids=str)
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["causal", "documents"])
 def test_gpu_agrees_with_cpu(documents: Tensor | None, dims: tuple[int, int], rule: AttentionMask) -> None:
-    spans = None if documents is None else self_attention_spans(documents)
+    spans = None if documents is None else list_self_attention_spans(documents)
     inputs = [x.bfloat16() for x in qkv(dims=dims)]
     gradient = draw_inputs(B, S, N, dims[1], seed=4).bfloat16()
     there = [x.cuda() for x in inputs]

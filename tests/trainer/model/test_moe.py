@@ -17,7 +17,7 @@ from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights
+from fivefold.model.weights import list_block_weights
 from fivefold.record import RunFailure
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.experts import Experts, multiply_by_group, sum_by_group
@@ -57,7 +57,7 @@ def close(found: Tensor | None, expected: Tensor | None, *, within: float = 1e-5
 
 def test_names_and_shapes_are_those_of_the_list_of_weights() -> None:
     of = model(shared_experts=2, router_bias=True, expert_bias=True)
-    expected = {w.name: w.shape for w in block_weights(of, 0) if w.name.startswith("moe.")}
+    expected = {w.name: w.shape for w in list_block_weights(of, 0) if w.name.startswith("moe.")}
     assert {f"moe.{name}": tuple(weight.shape) for name, weight in Moe(of).named_parameters()} == expected
 
 

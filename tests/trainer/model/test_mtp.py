@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MTP, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.huggingface_export import export, find
@@ -125,7 +125,7 @@ def test_losses_and_gradients_are_those_of_a_plain_one(tied: bool, chunked: bool
 def test_names_and_shapes_are_those_of_the_list_of_weights() -> None:
     for more in ({}, {"moe": MoE(experts=4, topk=2, ffn=16, dense_layers=1)}):
         model = MODEL.replace(**more)
-        expected = {weight.name: weight.shape for weight in weights(model)}
+        expected = {weight.name: weight.shape for weight in list_weights(model)}
         assert {name: tuple(weight.shape) for name, weight in Transformer(model).named_parameters()} == expected
         assert model.parameters == sum(weight.numel() for weight in Transformer(model).parameters())
 
@@ -227,7 +227,7 @@ def test_a_folder_without_the_modules_holds_none_and_a_model_without_takes_none(
 def save_imported(directory: Path, folder: Path) -> None:
     """A checkpoint of no steps, with the weights of ``folder``, under a layout that cuts them."""
     model, layout = HuggingFaceFolder.open(folder).model, Layout.parse("pp2 ep1 zero1 mbs1")
-    job = Job(sequence=16, global_batch=2, precision=recipe("fp32"))
+    job = Job(sequence=16, global_batch=2, precision=get_recipe("fp32"))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     start(folder, built=built, model=model)
     progress = checkpoint.RunProgress(step=0, samples=0, tokens=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
@@ -56,7 +56,7 @@ def test_three_products_read_rounded_operands() -> None:
 
 
 def test_a_chip_without_units_says_that_it_computes_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(precision=recipe("tf32"))
+    job = Job(precision=get_recipe("tf32"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert describe_other_format(job).startswith("precision 'tf32': a CPU has no tf32 units and multiplies in fp32")
     assert describe_other_format(job.replace(emulate=True)) == describe_other_format(Job()) == ""
@@ -71,7 +71,7 @@ def test_the_planner_prices_products_at_the_chips_tf32_peak() -> None:
         Planner(
             model=build_model("llama3-8b"),
             machine=resolve("h100:8", local=Path("/nowhere")),
-            job=Job(sequence=4096, global_batch=8, precision=recipe(name)),
+            job=Job(sequence=4096, global_batch=8, precision=get_recipe(name)),
         ).step(Layout.parse("dp8 zero3 mbs1"))
         for name in ("tf32", "fp32")
     ]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -84,7 +84,7 @@ def losses(kind: Any, precision: str, steps: int) -> tuple[list[float], int]:
     task = Job(
         sequence=16,
         global_batch=8,
-        precision=recipe(precision),
+        precision=get_recipe(precision),
         steps=steps,
         optimizer=Optimizer(kind=kind),
         learning_rate=LearningRate(kind="constant", peak=3e-3),

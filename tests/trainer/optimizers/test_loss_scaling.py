@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, LearningRate, recipe
+from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -30,7 +30,7 @@ SPARSE = DENSE.replace(
 JOB = Job(
     sequence=16,
     global_batch=8,
-    precision=recipe("fp16"),
+    precision=get_recipe("fp16"),
     steps=9,
     learning_rate=LearningRate(kind="constant", peak=1e-2),
 )
@@ -72,7 +72,7 @@ def bits(built: Built) -> list[Tensor]:
 
 
 def play(model: Model, text: str, precision: str) -> list[StepResult]:
-    _, engine = start_engine(model, Layout.parse(text), JOB.replace(precision=recipe(precision)))
+    _, engine = start_engine(model, Layout.parse(text), JOB.replace(precision=get_recipe(precision)))
     return [step(engine, number) for number in range(3)]
 
 
@@ -198,7 +198,7 @@ def resume_across_layouts(folder: Path) -> tuple[Tensor, Tensor, float]:
     assert result is not None
     assert other.scaler is not None
     load(result, built=other, model=DENSE, job=JOB)
-    wide = JOB.replace(precision=recipe("fp32"))
+    wide = JOB.replace(precision=get_recipe("fp32"))
     plain, _ = start_engine(DENSE, layout, wide)
     save(folder / "b", built=plain, progress=done, model=DENSE, layout=layout, job=wide)
     result = find_latest(folder / "b")

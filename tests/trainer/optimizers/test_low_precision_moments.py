@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
 from fivefold.trainer.optimizers.low_precision_moments import ScaledFormat
@@ -27,7 +27,7 @@ NORMS = ("norm", "bias")
 
 def task(name: str) -> Job:
     rate = LearningRate(kind="constant", peak=RATE)
-    return Job(sequence=8, global_batch=12, precision=recipe(name), learning_rate=rate, steps=STEPS, emulate=True)
+    return Job(sequence=8, global_batch=12, precision=get_recipe(name), learning_rate=rate, steps=STEPS, emulate=True)
 
 
 def values(dtype: torch.dtype) -> Tensor:
@@ -82,7 +82,7 @@ def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, 
         item.rpartition("/")[2] for item in ours if item.startswith("blocks.0.mlp.up.weight/") and "scale" in item
     }
     moments = ("exp_avg_scale", "exp_avg_sq_scale")
-    assert scales == {moment for moment, scaled in zip(moments, recipe(name).scaled_moments, strict=True) if scaled}
+    assert scales == {moment for moment, scaled in zip(moments, get_recipe(name).scaled_moments, strict=True) if scaled}
     assert "blocks.0.norm1.weight/exp_avg_scale" not in ours
 
 

@@ -10,15 +10,15 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, weights
+from fivefold.model.weights import Weight, list_weights
 from fivefold.trainer.build import build
-from fivefold.trainer.optimizers.optimizer import clip, learning_rate, sum_over_ranks
+from fivefold.trainer.optimizers.optimizer import clip, compute_learning_rate, sum_over_ranks
 from fivefold.update import LearningRate, Optimizer
 from tests.selection import mark_share
 
 
 def rates(schedule: LearningRate, steps: int) -> list[float]:
-    return [learning_rate(schedule, step=step, steps=steps) for step in range(steps)]
+    return [compute_learning_rate(schedule, step=step, steps=steps) for step in range(steps)]
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
@@ -128,7 +128,7 @@ def test_each_element_counts_once_in_the_norm_under_every_mix(forked, layout: st
     """Whatever several ranks hold: replicas, copies of key heads, norms over tp, a tied table, DualPipe's replicas."""
     parsed = Layout.parse(layout)
     model = MODEL if parsed.etp == 1 else PLAIN
-    expected = float(torch.cat([gradient(weight).flatten() for weight in weights(model)]).norm())
+    expected = float(torch.cat([gradient(weight).flatten() for weight in list_weights(model)]).norm())
     for norm, left in forked(parsed.world, norm_and_cut, model, layout):
         assert norm == pytest.approx(expected, rel=2e-6)
         assert left == pytest.approx(0.5 / expected, rel=1e-5)

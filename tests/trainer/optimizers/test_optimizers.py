@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, weights
+from fivefold.model.weights import Weight, list_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import Built, build, draw_initial_weight
 from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
@@ -39,7 +39,7 @@ def job(kind: Kind, precision: str = "fp32", **fields: Any) -> Job:
     return Job(
         sequence=8,
         global_batch=12,
-        precision=recipe(precision),
+        precision=get_recipe(precision),
         optimizer=Optimizer(kind=kind, **fields),
         learning_rate=LearningRate(kind="constant", peak=RATE),
         steps=STEPS,
@@ -74,7 +74,7 @@ def parts(built: Built) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Ten
     """Return weights and moments: name, full shape, where the part begins, the part."""
     results = []
     for shard in built.shards:
-        kept = [("weight", shard, shard.weight.detach()), *optimizer.moments(built.optimizer, shard)]
+        kept = [("weight", shard, shard.weight.detach()), *optimizer.list_moments(built.optimizer, shard)]
         for kind, part, tensor in kept:
             if part is None:
                 results.append((f"{shard.name}/{kind}", (), (), tensor.clone()))
@@ -104,7 +104,7 @@ def split(weight: Weight, whole: Tensor) -> list[Tensor]:
 def torch_run(model: Model, kind: Kind) -> Wholes:
     """Run torch's optimizer on full tensors, with one tensor per expert."""
     hidden, rest, result = [], {0.0: [], 0.1: []}, {}
-    for weight in weights(model):
+    for weight in list_weights(model):
         item = [
             torch.nn.Parameter(part.clone()) for part in split(weight, draw_initial_weight(weight, model=model, seed=0))
         ]
@@ -155,7 +155,7 @@ def test_every_layout_equals_torch_on_full_weights(forked: Fork, kind: Kind, mod
         pytest.skip("torch before 2.9 has no Muon")
     layout, expected = Layout.parse(text), torch_run(model, kind)
     ours = combine_ranks([after for _, after in forked(layout.world, play, model, layout, job(kind))])
-    start = {weight.name: draw_initial_weight(weight, model=model, seed=0) for weight in weights(model)}
+    start = {weight.name: draw_initial_weight(weight, model=model, seed=0) for weight in list_weights(model)}
     for name, whole in expected.items():
         change = (whole - start[name]).norm()
         assert change > 0
@@ -251,7 +251,7 @@ def groups_of(task: Job) -> dict[tuple[float, float], int]:
 
 
 def test_groups_are_data(forked: Fork) -> None:
-    every = list(weights(SPARSE))
+    every = list(list_weights(SPARSE))
     vectors = sum(len(weight.shape) == 1 or weight.name.endswith("bias") for weight in every)
     rest, experts = len(every) - vectors, 3
     (usual,) = forked(1, groups_of, job("adamw"))

@@ -19,7 +19,7 @@ from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.parallel import context
 from fivefold.trainer.parallel.collectives import Pending, exchange
-from fivefold.trainer.parallel.context import Kind, Ring, Ulysses, attach, positions
+from fivefold.trainer.parallel.context import Kind, Ring, Ulysses, attach, list_positions
 from fivefold.trainer.parallel.mesh import AxisGroup
 from tests.selection import mark_share
 
@@ -97,7 +97,7 @@ def run_on_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], l
     if case.kind == "ulysses":
         core = functools.partial(swap, Ulysses(axis), Flash(case.rule, heads=Heads(rank=axis.rank)))
     documents = DOCUMENTS if case.documents else None
-    mine = positions(layout(case), rank=axis.rank, sequence=T)
+    mine = list_positions(layout(case), rank=axis.rank, sequence=T)
     *_, sinks = inputs(case)
     *qkv, gradient = (x[:, mine] for x in inputs(case)[:4])
     qkv = [x.requires_grad_() for x in qkv]
@@ -139,7 +139,7 @@ def compute_reference(case: Case) -> list[Tensor]:
 
 
 def combine_ranks(case: Case, parts: list[list[Tensor]]) -> list[Tensor]:
-    order = torch.cat([positions(layout(case), rank=rank, sequence=T) for rank in range(case.ranks)])
+    order = torch.cat([list_positions(layout(case), rank=rank, sequence=T) for rank in range(case.ranks)])
     results = [torch.cat(item, dim=1)[:, order.argsort()] for item in zip(*(part[:4] for part in parts), strict=True)]
     return [*results, parts[0][4]] if case.sinks else results
 
@@ -202,9 +202,9 @@ def test_omitted_exchange_is_detected(kind: Kind, ranks: int, hop: int, wrong: l
 
 def test_positions_are_zigzag_or_runs() -> None:
     ring, runs = Layout(cp=2), Layout(cp=2, cp_kind="ulysses")
-    assert [positions(ring, rank=rank, sequence=8).tolist() for rank in (0, 1)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
-    assert [positions(runs, rank=rank, sequence=8).tolist() for rank in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    pairs = [sum(positions(Layout(cp=8), rank=rank, sequence=64).add(1).tolist()) for rank in range(8)]
+    assert [list_positions(ring, rank=rank, sequence=8).tolist() for rank in (0, 1)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    assert [list_positions(runs, rank=rank, sequence=8).tolist() for rank in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    pairs = [sum(list_positions(Layout(cp=8), rank=rank, sequence=64).add(1).tolist()) for rank in range(8)]
     assert len(set(pairs)) == 1  # every rank's queries see equally many keys
 
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.feedforward import experts as planned
+from fivefold.planner.counts.operations.feedforward import list_experts as planned
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
-from fivefold.step import sent_bytes
+from fivefold.step import count_sent_bytes
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.routing import Sequences
 from fivefold.trainer.parallel import expert
 from fivefold.trainer.parallel.collectives import Pending
-from fivefold.trainer.parallel.mesh import AxisGroup, Ranks, ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, Ranks, create_ranks
 from tests.selection import mark_share
 
 D, FFN, E, K, ROWS = 16, 16, 8, 2, 32
@@ -104,7 +104,7 @@ def select_local_part(name: str, weight: Tensor, mesh: Ranks) -> Tensor:
 
 def spread(text: str, of: Model) -> tuple[Moe, Layout, Ranks]:
     layout = Layout.parse(text)
-    mesh = ranks(layout, kv_heads=of.kv_heads, device=torch.device("cpu"), experts=True)
+    mesh = create_ranks(layout, kv_heads=of.kv_heads, device=torch.device("cpu"), experts=True)
     layer = build_full_layer(of)
     sp, zigzag = layout.sp and layout.tp > 1, layout.cp_kind == "ring"
     expert.attach(layer, mesh, sp=sp, sequence=of.positions, zigzag=zigzag)
@@ -238,7 +238,7 @@ def test_omitted_collective_is_detected(forked, layout: str, left_out: str) -> N
 def test_messages_sum_to_the_planners(forked, layout: str) -> None:
     """Rows as the planner counts them; their weights, 4 bytes each, and the counts of rows besides."""
     of, parsed = model(balance="none"), Layout.parse(layout)
-    job = Job(sequence=of.positions, global_batch=ROWS // of.positions, precision=recipe("fp32"))
+    job = Job(sequence=of.positions, global_batch=ROWS // of.positions, precision=get_recipe("fp32"))
     answers = forked(parsed.world, run_rank, layout, of, None)
     local = Local(of, job, get_local_degrees(parsed.replace(mbs=job.global_batch // parsed.dp)))
     expected: dict[tuple[str, str], list[int]] = {}
@@ -256,7 +256,7 @@ def test_messages_sum_to_the_planners(forked, layout: str) -> None:
         results = [t for a in answers for t in a["traffic"] if (t.axis, t.collective) == (axis, collective)]
         assert [t.calls for t in results] == [len(payloads)] * parsed.world
         size = getattr(parsed, axis)
-        sent = sum(sent_bytes(collective, payload=item, ranks=size) for item in payloads)
+        sent = sum(count_sent_bytes(collective, payload=item, ranks=size) for item in payloads)
         assert sum(t.bytes for t in results) == sent * parsed.world
     assert {(t.axis, t.collective) for a in answers for t in a["traffic"]} == expected.keys()
 

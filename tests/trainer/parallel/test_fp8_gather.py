@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from fivefold.job import Job, Recipe, recipe
+from fivefold.job import Job, Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -30,7 +30,7 @@ from tests.selection import mark_share
 DENSE = Model(name="dense", layers=2, width=160, heads=4, kv_heads=2, head_dim=24, ffn=200, vocab=83)
 THIN = DENSE.replace(name="thin", kv_heads=1, head_dim=6)  # fewer rows of keys than would be some for each of four
 ROUTED = DENSE.replace(name="routed", moe=MoE(experts=4, topk=2, ffn=144))
-WIRE, TILES = recipe("fp8-wire"), recipe("fp8-tiles-wire")
+WIRE, TILES = get_recipe("fp8-wire"), get_recipe("fp8-tiles-wire")
 TOKENS = 24
 
 
@@ -203,4 +203,4 @@ def test_a_second_cast_changes_nothing(seed: int, spread: float, by_rows: bool) 
 )
 def test_fp8_gather_with_unequal_casts_is_an_error(name: str, fields: dict[str, Any], pattern: str) -> None:
     with pytest.raises(ValidationError, match=pattern):
-        recipe(name).replace(**fields)
+        get_recipe(name).replace(**fields)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -86,7 +86,7 @@ def test_reducing_every_micro_batch_trains_like_once_a_step(
         Job(
             sequence=32,
             global_batch=4 * layout.dp,
-            precision=recipe(precision),
+            precision=get_recipe(precision),
             optimizer=optimizer,
             reduce=reduce,
             emulate=precision.startswith("fp8"),
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_one_is_taken_up_by_the_other(
     forked: Callable[..., list[Any]], tmp_path: Path, first: str
 ) -> None:
     layout = Layout.parse("dp2 zero3 mbs1")
-    job = Job(sequence=32, global_batch=8, precision=recipe("fp32"))
+    job = Job(sequence=32, global_batch=8, precision=get_recipe("fp32"))
     jobs = [job.replace(reduce=reduce) for reduce in sorted(("step", "micro_batch"), key=lambda item: item != first)]
     for there, here in forked(2, resume_under_other_job, tmp_path / "saved", DENSE, layout, jobs):
         assert here == pytest.approx(there, rel=1e-6)

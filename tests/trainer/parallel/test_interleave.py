@@ -27,7 +27,7 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.linear import Linear, WgradStore, fused_linears, mark_recomputation
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.interleave import Interleaver
-from fivefold.trainer.parallel.mesh import AxisGroup, ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, create_ranks
 from fivefold.trainer.parallel.pipeline import Pipeline, check_pairs
 from tests import processes
 from tests.agree.parity.cases import Case, rows
@@ -200,7 +200,7 @@ def speak(delay_seconds: float) -> tuple[float, float]:
     results, gradients = [], []
     table = schedule("dualpipev", pp=2, v=2, micro_batches=6)
     for pairs in (False, True):
-        among = ranks(Layout.parse("pp2 tp2 v2 dualpipev"), kv_heads=4, device=torch.device("cpu"), pairs=pairs)
+        among = create_ranks(Layout.parse("pp2 tp2 v2 dualpipev"), kv_heads=4, device=torch.device("cpu"), pairs=pairs)
         generator = torch.Generator().manual_seed(among["pp"].rank)
         held = {
             stage: (torch.randn(D, D, generator=generator) / 4).requires_grad_()

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.dry_run.fake.world import fake_rank
-from fivefold.layout.mesh import members
+from fivefold.dry_run.fake.world import enter_fake_rank
+from fivefold.layout.mesh import list_members
 from fivefold.layout.spec import Layout
-from fivefold.trainer.parallel.mesh import AxisGroup, ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, create_ranks
 
 KINDS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage", "ep", "etp", "expert_shard", "expert_replica")
 
@@ -18,8 +18,8 @@ def axes(layout: Layout, *, experts: bool = True, kv_heads: int = 2) -> list[dic
     """Of every rank; a group's members are those that torch knows."""
     results = []
     for rank in range(layout.world):
-        with fake_rank(layout, rank=rank):
-            made = ranks(layout, kv_heads=kv_heads, device=torch.device("cpu"), experts=experts)
+        with enter_fake_rank(layout, rank=rank):
+            made = create_ranks(layout, kv_heads=kv_heads, device=torch.device("cpu"), experts=experts)
             for axis in made.axes.values():
                 if axis.group is not None:
                     assert tuple(dist.get_process_group_ranks(axis.group)) == axis.ranks
@@ -40,7 +40,9 @@ def axes(layout: Layout, *, experts: bool = True, kv_heads: int = 2) -> list[dic
 def test_ranks_communicate_with_the_groups_of_the_layout(text: str) -> None:
     layout = Layout.parse(text)
     for rank, made in enumerate(axes(layout)):
-        assert {kind: made[kind].ranks for kind in KINDS} == {kind: members(layout, kind, rank=rank) for kind in KINDS}
+        assert {kind: made[kind].ranks for kind in KINDS} == {
+            kind: list_members(layout, kind, rank=rank) for kind in KINDS
+        }
         for name, axis in made.items():
             if name not in ("world", "twin", "pp_tie") and not name.startswith("pp"):
                 assert set(axis.ranks) <= set(made["stage"].ranks), name  # none spans two pipeline stages
@@ -64,9 +66,9 @@ def test_a_ring_of_two_has_a_group_for_each_way(text: str, apart: bool) -> None:
     """Over one connection of gloo a post of one way waits while a message of the other is read."""
     layout = Layout.parse(text)
     names = []
-    for rank in members(layout, "cp", rank=0)[:2]:
-        with fake_rank(layout, rank=rank):
-            made = ranks(layout, kv_heads=2, device=torch.device("cpu"))
+    for rank in list_members(layout, "cp", rank=0)[:2]:
+        with enter_fake_rank(layout, rank=rank):
+            made = create_ranks(layout, kv_heads=2, device=torch.device("cpu"))
             axis = made["cp"]
             there, home = axis.way(0, 1), axis.way(1, 0)
             assert there is not None
@@ -74,6 +76,6 @@ def test_a_ring_of_two_has_a_group_for_each_way(text: str, apart: bool) -> None:
             assert {made.axis(group.group_name) for group in (there, home)} == {"cp"}
             assert tuple(dist.get_process_group_ranks(home)) == axis.ranks
             names.append((there.group_name, home.group_name))
-            assert ranks(layout, kv_heads=2, device=torch.device("cuda"), streams=False)["cp"].back is None
+            assert create_ranks(layout, kv_heads=2, device=torch.device("cuda"), streams=False)["cp"].back is None
     assert len(set(names)) == 1  # both ends mean the same
     assert (names[0][0] != names[0][1]) == apart

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.csv_file import read_table
@@ -19,11 +19,11 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import messages
+from fivefold.planner.counts.traffic import list_messages
 from fivefold.record import UserError
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.linear import Linear, WgradStore
-from fivefold.trainer.parallel.mesh import ranks
+from fivefold.trainer.parallel.mesh import create_ranks
 from fivefold.trainer.parallel.pipeline import Pipeline
 from tests.selection import mark_share
 
@@ -88,7 +88,7 @@ def run_alone(layers: int, micro_batches: int) -> tuple[float, dict[str, Tensor]
 
 
 def pipes(pp: int) -> Any:
-    return ranks(Layout.parse(f"pp{pp}"), kv_heads=1, device=torch.device("cpu"))
+    return create_ranks(Layout.parse(f"pp{pp}"), kv_heads=1, device=torch.device("cpu"))
 
 
 class Stages:
@@ -210,10 +210,10 @@ def count_planned(case: Case) -> tuple[int, int]:
     name = "" if table.name == "1f1b" else table.name
     layout = Layout.parse(f"pp{table.pp} v{v} {name} mbs2")
     model = Model(name="m", layers=table.stages, width=D, heads=1, kv_heads=1, head_dim=D, ffn=D, vocab=32)
-    job = Job(sequence=ROWS // 2, global_batch=2 * table.micro_batches, precision=recipe("fp32"))
+    job = Job(sequence=ROWS // 2, global_batch=2 * table.micro_batches, precision=get_recipe("fp32"))
     sends = [
         message
-        for message in messages(Counts(model, job), layout, chunks=tuple(range(table.stages)))
+        for message in list_messages(Counts(model, job), layout, chunks=tuple(range(table.stages)))
         if (message.axis, message.collective) == ("pp", "p2p")
     ]
     times = 1 + both

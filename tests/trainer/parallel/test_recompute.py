@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.layout.stages import list_recomputed_layers
 from fivefold.model.shape import MLA, MoE
@@ -22,7 +22,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
-from fivefold.planner.counts.operations.recompute import groups as planned_groups
+from fivefold.planner.counts.operations.recompute import list_groups as planned_groups
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.linear import Linear, WgradStore
@@ -162,7 +162,9 @@ def measure_block(model: Model, ac: str) -> tuple[int, int, int]:
 
 @cache
 def count_planned(model: Model, ac: str) -> tuple[int, int, int]:
-    job = Job(sequence=TOKENS, global_batch=SEQUENCES, precision=recipe("fp32"), early_stop=True, attention="blocks")
+    job = Job(
+        sequence=TOKENS, global_batch=SEQUENCES, precision=get_recipe("fp32"), early_stop=True, attention="blocks"
+    )
     part = LocalDegrees(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed_operations)
     counts, kind = Counts(model, job), get_kind(model, 0)
     profile = counts.profile(part, kind)
@@ -416,4 +418,4 @@ def test_groups_are_the_planners(model: Model) -> None:
         "moe.return": "moe.combine",
     }
     for name in names(model):
-        assert recompute.groups(name) == expected[own.get(name, name)], name
+        assert recompute.list_groups(name) == expected[own.get(name, name)], name

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.job import recipe
-from fivefold.step import sent_bytes
+from fivefold.job import get_recipe
+from fivefold.step import count_sent_bytes
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.float8.matmul import Float8Gemms
 from fivefold.trainer.model.kernels.activations import activate_gated
@@ -196,9 +196,11 @@ def test_messages_and_bytes_are_the_planners(forked, sp: bool, again: bool) -> N
         expected = {"all_gather": (4 if again else 6, stream), "reduce_scatter": (4, stream)}
     else:
         expected = {"all_reduce": (4, stream)}  # out of embedding and down; gradients of what enters gate·up and head
-    sent = {name: (count, count * sent_bytes(name, payload=size, ranks=2)) for name, (count, size) in expected.items()}
+    sent = {
+        name: (count, count * count_sent_bytes(name, payload=size, ranks=2)) for name, (count, size) in expected.items()
+    }
     count, size = sent.get("all_reduce", (0, 0))
-    sent["all_reduce"] = (count + 3, size + 3 * sent_bytes("all_reduce", payload=row, ranks=2))
+    sent["all_reduce"] = (count + 3, size + 3 * count_sent_bytes("all_reduce", payload=row, ranks=2))
     for spoken, error in forked(2, messages, sp, again):
         assert spoken == sent
         assert error <= 1e-5
@@ -304,7 +306,7 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
             )
             (gradient,) = torch.autograd.grad(loss, inside)
         (line,) = meter.traffic
-        assert line.bytes == 3 * sent_bytes("all_reduce", payload=ROWS * 4, ranks=axis.size)
+        assert line.bytes == 3 * count_sent_bytes("all_reduce", payload=ROWS * 4, ranks=axis.size)
         chunk = max(1, CHUNK // held) * held * 4
         assert meter.peak_bytes - meter.base_bytes <= chunk + 64 * ROWS  # of each row a few numbers
         own_part = F.pad(rounded.grad, (0, padded - words))[:, axis.rank * held :][:, :held]
@@ -413,7 +415,7 @@ def test_rows_that_do_not_divide_are_refused(forked) -> None:
 def cast_before_the_gather(name: str) -> list[Any]:
     """The operand of all ranks' rows as it is gathered, and as it is cast on one rank; messages and payloads."""
     axis = world()
-    gemms = Float8Gemms(recipe(name), kernel=False)
+    gemms = Float8Gemms(get_recipe(name), kernel=False)
     whole = (draw_inputs(24, 320, seed=5) * torch.logspace(-3, 3, 24)[:, None]).bfloat16()
     own = whole.chunk(axis.size)[axis.rank]
     hooks = tensor.ColumnParallel(axis, sp=True)

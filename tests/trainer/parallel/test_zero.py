@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -28,7 +28,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
     """Losses, what was said in the second step, the units whose weights were underway when another was ready, and those
     whose gradients were when another's were summed up.
     """
-    job = Job(sequence=16, global_batch=8, precision=recipe(precision), reduce=reduce)
+    job = Job(sequence=16, global_batch=8, precision=get_recipe(precision), reduce=reduce)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"), streams=ahead)
     engine, losses, in_flight_reduction = Engine(built, model=model, layout=layout, job=job), [], []
     begin, reducing = Gradients._reduce, list[str]()
@@ -96,7 +96,7 @@ def test_ahead_is_the_same(
 
 def train_and_count(layout: Layout, reshard: str) -> tuple[list[float], int, int, int]:
     """Losses, all_gathers of a step, and blocks whose weights are gathered after an evaluation and after a step."""
-    job = Job(sequence=16, global_batch=8, precision=recipe("fp32"), reshard=reshard)
+    job = Job(sequence=16, global_batch=8, precision=get_recipe("fp32"), reshard=reshard)
     built = build(model=DENSE, layout=layout, job=job, device=torch.device("cpu"))
     engine, losses, left = Engine(built, model=DENSE, layout=layout, job=job), [], []
     drawn = torch.randint(0, 83, (8, 17), generator=torch.Generator().manual_seed(1))

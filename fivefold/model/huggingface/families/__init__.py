@@ -24,13 +24,13 @@ R = TypeVar("R", Family, Wrapper)
 
 def import_modules(name: str | None = None) -> Iterator[ModuleType]:
     """Import the modules of this folder in the order of their names; ``name``: only those whose source contains it."""
-    for module, words in _words_of_modules().items():
+    for module, words in _read_module_words().items():
         if name is None or name in words:
             yield import_module(f"{__name__}.{module}")
 
 
 @cache
-def _words_of_modules() -> dict[str, frozenset[str]]:
+def _read_module_words() -> dict[str, frozenset[str]]:
     """Map each module to the words of its source: a model type and a class are one word each."""
     words = {}
     for module in iter_modules(__path__):

@@ -75,7 +75,7 @@ AFMOE = Family(
         "moe.router": "mlp.router.gate",
         "moe.bias": "mlp.expert_bias",
     },
-    stacked_tensors=decoder.stack_experts(router="router.gate"),
+    stacked_tensors=decoder.name_stacked_experts(router="router.gate"),
 )
 
 FAMILIES = (AFMOE,)

@@ -43,7 +43,7 @@ AXK1 = replace(
     to_model=_build_axk1,
     write=decoder.write_latent,
     tensors={**V3.tensors, "norm2_post": "post_mlp_layernorm"},
-    stacked_tensors=decoder.stack_experts() | {"norm2_post": "mlp.post_mlp_layernorm"},
+    stacked_tensors=decoder.name_stacked_experts() | {"norm2_post": "mlp.post_mlp_layernorm"},
 )
 
 FAMILIES = (AXK1,)

@@ -128,7 +128,7 @@ BAILING_HYBRID = Family(
         "moe.bias": "mlp.gate.expert_bias",
     }
     | {name: tensor for name, tensor in KIMI_LINEAR.tensors.items() if name in MIXER_TENSORS},
-    stacked_tensors=decoder.stack_experts() | {"moe.bias": "mlp.gate.e_score_correction_bias"},
+    stacked_tensors=decoder.name_stacked_experts() | {"moe.bias": "mlp.gate.e_score_correction_bias"},
     renamed={
         "model.word_embeddings.": "model.embed_tokens.",
         ".attention.dense.": ".self_attn.o_proj.",

@@ -81,7 +81,7 @@ BEAM = Family(
         "attention.gate": "self_attn.gate_proj",
         "attention.gate_bias": "self_attn.gate_bias",
     },
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
     is_trained=False,
 )
 

@@ -171,7 +171,7 @@ COHERE2_MOE = Family(
     to_model=_build_cohere2_moe,
     write=_write_cohere2_moe,
     tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
     interleaved_rotary=True,
 )
 

@@ -161,7 +161,7 @@ V2 = Family(
     to_model=_build_v2,
     write=_write_v2,
     tensors=TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 V3 = Family(
     model_type="deepseek_v3",
@@ -190,7 +190,7 @@ V3 = Family(
     to_model=_build_v3,
     write=_write_v3,
     tensors=TENSORS | {"moe.bias": "mlp.gate.e_score_correction_bias"},
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 KIMI_K2 = replace(V3, model_type="kimi_k2")
 
@@ -215,7 +215,7 @@ OCR2_TEXT = Family(
     to_model=_build_ocr2,
     write=_write_ocr2,
     tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (V2, V3, KIMI_K2, OCR2_TEXT)

@@ -255,7 +255,7 @@ DEEPSEEK_V4 = Family(
     tensors=decoder.BIASED_EXPERT_TENSORS
     | {f"mixer.{ours}": f"self_attn.{theirs}" for ours, theirs in MIXER.items()}
     | HYPER_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
     is_trained=False,
 )
 

@@ -41,7 +41,7 @@ DOTS1 = Family(
     },
     to_model=_build_dots1,
     tensors=decoder.BIASED_EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (DOTS1,)

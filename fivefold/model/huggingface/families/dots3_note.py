@@ -200,7 +200,7 @@ DOTS3_NOTE_TEXT = Family(
         "attention.key_norm": "self_attn.k_rope_only_layernorm",
         "attention.gate": "self_attn.g_proj",
     },
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
     is_trained=False,
 )
 

@@ -115,7 +115,7 @@ ERNIE4_5_MOE = Family(
     tensors=decoder.EXPERT_TENSORS
     | decoder.SHARED_EXPERT_TENSORS
     | {"moe.bias": "mlp.moe_statics.e_score_correction_bias"},
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
     interleaved_rotary=True,
     bias_is_row=True,
 )

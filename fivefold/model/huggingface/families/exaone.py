@@ -92,7 +92,7 @@ EXAONE_MOE = Family(
     to_model=_build_exaone_moe,
     write=_write_layer_types,
     tensors=decoder.BIASED_EXPERT_TENSORS | {"moe.bias": "mlp.e_score_correction_bias"},
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (EXAONE4, EXAONE_MOE)

@@ -62,7 +62,7 @@ FLINT = Family(
     to_model=_build_flint,
     write=decoder.write_layer_types,
     tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSOR | {"attention.sinks": "self_attn.softmax_offset"},
-    stacked_tensors=decoder.stack_experts() | {"attention.sinks": "self_attn.sinks"},
+    stacked_tensors=decoder.name_stacked_experts() | {"attention.sinks": "self_attn.sinks"},
 )
 
 FAMILIES = (FLINT,)

@@ -124,7 +124,7 @@ GLM4_MOE = Family(
     to_model=_build_glm4_moe,
     write=lambda model: {"use_qk_norm": model.qk_norm == "head"},
     tensors=decoder.BIASED_EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 GLM4_MOE_LITE = Family(
@@ -159,7 +159,7 @@ GLM4_MOE_LITE = Family(
     to_model=_build_glm4_moe_lite,
     write=decoder.write_latent,
     tensors=decoder.BIASED_EXPERT_TENSORS | decoder.LATENT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 GLM4V_TEXT = replace(

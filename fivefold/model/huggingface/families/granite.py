@@ -43,7 +43,7 @@ SHARED_TENSORS: dict[str, str | FusedTensor] = {
     **dict.fromkeys(SHARED_GATE_UP, FusedTensor("shared_mlp.input_linear", SHARED_GATE_UP)),
     "moe.shared.down": "shared_mlp.output_linear",
 }
-STACKED = decoder.stack_experts("block_sparse_moe", router="router")
+STACKED = decoder.name_stacked_experts("block_sparse_moe", router="router")
 
 
 def _read_factors(config: Config) -> dict[str, float | None]:

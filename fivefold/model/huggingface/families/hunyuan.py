@@ -90,7 +90,7 @@ HUNYUAN_MOE = Family(
     defaults={**V1_DEFAULTS, "num_experts": 1, "num_experts_per_tok": 1},
     to_model=_build_v1_moe,
     tensors=decoder.EXPERT_TENSORS | V1_NORMS | SHARED_TENSORS | {"moe.router": "mlp.gate.wg"},
-    stacked_tensors=decoder.stack_experts(router="gate.wg"),
+    stacked_tensors=decoder.name_stacked_experts(router="gate.wg"),
 )
 HY_V3 = Family(
     model_type="hy_v3",
@@ -122,7 +122,7 @@ HY_V3 = Family(
     },
     to_model=_build_hy_v3,
     tensors=decoder.EXPERT_TENSORS | SHARED_TENSORS | {"moe.router": "mlp.router.gate", "moe.bias": "mlp.expert_bias"},
-    stacked_tensors=decoder.stack_experts()
+    stacked_tensors=decoder.name_stacked_experts()
     | decoder.SHARED_EXPERT_TENSORS
     | {"moe.bias": "mlp.e_score_correction_bias"},
 )

@@ -114,6 +114,6 @@ JAMBA = Family(
         "moe.experts.up": "feed_forward.experts.{}.up_proj.weight",
         "moe.experts.down": "feed_forward.experts.{}.down_proj.weight",
     },
-    stacked_tensors=decoder.stack_experts("feed_forward", router="router"),
+    stacked_tensors=decoder.name_stacked_experts("feed_forward", router="router"),
 )
 FAMILIES = (JAMBA,)

@@ -145,7 +145,7 @@ KIMI_LINEAR = Family(
         "mixer.norm": "self_attn.o_norm",
         "mixer.out": "self_attn.o_proj",
     },
-    stacked_tensors=decoder.stack_experts()
+    stacked_tensors=decoder.name_stacked_experts()
     | decoder.SHARED_EXPERT_TENSORS
     | {"moe.bias": "mlp.gate.e_score_correction_bias"},
     # transformers writes the dense layers under the place of the experts

@@ -69,7 +69,7 @@ KOLIBRI1 = Family(
     tensors=decoder.EXPERT_TENSORS
     | decoder.SHARED_EXPERT_TENSORS
     | {"norm1_post": "post_attn_norm", "norm2_post": "post_ffn_norm", "moe.bias": "moe.router.expert_bias"},
-    stacked_tensors=decoder.stack_experts()
+    stacked_tensors=decoder.name_stacked_experts()
     | {
         "norm1_post": "post_self_attn_layernorm",
         "norm2_post": "post_mlp_layernorm",

@@ -112,7 +112,7 @@ LAGUNA = Family(
     tensors=decoder.EXPERT_TENSORS
     | decoder.SHARED_EXPERT_TENSOR
     | {"attention.gate": "self_attn.g_proj", "moe.bias": "mlp.experts.e_score_correction_bias"},
-    stacked_tensors=decoder.stack_experts()
+    stacked_tensors=decoder.name_stacked_experts()
     | decoder.SHARED_EXPERT_TENSORS
     | {"moe.bias": "mlp.gate.e_score_correction_bias"},
 )

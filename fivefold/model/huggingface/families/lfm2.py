@@ -186,7 +186,7 @@ LFM2_MOE = Family(
         "moe.experts.up": "feed_forward.experts.{}.w3.weight",
         "moe.experts.down": "feed_forward.experts.{}.w2.weight",
     },
-    stacked_tensors=decoder.stack_experts("feed_forward"),
+    stacked_tensors=decoder.name_stacked_experts("feed_forward"),
 )
 
 LFM3 = Family(

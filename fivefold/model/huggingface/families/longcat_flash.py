@@ -110,7 +110,7 @@ LONGCAT_FLASH = Family(
     write=_write,
     layers_per_block=2,
     tensors={**decoder.EXPERT_TENSORS, **TENSORS},
-    stacked_tensors={**decoder.stack_experts(), "moe.router": "mlp.router.classifier"},
+    stacked_tensors={**decoder.name_stacked_experts(), "moe.router": "mlp.router.classifier"},
     is_trained=False,
 )
 

@@ -18,7 +18,7 @@ def _build(config: Config, **norms: Any) -> Model:
     net = state_space.read_mamba(config) | norms
     if config.intermediate_size is not None:  # takes precedence over ``expand``
         net["inner"] = config.intermediate_size
-    unused = state_space.unused_sizes(1, 1)
+    unused = state_space.fill_unused_sizes(1, 1)
     return build_model(config, mixers=("mamba",), mamba=net, feed_forwards=(False,), position="none", **unused)
 
 

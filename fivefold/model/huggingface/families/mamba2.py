@@ -21,7 +21,7 @@ def _build_mamba2(config: Config) -> Model:
         mamba2=net,
         feed_forwards=(False,),
         position="none",
-        **state_space.unused_sizes(net["heads"], net["head_dim"]),
+        **state_space.fill_unused_sizes(net["heads"], net["head_dim"]),
     )
 
 

@@ -54,7 +54,7 @@ MELLUM = Family(
     to_model=_build_mellum,
     write=decoder.write_rope_by_layers,
     tensors=decoder.EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (MELLUM,)

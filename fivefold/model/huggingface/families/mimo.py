@@ -70,7 +70,7 @@ MIMO_V2_FLASH = Family(
     to_model=_build_mimo,
     write=decoder.write_rope_tables,
     tensors=decoder.BIASED_EXPERT_TENSORS | {"attention.sinks": "self_attn.attention_sink_bias"},
-    stacked_tensors=decoder.stack_experts() | {"attention.sinks": "self_attn.sinks"},
+    stacked_tensors=decoder.name_stacked_experts() | {"attention.sinks": "self_attn.sinks"},
 )
 
 FAMILIES = (MIMO_V2_FLASH,)

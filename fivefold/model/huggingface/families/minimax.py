@@ -89,7 +89,7 @@ MINIMAX_M2 = Family(
     supported={"router_jitter_noise": Supported((0,), "noise on the router's input")},
     to_model=_build_minimax_m2,
     tensors=decoder.MIXTRAL_TENSORS | {"moe.bias": "block_sparse_moe.e_score_correction_bias"},
-    stacked_tensors=decoder.stack_experts() | {"moe.bias": "mlp.e_score_correction_bias"},
+    stacked_tensors=decoder.name_stacked_experts() | {"moe.bias": "mlp.e_score_correction_bias"},
 )
 
 MINIMAX = Family(
@@ -121,7 +121,7 @@ MINIMAX = Family(
         "mixer.norm": "self_attn.norm",
         "mixer.out": "self_attn.out_proj",
     },
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
     is_trained=False,
 )
 

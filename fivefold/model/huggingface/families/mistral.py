@@ -96,7 +96,7 @@ MIXTRAL = Family(
     supported={"router_jitter_noise": Supported((0,), "noise on the router's input")},
     to_model=_build_mixtral,
     tensors=decoder.MIXTRAL_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (MISTRAL, MINISTRAL, MINISTRAL3, MIXTRAL)

@@ -66,7 +66,7 @@ MISTRAL4 = Family(
     to_model=_build_mistral4,
     write=lambda model: decoder.write_latent(model) | decoder.write_temperature(model),
     tensors=decoder.BIASED_EXPERT_TENSORS | decoder.LATENT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (MISTRAL4,)

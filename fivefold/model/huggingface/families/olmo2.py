@@ -115,7 +115,7 @@ FLEX_OLMO = Family(
     },
     to_model=_build_flex_olmo,
     tensors=decoder.EXPERT_TENSORS | POST_NORMS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 OLMOE = Family(
     model_type="olmoe",
@@ -135,7 +135,7 @@ OLMOE = Family(
     },
     to_model=_build_olmoe,
     tensors=decoder.EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (OLMO1, OLMO2, OLMO3, FLEX_OLMO, OLMOE)

@@ -130,7 +130,7 @@ PHIMOE = Family(
     },
     to_model=_build_phimoe,
     tensors=decoder.MIXTRAL_TENSORS,
-    stacked_tensors=decoder.stack_experts(router="router"),
+    stacked_tensors=decoder.name_stacked_experts(router="router"),
     is_trained=False,
 )
 

@@ -151,7 +151,7 @@ QWEN3_MOE = Family(
     to_model=_build_qwen3_moe,
     write=lambda model: {"decoder_sparse_step": 1},
     tensors=decoder.EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 QWEN2_MOE = Family(
@@ -182,7 +182,7 @@ QWEN2_MOE = Family(
     to_model=_build_qwen2_moe,
     write=decoder.write_dense_layers,
     tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSOR | {"moe.shared_gate": "mlp.shared_expert_gate"},
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 QWEN2_VL_TEXT = replace(QWEN2_5_VL_TEXT, model_type="qwen2_vl_text", architecture="Qwen2VLTextModel")
 QWEN3_VL_TEXT = Family(

@@ -157,7 +157,7 @@ QWEN3_NEXT = Family(
     | EXPERT_TENSORS
     | dict.fromkeys(QKVZ, FusedTensor("linear_attn.in_proj_qkvz", QKVZ, groups="mixer_key_heads"))
     | dict.fromkeys(BA, FusedTensor("linear_attn.in_proj_ba", BA, groups="mixer_key_heads")),
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 QWEN3_5_TEXT = Family(
     model_type="qwen3_5_text",
@@ -183,7 +183,7 @@ QWEN3_5_MOE_TEXT = Family(
     to_model=_build_qwen3_5_moe,
     write=_write_layers,
     tensors=decoder.EXPERT_TENSORS | QWEN3_5_TENSORS | EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT)

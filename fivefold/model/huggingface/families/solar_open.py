@@ -38,7 +38,7 @@ SOLAR_OPEN = Family(
     },
     to_model=_build_solar_open,
     tensors=decoder.BIASED_EXPERT_TENSORS,
-    stacked_tensors=decoder.stack_experts(),
+    stacked_tensors=decoder.name_stacked_experts(),
 )
 
 FAMILIES = (SOLAR_OPEN,)

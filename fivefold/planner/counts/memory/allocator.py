@@ -4,8 +4,8 @@
 
 PyTorch's allocator splits the smallest free block that fits; a tensor larger than every free block gets a new segment.
 Assumed: every block is split when the second largest temporary is allocated, and when the largest is, if its block was
-taken (``_fragments``); so also for tensors that an update concatenates. Expandable segments avoid this. Source:
-pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
+taken (``_estimate_fragments``); so also for tensors that an update concatenates. Expandable segments avoid this.
+Source: pytorch/pytorch, c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from heapq import nlargest
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import policy, select_trained
+from fivefold.layout.sharding import get_policy, select_trained
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, UnitGroup, get_group_degrees
@@ -38,32 +38,32 @@ class AllocatorConstants(NamedTuple):
     # Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25
     # of it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
     unreclaimable: float = 0.5
-    split_later: int = 3  # number of largest temporary tensors that ``_fragments`` considers
+    split_later: int = 3  # number of largest temporary tensors that ``_estimate_fragments`` considers
     bucket_elements: int = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
 
 
 PUBLISHED = AllocatorConstants()
 
 
-def driver_bytes(machine: Machine, layout: Layout) -> int:
+def count_driver_bytes(machine: Machine, layout: Layout) -> int:
     """Return the bytes of a rank that tensors cannot use: the CUDA context and NCCL's buffers; 0 on a CPU.
 
     At most half of the memory is returned, so that a GPU of a few GiB can still be planned for.
     """
-    return _driver_bytes(machine, communicators(layout))
+    return _sum_driver_bytes(machine, count_communicators(layout))
 
 
-def min_driver_bytes(machine: Machine, world: int) -> int:
-    """Return ``driver_bytes`` of the layout over ``world`` ranks that has the fewest communicators."""
-    return _driver_bytes(machine, 2 if world > 1 else 0)
+def bound_driver_bytes(machine: Machine, world: int) -> int:
+    """Return ``count_driver_bytes`` of the layout over ``world`` ranks that has the fewest communicators."""
+    return _sum_driver_bytes(machine, 2 if world > 1 else 0)
 
 
-def _driver_bytes(machine: Machine, groups: int) -> int:
+def _sum_driver_bytes(machine: Machine, groups: int) -> int:
     driver_total = PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes if machine.backend == "nccl" else 0
     return min(driver_total, machine.chip.memory_bytes // 2)
 
 
-def communicators(layout: Layout) -> int:
+def count_communicators(layout: Layout) -> int:
     """Return how many NCCL communicators a rank of the layout has: one for all ranks, and one for each axis."""
     return sum(degree > 1 for degree in (layout.world, layout.dp, layout.tp, layout.cp, layout.pp, layout.ep))
 
@@ -75,7 +75,7 @@ class AllocatorTotals(NamedTuple):
     driver_bytes: int
 
 
-def allocator_totals(
+def estimate_allocator_totals(
     counts: Counts, layout: Layout, ranks: list[RankMemory], constants: AllocatorConstants = PUBLISHED
 ) -> AllocatorTotals:
     """Return reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
@@ -84,7 +84,7 @@ def allocator_totals(
         _count_reserved(counts, layout, rank, chunks, constants)
         for rank, chunks in zip(ranks, rank_stages, strict=True)
     )
-    groups_bytes = communicators(layout) * constants.communicator_bytes
+    groups_bytes = count_communicators(layout) * constants.communicator_bytes
     return AllocatorTotals(reserved, reserved + constants.context_bytes + groups_bytes)
 
 
@@ -116,13 +116,13 @@ def _count_reserved(
     scatter_inputs = sum(
         run.times * _reduce_scatter_inputs(counts.unit(get_group_degrees(part, run), run.name).ops) for run in runs
     )
-    fragments = _fragments(counts, layout, rank, chunks, runs, constants)
+    fragments = _estimate_fragments(counts, layout, rank, chunks, runs, constants)
     return (
         max(segment(rank.peak_bytes), passes_bytes) + fragments + (scatter_inputs if counts.job.stack.run_ahead else 0)
     )
 
 
-def _fragments(
+def _estimate_fragments(
     counts: Counts,
     layout: Layout,
     rank: RankMemory,
@@ -137,7 +137,7 @@ def _fragments(
     several micro-batches, those of the others go there.
     """
     first, second, third = (*map(segment, _list_largest(counts, layout, runs, n=constants.split_later)), 0, 0, 0)[:3]
-    kept_bytes = _persistent_bytes(counts, layout, rank, chunks)
+    kept_bytes = _count_persistent_bytes(counts, layout, rank, chunks)
     has_room = rank.activations_bytes - first >= kept_bytes  # the logits are activations too
     stages = build_stages(counts, layout).chunks
     one_micro_batch = sum(stages[stage].kept_bytes for stage in chunks)
@@ -145,12 +145,12 @@ def _fragments(
     return second + max(min(first, second + third), lost_bytes)
 
 
-def _persistent_bytes(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
+def _count_persistent_bytes(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
     """Return the bytes that are kept from one micro-batch to the next, or with a single one from one step to the next.
 
     These are the sums of gradients, unless they are sharded, or the optimizer's moments.
     """
-    if layout.micro_batches(counts.job) == 1 or not policy(layout, counts.job).gradients_stay:
+    if layout.micro_batches(counts.job) == 1 or not get_policy(layout, counts.job).gradients_stay:
         return rank.optimizer_bytes
     stages = counts.list_stage_groups(layout)
     return sum(run.times * counts.states(layout, run.name).sums for chunk in chunks for run in stages[chunk])
@@ -177,7 +177,7 @@ def _count_concatenated(
     recipe, joined = counts.job.precision, counts.job.stack.flat_copies
     sizes = []
     if "gradients" in joined:
-        norm_copies = [8 * min(rank.updated_numel, max(_numels(counts, layout, runs)))]
+        norm_copies = [8 * min(rank.updated_numel, max(_list_numels(counts, layout, runs)))]
         gradient_copies = [rank.updated_numel * recipe.summed_bytes, rank.updated_numel * recipe.updated_bytes]
         sizes += max(norm_copies, gradient_copies, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (
             layout.dp > 1
@@ -187,7 +187,7 @@ def _count_concatenated(
     return sizes
 
 
-def _numels(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> Iterator[int]:
+def _list_numels(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> Iterator[int]:
     """Yield the elements of every trained weight of ``runs`` on one rank."""
     for run in runs:
         for unit, *_ in counts.list_local_parts(layout, run.name):
@@ -196,7 +196,7 @@ def _numels(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> Iterat
 
 def _list_largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, n: int) -> list[int]:
     """Return the sizes of a rank's ``n`` largest temporary tensors: activations, gradients, gathered units."""
-    part, keeps = get_local_degrees(layout), policy(layout, counts.job)
+    part, keeps = get_local_degrees(layout), get_policy(layout, counts.job)
     sizes: list[int] = []
     for run in runs:
         state = counts.states(layout, run.name)

@@ -13,7 +13,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import count_rank_memory
 
 
-def host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
+def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
     """Return the bytes of host memory that the ranks of one node take, each counted as the fullest.
 
     0 without offloading.

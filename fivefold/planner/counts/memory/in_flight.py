@@ -85,8 +85,8 @@ def _count_messages_in_flight(table: Table, action: Ints, part: Ints) -> Ints:
     ``action`` sends a message to the action that makes ``part``.
     """
     columns, order = table.columns, table.order
-    kind_seconds = np.array([_units(Task(kind, 0, 0)) for kind in KINDS])
-    ends = np.array(play(table, seconds=_units).ends)[order.places]
+    kind_seconds = np.array([_get_units(Task(kind, 0, 0)) for kind in KINDS])
+    ends = np.array(play(table, seconds=_get_units).ends)[order.places]
     end = float(ends.max(initial=0.0)) + 1
     starts = ends - kind_seconds[columns.kind] + columns.rank * end
     receiver = build_dependencies(columns, stages=table.stages).maker[part]
@@ -97,7 +97,7 @@ def _count_messages_in_flight(table: Table, action: Ints, part: Ints) -> Ints:
     return np.asarray(np.cumsum(begin_counts - stop_counts)[:-1])
 
 
-def _units(task: Task) -> float:
+def _get_units(task: Task) -> float:
     return {"BW": 2.0, "FB": 3.0}.get(task.kind, 1.0)
 
 
@@ -293,19 +293,19 @@ class PassColumns(NamedTuple):
         _, first_index, place = np.unique(code, return_index=True, return_inverse=True)
         columns = (column[first_index].tolist() for column in self[1:7])
         distinct = tuple(
-            PassKind(_kind_name(kind), stage, first, last, _find_previous(previous, stages), is_gathered)
+            PassKind(_get_kind(kind), stage, first, last, _find_previous(previous, stages), is_gathered)
             for kind, stage, first, last, previous, is_gathered in zip(*columns, strict=True)
         )
         return LivePasses(self.counts, self.rank, distinct, place)
 
 
-def _kind_name(kind: int) -> Kind:
+def _get_kind(kind: int) -> Kind:
     return ("B", "BW", "F", "W")[kind]
 
 
 def _find_previous(number: int, stages: int) -> PreviousPass | None:
     kind_and_stage, last = divmod(number - 1, 2)
-    return PreviousPass(_kind_name(kind_and_stage // stages), kind_and_stage % stages, bool(last)) if number else None
+    return PreviousPass(_get_kind(kind_and_stage // stages), kind_and_stage % stages, bool(last)) if number else None
 
 
 def _count_ranks(table: Table, options: PassOptions, ranks: range) -> Iterator[PassColumns]:

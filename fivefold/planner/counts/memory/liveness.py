@@ -140,7 +140,7 @@ class SplitUnitProfile(NamedTuple):
     experts_peak_bytes: int = 0  # peak of W while it makes only those of experts, if these come first
 
 
-def kept_bytes(unit: UnitOperations, *, sizes: dict[str, int]) -> list[int]:
+def count_kept_bytes(unit: UnitOperations, *, sizes: dict[str, int]) -> list[int]:
     """Return the bytes that each operation keeps and no earlier one does.
 
     ``sizes``: bytes of tensors from outside the unit.

@@ -14,7 +14,13 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from fivefold.layout.sharding import gathers_for_backward, joins_ends, needs_backward_gather, policy, regathers_vision
+from fivefold.layout.sharding import (
+    gathers_for_backward,
+    get_policy,
+    joins_ends,
+    needs_backward_gather,
+    regathers_vision,
+)
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
@@ -27,11 +33,11 @@ from fivefold.planner.counts.memory.stages import (
     StageBuffers,
     UnitGroupMemory,
     count_gathered_stage_bytes,
-    stage_buffers,
+    count_stage_buffers,
 )
 from fivefold.planner.counts.memory.states import UnitStates
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.parameter_prefetch import Fetches, fetches
+from fivefold.planner.counts.parameter_prefetch import Fetches, list_fetches
 
 
 class LiveBytes(NamedTuple):
@@ -99,8 +105,8 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
     stack = counts.job.stack
     degrees = get_local_degrees(layout)
     local = counts.get_local(degrees)
-    gathers_weights = not policy(layout, job).weights_stay
-    buffers = stage_buffers(layout, job, stages=len(stages.chunks), stream_bytes=local.entry_bytes)
+    gathers_weights = not get_policy(layout, job).weights_stay
+    buffers = count_stage_buffers(layout, job, stages=len(stages.chunks), stream_bytes=local.entry_bytes)
     coalesced = _find_coalesced(counts, layout)
     retains_gather_output = stack.comm_buffers == "retained" and layout.shards > 1 and not coalesced.gathers_by_weight
     first_stages: dict[tuple[int, int], int] = {}
@@ -133,7 +139,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
 def pass_peak(rules: PassRules, pass_kind: PassKind) -> tuple[int, Cause]:
     """Return the peak bytes of a pass and their cause; cached, shared by stages with equal units."""
     last = pass_kind.last and not rules.reductions.keeps_unsharded
-    pending = pending_bytes(rules, pass_kind)
+    pending = count_pending_bytes(rules, pass_kind)
     first_equal = rules.stages.chunks[pass_kind.stage].first_equal_stage
     output_bytes = rules.buffers.output_bytes(pass_kind.stage)
     key = PassKey(
@@ -168,7 +174,7 @@ def list_pass_moments(
     units: Sequence[UnitGroupMemory] = rules.stages.chunks[stage].groups
     if include_non_peak_units:
         units = [unit._replace(can_be_peak=True) for unit in units]
-    pending = pending_bytes(rules, pass_kind)
+    pending = count_pending_bytes(rules, pass_kind)
     # stage 0: its B computes nothing, as no earlier stage needs a gradient: W does all
     w_computes_all = rules.retains_graph and stage == 0
     if kind == "B" and w_computes_all:
@@ -205,7 +211,7 @@ def _subtract_activations(moments: Iterator[LiveBytes], size: int) -> Iterator[L
     return (moment._replace(activations=max(0, moment.activations - size)) for moment in moments)
 
 
-def deferred_bytes(rules: PassRules, stage: int) -> int:
+def count_deferred_bytes(rules: PassRules, stage: int) -> int:
     """Return the bytes that one micro-batch keeps between B and W of a stage."""
     chunk, cache = rules.stages.chunks[stage], rules.stages.deferred_bytes
     key = chunk.first_equal_stage, rules.reductions.every_micro_batch
@@ -217,7 +223,7 @@ def deferred_bytes(rules: PassRules, stage: int) -> int:
     return cache[key]
 
 
-def pending_bytes(rules: PassRules, pass_kind: PassKind) -> int:
+def count_pending_bytes(rules: PassRules, pass_kind: PassKind) -> int:
     """Return the bytes of gradient sums whose reduction the previous pass has left in flight."""
     previous = pass_kind.previous
     if previous is None:
@@ -230,7 +236,7 @@ def pending_bytes(rules: PassRules, pass_kind: PassKind) -> int:
     )
 
 
-def w_reduced_bytes(rules: PassRules, stage: int) -> int:
+def count_w_reduced_bytes(rules: PassRules, stage: int) -> int:
     """Return the bytes of this rank's reduced gradients that W of a stage makes, not its B."""
     deferred_units = [unit for unit in rules.stages.chunks[stage].groups if _split_profile(rules, unit).deferred_bytes]
     return sum(
@@ -239,7 +245,7 @@ def w_reduced_bytes(rules: PassRules, stage: int) -> int:
     )
 
 
-def b_freed_bytes(rules: PassRules, stage: int) -> int:
+def count_b_freed_bytes(rules: PassRules, stage: int) -> int:
     """Return the bytes of sums, less this rank's shards of them, that the last B of a stage reduces, not its W."""
     sums = rules.reductions
     if sums.keeps_unsharded or sums.is_bucketed or rules.makes_all:
@@ -280,7 +286,7 @@ def _list_forward_moments(
     """
     kept_size = 0
     casts = 0
-    gathered_bytes = 0 if units[0].group.name == "embed" else _gathered_table_bytes(rules, units)
+    gathered_bytes = 0 if units[0].group.name == "embed" else _count_gathered_table_bytes(rules, units)
     names = [str(unit.group.name) for unit in units]
     already_gathered = [
         weights_gathered and (name == "head" or (rules.keeps_gathered and name != "embed")) for name in names
@@ -297,7 +303,7 @@ def _list_forward_moments(
         input_bytes = (rules.stream_bytes if group.name != "embed" else 0) + rules.token_bytes
         for unit_index in _list_peak_candidates(unit):
             earlier = (
-                _kept_so_far(rules, profile.kept_bytes, unit_index, kept_size)
+                _count_kept_so_far(rules, profile.kept_bytes, unit_index, kept_size)
                 + casts
                 + unit_index * profile.cached_bytes
             )
@@ -309,7 +315,7 @@ def _list_forward_moments(
             if rules.prefetches and (first or rules.gathers_weights):
                 following = group_index + (unit_index == group.times - 1)
                 has_next = following < len(units) and not already_gathered[following]
-                ahead_bytes = _prefetched_bytes(rules, units[following].parts[0]) if has_next else 0
+                ahead_bytes = _count_prefetched_bytes(rules, units[following].parts[0]) if has_next else 0
             own_gathered = new_gather * (1 + unit_index if rules.keeps_gathered and not weights_gathered else 1)
             if rules.retains_gather_output and needs_gather:  # the output of the head's gather is freed before the loss
                 ahead_bytes = states.gathered
@@ -336,11 +342,11 @@ def _list_forward_moments(
         gathered_bytes += (
             group.times * new_gather if rules.keeps_gathered and group.name not in ("embed", "head") else 0
         )
-        kept_size = _kept_so_far(rules, profile.kept_bytes, group.times, kept_size)
+        kept_size = _count_kept_so_far(rules, profile.kept_bytes, group.times, kept_size)
         casts += group.times * profile.cached_bytes
 
 
-def _kept_so_far(rules: PassRules, unit_bytes: int, n_units: int, kept_before: int) -> int:
+def _count_kept_so_far(rules: PassRules, unit_bytes: int, n_units: int, kept_before: int) -> int:
     """Return the activations on the device: ``n_units`` that keep ``unit_bytes`` each, and ``kept_before``.
 
     Offloaded: those of one unit.
@@ -350,7 +356,7 @@ def _kept_so_far(rules: PassRules, unit_bytes: int, n_units: int, kept_before: i
     return kept_before + n_units * unit_bytes
 
 
-def _prefetched_bytes(rules: PassRules, part: UnitStates) -> int:
+def _count_prefetched_bytes(rules: PassRules, part: UnitStates) -> int:
     """Return the bytes of weights that are being gathered ahead."""
     return part.gather_buffers + (part.gathered if rules.gathers_weights else 0)
 
@@ -371,7 +377,7 @@ def _find_gather_peak(rules: PassRules, unit: UnitGroupMemory, previous: UnitGro
     return peak_bytes
 
 
-def _gathered_table_bytes(rules: PassRules, units: Sequence[UnitGroupMemory]) -> int:
+def _count_gathered_table_bytes(rules: PassRules, units: Sequence[UnitGroupMemory]) -> int:
     """Return the bytes of a gathered tied table kept from the embedding's forward for the head on the same rank."""
     shared = rules.gathers_weights and units[-1].group.name == "head"
     return (units[0].states if rules.joins_ends else rules.reductions.table.states).gathered if shared else 0
@@ -407,7 +413,7 @@ def _list_backward_moments(
     ``weights_gathered``: weights are gathered; ``pending``: bytes of sums that are reduced but not yet freed.
     """
     sums, kept_by_earlier = rules.reductions, _sum_kept_before(rules, units)
-    gathered_bytes = _gathered_table_bytes(rules, units)
+    gathered_bytes = _count_gathered_table_bytes(rules, units)
     gathered_bytes += units[-1].states.gathered if rules.gathers_weights and units[-1].group.name == "head" else 0
     gathered_bytes += count_gathered_stage_bytes(units, excluded="head") if weights_gathered else 0
     gradient_bytes = kept_for_w = 0  # gradients; kept for W
@@ -443,7 +449,7 @@ def _list_backward_moments(
             unit, second=bool(own_pending), second_last=_skips_prefetch(rules, group_index)
         ):
             earlier = (
-                _kept_so_far(
+                _count_kept_so_far(
                     rules, unit.later_profile.kept_bytes, group.times - done_units - 1, kept_by_earlier[group_index]
                 )
                 + kept_for_w
@@ -491,7 +497,7 @@ def _list_backward_moments(
                     (pending_now, prefetched_bytes) if sums.release == "next_copy" else (freed_midway, 0)
                 )
                 reducing_bytes = gradients + change.during_reduction - freed_midway
-                other = _last_gradient_bytes(rules, unit) + logits
+                other = _count_last_gradient_bytes(rules, unit) + logits
                 yield LiveBytes(
                     (group_index, unit_index, "reduce"),
                     reducing_bytes,
@@ -503,10 +509,10 @@ def _list_backward_moments(
         gathered_bytes = gathered_bytes - freed_weights * (group.times if stays_gathered else 1)
         kept_for_w = kept_for_w + group.times * deferred
         pending = own_pending if reduces else pending
-        logits = logits + _kept_to_end_bytes(rules, unit, split=split)
+        logits = logits + _count_kept_to_end_bytes(rules, unit, split=split)
 
 
-def _kept_to_end_bytes(rules: PassRules, unit: UnitGroupMemory, *, split: bool) -> int:
+def _count_kept_to_end_bytes(rules: PassRules, unit: UnitGroupMemory, *, split: bool) -> int:
     """Return the bytes that a unit's backward no longer needs and that are kept until the pass has ended."""
     return unit.logits_bytes * rules.keeps_logits + (_split_profile(rules, unit).released_bytes if split else 0)
 
@@ -555,7 +561,7 @@ def _is_regathered(rules: PassRules, group: UnitGroup) -> bool:
     return _is_block(rules, group) or (rules.regathers_embedding and group.name == "embed")
 
 
-def _last_gradient_bytes(rules: PassRules, unit: UnitGroupMemory) -> int:
+def _count_last_gradient_bytes(rules: PassRules, unit: UnitGroupMemory) -> int:
     """Return the bytes allocated when the last gradient of a unit is made: of the stream, or of the table."""
     gradient_bytes, sum_bytes = rules.reductions.element_bytes
     if rules.reductions.release == "next_copy" and unit.group.name == "embed":
@@ -592,7 +598,7 @@ def _backward_prefetch_bytes(rules: PassRules, unit: UnitGroupMemory, next_unit:
     has_next = next_unit is not None and next_unit.group.name != "embed"
     if not ahead or next_unit is None or not has_next or not rules.counts.has_backward(next_unit.group.name):
         return 0
-    return _prefetched_bytes(rules, next_unit.parts[-1])
+    return _count_prefetched_bytes(rules, next_unit.parts[-1])
 
 
 def _profile_expert_reduction(
@@ -612,7 +618,7 @@ def _sum_kept_before(rules: PassRules, units: Sequence[UnitGroupMemory]) -> list
     kept_by_earlier, kept_size = [], 0
     for unit in units:
         kept_by_earlier.append(kept_size)
-        kept_size = _kept_so_far(rules, unit.later_profile.kept_bytes, unit.group.times, kept_size)
+        kept_size = _count_kept_so_far(rules, unit.later_profile.kept_bytes, unit.group.times, kept_size)
     return kept_by_earlier
 
 
@@ -729,7 +735,7 @@ def _make_w_moment(group_index: int, unit_index: int, gradients: int, kept_bytes
 
 def _find_coalesced(counts: Counts, layout: Layout) -> CoalescedMessages:
     """Return the messages that the job's software joins under a layout."""
-    stack, keeps = counts.job.stack, policy(layout, counts.job)
+    stack, keeps = counts.job.stack, get_policy(layout, counts.job)
     bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if layout.shards > 1 else 0
     by_weights = stack.zero3_gather == "weights" and not keeps.weights_stay
     return CoalescedMessages(bucket, by_weights, bucket > 0 and keeps.weights_stay and not keeps.gradients_stay, {})
@@ -767,7 +773,7 @@ def _list_fetches(rules: PassRules, stage: int) -> Fetches | None:
     if not coalesced.gathers_by_weight:
         return None
     if stage not in coalesced.fetches_by_stage:
-        coalesced.fetches_by_stage[stage] = fetches(rules.counts, rules.layout, chunk=stage)
+        coalesced.fetches_by_stage[stage] = list_fetches(rules.counts, rules.layout, chunk=stage)
     return coalesced.fetches_by_stage[stage]
 
 

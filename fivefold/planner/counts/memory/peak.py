@@ -35,26 +35,26 @@ from fivefold.planner.counts.memory.in_flight import (
 )
 from fivefold.planner.counts.memory.passes import (
     PassRules,
-    b_freed_bytes,
-    deferred_bytes,
+    count_b_freed_bytes,
+    count_deferred_bytes,
+    count_w_reduced_bytes,
     list_pass_moments,
     pass_peak,
     pass_rules,
-    w_reduced_bytes,
 )
 from fivefold.planner.counts.memory.stages import (
     ModelChunk,
     build_stages,
+    count_gathered_head_bytes,
     count_gathered_stage_bytes,
+    count_input_bytes,
     count_spare_gradient_bytes,
     describe,
-    gathered_head_bytes,
-    inputs_bytes,
     make_stages_key,
     scale_index_bytes,
 )
 from fivefold.planner.counts.memory.states import UnitStates, updates_flat_tensor
-from fivefold.planner.counts.update import scratch_bytes
+from fivefold.planner.counts.update import count_scratch_bytes
 from fivefold.record import UserError
 
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
@@ -114,7 +114,7 @@ def count_rank_memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     live = in_flight.sum(axis=1) + np.array(_check_sizes([[size for size, _ in peaks]], layout)[0])[place]
     own_bytes = np.array(
         [
-            _micro_batch_bytes(rank_bytes, distinct[pass_kind].kind, distinct[pass_kind].stage)
+            _count_micro_batch_bytes(rank_bytes, distinct[pass_kind].kind, distinct[pass_kind].stage)
             for pass_kind in representatives
         ]
     )
@@ -147,7 +147,9 @@ def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Pe
             np.dot(live_pass.counts, rank_bytes.bytes_per_count[rank])
         )
         fullest[sort_key] = max(fullest.get(sort_key, (-1, live_pass)), (size, live_pass), key=itemgetter(0))
-    moments = [moment for sort_key in sorted(fullest) for moment in _moments(rank_bytes, fullest[sort_key][1], rank)]
+    moments = [
+        moment for sort_key in sorted(fullest) for moment in _list_moments(rank_bytes, fullest[sort_key][1], rank)
+    ]
     base = rank_bytes.resident_bytes[rank]
     gradients = _count_gradients(rank_bytes.rules, rank_bytes.states[rank])
     update = rank_bytes.update_bytes[rank]
@@ -246,8 +248,8 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
         for kind in rules.first_equal_stages
     ]
     totals = count_distinct(lambda held: _sum_states(rules, held))
-    scratch = count_distinct(lambda held: scratch_bytes(counts, layout, chunks=held))
-    inputs = inputs_bytes(counts.model, job, layout=layout)
+    scratch = count_distinct(lambda held: count_scratch_bytes(counts, layout, chunks=held))
+    inputs = count_input_bytes(counts.model, job, layout=layout)
     index_bytes = count_distinct(lambda held: scale_index_bytes(counts, layout, stages=held))
     spare_bytes = count_distinct(
         lambda held: count_spare_gradient_bytes(job, [chunks[stage] for stage in held], layout=layout)
@@ -292,16 +294,16 @@ def _rank_memory(rank_bytes: RankBytes, rank: int, peak_bytes: int, cause: str, 
 
 def _pass_moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> PassMoments:
     """Return the moments of a pass, with activations before and after it."""
-    moments = list(_moments(rank_bytes, live_pass, rank))
+    moments = list(_list_moments(rank_bytes, live_pass, rank))
     pass_kind = live_pass.pass_kind
     other_bytes = moments[0].kept_bytes
     kept = rank_bytes.kept_bytes[pass_kind.stage]
-    late_size = deferred_bytes(rank_bytes.rules, pass_kind.stage) if pass_kind.kind in ("B", "W") else 0
+    late_size = count_deferred_bytes(rank_bytes.rules, pass_kind.stage) if pass_kind.kind in ("B", "W") else 0
     before, after = {"F": (0, kept), "B": (kept, late_size), "BW": (kept, 0), "W": (late_size, 0)}[pass_kind.kind]
     return PassMoments(other_bytes + before, other_bytes + after, moments)
 
 
-def _moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> Iterator[PeakMoment]:
+def _list_moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> Iterator[PeakMoment]:
     """Yield the moments of a pass, including what is in flight during it."""
     stages = len(rank_bytes.stages[rank])
     in_flight = live_pass.counts * rank_bytes.bytes_per_count[rank]
@@ -348,7 +350,7 @@ def _count_bytes_per_count(
     chunks = [rules.stages.chunks[stage] for stage in rank_stages]
     in_flight = [0 if rules.offloads_activations else kept_bytes[stage] for stage in rank_stages]
     split = rules.layout.pipeline.splits_backward and not rules.offloads_activations
-    deferred = [deferred_bytes(rules, stage) if split else 0 for stage in rank_stages]
+    deferred = [count_deferred_bytes(rules, stage) if split else 0 for stage in rank_stages]
     sums = [0 if reductions.is_persistent else _count_kept_gradients(rules, chunk.states) for chunk in chunks]
     if reductions.keeps_unsharded:  # the bucket stays allocated to the end of the step
         with_head = [chunk.groups[-1].group.name == "head" for chunk in chunks]
@@ -358,11 +360,13 @@ def _count_bytes_per_count(
         for chunk in chunks
     ]
     if reductions.every_micro_batch and not reductions.is_bucketed:
-        made_by_w = [w_reduced_bytes(rules, stage) if split else 0 for stage in rank_stages]
+        made_by_w = [count_w_reduced_bytes(rules, stage) if split else 0 for stage in rank_stages]
     elif rules.retains_graph and split and not reductions.is_persistent:
         made_by_w = sums
     sums = [table_sums - by_w for table_sums, by_w in zip(sums, made_by_w, strict=True)]
-    freed_by_b = [-b_freed_bytes(rules, stage) if rules.layout.pipeline.splits_backward else 0 for stage in rank_stages]
+    freed_by_b = [
+        -count_b_freed_bytes(rules, stage) if rules.layout.pipeline.splits_backward else 0 for stage in rank_stages
+    ]
     freed_by_reduce = [
         _count_gradients(rules, chunk.states) - _count_kept_gradients(rules, chunk.states) - freed
         for chunk, freed in zip(chunks, freed_by_b, strict=True)
@@ -382,7 +386,7 @@ def _count_bytes_per_count(
         freed_by_reduce[0] += _count_kept_gradients(rules, table) - table_sums if table_sums else 0
     shared = reductions.table.states.gathered if reductions.table.is_local else 0
     gathered_heads_bytes = [
-        gathered_head_bytes(chunk.groups, table=shared) if gathered_heads else 0 for chunk in chunks
+        count_gathered_head_bytes(chunk.groups, table=shared) if gathered_heads else 0 for chunk in chunks
     ]
     gathered = (
         [count_gathered_stage_bytes(chunk.groups) for chunk in chunks] if rules.keeps_gathered else gathered_heads_bytes
@@ -390,10 +394,14 @@ def _count_bytes_per_count(
     return [*in_flight, *deferred, *sums, *made_by_w, *freed_by_b, *freed_by_reduce, *gathered, 0, rules.stream_bytes]
 
 
-def _micro_batch_bytes(rank_bytes: RankBytes, kind: str, stage: int) -> int:
+def _count_micro_batch_bytes(rank_bytes: RankBytes, kind: str, stage: int) -> int:
     """Return the bytes that the micro-batch itself keeps after its pass."""
     return (
-        rank_bytes.kept_bytes[stage] if kind == "F" else deferred_bytes(rank_bytes.rules, stage) if kind == "B" else 0
+        rank_bytes.kept_bytes[stage]
+        if kind == "F"
+        else count_deferred_bytes(rank_bytes.rules, stage)
+        if kind == "B"
+        else 0
     )
 
 

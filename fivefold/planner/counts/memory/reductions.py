@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.layout.sharding import policy
+from fivefold.layout.sharding import get_policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.in_flight import Kind, PendingReductions, PreviousPass
@@ -264,11 +264,11 @@ def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
     """Return how the gradients of a layout are reduced by the job's software."""
     job = counts.job
     stack = counts.job.stack
-    zero_policy = policy(layout, counts.job)
+    zero_policy = get_policy(layout, counts.job)
     gradients_stay = zero_policy.gradients_stay
     reduces_every_backward = counts.reduces_every_micro_batch(layout)
     kernel_facts = stack.kernel_facts
-    destination = _destination(counts, stays=gradients_stay, weights_stay=zero_policy.weights_stay)
+    destination = _choose_destination(counts, stays=gradients_stay, weights_stay=zero_policy.weights_stay)
     bucketed = destination in ("bucket", "lasting_bucket")
     release: Release = "at_once"
     if not gradients_stay and not bucketed:
@@ -287,12 +287,12 @@ def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
         has_separate_biases=kernel_facts.separate_biases
         and counts.model.moe is not None
         and counts.model.moe.expert_bias,
-        table=_shared_table(counts, layout),
+        table=_find_shared_table(counts, layout),
         element_bytes=(job.precision.table_gradients_bytes, job.precision.summed_bytes),
     )
 
 
-def _destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destination:
+def _choose_destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destination:
     recipe, stack = counts.job.precision, counts.job.stack
     if stack.reduce_bucket > 0 and not stays:
         return "bucket" if weights_stay else "lasting_bucket"
@@ -306,7 +306,7 @@ def _destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destinat
     )
 
 
-def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
+def _find_shared_table(counts: Counts, layout: Layout) -> SharedTable:
     model, adds = counts.model, counts.adds_table_gradient(layout)
     is_local = adds or (model.shares_table and layout.pp == 1)
     gradient_bytes = model.vocab * model.width * counts.job.precision.table_gradients_bytes // layout.tp

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import is_gemm_weight, policy, shard_numel
+from fivefold.layout.sharding import get_policy, is_gemm_weight, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
@@ -101,23 +101,23 @@ def build_stages(counts: Counts, layout: Layout) -> PipelineStages:
         stages = counts.list_stage_groups(layout)
         units = dict[UnitKey, UnitGroupMemory]()
         for run in chain(*stages):
-            if _unit_key(run) not in units:
-                units[_unit_key(run)] = _count_group_memory(counts, layout, run)
-        kinds = [tuple((*_unit_key(run), run.times) for run in runs) for runs in stages]
+            if _build_unit_key(run) not in units:
+                units[_build_unit_key(run)] = _count_group_memory(counts, layout, run)
+        kinds = [tuple((*_build_unit_key(run), run.times) for run in runs) for runs in stages]
         chunks: list[ModelChunk] = []
         for index, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
             first_equal = kinds.index(kind)
             equal = (
                 _move_to_layers(chunks[first_equal], runs)
                 if first_equal < index
-                else _chunk(counts, layout, runs, first_equal, units)
+                else _build_chunk(counts, layout, runs, first_equal, units)
             )
             chunks.append(equal)
         all_stages = cache[key] = PipelineStages(tuple(chunks), {}, {})
     return all_stages
 
 
-def _unit_key(group: UnitGroup) -> UnitKey:
+def _build_unit_key(group: UnitGroup) -> UnitKey:
     """Return the values that the live bytes of a unit of ``group`` depend on, under one layout."""
     return group.name, group.recomputed
 
@@ -130,7 +130,7 @@ def describe(cause: Cause, chunk: ModelChunk | None = None) -> str:
     return " ".join((chunk.groups[group_index].group.name_unit(unit_index), *words)).strip()
 
 
-def _chunk(
+def _build_chunk(
     counts: Counts,
     layout: Layout,
     runs: tuple[UnitGroup, ...],
@@ -141,9 +141,11 @@ def _chunk(
 
     Of equal groups that recur (every second layer recomputed) only the first and last can be the peak.
     """
-    kinds = [(*_unit_key(run), run.times) for run in runs]
+    kinds = [(*_build_unit_key(run), run.times) for run in runs]
     ends = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
-    groups = [units[_unit_key(run)]._replace(group=run, can_be_peak=index in ends) for index, run in enumerate(runs)]
+    groups = [
+        units[_build_unit_key(run)]._replace(group=run, can_be_peak=index in ends) for index, run in enumerate(runs)
+    ]
     total_states = UnitStates()
     for group in groups:
         total_states += UnitStates._make(group.group.times * size for size in group.states)
@@ -214,7 +216,7 @@ def count_gathered_stage_bytes(units: Iterable[UnitGroupMemory], *, excluded: st
     return sum(unit.group.times * unit.states.gathered for unit in units if unit.group.name not in ("embed", excluded))
 
 
-def gathered_head_bytes(units: Sequence[UnitGroupMemory], *, table: int) -> int:
+def count_gathered_head_bytes(units: Sequence[UnitGroupMemory], *, table: int) -> int:
     """Return the bytes of the head's gathered weights and of a tied ``table``; 0 in a stage without the head."""
     return units[-1].states.gathered + table if units[-1].group.name == "head" else 0
 
@@ -257,7 +259,7 @@ class StageBuffers(NamedTuple):
         )
 
 
-def stage_buffers(layout: Layout, job: Job, *, stages: int, stream_bytes: int) -> StageBuffers:
+def count_stage_buffers(layout: Layout, job: Job, *, stages: int, stream_bytes: int) -> StageBuffers:
     """Return the buffers that the job's software keeps for the ``stages`` of a layout."""
     stack, has_pipeline = job.stack, layout.pp > 1
     return StageBuffers(
@@ -273,7 +275,7 @@ def stage_buffers(layout: Layout, job: Job, *, stages: int, stream_bytes: int) -
 # What is allocated throughout a step in addition to the states
 
 
-def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
+def count_input_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     """Return the bytes of a step's token ids and targets (``Job.row_tokens``) and of the position tables."""
     in_fp32 = job.activation_bytes == 4 or has_fp32_stream(model, job)
     tables_bytes = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if in_fp32 else 2)
@@ -307,7 +309,7 @@ def count_spare_gradient_bytes(job: Job, chunks: Collection[ModelChunk], *, layo
     shards.
     """
     recipe = job.precision
-    if job.stack.reduce_bucket and not policy(layout, job).weights_stay:
+    if job.stack.reduce_bucket and not get_policy(layout, job).weights_stay:
         return job.stack.reduce_bucket * recipe.summed_bytes
     if job.stack.wgrad_accumulation == "fused_dummy":
         shapes = frozenset[tuple[int, int]]().union(*(chunk.fused_wgrad_shapes for chunk in chunks))

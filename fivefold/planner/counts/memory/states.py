@@ -16,12 +16,12 @@ from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.sharding import (
     FsdpUnit,
     count_frozen_bytes,
+    count_padded_numel,
+    get_policy,
     is_gemm_weight,
-    local_weight,
-    padded_numel,
-    policy,
     select_trained,
     shard_numel,
+    shard_weight,
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -46,13 +46,13 @@ class UnitStates(NamedTuple):
         return UnitStates._make(ours + theirs for ours, theirs in zip(self, other, strict=True))
 
 
-def local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[FsdpUnit, ...]:
+def list_local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[FsdpUnit, ...]:
     """Return the dense and expert weights of one rank of tp, ep and etp.
 
     In a pipeline, the head's copy of a tied table is a unit of its own.
     """
     vocab = pad_vocab(model, job, tp=layout.tp)
-    local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
+    local = [shard_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
     experts = FsdpUnit("experts", tuple(weight for weight in local if weight.kind.startswith("expert")))
     table_weights = tuple(weight for weight in local if weight.name.startswith("embed."))
     dense_weights = tuple(
@@ -71,7 +71,9 @@ def shard_unit(unit: FsdpUnit, layout: Layout) -> tuple[FsdpUnit, int, int]:
     return unit, layout.shards, layout.dp * layout.cp // layout.shards
 
 
-def part_states(unit: FsdpUnit, *, unsharded: Iterable[Weight], shards: int, layout: Layout, job: Job) -> UnitStates:
+def count_part_states(
+    unit: FsdpUnit, *, unsharded: Iterable[Weight], shards: int, layout: Layout, job: Job
+) -> UnitStates:
     """Return the states of one part (dense, experts) of a unit on the rank with the largest shards.
 
     ``unsharded``: the unit's unsharded weights. Of ``layout`` only the ZeRO stage matters, whether it shards, and
@@ -80,15 +82,15 @@ def part_states(unit: FsdpUnit, *, unsharded: Iterable[Weight], shards: int, lay
     quantised_names = frozenset(
         weight.name for weight in unsharded if is_quantized(weight.numel, vector=weight.is_vector)
     )  # if moments scale
-    recipe, zero_policy, all_weights = job.precision, policy(layout, job), unit
+    recipe, zero_policy, all_weights = job.precision, get_policy(layout, job), unit
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     shards_frozen = keeps_copy or not zero_policy.weights_stay
     frozen = count_frozen_bytes(all_weights, shards=shards if shards_frozen else 1, job=job)
     unit = select_trained(unit, job)
-    padded = padded_numel(unit, shards=shards)
+    padded = count_padded_numel(unit, shards=shards)
     shard_numel_padded = padded // shards
-    weights_bytes = kept_gathered_bytes(unit, shards=shards, recipe=recipe)
+    weights_bytes = count_kept_gathered_bytes(unit, shards=shards, recipe=recipe)
     stays_gathered = shards == 1 and not zero_policy.weights_stay  # experts without replicas stay gathered
     gathers_fp8 = recipe.gathers == "fp8" and any(map(is_gemm_weight, unit.weights))
     has_own_shard = (
@@ -134,14 +136,14 @@ def updates_flat_tensor(layout: Layout, job: Job) -> bool:
     return joins and "optimizer" not in layout.list_offloaded(job)
 
 
-def kept_gathered_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
+def count_kept_gathered_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
     """Return the bytes of a unit's gathered weights as they are kept, padding included."""
     if recipe.holds_casts:
-        return gathered_bytes(unit, shards=shards, recipe=recipe)
-    return padded_numel(unit, shards=shards) * recipe.weights_bytes
+        return count_gathered_bytes(unit, shards=shards, recipe=recipe)
+    return count_padded_numel(unit, shards=shards) * recipe.weights_bytes
 
 
-def gathered_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
+def count_gathered_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
     """Return the bytes of the all-gather of a unit's weights: ``shards`` equal shards, padding included."""
     wide_bytes = recipe.high_precision_bytes
     widths = [1 if recipe.gathers == "fp8" and is_gemm_weight(weight) else wide_bytes for weight in unit.weights]
@@ -154,7 +156,7 @@ def _gather_buffer_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe, copied:
 
     In fp8 each weight's rows are cast before they are copied to the input, while there is no output yet.
     """
-    output_bytes = gathered_bytes(unit, shards=shards, recipe=recipe)
+    output_bytes = count_gathered_bytes(unit, shards=shards, recipe=recipe)
     if recipe.gathers != "fp8" or not any(map(is_gemm_weight, unit.weights)):
         return 0 if shards == 1 else output_bytes + (output_bytes // shards if copied else 0)
     sizes = [shard_numel(weight, shards=shards) for weight in unit.weights if is_gemm_weight(weight)]

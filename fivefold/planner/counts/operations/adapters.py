@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fivefold.adapter import NF4_BLOCK, Adapter, nf4_bytes, nf4_scales_bytes
+from fivefold.adapter import NF4_BLOCK, Adapter, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, is_weight_cast, matmul
@@ -339,7 +339,7 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
     _, out_features, in_features = op.shape
     numel = out_features * in_features
     weight, scales = numel * local.width, 4 * ceil_div(numel, NF4_BLOCK)
-    moved = weight + nf4_bytes(numel) + nf4_scales_bytes(numel)
+    moved = weight + count_nf4_bytes(numel) + count_nf4_scale_bytes(numel)
     scratch = weight
     if not local.job.stack.kernel_facts.fused_dequantization:
         # fp32 scales are freed before the product; its result is allocated after them

@@ -19,7 +19,7 @@ from fivefold.model.norms import NORMS
 from fivefold.model.shape import MLA, Multipliers
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
-from fivefold.planner.counts.operations.linear import LinearInput, list_sub_norm, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel, list_sub_norm
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import (
     Op,
@@ -41,7 +41,7 @@ from fivefold.units import ceil_div
 LSE_QUERIES = 32
 
 
-def attention(local: Local, source: str, *, layer: int) -> list[Op]:
+def list_attention(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     if local.model.attention_experts:
         return _list_experts(local, source, layer=layer)
@@ -180,7 +180,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         out = f"{out}n"
     return [
         *ops,
-        *row(
+        *list_row_parallel(
             local,
             "attention.out",
             out,
@@ -376,7 +376,7 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
     chunk = get_chunk(model, job, layer=layer) or job.sequence
     by_bands = model.attention_softcap is not None or model.position == "alibi" or _uses_dropout_kernel(local)
     windowed = window is not None or by_bands  # by the kernel that pads no head dim
-    kernel = dims if windowed else _kernel_dims(local, shape._replace(kv_heads=kv_heads))
+    kernel = dims if windowed else _choose_kernel_dims(local, shape._replace(kv_heads=kv_heads))
     sinks = (heads,) if shape.sinks else ()
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
@@ -445,7 +445,7 @@ def _with_flops(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) ->
     )
 
 
-def _kernel_dims(local: Local, shape: AttentionShape) -> tuple[int, int]:
+def _choose_kernel_dims(local: Local, shape: AttentionShape) -> tuple[int, int]:
     """Return the head dims of q and k and of v in the kernel.
 
     The trainer's blockwise kernel (its ring, sinks, grouped query heads, or on CPU) pads both to the larger
@@ -530,7 +530,7 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     ops.append(
         local_input.column("attention.kv_down", "ckv", out_features=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
     )
-    key_ops, key_tensors = _rotary_key(local, "ckn" if mla.key_norm else "ckv", "key", dim=mla.rope_dim)
+    key_ops, key_tensors = _list_rotary_key(local, "ckn" if mla.key_norm else "ckv", "key", dim=mla.rope_dim)
     if mla.key_norm:
         sizes = {"rows": local.stream_rows, "dim": mla.rope_dim, "width": width}
         normed = norm("attention.key_norm", "ckv", "ckn", **sizes, kind=local.norm)
@@ -538,7 +538,7 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     kv_ops, kv_latent = _list_up_projection(local, mla, "kv", out="kv", out_features=N * (mla.nope_dim + mla.v_dim))
     gated = _gate_output(local, heads=N, columns=N * mla.v_dim, gate_columns=gate_columns) if model.output_gate else []
     out_source = "og" if gated else "o"
-    out = row(
+    out = list_row_parallel(
         local,
         "attention.out",
         out_source,
@@ -591,7 +591,7 @@ def _gather_once(op: Op) -> Op:
     return op if op.message is None else op._replace(message=op.message._replace(regather=""))
 
 
-def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
+def _list_rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
     """List the operations that share the rotary key among all heads.
 
     It is gathered over tp under sp; otherwise its gradient is all-reduced over tp.

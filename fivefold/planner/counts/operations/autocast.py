@@ -25,14 +25,14 @@ def apply_autocast(local: Local, ops: Sequence[Op], *, stream_in_16_bits: bool =
     """
     return [
         *(
-            _autocast(ops, local, stream_in_16_bits=stream_in_16_bits or not local.has_fp32_stream)
+            _apply_autocast(ops, local, stream_in_16_bits=stream_in_16_bits or not local.has_fp32_stream)
             if local.autocast
             else ops
         )
     ]
 
 
-def _autocast(ops: Sequence[Op], local: Local, *, stream_in_16_bits: bool) -> Iterator[Op]:
+def _apply_autocast(ops: Sequence[Op], local: Local, *, stream_in_16_bits: bool) -> Iterator[Op]:
     stream = {name for op in ops for name in op.reads} - {name for op in ops for name in op.writes}
     fp32_tensors = set[str]() if stream_in_16_bits else {*stream}  # in fp32
     sizes = dict.fromkeys(stream, local.stream_bytes)  # as listed

@@ -20,8 +20,8 @@ from fivefold.planner.counts.operations.linear import (
     cast,
     drop_wgrad,
     keeps_casts,
+    list_row_parallel,
     list_sub_norm,
-    row,
 )
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.rwkv import mix, shift
@@ -29,13 +29,13 @@ from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, ex
 from fivefold.units import ceil_div
 
 
-def mlp(local: Local, source: str, *, layer: int) -> list[Op]:
+def list_mlp(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations of an MLP from its input, tensor ``source`` [R, D], to its output, tensor ``d`` [R, D]."""
-    return _mlp(local, source, "d", name="mlp", ffn=local.model.get_ffn(layer),
+    return _list_mlp(local, source, "d", name="mlp", ffn=local.model.get_ffn(layer),
                 sparse=local.model.has_sparse_gates(layer))  # fmt: skip
 
 
-def experts(local: Local, source: str) -> list[Op]:
+def list_experts(local: Local, source: str) -> list[Op]:
     """List the operations of routed experts, ``topk`` for each token, from ``source`` to ``d``, both [stream rows, D].
 
     Stream rows: the rows of the residual stream that this rank holds (``local_shapes.py``).
@@ -54,13 +54,13 @@ def experts(local: Local, source: str) -> list[Op]:
         moved_bytes=2 * moe.computed_per_token * size,
         moved_backward_bytes=(moe.computed_per_token + 1) * size,
     )
-    ops = [*_router(local, source), gather]
+    ops = [*_list_router(local, source), gather]
     ungated = "shared.whole" if moe.shared_gate else "shared"
-    shared = _mlp(local, source, ungated, name="moe.shared", ffn=moe.shared_width) if moe.shared_experts else []
-    shared += [_shared_gate(local, source, ungated)] if moe.shared_gate else []
+    shared = _list_mlp(local, source, ungated, name="moe.shared", ffn=moe.shared_width) if moe.shared_experts else []
+    shared += [_gate_shared_experts(local, source, ungated)] if moe.shared_gate else []
     if local.part.ep > 1 or local.part.etp > 1:
         dispatch_ops = _dispatch(local, sent=sent, received=received)
-        expert_ops = _grouped_mlp(local, "arrived", "made", rows=received)
+        expert_ops = _list_grouped_mlp(local, "arrived", "made", rows=received)
         if local.facts.overlaps_expert_wgrad and local.trains("moe.experts.up"):
             dispatch_ops, expert_ops = _overlap_wgrad(local, dispatch_ops, expert_ops)
         combine_ops = _combine(local, "made", "returned", sent=sent, received=received)
@@ -69,7 +69,7 @@ def experts(local: Local, source: str) -> list[Op]:
     else:
         kept_names = () if "layer" in local.part.recomputed else ("ends",)
         ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, always_kept=kept_names)
-        ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
+        ops += [*shared, *_list_grouped_mlp(local, "routed", "returned", rows=received)]
     combined = "e" if shared else "d"
     ops.append(
         Op(
@@ -95,7 +95,7 @@ def experts(local: Local, source: str) -> list[Op]:
     return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
 
 
-def _shared_gate(local: Local, source: str, shared: str) -> Op:
+def _gate_shared_experts(local: Local, source: str, shared: str) -> Op:
     """Return the shared experts' output times a sigmoid of each row, which is memory-bound."""
     width = local.model.width
     size = local.stream_rows * local.model.width * local.width
@@ -104,7 +104,7 @@ def _shared_gate(local: Local, source: str, shared: str) -> Op:
     return op._replace(parameters=width, wgrad_numels=(width,))
 
 
-def _router(local: Local, source: str) -> list[Op]:
+def _list_router(local: Local, source: str) -> list[Op]:
     """List the router's fp32 matmul and the top-k.
 
     The top-k writes scores, chosen experts and their weights per token, and the permutation of all T·k copies, which is
@@ -279,7 +279,7 @@ def _overlap_wgrad(local: Local, remote_ops: list[Op], local_ops: list[Op]) -> t
     return [*remote_ops[:-1], arrival], [op._replace(wgrad_numels=()) if op in first else op for op in local_ops]
 
 
-def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
+def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     """List the grouped matmuls of this rank's experts, each on its share of ``rows``."""
     model, moe, width = local.model, local.model.moe, local.width
     assert moe is not None
@@ -316,7 +316,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - wgrad_bytes))
     activation = _clamp(
-        _activation(local, "moe.experts", size=rows * ffn * width),
+        _build_activation(local, "moe.experts", size=rows * ffn * width),
         local,
         "moe.experts",
         size=rows * ffn * width,
@@ -354,7 +354,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     return [*ops, to_grouped(down)]
 
 
-def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int, sparse: bool = False) -> list[Op]:
+def _list_mlp(local: Local, source: str, out: str, *, name: str, ffn: int, sparse: bool = False) -> list[Op]:
     """List the operations of a tensor-parallel MLP: ``source`` → ``out``, both [stream rows, D].
 
     ``sparse``: gates below a number of their token are set to zero (transformers 5.23, ``Gemma3nTextMLP``).
@@ -368,7 +368,7 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int, sparse: bo
     ops = [*entry.ops, *_list_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     factors = model.multipliers or Multipliers()
     size = local.rows * inner * local.width
-    act = _clamp(_activation(local, name, size=size), local, name, size=size, limit=model.mlp_clamp)
+    act = _clamp(_build_activation(local, name, size=size), local, name, size=size, limit=model.mlp_clamp)
     if factors.gate != 1 and model.mlp == "gated":
         gate = act.reads[0]  # with merged projections it holds up too
         halves = 2 if gate.endswith(".gu") else 1
@@ -395,7 +395,9 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int, sparse: bo
         ops.append(list_sub_norm(local, f"{name}.norm", m, dim=inner))
         m = f"{m}n"
     down = out if factors.down == 1 else f"{out}.unscaled"
-    ops += row(local, f"{name}.down", m, down, in_features=inner, out_features=model.width, bias=model.mlp_bias)
+    ops += list_row_parallel(
+        local, f"{name}.down", m, down, in_features=inner, out_features=model.width, bias=model.mlp_bias
+    )
     if down != out:
         ops.append(elementwise(f"{name}.down.scale", "activation", (down,), out, size=local.stream_bytes))
     return ops
@@ -414,7 +416,7 @@ def _list_receptance(local: Local, source: str, out: str, *, name: str, ffn: int
         ops += [*entry.ops, entry.column(f"{name}.{part}", result, out_features=out_features)]
     op = elementwise(f"{name}.act", "activation", (f"{name}.u",), f"{name}.m", size=local.rows * ffn * local.width)
     ops.append(op._replace(keeps=(f"{name}.u",)))
-    ops += row(local, f"{name}.down", f"{name}.m", "v", in_features=ffn, out_features=width, bias=False)
+    ops += list_row_parallel(local, f"{name}.down", f"{name}.m", "v", in_features=ffn, out_features=width, bias=False)
     return [
         *ops,
         elementwise(f"{name}.sigmoid", "activation", ("rl",), "r", size=size, keeps=("r",)),
@@ -431,9 +433,9 @@ def _list_up_and_gate(local: Local, entry: LinearInput, name: str, *, ffn: int, 
     return [entry.column(f"{name}.{part}", f"{name}.{part[0]}", out_features=ffn, bias=bias) for part in ("gate", "up")]
 
 
-def _activation(local: Local, name: str, *, size: int) -> Op:
+def _build_activation(local: Local, name: str, *, size: int) -> Op:
     """Return the activation of u, or silu(g)·u, with its trained numbers; ``size``: bytes of its output."""
-    op = _elementwise_activation(local, name, size=size)
+    op = _build_elementwise_activation(local, name, size=size)
     numbers = len(ACTIVATIONS[local.model.activation].parameters)
     if not numbers:
         return op
@@ -456,7 +458,7 @@ def _clamp(op: Op, local: Local, name: str, *, size: int, limit: float | None) -
     return op._replace(forward_scratch=op.forward_scratch + 2 * size, backward_scratch=op.backward_scratch + 2 * size)
 
 
-def _elementwise_activation(local: Local, name: str, *, size: int) -> Op:
+def _build_elementwise_activation(local: Local, name: str, *, size: int) -> Op:
     """Return the activation of u, or silu(g)·u; ``size``: bytes of its output."""
     g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
     activation = ACTIVATIONS[local.model.activation]

@@ -5,7 +5,7 @@ The lists of operations count the scratch of PyTorch's kernels, which hand full 
 
 from __future__ import annotations
 
-from fivefold.job import norm_programs
+from fivefold.job import count_norm_programs
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
 
@@ -21,7 +21,7 @@ def fuse_kernels(op: Op, local: Local) -> Op:
             return op._replace(forward_scratch=0, backward_scratch=0)
         width = op.wgrad_numels[0]
         rows = op.moved_bytes // (2 * local.width * width)
-        partial = norm_programs(rows, width) * sum(op.wgrad_numels) * STATISTIC
+        partial = count_norm_programs(rows, width) * sum(op.wgrad_numels) * STATISTIC
         return op._replace(forward_scratch=0, backward_scratch=partial)
     if op.kind == "rope" or (op.kind == "activation" and op.name.endswith(".act") and not op.parameters):
         return op._replace(forward_scratch=0, backward_scratch=0)

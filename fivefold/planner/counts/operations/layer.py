@@ -18,9 +18,9 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import resolve_freeze
 from fivefold.planner.counts.operations.altup import add_laurel, correct, predict
 from fivefold.planner.counts.operations.altup import collapse as average
-from fivefold.planner.counts.operations.attention import attention
+from fivefold.planner.counts.operations.attention import list_attention
 from fivefold.planner.counts.operations.autocast import apply_autocast
-from fivefold.planner.counts.operations.feedforward import experts, mlp
+from fivefold.planner.counts.operations.feedforward import list_experts, list_mlp
 from fivefold.planner.counts.operations.hyper_connections import collapse, connect, expand, mix
 from fivefold.planner.counts.operations.linear import LinearInput, drop_wgrad, get_row_group, list_norm
 from fivefold.planner.counts.operations.local_shapes import Local
@@ -41,7 +41,7 @@ from fivefold.planner.counts.operations.per_layer_inputs import add_input, make_
 from fivefold.planner.counts.operations.recompute import UnitOperations, recompute
 
 
-def embedding(local: Local) -> list[Op]:
+def list_embedding(local: Local) -> list[Op]:
     """List the operations from token ids to x, with learned positions if the model has them.
 
     Tp shards the table by rows.
@@ -93,7 +93,7 @@ def embedding(local: Local) -> list[Op]:
     return apply_autocast(local, ops)
 
 
-def block(local: Local, *, layer: int) -> list[Op]:
+def list_block(local: Local, *, layer: int) -> list[Op]:
     """List the operations of one decoder layer: x → z."""
     return [*list_attention_half(local, layer=layer), *list_feedforward_half(local, layer=layer)]
 
@@ -117,7 +117,7 @@ def list_attention_half(local: Local, *, layer: int) -> list[Op]:
     if pre and model.gates_norm(layer, "norm1"):
         ops += _gate_norm(local, "norm1")
         source = "norm1.gated"
-    ops += attention(local, source, layer=layer) if mixer == "attention" else OPERATIONS[mixer](local, source)
+    ops += list_attention(local, source, layer=layer) if mixer == "attention" else OPERATIONS[mixer](local, source)
     branch = "a"
     if model.joins_mamba2:
         ops, branch = _join_mamba2(local, ops, source), "am"
@@ -125,13 +125,13 @@ def list_attention_half(local: Local, *, layer: int) -> list[Op]:
         name = "norm1_post" if block_kind == "sandwich" else "norm1"
         ops, branch = [*ops, _list_norm(local, name, "a")], f"{name}.out"
     if block_kind == "post_sum":
-        ops += [*_residual(local, "attention", branch, "x", "y.sum"), _list_norm(local, "norm1", "y.sum", out="y")]
+        ops += [*_list_residual(local, "attention", branch, "x", "y.sum"), _list_norm(local, "norm1", "y.sum", out="y")]
         return _apply_software(local, ops, layer=layer)
     if hyper:
         return _apply_software(local, [*ops, mix(local, "hyper1", branch, "x", "y")], layer=layer)
     onto = source if block_kind == "norm_stream" else stream
     factors, rank = model.get_residual_factors(layer)[0], model.laurel_rank
-    ops += _residual(local, "attention", branch, onto, "y" if rank is None else "y.a", factors)
+    ops += _list_residual(local, "attention", branch, onto, "y" if rank is None else "y.a", factors)
     ops += add_laurel(local, rank, source, "y.a", "y") if rank is not None else []
     return _apply_software(local, ops, layer=layer)
 
@@ -158,9 +158,9 @@ def list_feedforward_half(local: Local, *, layer: int) -> list[Op]:
                 source = "norm2.gated"
     branch = "d"
     if model.has_mlp(layer):
-        ops += mlp(local, source, layer=layer)
+        ops += list_mlp(local, source, layer=layer)
     if model.is_moe(layer):
-        routed = experts(local, source)
+        routed = list_experts(local, source)
         if model.has_mlp(layer):  # tensors of experts have the prefix "e."
             routed = [
                 rename_tensors(op, {name: f"e.{name}" for name in list_tensors(op) if name != source}) for op in routed
@@ -172,14 +172,14 @@ def list_feedforward_half(local: Local, *, layer: int) -> list[Op]:
         name = "norm2" if block_kind == "post" else "norm2_post"
         ops, branch = [*ops, _list_norm(local, name, branch)], f"{name}.out"
     if block_kind == "post_sum":
-        ops += [*_residual(local, "mlp", branch, stream, "z.sum"), _list_norm(local, "norm2", "z.sum", out="z")]
+        ops += [*_list_residual(local, "mlp", branch, stream, "z.sum"), _list_norm(local, "norm2", "z.sum", out="z")]
         return _apply_software(local, ops, layer=layer)
     if hyper:
         return _apply_software(local, [*ops, mix(local, "hyper2", branch, stream, "z")], layer=layer)
     onto = source if block_kind == "norm_stream" else stream
     factors = model.get_residual_factors(layer)[1]
     inputs = model.per_layer_inputs
-    ops += _residual(local, "mlp", branch, onto, "z" if inputs is None else "z.mlp", factors)
+    ops += _list_residual(local, "mlp", branch, onto, "z" if inputs is None else "z.mlp", factors)
     if inputs is not None and model.altup is not None:
         first = "c.s" if model.altup.scales else "c.0"
         ops += [*correct(local, model.altup, "p", "z.mlp", "c"), *add_input(local, inputs, first, "z", onto="c")]
@@ -243,7 +243,7 @@ def _list_norm(local: Local, name: str, source: str, *, out: str = "") -> Op:
     return list_norm(local, made)
 
 
-def _residual(
+def _list_residual(
     local: Local, name: str, branch: str, onto: str, out: str, factors: tuple[float, float] = (1.0, 1.0)
 ) -> list[Op]:
     """List the operations that add a branch to the residual stream, after its dropout and scale if it has them."""
@@ -353,7 +353,7 @@ def list_kinds(model: Model, job: Job) -> list[Kind]:
     ]
 
 
-def head(local: Local) -> list[Op]:
+def list_head(local: Local) -> list[Op]:
     """List the operations x → loss with the vocabulary sharded over tp. Maxima, sums and target logits are all-reduced.
 
     fused: the logits exist once, in the matmuls' dtype, and their gradient replaces them in place. plain, narrow:
@@ -382,7 +382,7 @@ def head(local: Local) -> list[Op]:
         shape=(rows, vocab, model.width),
         moved_bytes=2 * logits,
         moved_backward_bytes=2 * logits,
-        forward_scratch=_softmax_bytes(local, rows // sequences),
+        forward_scratch=_count_softmax_bytes(local, rows // sequences),
         message=vocab_reduce,
     )
     fp32_logits = rows * vocab * 4
@@ -423,7 +423,7 @@ def head(local: Local) -> list[Op]:
             moved_backward_bytes=logits + 3 * fp32_logits,
         )
     if job.stack.loss == "chunked":
-        return apply_autocast(local, [*entry_ops, *_chunked_loss(local, hidden)])
+        return apply_autocast(local, [*entry_ops, *_list_chunked_loss(local, hidden)])
     return apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, loss])
 
 
@@ -451,7 +451,7 @@ def _list_head_entry(local: Local) -> tuple[list[Op], str]:
     return ops, hidden
 
 
-def _softmax_bytes(local: Local, rows: int) -> int:
+def _count_softmax_bytes(local: Local, rows: int) -> int:
     """Return the fp32 scratch of the softmax for the ``rows`` that are cast at once.
 
     It is input and softmax under tp 1, and the derivative of a soft cap.
@@ -462,7 +462,7 @@ def _softmax_bytes(local: Local, rows: int) -> int:
     return 2 * chunk if (local.width < 4 and local.part.tp == 1) or local.model.logit_softcap else chunk
 
 
-def _chunked_loss(local: Local, hidden: str) -> list[Op]:
+def _list_chunked_loss(local: Local, hidden: str) -> list[Op]:
     """List the operations ``hidden`` → loss, all in the backward: per chunk of rows logits, their gradient, dh and dW.
 
     Under tp the input is gathered only there, and each chunk sends the all-reduces that ``fused`` sends for all rows.
@@ -474,7 +474,7 @@ def _chunked_loss(local: Local, hidden: str) -> list[Op]:
     flops = 2 * rows * vocab * model.width
     logits = chunk * vocab * width
     gathered_bytes = rows * model.width * width if part.sp else 0  # the gathered input; its gradient has the same size
-    softmax = _softmax_bytes(local, chunk)
+    softmax = _count_softmax_bytes(local, chunk)
     if rows == chunk and local.trains("loss"):  # dW is allocated after it is freed
         softmax = max(0, softmax - (weight + bias) * width)
     targets = 8 * rows if part.cp > 1 else 0  # else a view of the batch
@@ -530,7 +530,7 @@ def _use_bf16(local: Local) -> Local:
 
 
 def build_block_unit(ops: Sequence[Op], local: Local) -> UnitOperations:
-    """Return the operations of one ``block``, the recomputed ones marked."""
+    """Return the operations of one block, the recomputed ones marked."""
     stack = local.job.stack
     fused = stack.kernel_facts.fuses_linears and local.job.adapter is None
     return recompute(ops, local.part.recomputed, early_stop=stack.early_stop, fused=fused)

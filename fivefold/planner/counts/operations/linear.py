@@ -109,7 +109,7 @@ class LinearInput:
         return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered_bytes=self.regathered)
 
 
-def row(
+def list_row_parallel(
     local: Local, name: str, source: str, out: str, *, in_features: int, out_features: int, bias: bool
 ) -> Sequence[Op]:
     """List the row-parallel matmul ``source`` [rows, in] → ``out`` [stream rows, out], both of this rank."""
@@ -287,7 +287,7 @@ def cast_bytes(
     if scaling == "rowwise":
         return numel + 4 * matrices * rows * max(1, groups)
     if scaling in ("blocks", "blocks16"):
-        return matrices * (rows * _row_of_blocks(local, columns, groups=groups) + _outer_bytes(local))
+        return matrices * (rows * _count_row_bytes(local, columns, groups=groups) + _count_outer_bytes(local))
     tile = SCALED_ELEMENTS[scaling]
     if weight:
         return numel + 4 * matrices * ceil_div(rows, tile) * ceil_div(columns, tile)
@@ -334,10 +334,10 @@ def count_low_precision_bytes(local: Local, numel: int) -> int:
     block = SCALED_ELEMENTS.get(recipe.scaling)
     per_scale = 1 if recipe.scaling in ("blocks", "blocks16") else 4
     scales_bytes = 4 if block is None else per_scale * ceil_div(numel, block)
-    return (ceil_div(numel, 2) if recipe.compute == "fp4" else numel) + scales_bytes + _outer_bytes(local)
+    return (ceil_div(numel, 2) if recipe.compute == "fp4" else numel) + scales_bytes + _count_outer_bytes(local)
 
 
-def _row_of_blocks(local: Local, columns: int, *, groups: int) -> int:
+def _count_row_bytes(local: Local, columns: int, *, groups: int) -> int:
     """Return the bytes of a row of ``columns`` in MXFP8 or NVFP4 with scales; ``groups`` adds space for uneven ends."""
     elements = SCALED_ELEMENTS[local.job.precision.scaling]
     in_fp4 = local.job.precision.compute == "fp4"
@@ -346,6 +346,6 @@ def _row_of_blocks(local: Local, columns: int, *, groups: int) -> int:
     return (ceil_div(columns, 2) if in_fp4 else columns) + ceil_div(columns, elements)
 
 
-def _outer_bytes(local: Local) -> int:
+def _count_outer_bytes(local: Local) -> int:
     """Return the bytes of the scale of a full matrix, which is added to those of its blocks."""
     return 4 if local.job.precision.scaling == "blocks16" else 0

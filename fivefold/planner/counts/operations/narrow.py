@@ -19,10 +19,10 @@ def apply_low_precision(local: Local, ops: Sequence[Op]) -> Sequence[Op]:
     """Return a block's ``ops`` with the activations that the stack keeps in low precision."""
     if not (local.job.stack.low_precision_saved and keeps_casts(local)):
         return ops
-    return [*_lower_precision(local, ops)]
+    return [*_apply_low_precision(local, ops)]
 
 
-def _lower_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
+def _apply_low_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
     kept_groups, sizes = local.job.stack.low_precision_saved, dict[str, int]()
     for op in ops:
         sizes |= op.writes

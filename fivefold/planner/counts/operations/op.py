@@ -119,7 +119,7 @@ def list_gradient_sums(ops: Sequence[Op]) -> Iterator[tuple[int, int]]:
             summed.add(name)
 
 
-def scratch_tensor(op: Op) -> int:
+def count_largest_scratch(op: Op) -> int:
     """Return the bytes of the largest tensor of the backward's scratch."""
     return min(op.scratch_tensor or op.backward_scratch, op.backward_scratch)
 

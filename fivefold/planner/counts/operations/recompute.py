@@ -26,7 +26,7 @@ class UnitOperations(NamedTuple):
     dropped: frozenset[str] = frozenset()
 
 
-def groups(op: Op) -> frozenset[str]:
+def list_groups(op: Op) -> frozenset[str]:
     """Return the groups of ``layout.spec.RECOMPUTABLE`` that include an operation."""
     return _parse_groups(op.name, op.kind)
 
@@ -111,7 +111,7 @@ def _choose(
     ops = structure.ops
     kept_names = {name for op in ops for name in op.keeps}
     is_recomputed = [
-        bool(groups(op) & recomputed_groups)
+        bool(list_groups(op) & recomputed_groups)
         and ("layer" in recomputed_groups or _has_backward(op) or not kept_names.isdisjoint(op.writes))
         for op in ops
     ]
@@ -121,7 +121,7 @@ def _choose(
     cheap = {
         name
         for op, recomputed in zip(ops, is_recomputed, strict=True)
-        if recomputed and groups(op) & recomputed_groups & CHEAP
+        if recomputed and list_groups(op) & recomputed_groups & CHEAP
         for name in op.writes
     }
     _mark_casts(ops, is_recomputed, cheap)
@@ -157,7 +157,7 @@ def is_fused_with(op: Op, first: Op) -> bool:
     return is_linear(op) and is_linear(first) and op.reads == first.reads and not runs_alone
 
 
-def _groups_of_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
+def _group_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
     """Yield ``ops`` in order, as lists: fused linear layers together, every other operation alone."""
     fused_ops: list[Op] = []
     for op in ops:
@@ -179,7 +179,7 @@ def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, full_layer: bool,
     regathered_inputs = {name for op in ops if op.message and op.message.regather for name in op.writes}
     stopped_ops: list[Op] = []
     running = False
-    for group in reversed(list(_groups_of_linears(ops) if fused else ([op] for op in ops))):
+    for group in reversed(list(_group_linears(ops) if fused else ([op] for op in ops))):
         first = group[0]  # all belong to the same groups
         is_needed = not regathered_inputs.isdisjoint(first.reads) or any(
             not needed.isdisjoint(op.writes) for op in group

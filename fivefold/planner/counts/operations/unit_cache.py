@@ -20,9 +20,9 @@ from fivefold.planner.counts.operations.kernels import fuse_kernels
 from fivefold.planner.counts.operations.layer import (
     Kind,
     build_block_unit,
-    embedding,
     get_kind,
     list_attention_half,
+    list_embedding,
     list_feedforward_half,
 )
 from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
@@ -59,7 +59,7 @@ class UnitCache:
         """Return the operations of a unit."""
         key = part, name
         if key not in self._units:
-            self._units[key] = self._unit(part, name)
+            self._units[key] = self._build_unit(part, name)
         return self._units[key]
 
     def list_ops(self, part: LocalDegrees, name: Kind | str) -> tuple[Op, ...]:
@@ -71,12 +71,12 @@ class UnitCache:
         if name != "head" or not self.model.mtp_depth:
             return self.unit(part, name).ops
         if part not in self._heads:
-            self._heads[part] = self._head(part, named=False).ops
+            self._heads[part] = self._build_head(part, named=False).ops
         return self._heads[part]
 
-    def _unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
+    def _build_unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
         if isinstance(name, Kind):
-            ops = self._block(part, name, layer=self.example[name])
+            ops = self._build_block(part, name, layer=self.example[name])
             local = self.get_local(part, name.frozen)
             checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
             input_gradient = not name.leads or (checkpoints and self.job.adapter is not None)
@@ -84,21 +84,23 @@ class UnitCache:
             return UnitOperations(tuple(ops)) if name.is_below else build_block_unit(ops, local)
         local = self.get_local(part, self._ends)
         if name == "head":
-            unit = self._head(part, named=True)
+            unit = self._build_head(part, named=True)
             return unit._replace(ops=tuple(apply_frozen_weights(unit.ops, local, input_gradient=True)))
-        ops = [*map(self._make_finish(local), embedding(local))]
+        ops = [*map(self._make_finish(local), list_embedding(local))]
         if self.job.images:
             ops = insert_images(local, ops, self._make_finish)
         return UnitOperations(tuple(apply_frozen_weights(ops, local, input_gradient=not local.frozen)))
 
-    def _head(self, part: LocalDegrees, *, named: bool) -> UnitOperations:
+    def _build_head(self, part: LocalDegrees, *, named: bool) -> UnitOperations:
         def build_unit(layer: int) -> UnitOperations:
-            return build_block_unit(self._block(part, get_kind(self.model, layer), layer=layer), self.get_local(part))
+            return build_block_unit(
+                self._build_block(part, get_kind(self.model, layer), layer=layer), self.get_local(part)
+            )
 
         local = self.get_local(part, self._ends)
         return build_head_unit(local, inside=build_unit, finish=self._make_finish(local), named=named)
 
-    def _block(self, part: LocalDegrees, kind: Kind, *, layer: int) -> list[Op]:
+    def _build_block(self, part: LocalDegrees, kind: Kind, *, layer: int) -> list[Op]:
         """Return a block's operations, none marked; they depend on recomputation only if full layers are recomputed."""
         plain_part = part._replace(recomputed=part.recomputed & {"layer"}, piped=False)
         local = self.get_local(plain_part, kind.frozen)
@@ -107,13 +109,15 @@ class UnitCache:
             attention_part = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
             feedforward_part = plain_part._replace(sequences=1, cp=1, ulysses=False)
             attention_key = (attention_part, *block[1:])
-            attention = self._half(list_attention_half, attention_part, layer, key=attention_key, frozen=kind.frozen)
+            attention = self._build_half(
+                list_attention_half, attention_part, layer, key=attention_key, frozen=kind.frozen
+            )
             key = (feedforward_part, local.rows, *block[1:])
-            feedforward = self._half(list_feedforward_half, plain_part, layer, key=key, frozen=kind.frozen)
+            feedforward = self._build_half(list_feedforward_half, plain_part, layer, key=key, frozen=kind.frozen)
             self._blocks[block] = [*attention, *feedforward]
         return self._blocks[block]
 
-    def _half(
+    def _build_half(
         self,
         half: Callable[..., list[Op]],
         part: LocalDegrees,

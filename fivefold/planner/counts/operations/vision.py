@@ -22,8 +22,8 @@ from fivefold.model.vision import ProjectorLayer, VisionTower
 from fivefold.model.vision_weights import shape_encoder
 from fivefold.planner.counts.operations.adapters import differentiate, drop_backward
 from fivefold.planner.counts.operations.autocast import apply_autocast
-from fivefold.planner.counts.operations.layer import block
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.layer import list_block
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import (
     Op,
@@ -52,7 +52,7 @@ def insert_images(local: Local, embedding: Sequence[Op], make_finish: MakeFinish
     part, rows = local.part, local.stream_rows
     if trains and part.sp:  # each rank has the gradients of its rows of the stream
         copies = tuple(f"{name}.copy" for name in tokens)
-        payload = local.part.sequences * local.job.images * _tokens(local) * local.model.width * local.width
+        payload = local.part.sequences * local.job.images * _count_tokens(local) * local.model.width * local.width
         message = OpMessage("tp", "", "all_reduce", payload)
         tower += [
             exchange("vision.copy", name, copy, size=0, message=message)
@@ -68,7 +68,7 @@ def insert_images(local: Local, embedding: Sequence[Op], make_finish: MakeFinish
     return ops
 
 
-def _tokens(local: Local) -> int:
+def _count_tokens(local: Local) -> int:
     """Return the tokens of an image."""
     tower = local.model.vision
     assert tower is not None
@@ -79,7 +79,7 @@ def _list_tower(local: Local, make_finish: MakeFinish) -> tuple[list[Op], tuple[
     """List the operations from pixels to tokens, and return the names of the tokens and of those of deepstack."""
     tower, job = local.model.vision, local.job
     assert tower is not None
-    encoder, tokens = shape_encoder(tower), _tokens(local)
+    encoder, tokens = shape_encoder(tower), _count_tokens(local)
     part = LocalDegrees(local.part.sequences * job.images, tp=local.part.tp)
     patches = tokens * tower.patches_per_token
     on_patches = Local(encoder, _make_tower_job(job, patches + tower.class_token), part)
@@ -157,7 +157,7 @@ def _list_patches(local: Local, tower: VisionTower, finish: Finish) -> tuple[lis
 def _list_block(local: Local, tower: VisionTower, *, layer: int) -> list[Op]:
     """List the operations of a block, whose queries see all keys of the image or of their window."""
     ops = list[Op]()
-    for op in block(local, layer=layer):
+    for op in list_block(local, layer=layer):
         if tower.layer_scale and op.name in ("attention.add", "mlp.add"):
             branch = op.reads[1]
             scaled, size = f"{branch}.scaled", local.stream_bytes
@@ -232,7 +232,9 @@ def _list_mlp(
         for part, tensor in zip(parts, inner, strict=True)
     ]
     act = _activate(local, layer, f"{name}.act", inner, f"{out}.act", size=rows * ffn * local.width)
-    down = row(local, f"{name}.down", f"{out}.act", out, in_features=ffn, out_features=layer.size, bias=layer.bias)
+    down = list_row_parallel(
+        local, f"{name}.down", f"{out}.act", out, in_features=ffn, out_features=layer.size, bias=layer.bias
+    )
     return [*entry.ops, *ups, act, *down]
 
 

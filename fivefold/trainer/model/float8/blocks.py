@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fivefold.trainer.model.float8.cast import E4M3, Cast, row_chunks
+from fivefold.trainer.model.float8.cast import E4M3, Cast, list_row_chunks
 from fivefold.units import ceil_div
 
 MX, NV = 32, 16  # elements that share a scale
@@ -78,7 +78,7 @@ def _cast_blocks(x: Tensor, amax: Tensor | None, group_size: int) -> tuple[Tenso
         if amax is None:
             amax = vector_norm(x, torch.inf, dim=(-2, -1), keepdim=True, dtype=torch.float32) if x.numel() else outer
         outer = (amax / (LARGEST[NV] * LARGEST[MX])).view(outer.shape)
-    for part in row_chunks(x):
+    for part in list_row_chunks(x):
         rows = x[..., part, :].float()
         data[..., part, :], scale[..., part, :] = _mx(rows) if group_size == MX else _nv(rows, outer)
     return data, scale, outer

@@ -129,7 +129,7 @@ def _cast(
     if power_of_two_scales:
         factor = factor.log2().floor_().exp2_()
     source, target = _rows(x), _rows(data)
-    for row_slice in row_chunks(source):
+    for row_slice in list_row_chunks(source):
         scaled = source[..., row_slice, :] * _broadcast_scale(factor, source.shape, row_slice)
         target[..., row_slice, :] = scaled.clamp_(-format_max, format_max).to(dtype)
     return data, factor.reciprocal()
@@ -148,7 +148,7 @@ def _widen(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute ``widen`` as one custom op."""
     out = torch.empty(data.shape, dtype=dtype, device=data.device)
     source, target = _rows(data), _rows(out)
-    for row_slice in row_chunks(source):
+    for row_slice in list_row_chunks(source):
         target[..., row_slice, :] = (
             source[..., row_slice, :].float().mul_(_broadcast_scale(scale, source.shape, row_slice)).to(dtype)
         )
@@ -163,7 +163,7 @@ def _(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("fivefold::scale_", mutates_args=("x",))
 def _scale_(x: Tensor, scale: Tensor) -> None:
     """Compute ``scale_`` as one custom op."""
-    for row_slice in row_chunks(x):
+    for row_slice in list_row_chunks(x):
         x[..., row_slice, :].mul_(_broadcast_scale(scale, x.shape, row_slice))
 
 
@@ -226,7 +226,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.dim() > 1 else x.view(-1, 1)
 
 
-def row_chunks(x: Tensor) -> list[slice]:
+def list_row_chunks(x: Tensor) -> list[slice]:
     """Return slices of the rows of ``x``; each has at most ``CHUNK_ELEMENTS`` elements, or is one row."""
     rows, row_elements = x.shape[-2], max(1, x.numel() // max(1, x.shape[-2]))
     chunk_rows = max(1, CHUNK_ELEMENTS // row_elements)

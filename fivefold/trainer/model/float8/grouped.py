@@ -18,7 +18,13 @@ from fivefold.job import SCALED_ELEMENTS, Recipe
 from fivefold.trainer.model.experts import Ends, GroupedGemms, sum_by_group
 from fivefold.trainer.model.float8 import blocks, units
 from fivefold.trainer.model.float8.cast import TILES_OF_POWERS, Cast, cast_per_matrix, cast_per_row, cast_per_tile
-from fivefold.trainer.model.float8.matmul import Caster, casts_of, emulate_product, get_stored_cast, width_of
+from fivefold.trainer.model.float8.matmul import (
+    Caster,
+    choose_casts,
+    emulate_product,
+    get_compute_dtype,
+    get_stored_cast,
+)
 from fivefold.units import ceil_div
 
 
@@ -30,7 +36,7 @@ class Float8GroupedGemms(GroupedGemms):
 
         ``fused``: cast rows and weights with Triton.
         """
-        self.kernel, self.casts, self.scaling = kernel, casts_of(recipe, fused=fused), recipe.scaling
+        self.kernel, self.casts, self.scaling = kernel, choose_casts(recipe, fused=fused), recipe.scaling
         self.gradients_in_16_bits = recipe.wide_gradients
         self.group_size = SCALED_ELEMENTS.get(recipe.scaling, 0)  # elements of a row that share a scale; 0: all
         self.gradients_in_8_bits = recipe.gradients_bytes == 1
@@ -48,7 +54,7 @@ class Float8GroupedGemms(GroupedGemms):
         """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         weights_cast = get_stored_cast(weights) or self.casts.weight(weights)
         product: Tensor = scaled_mm_by_group(
-            *operand, *weights_cast, offsets, weights.shape[2], width_of(weights), self.kernel
+            *operand, *weights_cast, offsets, weights.shape[2], get_compute_dtype(weights), self.kernel
         )
         return product
 
@@ -57,7 +63,7 @@ class Float8GroupedGemms(GroupedGemms):
         transposed_cast = get_stored_cast(weights, turned=True) or self.casts.weight_back(weights.mT)
         gradient_cast = self.casts.gradient(gradient)
         product: Tensor = scaled_mm_by_group(
-            *gradient_cast, *transposed_cast, offsets, weights.shape[1], width_of(weights), self.kernel
+            *gradient_cast, *transposed_cast, offsets, weights.shape[1], get_compute_dtype(weights), self.kernel
         )
         return product if total is None else total.add_(product)
 
@@ -109,7 +115,7 @@ def scaled_mm_by_group(
     if kernel and x.is_cuda and units.supports(*operands):
         return units.multiply_by_group(*operands, offsets, dtype=dtype)
     out = torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
-    for expert, rows in enumerate(_row_slices(offsets)):
+    for expert, rows in enumerate(_list_row_slices(offsets)):
         left = Cast(x[rows], x_scale[rows] if x_scale.dim() else x_scale, x_outer)
         right = Cast(weights[expert], scales[expert], None if outers is None else outers[expert])
         out[rows] = emulate_product(left, right)
@@ -265,7 +271,7 @@ def _empty_cast(x: Tensor, offsets: Tensor, group_size: int) -> tuple[Tensor, Te
     )
 
 
-def _row_slices(offsets: Tensor) -> list[slice]:
+def _list_row_slices(offsets: Tensor) -> list[slice]:
     """Return the slice of rows of each group. Synchronizes host and device."""
     return [slice(start, end) for start, end in pairwise([0, *offsets.tolist()])]
 
@@ -275,12 +281,12 @@ def _slice_groups(offsets: Tensor, group_size: int) -> tuple[list[slice], list[s
 
     Data of nvfp4 have half as many columns as rows, because a byte holds two values.
     """
-    rows = _row_slices(offsets)
+    rows = _list_row_slices(offsets)
     counts = [group_rows.stop - group_rows.start for group_rows in rows]
-    scales = _slices([ceil_div(count, group_size) if group_size else 1 for count in counts])
-    return rows, _slices([ceil_div(count, 2) for count in counts]) if group_size == blocks.NV else rows, scales
+    scales = _list_slices([ceil_div(count, group_size) if group_size else 1 for count in counts])
+    return rows, _list_slices([ceil_div(count, 2) for count in counts]) if group_size == blocks.NV else rows, scales
 
 
-def _slices(sizes: list[int]) -> list[slice]:
+def _list_slices(sizes: list[int]) -> list[slice]:
     """Return slices of ``sizes`` elements, one after another."""
     return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]

@@ -60,7 +60,7 @@ CASTS: dict[Scaling, OperandCasts] = {
 COMMON = ("tensorwise", "blocks16")  # scalings with a scale of the full matrix
 
 
-def casts_of(recipe: Recipe, *, fused: bool = False) -> OperandCasts:
+def choose_casts(recipe: Recipe, *, fused: bool = False) -> OperandCasts:
     """Return the casts of ``recipe``.
 
     With high-precision weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp). ``fused``: use Triton's
@@ -81,7 +81,7 @@ class Float8Gemms(LinearGemms):
 
     def __init__(self, recipe: Recipe, *, kernel: bool, fused: bool = False) -> None:
         self.casts, self.kernel, self.gradients_in_16_bits = (
-            casts_of(recipe, fused=fused),
+            choose_casts(recipe, fused=fused),
             kernel,
             recipe.wide_gradients,
         )
@@ -115,7 +115,7 @@ class Float8Gemms(LinearGemms):
         """Return ``x Wᵀ + b`` [R, out]."""
         weight_cast = get_stored_cast(weight) or self.casts.weight(weight)
         inner = weight.shape[1]
-        dtype = width_of(weight)
+        dtype = get_compute_dtype(weight)
         y = product(operand, weight_cast, inner=inner, dtype=dtype, kernel=self.kernel, fast=True)
         return y if bias is None else y.add_(bias)
 
@@ -126,7 +126,7 @@ class Float8Gemms(LinearGemms):
             self.casts.gradient(gradient),
             transposed_cast,
             inner=weight.shape[0],
-            dtype=width_of(weight),
+            dtype=get_compute_dtype(weight),
             kernel=self.kernel,
         )
         return dx if total is None else total.add_(dx)
@@ -155,7 +155,7 @@ def get_stored_cast(weight: Tensor, *, turned: bool = False) -> Cast | None:
     return Cast(data.mT.contiguous(), scale.mT) if turned else Cast(data, scale)
 
 
-def width_of(weight: Tensor) -> torch.dtype:
+def get_compute_dtype(weight: Tensor) -> torch.dtype:
     """Return the dtype of products with ``weight``: its own, or bf16 if it is stored as a cast."""
     return weight.dtype if weight.itemsize > 1 else torch.bfloat16
 

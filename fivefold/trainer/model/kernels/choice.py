@@ -6,13 +6,13 @@ import torch
 
 from fivefold.job import Job
 from fivefold.record import UserError
-from fivefold.trainer.model.kernels.fused.launch import unavailable
+from fivefold.trainer.model.kernels.fused.launch import explain_unavailability
 
 
 def resolve_kernels(job: Job, *, gpu: bool) -> Job:
     """Return ``job`` with the kernels that ``fused`` stands for on GPUs or CPUs; without Triton on a GPU: ``eager``."""
     stack = job.stack.with_device_kernels(gpu=gpu)
-    if stack.kernels == "triton" and job.stack.kernels != "triton" and unavailable():
+    if stack.kernels == "triton" and job.stack.kernels != "triton" and explain_unavailability():
         stack = stack.replace(kernels="eager")
     return job if stack is job.stack else job.replace(stack=stack)
 
@@ -26,7 +26,7 @@ def check_kernels(job: Job) -> tuple[Job, str]:
     has_gpu = torch.cuda.is_available()
     if not (requires_triton or has_gpu):
         return job, ""  # answered without importing Triton
-    reason = unavailable()
+    reason = explain_unavailability()
     if requires_triton and reason:
         raise UserError(f"job: kernels='triton' cannot run: {reason}; drop it, or take kernels='compiled' or 'eager'")
     if not has_gpu:

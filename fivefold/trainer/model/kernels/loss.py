@@ -32,7 +32,7 @@ def nats(
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
     transform.shape_(logits, padding=slice(logits.shape[1] if vocab is None else vocab, None))
-    for rows in row_chunks(logits):
+    for rows in list_row_chunks(logits):
         chunk, target = logits[rows], targets[rows, None]
         if skips_negative_targets:
             skipped, target = target < 0, target.clamp(min=0)
@@ -65,7 +65,7 @@ def log_sum_exp(logits: Tensor) -> Tensor:
 
     It is −∞ for a row of −∞, as on a rank with only padding.
     """
-    return torch.cat([_log_sum_exp(logits[rows]) for rows in row_chunks(logits)])
+    return torch.cat([_log_sum_exp(logits[rows]) for rows in list_row_chunks(logits)])
 
 
 def _log_sum_exp(part: Tensor) -> Tensor:
@@ -89,14 +89,14 @@ def logits_to_gradient(
     Σ exp over the full vocabulary, of which V entries are on this rank. ``target`` [rows, 1]: index of the target among
     them, if ``is_local`` [rows, 1].
     """
-    for rows in row_chunks(logits):
+    for rows in list_row_chunks(logits):
         probabilities = torch.sub(logits[rows], lse[rows]).exp_()  # fp32, as lse is
         probabilities.scatter_add_(1, target[rows], -is_local[rows].float())
         logits[rows] = transform.gradient_(probabilities, logits[rows]).mul_(gradient_scale)
         del probabilities  # freed before that of the next chunk is allocated
 
 
-def row_chunks(logits: Tensor) -> list[slice]:
+def list_row_chunks(logits: Tensor) -> list[slice]:
     """Return slices of at least one row, with at most ``LOSS_CHUNK_ELEMENTS`` logits each (they are cast to fp32)."""
     rows = max(1, LOSS_CHUNK_ELEMENTS // logits.shape[1])
     return [slice(start, start + rows) for start in range(0, logits.shape[0], rows)]

@@ -15,6 +15,6 @@ first = f"{step.operations[0].flops_per_byte:.2f} FLOP/B"
 with TestClient(create(Path(), local=Path("none")), base_url="http://127.0.0.1:1") as client:
     page = client.get("/plan", params={**words, "seq": 256, "gbs": 4}).text
 printed = run_command("predict", *words.values(), "--seq", "256", "--gbs", "4", "--operations")
-for text in (printed, "".join(report.operations(step)), page):
+for text in (printed, "".join(report.render_operations(step)), page):
     assert "intensity" in text
     assert first in text

@@ -2,8 +2,8 @@
 
 from shared import JOB, LAYOUT, NODE, check_dry_run, search_few
 
-from fivefold.model.huggingface.read import from_config, remark
-from fivefold.model.huggingface.tensors import parts
+from fivefold.model.huggingface.read import describe_remark, from_config
+from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
@@ -15,7 +15,7 @@ assert model.parameters == 3 * (4 * 96 * 96 + 3 * 96 * 300 + 2 * 96) + 2 * 512 *
 assert from_config({**config, "architectures": ["FakeForCausalLM"]}, name="x") == model
 
 assert (
-    remark(config | {"n_group": 4}, name="x")
+    describe_remark(config | {"n_group": 4}, name="x")
     == "x: keys without effect, as in transformers' FakeForCausalLM: n_group=4"
 )
 try:
@@ -30,7 +30,7 @@ written = to_config(model)
 assert (written["architectures"], written["d_model"], written["use_memory"]) == (["FakeForCausalLM"], 96, False)
 assert find_difference(from_config(written, name="x"), model) is None
 
-tensors = {part.name: part.shape for part in parts(model, family="fake")}
+tensors = {part.name: part.shape for part in list_tensors(model, family="fake")}
 assert tensors["fake.layers.2.ln_mlp.weight"] == (96,)
 assert tensors["fake.layers.0.mlp.up_proj.weight"] == (300, 96)
 assert len(tensors) == 3 * 9 + 3

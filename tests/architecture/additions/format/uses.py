@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from shared import run_command
 
-from fivefold.cli.completion import formats
+from fivefold.cli.completion import complete_format
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -25,7 +25,7 @@ def read_text(text: str) -> Reading:
         return read([str(path)], Overrides(ranks=8))
 
 
-assert "megacorp" in formats("")
+assert "megacorp" in complete_format("")
 words = ("dp4 tp2 zero1 mbs2", "--model", "llama3-8b", "--seq", "2048", "--gbs", "64")
 reading = read_text(run_command("write", *words, "--to", "megacorp"))
 assert (reading.software, reading.version, str(reading.layout)) == ("megacorp", "7.0", words[0])

@@ -4,7 +4,7 @@ from shared import JOB, LAYOUT, NODE, TINY, check_dry_run, search_few, train
 
 from fivefold.job import Job
 from fivefold.planner.predict import predict
-from fivefold.planner.run_estimate import checkpoint_bytes
+from fivefold.planner.run_estimate import count_checkpoint_bytes
 from fivefold.record import UserError
 
 job = JOB.replace(optimizer=JOB.optimizer.replace(kind="lion"))
@@ -12,7 +12,7 @@ states = [
     predict(model=TINY, machine=NODE, layout=LAYOUT, job=item).memory.stages[0].optimizer_bytes for item in (job, JOB)
 ]
 assert 0 < states[0] < states[1], states
-assert checkpoint_bytes(TINY, job) < checkpoint_bytes(TINY, JOB)
+assert count_checkpoint_bytes(TINY, job) < count_checkpoint_bytes(TINY, JOB)
 assert search_few(model=TINY, machine=NODE, job=job).best
 check_dry_run(TINY, job)
 losses = train(TINY, job)

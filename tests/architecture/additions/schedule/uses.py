@@ -14,9 +14,9 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
-from fivefold.planner.time.spans import spans
+from fivefold.planner.time.spans import build_spans
 from fivefold.record import UserError
-from fivefold.rendering.pipeline import blocks
+from fivefold.rendering.pipeline import split_span
 from fivefold.results.step_comparison import compare
 
 layout = Layout.parse("pp4 eager")
@@ -55,5 +55,5 @@ assert run is not None
 predicted = predict(model=tiny, machine=node, layout=layout, job=job)
 assert [row for row in compare(predicted, run) if row.is_wrong] == []
 
-drawn = spans(planner, layout)
-assert {block.kind for row in drawn for span in row for block in blocks(span, pp=4)} >= {"F", "BW"}
+drawn = build_spans(planner, layout)
+assert {block.kind for row in drawn for span in row for block in split_span(span, pp=4)} >= {"F", "BW"}

@@ -10,7 +10,7 @@ import fivefold
 from fivefold.display import Rows
 from fivefold.layout.spec import Layout
 from fivefold.rendering.sweep import table
-from fivefold.results.sweep_row import SweepRow, columns_from_layout, columns_from_step
+from fivefold.results.sweep_row import SweepRow, list_layout_columns, list_step_columns
 from fivefold.sweeps.rows_file import write
 from fivefold.web.app import create
 
@@ -19,12 +19,12 @@ fields = {"model": "nano", "machine": "h100", "ranks": 2, "sequence": 256, "batc
 fields |= {
     "stack": "fivefold",
     "status": "fits",
-    **columns_from_layout(Layout.parse("dp2 zero1 mbs1")),
-    **columns_from_step(step),
+    **list_layout_columns(Layout.parse("dp2 zero1 mbs1")),
+    **list_step_columns(step),
 }
 row = SweepRow.model_validate(fields)
 console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-console.print(table.page([row]))
+console.print(table.render_page([row]))
 with TemporaryDirectory() as name:
     write([row], Path(name) / "rows.jsonl")
     with TestClient(create(Path(name), local=Path("none")), base_url="http://127.0.0.1:1") as client:

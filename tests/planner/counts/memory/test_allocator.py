@@ -9,7 +9,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, communicators, segment
+from fivefold.planner.counts.memory.allocator import PUBLISHED, count_communicators, estimate_allocator_totals, segment
 from fivefold.planner.counts.memory.peak import count_rank_memory, list_live_bytes
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.stack.catalog import build_stack as named_stack
@@ -48,7 +48,7 @@ def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: 
     """Allocated to 0.3 %, reserved to 3 %."""
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(global_batch=batch)), Layout.parse(text)
     ranks = count_rank_memory(counts, layout)
-    result = allocator_totals(counts, layout, ranks)
+    result = estimate_allocator_totals(counts, layout, ranks)
     assert max(rank.peak_bytes for rank in ranks) == pytest.approx(allocated * GIB, rel=0.003)
     assert result.reserved_bytes == pytest.approx(reserved * GIB, rel=0.03)
 
@@ -56,12 +56,12 @@ def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: 
 def test_expandable_segments_reserve_what_lives() -> None:
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(expandable_segments=True)), Layout(dp=4, tp=2, zero=1)
     ranks = count_rank_memory(counts, layout)
-    assert allocator_totals(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
+    assert estimate_allocator_totals(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
 
 
 def count_reserved(job: Job, text: str) -> int:
     counts, layout = Counts(LLAMA_70B, job), Layout.parse(text)
-    return allocator_totals(counts, layout, count_rank_memory(counts, layout)).reserved_bytes
+    return estimate_allocator_totals(counts, layout, count_rank_memory(counts, layout)).reserved_bytes
 
 
 def test_joined_weights_are_a_segment_of_their_own() -> None:
@@ -89,7 +89,9 @@ def test_dtensors_loss_in_eager_holds_four_logits(compiled: bool, logits: int) -
     assert head.activations_bytes + head.logits_bytes + head.temporary_bytes == pytest.approx(
         logits * wide + STREAMS * 16 * 8192 * 8192 // 8 * 2, rel=0.01
     )
-    assert allocator_totals(counts, layout, ranks).reserved_bytes - segment(ranks[0].peak_bytes) == 2 * segment(wide)
+    assert estimate_allocator_totals(counts, layout, ranks).reserved_bytes - segment(
+        ranks[0].peak_bytes
+    ) == 2 * segment(wide)
 
 
 def test_the_driver_shows_context_and_communicators() -> None:
@@ -104,7 +106,7 @@ def test_the_driver_shows_context_and_communicators() -> None:
         (Layout(dp=2, tp=2), 3),
     )
     for layout, groups in axes:
-        result = allocator_totals(counts, layout, count_rank_memory(counts, layout))
+        result = estimate_allocator_totals(counts, layout, count_rank_memory(counts, layout))
         assert (
             result.driver_bytes
             == result.reserved_bytes + PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes
@@ -116,7 +118,7 @@ def test_logits_of_a_rank_that_holds_one_micro_batch_are_not_lost() -> None:
     job, layout = Job(sequence=131_072, global_batch=16), Layout.parse("dp2 pp4 zero1 mbs1 ac=full")
     counts = Counts(build_model("llama3-8b").replace(layers=6), job)
     ranks = count_rank_memory(counts, layout)
-    reserved_bytes = allocator_totals(counts, layout, ranks).reserved_bytes
+    reserved_bytes = estimate_allocator_totals(counts, layout, ranks).reserved_bytes
     assert reserved_bytes < max(rank.peak_bytes for rank in ranks) + counts.logits(get_local_degrees(layout))
 
 
@@ -124,4 +126,4 @@ def test_logits_of_a_rank_that_holds_one_micro_batch_are_not_lost() -> None:
     ("text", "groups"), [("dp1", 0), ("dp8", 2), ("dp4 tp2", 3), ("dp8 ep4", 3), ("dp2 tp2 cp2 pp2", 5)]
 )
 def test_a_communicator_for_all_ranks_and_each_axis(text: str, groups: int) -> None:
-    assert communicators(Layout.parse(text)) == groups
+    assert count_communicators(Layout.parse(text)) == groups

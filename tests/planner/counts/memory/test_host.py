@@ -11,9 +11,9 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.host import host_bytes
+from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.questions import longest_sequence
+from fivefold.planner.questions import search_longest_sequence
 from fivefold.planner.search.rejections import find_fixes
 from fivefold.record import UserError
 from fivefold.step import FITS_RISK
@@ -53,17 +53,17 @@ def test_offload_parses_in_any_order_and_prints_in_one() -> None:
 
 def test_a_node_holds_masters_moments_and_gradients_of_its_ranks() -> None:
     """All of it over two nodes: 4 + 8 + 4 bytes of each parameter, but for padding."""
-    result = host_bytes(Counts(LLAMA, JOB), Layout.parse("dp16 zero3 mbs1 offload=optimizer"), TWO_NODES)
+    result = count_host_bytes(Counts(LLAMA, JOB), Layout.parse("dp16 zero3 mbs1 offload=optimizer"), TWO_NODES)
     assert result == pytest.approx(16 * LLAMA.parameters / 2, rel=1e-3)
     asked = Counts(LLAMA, JOB.replace(offload=("optimizer",)))
-    assert host_bytes(asked, Layout.parse("dp16 zero3 mbs1"), TWO_NODES) == result
-    assert host_bytes(Counts(LLAMA, JOB), Layout.parse("dp16 zero3 mbs1"), TWO_NODES) == 0
+    assert count_host_bytes(asked, Layout.parse("dp16 zero3 mbs1"), TWO_NODES) == result
+    assert count_host_bytes(Counts(LLAMA, JOB), Layout.parse("dp16 zero3 mbs1"), TWO_NODES) == 0
 
 
 def test_a_node_that_is_half_full_holds_what_its_ranks_have() -> None:
     """Four ranks on a node of eight hold the 16 bytes of every parameter once."""
     layout = Layout.parse("dp4 zero3 mbs1 offload=optimizer")
-    result = host_bytes(Counts(LLAMA, JOB), layout, resolve("h100:4", local=Path("/nowhere")))
+    result = count_host_bytes(Counts(LLAMA, JOB), layout, resolve("h100:4", local=Path("/nowhere")))
     assert result == pytest.approx(16 * LLAMA.parameters, rel=1e-3)
 
 
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_told_to_offload_and_the_host_memory_that_it_takes(
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     words = r"offload=optimizer, which takes 1\.03 TiB of host memory per node"
     with pytest.raises(UserError, match=words):
-        longest_sequence(model=model, machine=node, job=job, layout=layout)
+        search_longest_sequence(model=model, machine=node, job=job, layout=layout)
     first = next(find_fixes(layout, model=model, machine=node, job=job, risk=FITS_RISK))
     peak = Planner(model=model, machine=node, job=job).step(layout.replace(offload=("optimizer",))).memory.peak_bytes
     assert first == f"offload=optimizer: {show_bytes(peak)}, and 1.03 TiB of host memory per node"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivefold.job import LOSS_CHUNK_ELEMENTS, Job, recipe
+from fivefold.job import LOSS_CHUNK_ELEMENTS, Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
@@ -19,12 +19,12 @@ from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import elementwise, matmul
 from fivefold.planner.counts.operations.recompute import UnitOperations
-from fivefold.planner.counts.traffic import count_traffic, messages
+from fivefold.planner.counts.traffic import count_traffic, list_messages
 from fivefold.units import MIB
 
 # 7.5e9 parameters, as in table 1 of ZeRO; every dim is divisible by 1024, so that nothing is padded.
 ZERO_TABLE = Model(name="7.5B", layers=37, width=4096, heads=32, kv_heads=32, head_dim=128, ffn=10240, vocab=32768)
-JOB = Job(sequence=16, global_batch=1024, precision=recipe("bf16-grad16"))
+JOB = Job(sequence=16, global_batch=1024, precision=get_recipe("bf16-grad16"))
 
 
 def count_all_ranks(model: Model, *, layout: Layout, job: Job) -> RankMemory:
@@ -50,7 +50,7 @@ def test_states_are_those_of_zero_table_1(zero: int, shards: int) -> None:
 def test_zero_0_shards_nothing() -> None:
     P = ZERO_TABLE.parameters
     for name, per_parameter in (("fp32", 16), ("bf16", 18), ("bf16-grad16", 16), ("bf16-pure", 12)):
-        job = JOB.replace(precision=recipe(name))
+        job = JOB.replace(precision=get_recipe(name))
         stage = count_all_ranks(ZERO_TABLE, layout=Layout(dp=8, zero=0), job=job)
         assert states_bytes(stage) == pytest.approx(per_parameter * P, rel=1e-6)
 
@@ -240,7 +240,7 @@ def test_the_tape_by_hand() -> None:
 
 def test_bytes_per_step_are_those_of_the_formulas() -> None:
     P, n = ZERO_TABLE.parameters, 8
-    job = Job(sequence=16, global_batch=64, precision=recipe("bf16-grad16"))
+    job = Job(sequence=16, global_batch=64, precision=get_recipe("bf16-grad16"))
 
     def count_sent(text: str) -> dict[str, int]:
         result = count_traffic(ZERO_TABLE, layout=Layout.parse(text), job=job)
@@ -259,7 +259,7 @@ def test_bytes_per_step_are_those_of_the_formulas() -> None:
 
 def test_gathers_of_zero_3_come_with_every_micro_batch() -> None:
     job = Job(sequence=16, global_batch=64)
-    result = messages(Counts(ZERO_TABLE, job), Layout.parse("dp8 zero3 mbs2"))
+    result = list_messages(Counts(ZERO_TABLE, job), Layout.parse("dp8 zero3 mbs2"))
     counts = dict.fromkeys((message.collective for message in result), 0)
     for message in result:
         counts[message.collective] += message.times

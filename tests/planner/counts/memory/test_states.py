@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.job import Job, Optimizer, recipe
+from fivefold.job import Job, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
@@ -88,7 +88,7 @@ def test_adafactor_is_far_smaller_and_muon_keeps_one_moment_of_matrices() -> Non
 
 
 def test_an_offloaded_optimizer_leaves_weights_and_gradients() -> None:
-    job = Job(sequence=16, global_batch=1, precision=recipe("bf16"), offload=("optimizer",))
+    job = Job(sequence=16, global_batch=1, precision=get_recipe("bf16"), offload=("optimizer",))
     stage = count_rank_memory(Counts(build_model("llama3-8b"), job), Layout())[0]
     P = build_model("llama3-8b").parameters
     assert (stage.parameters_bytes, stage.gradients_bytes, stage.optimizer_bytes) == (2 * P, 4 * P, 0)

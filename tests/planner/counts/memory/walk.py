@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from fivefold.layout.schedule.action import Action, parts
+from fivefold.layout.schedule.action import Action, list_parts
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
@@ -100,7 +100,7 @@ def _rank(table: Table, micro_batch: int, stage: int) -> int | None:
 def _count_sent(table: Table) -> Iterator[list[int]]:
     """Per rank, for each action, its sent messages that receivers still need; F, B and W take one unit of time."""
     spans = play(table, seconds=_units).spans
-    ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
+    ends = {part: span.end for row in spans for span in row for part in list_parts(span.action)}
     for rank, row in enumerate(spans):
         under_way: list[float] = []
         counts = []

@@ -13,14 +13,14 @@ from transformers.models.gemma3n import Gemma3nTextConfig
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAltUp, Gemma3nTextLaurelBlock, Gemma3nTextMLP
 
 import fivefold as ff
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights, embedding_weights, head_weights
+from fivefold.model.weights import list_block_weights, list_embedding_weights, list_head_weights
 from fivefold.planner.counts.operations.altup import add_laurel, correct, predict
-from fivefold.planner.counts.operations.feedforward import mlp
-from fivefold.planner.counts.operations.layer import block, embedding, head
+from fivefold.planner.counts.operations.feedforward import list_mlp
+from fivefold.planner.counts.operations.layer import list_block, list_embedding, list_head
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.record import UserError
@@ -47,7 +47,7 @@ GEMMA = read(CONFIG)
 
 
 def make_local(**of_job: Any) -> Local:
-    job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=recipe("fp32"), **of_job)
+    job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=get_recipe("fp32"), **of_job)
     return Local(GEMMA, job, LocalDegrees(sequences=SEQUENCES))
 
 
@@ -95,14 +95,14 @@ def test_every_weight_is_used_once_and_flops_are_those_of_transformers() -> None
     with counter:
         theirs(ids, use_cache=False)
     local = make_local()
-    units = [(embedding(local), embedding_weights(GEMMA))]
-    units += [(block(local, layer=layer), block_weights(GEMMA, layer)) for layer in range(5)]
+    units = [(list_embedding(local), list_embedding_weights(GEMMA))]
+    units += [(list_block(local, layer=layer), list_block_weights(GEMMA, layer)) for layer in range(5)]
     for ops, weights in units:
         assert sum(op.parameters for op in ops) == sum(weight.numel for weight in weights)
         assert len({op.name for op in ops}) == len(ops)
-    head_ops = head(local)
+    head_ops = list_head(local)
     tied = GEMMA.vocab * WIDTH
-    assert sum(op.parameters for op in head_ops) == sum(weight.numel for weight in head_weights(GEMMA)) + tied
+    assert sum(op.parameters for op in head_ops) == sum(weight.numel for weight in list_head_weights(GEMMA)) + tied
     assert sum(op.flops for ops, _ in (*units, (head_ops, ())) for op in ops) == counter.get_total_flops()
 
 
@@ -144,7 +144,7 @@ def test_saved_bytes_of_sparse_gates_are_those_of_transformers(layer: int) -> No
     module, h = Gemma3nTextMLP(CONFIG, layer_idx=layer), draw()
     saved = count_saved(lambda: module(h), list_parameters(module))
     local = make_local(kernels="plain")
-    assert count_kept(mlp(local, "h", layer=layer), h=ROWS * WIDTH * 4) == saved
+    assert count_kept(list_mlp(local, "h", layer=layer), h=ROWS * WIDTH * 4) == saved
 
 
 @pytest.mark.parametrize("layout", ["dp1 cp2", "dp2 zero3", "dp2 zero1 ac=full", "dp2 ac=selective", "dp2 ac=norm"])

@@ -20,12 +20,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 import fivefold as ff
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import reasons, refuse
+from fivefold.layout.validity import list_reasons, refuse
 from fivefold.model import catalog as models
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import MTP
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.liveness import kept_bytes
+from fivefold.planner.counts.memory.liveness import count_kept_bytes
 from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.record import UserError
@@ -82,7 +82,7 @@ def test_a_block_keeps_what_autograd_saves(name: str) -> None:
     ours = from_config({**config.to_dict(), "architectures": [type(theirs).__name__]}, name=name)
     job = Job(stack="ddp", sequence=TOKENS, global_batch=4, precision="bf16-autocast")
     counts, part = Counts(ours, job), get_local_degrees(Layout.parse("dp2 mbs2"))
-    kept = sum(kept_bytes(counts.unit(part, get_kind(ours, 1)), sizes={"x": counts.get_local(part).entry_bytes}))
+    kept = sum(count_kept_bytes(counts.unit(part, get_kind(ours, 1)), sizes={"x": counts.get_local(part).entry_bytes}))
     ids = torch.randint(256, (2, TOKENS))
     assert kept == saved_bytes(theirs, theirs.model.layers[1], lambda: theirs(ids))
 
@@ -141,7 +141,7 @@ def test_a_multi_token_prediction_module_saves_what_autograd_saves() -> None:
     job = Job(stack="ddp", sequence=TOKENS, global_batch=4, precision="bf16-autocast")
     counts, part = Counts(ours, job), get_local_degrees(Layout.parse("dp2 mbs2"))
     head, wide = counts.unit(part, "head"), counts.get_local(part).entry_bytes
-    kept = zip(head.ops, kept_bytes(head, sizes={"x": wide}), strict=True)
+    kept = zip(head.ops, count_kept_bytes(head, sizes={"x": wide}), strict=True)
     inside = [any(name.startswith("mtp0.") for name in op.writes) and op.kind != "embedding" for op in head.ops]
     mine = sum(size for (_, size), some in zip(kept, inside, strict=True) if some)
     e, h = (torch.randn(2, TOKENS, 64, requires_grad=True) for _ in range(2))
@@ -222,7 +222,7 @@ def test_frozen_parts_take_what_torch_takes(seed: int, half: bool) -> None:
     layout = "dp1 ac=full" if recomputes else "dp1"
     case = measured.frozen(layout, 2, *parts, weights=names, half=half, recompute=recomputes)._replace(mbs=1)
     job = Job(stack="ddp", sequence=loops.SEQUENCE, precision=case.precision, freeze=parts)
-    if list(reasons(Layout.parse(layout), model=loops.SHAPE, job=job, machine=None)):  # nothing or the head alone
+    if list(list_reasons(Layout.parse(layout), model=loops.SHAPE, job=job, machine=None)):  # nothing or the head alone
         pytest.skip(",".join(parts))
     model, optimizer, step, *_ = case.loop()
     with ff.watch(model, optimizer) as watched:

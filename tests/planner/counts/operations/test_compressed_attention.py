@@ -13,15 +13,15 @@ from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACompressor, DeepseekV4HCACompressor
 
 import fivefold as ff
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights
-from fivefold.planner.counts.operations.layer import block
+from fivefold.model.weights import list_block_weights
+from fivefold.planner.counts.operations.layer import list_block
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.mixers.compressed_attention import count_complete
 from fivefold.planner.counts.operations.op import Op
@@ -50,7 +50,7 @@ MODEL = Model(
 
 def list_ops(layer: int, *, tokens: int = TOKENS, **of_job: Any) -> dict[str, Op]:
     job = Job(sequence=tokens, global_batch=2, **of_job)
-    return {op.name: op for op in block(Local(MODEL, job, get_local_degrees(Layout(mbs=2))), layer=layer)}
+    return {op.name: op for op in list_block(Local(MODEL, job, get_local_degrees(Layout(mbs=2))), layer=layer)}
 
 
 @given(tokens=st.integers(1, 60), rate=st.integers(1, 9), most=st.none() | st.integers(1, 9))
@@ -78,7 +78,7 @@ def test_flops_are_those_of_every_pair(layer: int, net: CompressedAttention) -> 
 
 @pytest.mark.parametrize("layer", range(3))
 def test_operations_use_every_weight_once(layer: int) -> None:
-    held = sum(weight.numel for weight in block_weights(MODEL, layer))
+    held = sum(weight.numel for weight in list_block_weights(MODEL, layer))
     assert sum(op.parameters for op in list_ops(layer).values()) == held
 
 
@@ -118,7 +118,7 @@ def test_a_compressed_key_keeps_what_transformers_saves(layer: int, build: Any, 
     x = torch.randn(2, tokens, 48, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         module(x, torch.zeros(2, tokens, 12, dtype=dtype), torch.arange(tokens).expand(2, -1), None, 0)
-    precision = recipe("fp32" if dtype == torch.float32 else "bf16")
+    precision = get_recipe("fp32" if dtype == torch.float32 else "bf16")
     ops = list_ops(layer, tokens=tokens, precision=precision)
     sizes = {name: size for op in ops.values() for name, size in op.writes.items()}
     assert sum(sizes[name] for name in ops["mixer.compress.pool"].keeps) == sum(saved.values())

@@ -7,8 +7,8 @@ import pytest
 from fivefold.job import Job
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, block_weights
-from fivefold.planner.counts.operations.layer import block
+from fivefold.model.weights import Weight, list_block_weights
+from fivefold.planner.counts.operations.layer import list_block
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from tests.model.mutations import FAMILIES
 
@@ -34,7 +34,7 @@ def test_operations_use_every_weight_once(kind: str) -> None:
     model = from_config({"model_type": kind, **FAMILIES[kind]}, name=kind)
     local = Local(model, Job(sequence=16, global_batch=1), LocalDegrees(sequences=1))
     for layer in range(model.layers):
-        ops, weights = block(local, layer=layer), list(block_weights(model, layer))
+        ops, weights = list_block(local, layer=layer), list(list_block_weights(model, layer))
         assert sum(op.parameters for op in ops) == sum(weight.numel for weight in weights)
         assert len({op.name for op in ops}) == len(ops)
         if kind not in OTHER_PRODUCTS:

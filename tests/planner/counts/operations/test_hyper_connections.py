@@ -17,15 +17,15 @@ from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection
 
 import fivefold as ff
 from fivefold.adapter import Adapter
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights, embedding_weights, head_weights
-from fivefold.planner.counts.operations.layer import block, embedding, head
+from fivefold.model.weights import list_block_weights, list_embedding_weights, list_head_weights
+from fivefold.planner.counts.operations.layer import list_block, list_embedding, list_head
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.record import UserError
@@ -47,7 +47,7 @@ STREAM = Model(
 
 def list_ops(model: Model = STREAM, **of_job: Any) -> dict[str, Op]:
     job = Job(sequence=12, global_batch=2, **of_job)
-    return {op.name: op for op in block(Local(model, job, get_local_degrees(Layout(mbs=2))), layer=0)}
+    return {op.name: op for op in list_block(Local(model, job, get_local_degrees(Layout(mbs=2))), layer=0)}
 
 
 def run_reference(dtype: torch.dtype, *, mixes: bool) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def run_reference(dtype: torch.dtype, *, mixes: bool) -> tuple[int, int]:
 def test_flops_and_saved_bytes_are_those_of_transformers(dtype: torch.dtype, mixes: bool) -> None:
     flops, saved_bytes = run_reference(dtype, mixes=mixes)
     model = STREAM.replace(hyper_connections=HyperConnections(streams=STREAMS, iterations=5, mixes=mixes))
-    precision = recipe("fp32" if dtype == torch.float32 else "bf16")
+    precision = get_recipe("fp32" if dtype == torch.float32 else "bf16")
     ops = list_ops(model, kernels="plain", precision=precision)
     connect, mix = ops["hyper1"], ops["hyper1.mix"]
     assert connect.flops + mix.flops == flops
@@ -101,7 +101,7 @@ def test_flops_and_saved_bytes_are_those_of_transformers(dtype: torch.dtype, mix
 def test_one_kernel_keeps_the_streams_and_the_numbers_that_they_make() -> None:
     for mixes in (True, False):
         model = STREAM.replace(hyper_connections=HyperConnections(streams=STREAMS, mixes=mixes))
-        ops = list_ops(model, precision=recipe("bf16"))
+        ops = list_ops(model, precision=get_recipe("bf16"))
         connect, mix = ops["hyper1"], ops["hyper1.mix"]
         numbers = STREAMS * (2 + STREAMS * mixes)
         assert connect.keeps == ("x", "hyper1.m", "hyper1.stat")
@@ -136,8 +136,8 @@ def test_operations_use_every_weight_once(
     )
     whole = ("norm", "router", "expert_column", "expert_row")
     local = Local(model, Job(sequence=12, global_batch=2), get_local_degrees(Layout(tp=tp)))
-    units = [(embedding(local), embedding_weights(model)), (head(local), head_weights(model))]
-    units += [(block(local, layer=layer), block_weights(model, layer)) for layer in range(model.layers)]
+    units = [(list_embedding(local), list_embedding_weights(model)), (list_head(local), list_head_weights(model))]
+    units += [(list_block(local, layer=layer), list_block_weights(model, layer)) for layer in range(model.layers)]
     for ops, unit_weights in units:
         held = sum(
             weight.numel

@@ -13,9 +13,9 @@ from fivefold.layout.validity import refuse
 from fivefold.model.indexer import Indexer
 from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_weights
+from fivefold.model.weights import list_block_weights
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.operations.layer import block
+from fivefold.planner.counts.operations.layer import list_block
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.record import UsageWarning, UserError
@@ -39,7 +39,7 @@ SPARSE = Model(
 def list_ops(model: Model = SPARSE, *, layer: int = 0, layout: Layout | None = None, **of_job: Any) -> dict[str, Op]:
     job = Job(sequence=12, global_batch=2, **of_job)
     local = Local(model, job, get_local_degrees(layout or Layout(mbs=2)))
-    return {op.name: op for op in block(local, layer=layer)}
+    return {op.name: op for op in list_block(local, layer=layer)}
 
 
 def test_flops_are_those_of_every_pair() -> None:
@@ -59,7 +59,7 @@ def test_flops_are_those_of_every_pair() -> None:
 def test_operations_use_every_weight_once(layer: int, tp: int) -> None:
     ops = list_ops(layer=layer, layout=Layout(tp=tp, mbs=2))
     held = 0
-    for weight in block_weights(SPARSE, layer):
+    for weight in list_block_weights(SPARSE, layer):
         whole = weight.kind in ("norm", "router") or any(part in weight.name for part in ("q_down", "kv_down"))
         held += weight.numel // (1 if whole else tp)
     assert sum(op.parameters for op in ops.values()) == held
@@ -78,7 +78,7 @@ def test_the_choice_keeps_indices_alone_and_has_no_backward() -> None:
 
 def test_longer_sequences_cost_the_indexer_squares_and_attention_as_much_per_token() -> None:
     def causal_flops(tokens: int) -> list[int]:
-        ops = list_ops() | {op.name: op for op in block(_make_local(tokens), layer=0)}
+        ops = list_ops() | {op.name: op for op in list_block(_make_local(tokens), layer=0)}
         return [ops[name].causal_flops for name in ("attention.indexer.choice", "attention.core")]
 
     (short_choice, short_core), (long_choice, long_core) = causal_flops(2048), causal_flops(4096)

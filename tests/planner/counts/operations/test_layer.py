@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import build_model, names
+from fivefold.model.catalog import build_model, list_names
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import list_weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.attention import count_attended_pairs
-from fivefold.planner.counts.operations.layer import block, embedding
+from fivefold.planner.counts.operations.layer import list_block, list_embedding
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.mtp import build_head_unit
 from fivefold.planner.counts.operations.op import Op
@@ -45,16 +45,16 @@ LLAMA = Model(name="llama", layers=2, width=128, heads=4, kv_heads=2, head_dim=3
 
 def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
     """Return the distinct lists of operations of the full model, each with how often it occurs."""
-    yield 1, embedding(local)
+    yield 1, list_embedding(local)
     counts = Counts(local.model, local.job)
     for kind, times in Counter(counts.kinds).items():
-        yield times, block(local, layer=counts.example[kind])
+        yield times, list_block(local, layer=counts.example[kind])
     yield 1, list(build_head_unit(local).ops)
 
 
 def saved_bytes(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
     """Bytes kept by one block, statistics of the norms and log-sum-exp aside."""
-    ops = block(Local(model, job, LocalDegrees(sequences, tp=tp, sp=tp > 1)), layer=0)
+    ops = list_block(Local(model, job, LocalDegrees(sequences, tp=tp, sp=tp > 1)), layer=0)
     sizes = {"x": sequences * job.sequence * model.width * 2 // tp} | {n: s for op in ops for n, s in op.writes.items()}
     names = {name for op in ops for name in op.keeps if not name.endswith(".stat") and name != "lse"}
     return sum(sizes[name] for name in names)
@@ -62,13 +62,13 @@ def saved_bytes(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
 
 @given(sequences=st.integers(1, 4), sequence=st.integers(1, 64))
 def test_a_gpt_block_keeps_what_korthikanti_counts(sequences: int, sequence: int) -> None:
-    job = Job(sequence=sequence, attention="unfused", precision=recipe("bf16"))
+    job = Job(sequence=sequence, attention="unfused", precision=get_recipe("bf16"))
     B, T, D, N = sequences, sequence, GPT.width, GPT.heads
     assert saved_bytes(GPT, job, sequences=sequences) == 34 * B * T * D + 5 * N * T * T * B
 
 
 def test_flash_attention_keeps_no_squares() -> None:
-    job = Job(sequence=64, attention="flash", precision=recipe("bf16"))
+    job = Job(sequence=64, attention="flash", precision=get_recipe("bf16"))
     dropped = GPT.replace(dropout=0.0)
     assert saved_bytes(dropped, job, sequences=1) == (34 - 2 + 0) * 64 * 128  # without the two masks on the residual
     B, T, D, F, H, N, K = 1, 64, 128, 344, 32, 4, 2
@@ -79,7 +79,7 @@ def test_flash_attention_keeps_no_squares() -> None:
 def test_joint_projections_compute_and_keep_the_same() -> None:
     """One matmul for q, k, v and one for gate, up: as many FLOPs, parameters and kept bytes, in fewer operations."""
     apart, joint = (
-        block(Local(LLAMA, Job(sequence=64, merged_projections=item), LocalDegrees(2, tp=2, sp=True)), layer=0)
+        list_block(Local(LLAMA, Job(sequence=64, merged_projections=item), LocalDegrees(2, tp=2, sp=True)), layer=0)
         for item in (False, True)
     )
     for field in ("flops", "causal_flops", "parameters"):
@@ -101,7 +101,7 @@ def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
         assert parts == 2 * 2 * (B * T * D - B * T * D // tp)
     messages = [
         [(op.message.forward, op.message.backward, op.message.regather) for op in ops if op.message]
-        for ops in (block(Local(LLAMA, job, LocalDegrees(B, tp=2, sp=True)), layer=0) for job in (again, whole))
+        for ops in (list_block(Local(LLAMA, job, LocalDegrees(B, tp=2, sp=True)), layer=0) for job in (again, whole))
     ]
     assert messages[0].count(("all_gather", "reduce_scatter", "all_gather")) == 2
     assert messages[1] == [(ahead, back, "") for ahead, back, _ in messages[0]]
@@ -170,7 +170,7 @@ def test_published_flops_per_token_of_experts_and_latent_attention(name: str, pe
     assert done.model_flops_causal / job.tokens_per_step == pytest.approx(per_token, rel=0.01)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
     model, tokens = build_model(name), 8
     job = Job(sequence=tokens, global_batch=1)
@@ -179,28 +179,30 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
         for times, ops in unit_lists(Local(model, job, LocalDegrees(1)))
     )
     kinds = ("column", "row", "router", "head")
-    active = sum(weight.numel for weight in weights(model) if weight.kind in kinds and len(weight.shape) == 2)
+    active = sum(weight.numel for weight in list_weights(model) if weight.kind in kinds and len(weight.shape) == 2)
     if model.moe:
         if model.moe.shared_gate:  # one number of each token, in the operation that multiplies by it
             active -= model.layers * model.width
         routed = sum(
-            weight.numel for weight in weights(model) if weight.kind.startswith("expert") and len(weight.shape) == 3
+            weight.numel
+            for weight in list_weights(model)
+            if weight.kind.startswith("expert") and len(weight.shape) == 3
         )
         active += routed * model.moe.topk // model.moe.experts
     if model.mamba:  # its core multiplies by these, between the convolution and the scan
         inner = (".mixer.select.weight", ".mixer.step.weight")
-        active -= sum(weight.numel for weight in weights(model) if weight.name.endswith(inner))
+        active -= sum(weight.numel for weight in list_weights(model) if weight.name.endswith(inner))
     if model.hyper_connections:  # products in operations of their own, and biases
         active -= sum(
             weight.numel
-            for weight in weights(model)
+            for weight in list_weights(model)
             if ("hyper" in weight.name and len(weight.shape) == 2) or weight.name.endswith(".position_bias")
         )
     active += (model.tied_embeddings + model.mtp_depth) * model.vocab * model.width  # each further loss projects too
     assert matmuls == 2 * active * tokens
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
     model = build_model(name)
     counted = sum(
@@ -208,7 +210,7 @@ def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
         for times, ops in unit_lists(Local(model, Job(sequence=8), LocalDegrees(1)))
     )
     # an indexer runs without gradients; its own loss, which would make them, is not counted
-    indexers = sum(weight.numel for weight in weights(model) if ".indexer." in weight.name)
+    indexers = sum(weight.numel for weight in list_weights(model) if ".indexer." in weight.name)
     # each further token predicted is a use of the embedding, and of the head: a gradient each
     again = (model.tied_embeddings + 2 * model.mtp_depth) * model.vocab * model.width
     assert counted - again + indexers == model.parameters

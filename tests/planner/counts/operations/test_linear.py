@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.linear import LinearInput, add_casts
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
@@ -19,7 +19,7 @@ ROWS, INTO, OUTOF = 300, 200, 130
 
 
 def count_work(name: str, *, linears: str = "fused_backward", first: bool = True) -> Float8Casts:
-    job = Job(precision=recipe(name), linears=linears)  # type: ignore[arg-type]
+    job = Job(precision=get_recipe(name), linears=linears)  # type: ignore[arg-type]
     op = matmul("mlp.up", "x", "u", rows=ROWS, in_features=INTO, out_features=OUTOF, width=2)
     return add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1)), first=first).casts
 
@@ -40,7 +40,7 @@ def test_scales_are_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles"])
 def test_the_engine_makes_as_many_bytes(name: str) -> None:
-    engine = Float8Gemms(recipe(name), kernel=False)
+    engine = Float8Gemms(get_recipe(name), kernel=False)
     x, w, g = torch.ones(ROWS, INTO), torch.ones(OUTOF, INTO), torch.ones(ROWS, OUTOF)
     made = [engine.operand(x), engine.casts.weight(w), engine.casts.gradient(g), engine.casts.weight_back(w.t())]
     columns = engine.columns(x)
@@ -64,7 +64,7 @@ def test_other_software_keeps_the_cast_output_gradient_for_a_deferred_dw() -> No
 def list_column(name: str, *, stack: str, tp: int = 2) -> tuple[Op, ...]:
     """Return the gather, if there is one, and the matmul of a column-parallel layer."""
     local = Local(
-        MODEL, Job(precision=recipe(name), stack=build_stack(stack)), LocalDegrees(sequences=1, tp=tp, sp=True)
+        MODEL, Job(precision=get_recipe(name), stack=build_stack(stack)), LocalDegrees(sequences=1, tp=tp, sp=True)
     )
     source = LinearInput(local, "x", in_features=INTO, rows=ROWS)
     return (*source.ops, source.column("mlp.up", "u", out_features=OUTOF))

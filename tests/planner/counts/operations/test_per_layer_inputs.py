@@ -15,13 +15,13 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer
 
 import fivefold as ff
 from fivefold.adapter import Adapter
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.operations.layer import block, build_block_unit, embedding, head
+from fivefold.planner.counts.operations.layer import build_block_unit, list_block, list_embedding, list_head
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.per_layer_inputs import add_input
@@ -47,9 +47,9 @@ GEMMA = read(CONFIG)
 
 
 def list_units(model: Model, **fields: Any) -> list[list[Op]]:
-    job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=recipe("fp32"), **fields)
+    job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=get_recipe("fp32"), **fields)
     local = Local(model, job, LocalDegrees(sequences=SEQUENCES))
-    return [embedding(local), *(block(local, layer=layer) for layer in range(model.layers)), head(local)]
+    return [list_embedding(local), *(list_block(local, layer=layer) for layer in range(model.layers)), list_head(local)]
 
 
 def draw(chance: random.Random) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def test_saved_bytes_of_a_layers_input_are_those_of_transformers() -> None:
         return z + layer.post_per_layer_input_norm(layer.per_layer_projection(hidden))
 
     saved_bytes = count_saved(run, {weight.untyped_storage().data_ptr() for weight in layer.parameters()})
-    job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=recipe("fp32"), kernels="plain")
+    job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=get_recipe("fp32"), kernels="plain")
     local = Local(GEMMA, job, LocalDegrees(sequences=SEQUENCES))
     assert GEMMA.per_layer_inputs is not None
     ops = add_input(local, GEMMA.per_layer_inputs, "z.mlp", "z")
@@ -135,12 +135,12 @@ def test_saved_bytes_of_a_layers_input_are_those_of_transformers() -> None:
 
 
 def test_a_layer_whose_keys_are_lent_keeps_them_when_it_is_recomputed() -> None:
-    job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=recipe("fp32"))
+    job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=get_recipe("fp32"))
     local = Local(GEMMA, job, LocalDegrees(sequences=SEQUENCES, recomputed=frozenset({"layer"})))
     assert [layer for layer in range(5) if GEMMA.lends_kv(layer)] == [1, 2]  # the last full and the last sliding one
     kept = {}
     for layer in range(5):
-        ops = block(local, layer=layer)
+        ops = list_block(local, layer=layer)
         unit = build_block_unit(ops, local)
         core = next(op for op in ops if op.name == "attention.core")
         kept[layer] = {name for name in core.reads[1:] if name not in unit.dropped}
@@ -152,7 +152,7 @@ def test_a_layer_whose_keys_are_lent_keeps_them_when_it_is_recomputed() -> None:
 
 
 def test_the_embedding_keeps_the_inputs_of_all_layers_and_no_second_stream() -> None:
-    counts = Counts(GEMMA, Job(sequence=ROWS, global_batch=1, precision=recipe("fp32")))
+    counts = Counts(GEMMA, Job(sequence=ROWS, global_batch=1, precision=get_recipe("fp32")))
     plain = Counts(GEMMA.replace(per_layer_inputs=None), counts.job)
     part = LocalDegrees(sequences=1)
     size = ROWS * 5 * 6 * 4

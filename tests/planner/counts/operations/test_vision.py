@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 import fivefold as ff
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.sharding import is_trained
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import reasons
+from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
-from fivefold.model.vision_weights import is_vision, vision_weights
+from fivefold.model.vision_weights import is_vision, list_vision_weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
@@ -112,9 +112,9 @@ def test_flops_of_windows_by_hand() -> None:
 def test_every_weight_of_a_tower_is_used_once(kind: str) -> None:
     tower = model_of(kind).vision
     assert tower is not None
-    unused = sum(w.numel for w in vision_weights(tower) if "final_norm" in w.name and tower.final_norm == "unused")
+    unused = sum(w.numel for w in list_vision_weights(tower) if "final_norm" in w.name and tower.final_norm == "unused")
     unused += TEXT_WIDTH * tower.newline
-    assert sum(op.parameters for op in tower_ops(kind)) == sum(w.numel for w in vision_weights(tower)) - unused
+    assert sum(op.parameters for op in tower_ops(kind)) == sum(w.numel for w in list_vision_weights(tower)) - unused
 
 
 def saved_storages(theirs: nn.Module, run: Any) -> int:
@@ -199,7 +199,7 @@ def test_tensor_parallelism_divides_flops_and_weights_of_heads_and_mlps(kind: st
     }
     tower = model_of(kind).vision
     assert tower is not None
-    for weight in vision_weights(tower):
+    for weight in list_vision_weights(tower):
         is_split = weight.kind in ("column", "row") or (
             weight.kind == "bias" and not weight.name.endswith(WHOLE_BIASES)
         )
@@ -241,7 +241,7 @@ def test_states_are_those_of_the_weights_and_of_the_trained_ones(kind: str) -> N
         {"freeze_vision_tower": True, "freeze_projector": True},
     ):
         job, stage = job_of(kind, **fields), step_of(kind, "dp1", **fields).memory.stages[0]
-        weights = list(vision_weights(tower))
+        weights = list(list_vision_weights(tower))
         trained = sum(weight.numel for weight in weights if is_trained(weight, job))
         steps = 4 * sum(is_trained(weight, job) for weight in weights)  # AdamW's step counts
         assert stage.parameters_bytes - text.parameters_bytes == 4 * sum(weight.numel for weight in weights)
@@ -289,15 +289,15 @@ def test_the_tower_is_on_the_first_stage() -> None:
 )
 def test_what_is_not_counted_is_refused_by_name(fields: Config, layout: str, reason: str) -> None:
     job = job_of("qwen3_vl", **fields)
-    found = list(reasons(Layout.parse(layout), model=model_of("qwen3_vl"), job=job, machine=None))
+    found = list(list_reasons(Layout.parse(layout), model=model_of("qwen3_vl"), job=job, machine=None))
     assert any(re.search(reason, line) for line in found), found
 
 
 def test_fixed_images_and_models_without_a_tower_are_refused_by_name() -> None:
-    wrong = list(reasons(Layout(), model=model_of("gemma3"), job=job_of("gemma3", image_tokens=5), machine=None))
+    wrong = list(list_reasons(Layout(), model=model_of("gemma3"), job=job_of("gemma3", image_tokens=5), machine=None))
     assert any("makes 4 tokens of every image" in line for line in wrong)
     text = from_config({"model_type": "llama", **small_text("llava")}, name="x")
-    lines = list(reasons(Layout(), model=text, job=Job(images=1, image_tokens=4), machine=None))
+    lines = list(list_reasons(Layout(), model=text, job=Job(images=1, image_tokens=4), machine=None))
     assert any("images=1: x has no vision tower that is read; leave images out" in line for line in lines)
     for fields in ({"image_tokens": 4}, {"freeze_vision_tower": True}):
         with pytest.raises(UserError, match=r"is given without images"):
@@ -320,13 +320,13 @@ def test_random_towers_are_counted(kind: str, seed: int) -> None:
     tower = model.vision
     assert tower is not None
     tokens = {} if tower.patches else {"image_tokens": 9}
-    job = Job(sequence=4096, images=2, precision=recipe("bf16"), **tokens)
+    job = Job(sequence=4096, images=2, precision=get_recipe("bf16"), **tokens)
     ops = Counts(model, job).unit(LocalDegrees(2), "embed").ops
     used = sum(op.parameters for op in ops if op.name.startswith("vision."))
-    numels = {weight.name: weight.numel for weight in vision_weights(tower)}
+    numels = {weight.name: weight.numel for weight in list_vision_weights(tower)}
     unused = [name for name in numels if is_unused(name, tower)]
     assert used == sum(numels.values()) - sum(numels[name] for name in unused)
-    assert all(is_vision(weight) for weight in vision_weights(tower))
+    assert all(is_vision(weight) for weight in list_vision_weights(tower))
 
 
 def is_unused(name: str, tower: Any) -> bool:

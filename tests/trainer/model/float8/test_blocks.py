@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.trainer.model.float8.blocks import E2M1, E8M0, MX, NV, cast_mxfp8, cast_nvfp4, widen_blocks
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.float8.matmul import Float8Gemms, emulate_product
@@ -107,7 +107,7 @@ def test_three_products_are_sums_of_what_their_operands_were_cast_to(name: str) 
     rows, into, outof = 35, 51, 43
     caster = cast_mxfp8 if name == "mxfp8" else cast_nvfp4
     x, w, g = draw_inputs(rows, into), draw_inputs(outof, into), draw_inputs(rows, outof)
-    gemms = Float8Gemms(recipe(name), kernel=False)
+    gemms = Float8Gemms(get_recipe(name), kernel=False)
     result = (
         gemms.fprop(gemms.operand(x), w, None),
         gemms.dgrad(g, w, None),

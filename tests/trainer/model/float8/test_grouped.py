@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.trainer.model.experts import Experts, read_ends
@@ -30,7 +30,7 @@ def test_every_group_is_a_linear_layer_of_its_own(name: str) -> None:
     if name in ("fp8", "nvfp4"):
         for start, end in zip(starts, ENDS, strict=True):
             x[start:end, :1], g[start:end, :1] = 9.0, 9.0
-    grouped, plain = Float8GroupedGemms(recipe(name)), Float8Gemms(recipe(name), kernel=False)
+    grouped, plain = Float8GroupedGemms(get_recipe(name)), Float8Gemms(get_recipe(name), kernel=False)
     offsets = torch.tensor(ENDS, dtype=torch.int32)
     y = grouped.fprop(grouped.operand(x), w, offsets, read_ends)
     dx = grouped.dgrad(g, w, offsets, read_ends, None)
@@ -51,7 +51,7 @@ def test_every_group_is_a_linear_layer_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fake_tensors_have_the_same_shapes(name: str) -> None:
-    grouped = Float8GroupedGemms(recipe(name))
+    grouped = Float8GroupedGemms(get_recipe(name))
     shapes = []
     for mode in (None, FakeTensorMode()):
         if mode is not None:
@@ -62,7 +62,9 @@ def test_fake_tensors_have_the_same_shapes(name: str) -> None:
         dx = grouped.dgrad(g, w, offsets, read_ends, y.new_zeros(410, 96))
         casts = cast_groups(x, offsets, grouped.group_size)
         sums = (
-            [] if recipe(name).wide_gradients else [grouped.wgrad(g, grouped.columns(x, offsets), offsets, read_ends)]
+            []
+            if get_recipe(name).wide_gradients
+            else [grouped.wgrad(g, grouped.columns(x, offsets), offsets, read_ends)]
         )
         shapes.append([(item.shape, item.dtype) for item in (y, dx, *casts, *sums)])
         if mode is not None:
@@ -80,7 +82,7 @@ def test_experts_train_with_gradients_near_those_of_fp32(name: str) -> None:
     assert model.moe is not None
     model = model.replace(moe=model.moe.replace(experts=4, ffn=48, topk=2))
     offsets, results = torch.tensor(ENDS, dtype=torch.int32), []
-    for groups in (None, Float8GroupedGemms(recipe(name))):
+    for groups in (None, Float8GroupedGemms(get_recipe(name))):
         experts = Experts(model)
         with torch.no_grad():
             for weight in experts.parameters():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.trainer.model.float8.cast import (
     Cast,
     cast_per_block,
@@ -35,7 +35,7 @@ def linears(name: str, *, into: int = 96, outof: tuple[int, ...] = (160,), dtype
         made = Linear(into, item, bias=False).to(dtype)
         with torch.no_grad():
             made.matrix.copy_(values(item, into, seed=1))
-        made.gemms = Float8Gemms(recipe(name), kernel=False)
+        made.gemms = Float8Gemms(get_recipe(name), kernel=False)
         results.append(made)
     return results
 

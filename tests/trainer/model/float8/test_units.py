@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.job import recipe
+from fivefold.job import get_recipe
 from fivefold.trainer.model.float8 import units
 from fivefold.trainer.model.float8.cast import Cast, cast_per_block, cast_per_row, cast_per_tensor, cast_per_tile
 from fivefold.trainer.model.float8.grouped import Float8GroupedGemms
@@ -80,7 +80,7 @@ def test_experts_are_handed_over_row_by_row(monkeypatch: pytest.MonkeyPatch) -> 
         return torch.cat(parts).to(rest["out_dtype"])
 
     monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped_mm)
-    gemms = Float8GroupedGemms(recipe("fp8-rowwise-gw"))
+    gemms = Float8GroupedGemms(get_recipe("fp8-rowwise-gw"))
     offsets, x, w = torch.tensor([5, 5, 20], dtype=torch.int32), draw_inputs(20, 48), draw_inputs(3, 32, 48)
     operand, weights = gemms.operand(x), gemms.casts.weight(w)
     result = units.multiply_by_group(operand, weights, offsets, dtype=torch.float32)
@@ -113,4 +113,4 @@ def test_missing_hardware_is_a_one_line_error(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "chip")
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert units.describe_missing(recipe(name), experts=experts) == lack
+    assert units.describe_missing(get_recipe(name), experts=experts) == lack

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.job import Job, recipe
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
@@ -101,7 +101,7 @@ def train(kernels: str) -> tuple[float, float, int]:
     """Loss and gradient norm of a step, and calls of Triton's casts."""
     calls, real = [], casts.cast
     casts.cast = lambda *tensors, **sizes: (calls.append(1), real(*tensors, **sizes))[1]  # type: ignore[assignment]
-    job = Job(sequence=9, global_batch=1, precision=recipe("fp8-tiles"), emulate=True, steps=9, kernels=kernels)
+    job = Job(sequence=9, global_batch=1, precision=get_recipe("fp8-tiles"), emulate=True, steps=9, kernels=kernels)
     built = build(model=MODEL, layout=LAYOUT, job=job, device=torch.device("cpu"))
     tokens = torch.randint(61, (1, 1, 10), generator=torch.Generator().manual_seed(0))
     done = Engine(built, model=MODEL, layout=LAYOUT, job=job).step(tokens)

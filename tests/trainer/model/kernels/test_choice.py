@@ -40,7 +40,7 @@ JOB = Job(sequence=32, global_batch=2, precision="fp32", steps=9)
 
 
 def test_fused_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "unavailable", lambda: "")
+    monkeypatch.setattr(choice, "explain_unavailability", lambda: "")
     names = [
         resolve_kernels(job, gpu=gpu).stack.kernels for job in (JOB, JOB.replace(compile=True)) for gpu in (True, False)
     ]
@@ -50,7 +50,7 @@ def test_fused_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_triton_a_gpu_runs_eager_kernels_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "unavailable", lambda: "the package triton is not installed")
+    monkeypatch.setattr(choice, "explain_unavailability", lambda: "the package triton is not installed")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     result, remark = check_kernels(JOB)
     assert result.stack.kernels == resolve_kernels(JOB, gpu=True).stack.kernels == "eager"

@@ -19,7 +19,7 @@ from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MixerName
 from fivefold.planner.counts.operations.indexer import INDEX_BYTES, QUERY_BLOCK, drop_gradient
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, matmul, matmul_groups, norm, rope
 
@@ -84,7 +84,9 @@ def _list_operations(local: Local, net: CompressedAttention, source: str) -> lis
             out_features=net.out_rank,
             width=width,
         ),
-        *row(local, "mixer.out", "ol", "a", in_features=net.projected_width, out_features=model.width, bias=False),
+        *list_row_parallel(
+            local, "mixer.out", "ol", "a", in_features=net.projected_width, out_features=model.width, bias=False
+        ),
     ]
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, rename_tensors, swap_heads
 
@@ -47,7 +47,7 @@ def operations(local: Local, source: str) -> list[Op]:
         *columns,
         *list_swapped(local, scan, sizes=mixed, out_features=V),
         list_gate(local, heads=N, dim=net.value_dim),
-        *row(local, "mixer.out", "og", "a", in_features=V, out_features=model.width, bias=False),
+        *list_row_parallel(local, "mixer.out", "og", "a", in_features=V, out_features=model.width, bias=False),
     ]
 
 

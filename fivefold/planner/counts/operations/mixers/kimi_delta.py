@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.kimi_delta import CHUNK, SUBCHUNK, KimiDelta
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_convolution, list_gate, list_swapped
 from fivefold.planner.counts.operations.op import Op
@@ -51,7 +51,7 @@ def operations(local: Local, source: str) -> list[Op]:
         *ops,
         *list_swapped(local, [convolution, _scan(local, net)], sizes=sizes, out_features=inner),
         list_gate(local, heads=net.heads, dim=net.dim, gate="sigmoid"),
-        *row(local, "mixer.out", "og", "a", in_features=inner, out_features=model.width, bias=False),
+        *list_row_parallel(local, "mixer.out", "og", "a", in_features=inner, out_features=model.width, bias=False),
     ]
 
 

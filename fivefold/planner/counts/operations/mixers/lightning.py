@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.mixers.lightning import Lightning
-from fivefold.planner.counts.operations.linear import LinearInput, list_sub_norm, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel, list_sub_norm
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.mamba2 import split_chunks
 from fivefold.planner.counts.operations.op import Op, elementwise
@@ -50,7 +50,7 @@ def operations(local: Local, source: str) -> list[Op]:
         _scan(local, net),
         list_sub_norm(local, "mixer.norm", "o", dim=inner),
         elementwise("mixer.core.gate", "activation", kept, "og", size=size, keeps=kept, backward_scratch=size),
-        *row(local, "mixer.out", "og", "a", in_features=inner, out_features=model.width, bias=False),
+        *list_row_parallel(local, "mixer.out", "og", "a", in_features=inner, out_features=model.width, bias=False),
     ]
 
 

@@ -14,7 +14,7 @@ a rank has some channels for all tokens, and dt, B and C, which all channels mak
 from __future__ import annotations
 
 from fivefold.model.mixers.mamba import CHUNK, Mamba
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
 from fivefold.planner.counts.operations.op import Op, OpMessage, exchange
@@ -34,7 +34,9 @@ def operations(local: Local, source: str) -> list[Op]:
         *entry.ops,
         entry.column("mixer.project", "xz", out_features=2 * net.inner, bias=net.bias),
         *list_swapped(local, _list_core(local, net), sizes={"xz": 2 * net.inner}, out_features=net.inner, out="og"),
-        *row(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=net.bias),
+        *list_row_parallel(
+            local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=net.bias
+        ),
     ]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.mamba2 import Mamba2
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
 from fivefold.planner.counts.operations.op import Op, elementwise, rename_tensors
@@ -36,15 +36,17 @@ def operations(local: Local, source: str) -> list[Op]:
         size = local.rows * net.projected_width * local.width
         ops.append(elementwise("mixer.project.scale", "activation", ("projected",), "scaled", size=size))
     projected = next(iter(ops[-1].writes))
-    core = rename_tensors(_core(local, net), {"projected": projected})
+    core = rename_tensors(_build_core(local, net), {"projected": projected})
     return [
         *ops,
         *list_swapped(local, [core], sizes={projected: net.projected_width}, out_features=net.inner_width, out="og"),
-        *row(local, "mixer.out", "og", "a", in_features=net.inner_width, out_features=model.width, bias=net.bias),
+        *list_row_parallel(
+            local, "mixer.out", "og", "a", in_features=net.inner_width, out_features=model.width, bias=net.bias
+        ),
     ]
 
 
-def _core(local: Local, net: Mamba2) -> Op:
+def _build_core(local: Local, net: Mamba2) -> Op:
     """Return convolution, scan, gate and norm."""
     rows, width, tokens = local.rows, local.width, local.job.sequence
     inner = net.inner_width
@@ -62,7 +64,7 @@ def _core(local: Local, net: Mamba2) -> Op:
         *(net.heads,) * 3,
         *((inner,) if has_norm else ()),
     )
-    forward_scratch, backward_scratch = _scratch(local, net, chunks)
+    forward_scratch, backward_scratch = _count_scratch(local, net, chunks)
     return Op(
         "mixer.core",
         "scan",
@@ -85,7 +87,7 @@ def _core(local: Local, net: Mamba2) -> Op:
     )
 
 
-def _scratch(local: Local, net: Mamba2, chunks: Sequence[int]) -> tuple[int, int]:
+def _count_scratch(local: Local, net: Mamba2, chunks: Sequence[int]) -> tuple[int, int]:
     """Return the bytes of scratch of the forward and of the backward: the most of convolution, scan and gate.
 
     ``pairs``, ``dims``, ``shared``, ``state``: bytes in fp32 of a chunk's pairs of tokens, of its heads, of the pairs,

@@ -12,7 +12,7 @@ them.
 from __future__ import annotations
 
 from fivefold.model.mixers.rg_lru import CHUNK, RGLRU
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
 from fivefold.planner.counts.operations.op import Op
@@ -30,13 +30,17 @@ def operations(local: Local, source: str) -> list[Op]:
         *entry.ops,
         *columns,
         *list_swapped(
-            local, [_core(local, net)], sizes=dict.fromkeys(("xl", "yl"), net.inner), out_features=net.inner, out="og"
+            local,
+            [_build_core(local, net)],
+            sizes=dict.fromkeys(("xl", "yl"), net.inner),
+            out_features=net.inner,
+            out="og",
         ),
-        *row(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=True),
+        *list_row_parallel(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=True),
     ]
 
 
-def _core(local: Local, net: RGLRU) -> Op:
+def _build_core(local: Local, net: RGLRU) -> Op:
     """Return convolution, gates, scan and the gate on the output."""
     rows, width, tokens, inner, cp = local.rows, local.width, local.job.sequence, net.inner, local.part.cp
     size, chunks = rows * inner * width, ceil_div(tokens, CHUNK)

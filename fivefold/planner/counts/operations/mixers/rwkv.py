@@ -11,7 +11,7 @@ elementwise: as with norms and activations, its operations are not counted.
 from __future__ import annotations
 
 from fivefold.model.mixers.rwkv import MIXED
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, elementwise
 
@@ -37,7 +37,7 @@ def operations(local: Local, source: str) -> list[Op]:
         core,
         sigmoid,
         gate,
-        *row(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=False),
+        *list_row_parallel(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=False),
     ]
 
 

@@ -8,7 +8,7 @@ of each sequence to the rank after it, which keeps them, and gets their gradient
 
 from __future__ import annotations
 
-from fivefold.planner.counts.operations.linear import LinearInput, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, OpMessage
 
@@ -41,5 +41,7 @@ def operations(local: Local, source: str) -> list[Op]:
         *entry.ops,
         entry.column("mixer.project", "bcx", out_features=3 * channels, bias=conv.bias),
         core,
-        *row(local, "mixer.out", "o", "a", in_features=channels, out_features=model.width, bias=conv.bias),
+        *list_row_parallel(
+            local, "mixer.out", "o", "a", in_features=channels, out_features=model.width, bias=conv.bias
+        ),
     ]

@@ -11,7 +11,7 @@ from fivefold.model.activations import ActivationName
 from fivefold.trainer.model.kernels import activations as eager
 from fivefold.trainer.model.kernels import kinds
 from fivefold.trainer.model.kernels.activations import FUNCTIONS
-from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
+from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, round_up_to_power_of_two
 from fivefold.units import ceil_div
 
 WALK = 1024  # maximum columns at a time of a kernel that loops along a row
@@ -186,7 +186,7 @@ def weighted_forward(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tens
     from fivefold.trainer.model.kernels.triton import activations
 
     y, (rows, width) = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.shape
-    block = min(ELEMENTS, power(width))
+    block = min(ELEMENTS, round_up_to_power_of_two(width))
     if y.numel():
         activations.weighted_forward[(rows, ceil_div(width, block))](
             gate.contiguous(), up.contiguous(), share.contiguous(), y, width, KIND=kind, BLOCK=block, num_warps=4
@@ -216,7 +216,7 @@ def weighted_backward(
             *gradients,
             width,
             KIND=kind,
-            BLOCK=min(WALK, power(width)),
+            BLOCK=min(WALK, round_up_to_power_of_two(width)),
             num_warps=4,
         )
     return gradients

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
+from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, round_up_to_power_of_two
 from fivefold.units import ceil_div
 
 SQUARE = 64  # rows and columns of a program over a transposed tensor, whose columns are contiguous in memory
@@ -41,7 +41,7 @@ def cast(
     if rows < 1:
         amax_bits = _bits(source, casts) if amax is None else amax.float().reshape(1).view(torch.int32)
         amax_bits = amax_bits.amax(0, keepdim=True) if rows < 0 else amax_bits
-    program_rows, program_columns = _program(source, rows=rows, columns=columns)
+    program_rows, program_columns = _choose_program(source, rows=rows, columns=columns)
     columns_per_program = program_columns if amax_bits is not None else columns or width
     fp8_format = FORMATS[data.dtype]
     casts.cast[(ceil_div(height, program_rows), ceil_div(width, columns_per_program), matrices)](
@@ -69,7 +69,7 @@ def cast(
 def _bits(source: Tensor, casts: object) -> Tensor:
     """Return the largest |x| of each matrix as the bits of an fp32, int32 [matrices]."""
     matrices, height, width = source.shape
-    program_rows, program_columns = _program(source, rows=0, columns=0)
+    program_rows, program_columns = _choose_program(source, rows=0, columns=0)
     partial = source.new_empty(matrices, ceil_div(height, program_rows), dtype=torch.int32)
     casts.block_amax[(partial.shape[1], matrices)](  # type: ignore[attr-defined]
         source, partial, height, width, *source.stride(), HEIGHT=program_rows, BLOCK=program_columns, num_warps=8
@@ -77,7 +77,7 @@ def _bits(source: Tensor, casts: object) -> Tensor:
     return partial.amax(1)
 
 
-def _program(source: Tensor, *, rows: int, columns: int) -> tuple[int, int]:
+def _choose_program(source: Tensor, *, rows: int, columns: int) -> tuple[int, int]:
     """Return the rows and columns, powers of two, that a program holds at once."""
     if rows > 1:
         return rows, ELEMENTS // rows
@@ -85,5 +85,5 @@ def _program(source: Tensor, *, rows: int, columns: int) -> tuple[int, int]:
         return ELEMENTS // columns, columns
     if source.stride(-1) != 1:
         return SQUARE, SQUARE
-    block = min(ELEMENTS // 4, power(source.shape[-1]))
-    return min(ELEMENTS // block, power(source.shape[-2])), block
+    block = min(ELEMENTS // 4, round_up_to_power_of_two(source.shape[-1]))
+    return min(ELEMENTS // block, round_up_to_power_of_two(source.shape[-2])), block

@@ -9,9 +9,9 @@ import torch
 
 from fivefold.job import KERNEL_ELEMENTS as ELEMENTS
 from fivefold.job import tile_rows
-from fivefold.units import power_of_two as power
+from fivefold.units import round_up_to_power_of_two
 
-__all__ = ["ELEMENTS", "power", "tile", "unavailable"]
+__all__ = ["ELEMENTS", "explain_unavailability", "round_up_to_power_of_two", "tile"]
 
 
 class Tile(NamedTuple):
@@ -24,11 +24,11 @@ class Tile(NamedTuple):
 
 def tile(rows: int, width: int) -> Tile:
     """Return a tile of full rows of ``width``."""
-    columns, height = power(width), tile_rows(rows, width)
+    columns, height = round_up_to_power_of_two(width), tile_rows(rows, width)
     return Tile(height, columns, min(16, max(4, height * columns // 512)))
 
 
-def unavailable() -> str:
+def explain_unavailability() -> str:
     """Return the reason why Triton's kernels cannot run in this process; empty if they can."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
+from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, round_up_to_power_of_two
 from fivefold.trainer.model.kernels.loss import skip_rows
 from fivefold.trainer.model.logits import PLAIN, LogitTransform
 from fivefold.units import ceil_div
@@ -59,7 +59,7 @@ def log_sum_exp(logits: Tensor) -> Tensor:
 
     lse = torch.empty(logits.shape[0], 1, dtype=torch.float32, device=logits.device)
     if logits.shape[0]:
-        block = min(ELEMENTS, power(logits.shape[1]))
+        block = min(ELEMENTS, round_up_to_power_of_two(logits.shape[1]))
         loss.log_sum_exp[(logits.shape[0],)](logits, lse, logits.stride(0), logits.shape[1], BLOCK=block, num_warps=8)
     return lse
 
@@ -83,7 +83,7 @@ def overwrite(
     from fivefold.trainer.model.kernels.triton import loss
 
     rows, vocab = logits.shape
-    block = min(ELEMENTS, power(vocab))
+    block = min(ELEMENTS, round_up_to_power_of_two(vocab))
     if rows:
         loss.logits_to_gradient[(rows, ceil_div(vocab, block))](
             logits,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fivefold.job import norm_programs
+from fivefold.job import count_norm_programs
 from fivefold.trainer.model.kernels import norms as eager
 from fivefold.trainer.model.kernels.fused.launch import tile
 from fivefold.units import ceil_div
@@ -151,7 +151,7 @@ def _empty_norm(x: Tensor, centered: bool) -> list[Tensor]:
 def _empty_backward(x: Tensor, weights: int) -> tuple[Tensor, Tensor]:
     """Return empty outputs of ``norm_backward``; ``weights``: number of vectors [D] that the norm has."""
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
-    partial = torch.empty(norm_programs(rows, width), weights, width, dtype=torch.float32, device=x.device)
+    partial = torch.empty(count_norm_programs(rows, width), weights, width, dtype=torch.float32, device=x.device)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), partial
 
 

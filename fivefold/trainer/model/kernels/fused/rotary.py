@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.kernels.fused.launch import power
+from fivefold.trainer.model.kernels.fused.launch import round_up_to_power_of_two
 
 
 class _FusedRotate(torch.autograd.Function):
@@ -54,7 +54,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, is_inverse: bool) ->
     rotated_dims = cos.shape[-1]
     cos, sin = cos.contiguous(), sin.contiguous()
     if y.numel():
-        head_elements = power(heads) * power(dim)
+        head_elements = round_up_to_power_of_two(heads) * round_up_to_power_of_two(dim)
         rotary.turn[(sequences * tokens,)](
             source,
             cos,
@@ -67,9 +67,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, is_inverse: bool) ->
             rotated_dims,
             *source.stride()[:3],
             -1.0 if is_inverse else 1.0,
-            HEADS=power(heads),
-            HALF=power(rotated_dims // 2),
-            REST=power(dim - rotated_dims) if dim > rotated_dims else 0,
+            HEADS=round_up_to_power_of_two(heads),
+            HALF=round_up_to_power_of_two(rotated_dims // 2),
+            REST=round_up_to_power_of_two(dim - rotated_dims) if dim > rotated_dims else 0,
             num_warps=min(16, max(1, head_elements // 512)),
         )
     return y

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
+from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, round_up_to_power_of_two
 from fivefold.units import ceil_div
 
 
@@ -16,7 +16,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
     y = x.new_empty(index.shape[0], x.shape[1])
     if y.numel():
-        block = min(ELEMENTS, power(x.shape[1]))
+        block = min(ELEMENTS, round_up_to_power_of_two(x.shape[1]))
         rows.gather[(len(y), ceil_div(x.shape[1], block))](
             x.contiguous(), index, y, x.shape[1], BLOCK=block, num_warps=4
         )
@@ -35,7 +35,7 @@ def sum_copies(copies: Tensor, places: Tensor, starts: Tensor) -> Tensor:
 
     y = copies.new_empty(starts.shape[0], copies.shape[1])
     if y.numel():
-        block = min(ELEMENTS, power(copies.shape[1]))
+        block = min(ELEMENTS, round_up_to_power_of_two(copies.shape[1]))
         rows.sum_copies[(len(y), ceil_div(copies.shape[1], block))](
             copies.contiguous(), places, starts, y, len(y), places.shape[0], copies.shape[1], BLOCK=block, num_warps=4
         )

@@ -1,6 +1,6 @@
 """Lion (arXiv:2302.06675): one moment, elementwise."""
 
-from fivefold.optimizers.cost import OptimizerCost, local_numel
+from fivefold.optimizers.cost import OptimizerCost, count_local_numel
 
 
 class LionCost(OptimizerCost):
@@ -13,7 +13,7 @@ class LionCost(OptimizerCost):
     updates_flat_buffer = False
 
     def state_bytes(self, weights, *, shards, quantised, job):
-        return 4 * sum(local_numel(weight, shards) for weight in weights)
+        return 4 * sum(count_local_numel(weight, shards) for weight in weights)
 
     def moved_bytes(self, job):
         return 4

@@ -2,7 +2,7 @@
 
 import torch
 
-from fivefold.trainer.optimizers.fp32_update import blocks, iterate_weights
+from fivefold.trainer.optimizers.fp32_update import iterate_blocks, iterate_weights
 
 
 def build(weights):
@@ -21,7 +21,7 @@ class Lion(torch.optim.Optimizer):
         for group in self.param_groups:
             first, second = group["betas"]
             for weight in group["params"]:
-                for w, g, m in blocks(weight, self.state[weight]["momentum"]):
+                for w, g, m in iterate_blocks(weight, self.state[weight]["momentum"]):
                     w.mul_(1 - group["lr"] * group["weight_decay"])
                     w.add_(torch.lerp(g, m, first).sign_(), alpha=-group["lr"])
                     m.lerp_(g, 1 - second)
