@@ -126,14 +126,10 @@ NOUNS |= {"drawing", "spacing", "speed", "timing"}
 ALLOWED_FUNCTIONS = {
     "all_gather": "a collective, as in torch.distributed",
     "all_reduce": "a collective, as in torch.distributed",
-    "all_reduce_sums": "begins with a collective of torch.distributed",
     "all_to_all": "a collective, as in torch.distributed",
     "all_layers": "a cheap property: the layers of all stages of a rank",
     "deepspeed": "the name of a software",
     "in_flight_bytes": "bytes in flight, the term of NCCL and of networks",
-    "interleaved": "a pipeline schedule",
-    "most_common_layer": "a superlative, as most_common of collections.Counter",
-    "one_f_one_b": "a pipeline schedule",
     "out_of_memory_risk": "out of memory is the name of the error",
 }
 ALLOWED_CLASSES = {"PredictionCallback": "a callback of the Hugging Face Trainer, and one of Lightning"}
