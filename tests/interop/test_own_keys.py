@@ -30,7 +30,8 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "unsloth_lora_mlp": True, "load_in_8bit": True, "layer_offloading": True, "activation_offloading": True,
         "gradient_checkpointing": "offload", "fp8": True, "rl": "kto", "qat.weight_dtype": "int8",
         "fsdp_config.offload_params": True, "tiled_mlp": True, "batch_flatten": 1,
-        "unfrozen_parameters": ["lm_head.weight$[:9]"],
+        "unfrozen_parameters": ["lm_head.weight$[:9]"], "peft_autocast_adapter_dtype": False, "max_length": 512,
+        "per_device_train_batch_size": 4,
     },
     "llamafactory": {
         "finetuning_type": "oft", "quantization_bit": 8, "quantization_method": "hqq",
@@ -41,11 +42,13 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "load_in_4bit": True, "activation_offloading": True, "label_smoothing_factor": 0.1,
         "optim": "galore_adamw", "auto_find_batch_size": True, "neftune_noise_alpha": 5, "fsdp": "full_shard offload",
         "ddp_bucket_cap_mb": 100, "model_init_kwargs.attn": "x", "parallelism_config.tp_size": 2, "dtype": "bfloat16",
+        "accelerator_config.split_batches": True, "accelerator_config": "accelerator.json",
     },
     "accelerate": {
         "accelerate.fsdp_config.fsdp_offload_params": True, "accelerate.distributed_type": "MEGATRON_LM",
         "accelerate.megatron_lm_config.megatron_lm_tp_degree": 2, "accelerate.fsdp_config.fsdp_forward_prefetch": True,
         "accelerate.fsdp_config.fsdp_ignored_modules": "x",
+        "accelerate.fsdp_config.fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer,Embedding",
     },
     "deepspeed": {
         "deepspeed.zero_optimization.offload_param.device": "cpu", "deepspeed.amp.enabled": True,
@@ -155,6 +158,18 @@ def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path
             {"deepspeed.optimizer.type": "Adam", "deepspeed.optimizer.params.betas": 2},
             "must be two numbers",
         ),
+        ("deepspeed", {"deepspeed.bf16.enabled": False}, "bf16=true, but deepspeed.bf16.enabled=false"),
+        (
+            "accelerate",
+            {"accelerate.parallelism_config.parallelism_config_dp_shard_size": 4},
+            "dp_replicate_size·dp_shard_size=1·4=4, but dp=8",
+        ),
+        ("nanotron", {"parallelism.tp_mode": "sharded"}, "it is ALL_REDUCE or REDUCE_SCATTER"),
+        (
+            "torchtitan",
+            {"parallelism.pipeline_parallel_degree": 4, "parallelism.module_fqns_per_model_part": [True]},
+            "must be a list of lists of module names",
+        ),
         ("bridge", {"model.mtp_num_layers": 10**30}, "depth must be 4096 or less"),
         ("trainer", {"dataset_text_field": ["x"]}, "dataset_text_field must be the name of a column"),
         (
@@ -169,6 +184,28 @@ def test_a_value_that_cannot_be_is_one_line(name: str, keys: dict[str, Any], rea
     with pytest.raises(UserError, match=reason) as error:
         read_with(name, keys, tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_the_length_of_generated_text_is_no_sequence_length(tmp_path: Path) -> None:
+    base, result = (read_with("llamafactory", keys, tmp_path) for keys in ({}, {"max_length": 512}))
+    assert result.job == base.job is not None
+    assert "generation.max_length" in {said.key for said in result.harmless}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "key"),
+    [
+        ("axolotl", {"adapter": "lora", "peft_layer_replication": [[0, 4]]}, "peft_layer_replication"),
+        (
+            "torchtitan",
+            {"training.dtype": "bfloat16", "training.mixed_precision_param": "float32"},
+            "mixed_precision_param",
+        ),
+        ("torchtitan-0.2", {"training.dtype": "bfloat16", "model.converters": ["quantize.linear.float8"]}, "dtype"),
+    ],
+)
+def test_a_key_that_acts_beside_another_is_an_error(name: str, keys: dict[str, Any], key: str, tmp_path: Path) -> None:
+    assert key in {said.key.rpartition(".")[2] for said in read_with(name, keys, tmp_path).not_understood}
 
 
 def test_a_number_without_a_value_is_its_default(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ AXOLOTL = AdapterKeys(
         "lora_qkv_kernel",
         "lora_o_kernel",
         "lora_embedding_kernel",
+        "peft_layer_replication",
         "peft_layers_to_transform",
         "peft_trainable_token_indices",
     ),

@@ -51,6 +51,17 @@ AXOLOTL = Dialect(
         "context_parallel_size": "accelerate.parallelism_config.parallelism_config_cp_size",
         "dp_shard_size": "accelerate.parallelism_config.parallelism_config_dp_shard_size",
         "dp_replicate_size": "accelerate.parallelism_config.parallelism_config_dp_replicate_size",
+        **{
+            name: f"axolotl.{name}"  # of TrainingArguments, and unknown to Axolotl
+            for name in (
+                "lr_scheduler_type",
+                "max_length",
+                "model_name_or_path",
+                "optim",
+                "padding_free",
+                "per_device_train_batch_size",
+            )
+        },
     },
     words={
         ("bf16", "auto"): ("bf16", True),
@@ -93,6 +104,7 @@ LLAMAFACTORY = Dialect(
     signs=frozenset({"finetuning_type", "cutoff_len", "stage", "template"}),
     names={
         "cutoff_len": "max_length",
+        "max_length": "generation.max_length",
         "flash_attn": "attn_implementation",
         "attn": "attn_implementation",
         "enable_liger_kernel": "use_liger_kernel",
@@ -122,7 +134,7 @@ LLAMAFACTORY = Dialect(
         "fp8": unmodelled_key("fp8 matmuls", False),
         "cp_size": unmodelled_key("a sequence over several ranks", 1),
         **effects.LLAMAFACTORY,
-        **ignored_keys(*harmless.LLAMAFACTORY.split()),
+        **ignored_keys(*harmless.LLAMAFACTORY.split(), "generation.max_length"),
         **adapters.TABLES["llamafactory"],
         **freeze.TABLES["llamafactory"],
         **data.TABLES["llamafactory"],

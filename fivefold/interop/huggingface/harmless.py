@@ -8,7 +8,7 @@ beginning.
 from __future__ import annotations
 
 TRAINER = """
-accelerator_config accelerator_config.* activation_checkpointing_kwargs activation_checkpointing_kwargs.*
+accelerator_config.* activation_checkpointing_kwargs activation_checkpointing_kwargs.*
 average_tokens_across_devices batch_eval_metrics benchmarks bf16_full_eval bnb_4bit_* cache_dir
 callbacks chat_template chat_template.* comet_* config_name data_path
 data_seed dataloader_* dataset_config dataset_config_name dataset_configs dataset_kwargs dataset_kwargs.*

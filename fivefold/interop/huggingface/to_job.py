@@ -197,7 +197,19 @@ def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[
         return fields | {"layout.zero": zero_stage if dp * cp > 1 or zero_stage == 0 else 0} | shard_fields
     if kind == "ddp" or dp * cp == 1:
         return fields | {"layout.zero": 0}
+    _check_shards(values, dp)
     return fields | _read_fsdp(values, dp * cp, per_node)
+
+
+def _check_shards(values: Values, dp: int) -> None:
+    """Raise ``UserError`` if replicas and shards do not multiply to dp; 1, which accelerate writes, leaves it open."""
+    copies, shards = (values.to_int(f"{PARALLEL}{name}_size") for name in ("dp_replicate", "dp_shard"))
+    experts = values.given.get("expert_parallel_size") or 1  # of Axolotl, whose ranks are those of dp
+    if shards > 1 and copies * shards not in (dp, dp // experts if isinstance(experts, int) else dp):
+        raise UserError(
+            f"{values.origin}: dp_replicate_size·dp_shard_size={copies}·{shards}={copies * shards}, but dp={dp}; make "
+            "both equal"
+        )
 
 
 def _read_zero_stage(values: Values) -> int:
@@ -243,6 +255,15 @@ def _read_fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     return fields | ({"job.stack.reshard": "backward"} if keeps_gathered else {})
 
 
+WRAPPED_CLASSES = (
+    f"{FSDP}transformer_layer_cls_to_wrap",
+    f"{FSDP}transformer_cls_names_to_wrap",
+    "fsdp_config.transformer_layer_cls_to_wrap",
+    "fsdp_transformer_layer_cls_to_wrap",
+)
+BLOCK_SUFFIXES = ("Layer", "Block")  # of the classes of transformers that are one block of a decoder
+
+
 def _read_fsdp_units(values: Values, model: Model) -> dict[str, Any]:
     """Return whether the root unit stays gathered; blocks are the other units.
 
@@ -253,6 +274,12 @@ def _read_fsdp_units(values: Values, model: Model) -> dict[str, Any]:
     version = values["fsdp_config.version"] if fsdp_value else values[f"{FSDP}version"]
     if values.is_set(policy) and str(values[policy]).upper() not in ("TRANSFORMER_BASED_WRAP", "TRANSFORMER_AUTO_WRAP"):
         values.mark_not_modelled(policy, "units of another size; counted as blocks")
+    for key in WRAPPED_CLASSES:
+        classes = values.given.get(key)
+        names = [str(name).strip() for name in (classes.split(",") if isinstance(classes, str) else to_list(classes))]
+        others = [name for name in names if name and not name.endswith(BLOCK_SUFFIXES)]
+        if others:
+            values.mark_not_modelled(key, f"{join_names(others, 'and')} as units, too: counted are blocks alone")
     stays_gathered = version == 1 or model.tied_embeddings
     return {"job.stack.backward_all_gather": "root"} if stays_gathered else {}
 
@@ -348,6 +375,8 @@ def _read_precision(values: Values, kind: str) -> Recipe:
     if mixed_precision == "fp8":
         values.mark_not_modelled("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
         bf16 = True
+    if kind == "deepspeed":
+        _check_agreeing_precision(values)
     if values["pure_bf16"] and kind != "deepspeed":  # DeepSpeed keeps fp32 master weights in any case
         return get_recipe("bf16-pure")
     bf16 = bf16 or bool(values["pure_bf16"])
@@ -360,6 +389,17 @@ def _read_precision(values: Values, kind: str) -> Recipe:
     if bf16:
         return get_recipe("bf16").with_reduce_dtype(in_fp32=False)
     return get_recipe("fp16")
+
+
+def _check_agreeing_precision(values: Values) -> None:
+    """Raise ``UserError`` if DeepSpeed's config turns off what the trainer turns on, with which transformers ends.
+
+    LLaMA-Factory's fp8, which is not modelled, turns DeepSpeed's bf16 off.
+    """
+    for name in ("bf16", "fp16") if not values.given.get("fp8") else ():
+        key = f"deepspeed.{name}.enabled"
+        if values[name] is True and values.is_set(key) and values[key] is False:
+            raise UserError(f'{values.origin}: {name}=true, but {key}=false; set DeepSpeed\'s to "auto"')
 
 
 def read_optimizer(values: Values, kind: str) -> dict[str, Any]:

@@ -44,6 +44,9 @@ UNGATED_FUNCTIONS = {
 }
 
 
+STATE_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}  # PyTorch's names
+
+
 def is_bridge(document: Document) -> bool:
     """Return whether a YAML is a saved ConfigContainer, an override of one, or a saved NeMo 2 recipe."""
     if document.kind not in ("yaml", "json"):
@@ -151,7 +154,7 @@ def _build_arguments(settings: dict[str, Any]) -> dict[str, Any]:
         given["bf16"] = True
     for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         if name in given:
-            given[name] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(given[name]), "fp32")
+            given[name] = STATE_TYPES.get(str(given[name]), given[name])
     return {key: value for key, value in normalize_names(given).items() if value is not None}
 
 

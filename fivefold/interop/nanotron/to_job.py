@@ -18,6 +18,8 @@ from fivefold.results.reading import Reading
 
 SIZES = ("parallelism.dp", "parallelism.tp", "parallelism.pp")
 
+TENSOR_MODES = ("ALL_REDUCE", "REDUCE_SCATTER")
+
 FAMILIES = ("llama", "qwen2")
 
 NUMBERS = ("hidden_size", "intermediate_size", "num_attention_heads")
@@ -43,10 +45,13 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
             "equal (--gpus NAME:RANKS)"
         )
     mbs = values.to_int("tokens.micro_batch_size")
+    mode = str(values["parallelism.tp_mode"]).upper()
+    if mode not in TENSOR_MODES:
+        raise UserError(f"{origin}: tp_mode is {values['parallelism.tp_mode']!r}; it is {' or '.join(TENSOR_MODES)}")
     fields |= {
         "job.stack.name": "nanotron",
         "job.global_batch": dp * mbs * values.to_int("tokens.batch_accumulation_per_replica"),
-        "layout.sp": tp == 1 or str(values["parallelism.tp_mode"]).upper() == "REDUCE_SCATTER",
+        "layout.sp": tp == 1 or mode == "REDUCE_SCATTER",
         "layout.ac": _read_recomputation(values),
         "job.precision": _read_precision(values),
         "job.seed": values["general.seed"] or 0,

@@ -82,6 +82,8 @@ def _read_precision(values: Values) -> Recipe:
     ]
     converter_options = {converter.name: converter.named for converter in converters}
     key = "model_spec.converters"
+    if base_recipe == FULL_BF16 and converters:
+        values.mark_not_modelled("training.dtype", "fp8 matmuls over weights held in bf16; counted as held in fp32")
     for name in converter_options:
         if name not in (
             "Float8LinearConverter",
@@ -183,6 +185,10 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     last = values.to_int(f"{P}pipeline_parallel_last_stage_less_layers", least=0)
     stage_modules = values[f"{P}module_fqns_per_model_part"]
     layers_per_stage = values[f"{P}pipeline_parallel_layers_per_stage"]
+    if stage_modules and not (
+        isinstance(stage_modules, list) and all(isinstance(stage, list) for stage in stage_modules)
+    ):
+        raise UserError(f"{values.origin}: module_fqns_per_model_part must be a list of lists of module names")
     if stage_modules:
         sizes = tuple(sum(str(name).startswith("layers.") for name in stage) for stage in stage_modules)
     else:
@@ -212,6 +218,10 @@ def find_16_bit_dtype(values: Values, *, sharded: bool) -> Recipe:
     dtype = values["training.dtype"]
     gathered_dtype = values["training.mixed_precision_param"]
     if dtype == "bfloat16":
+        if gathered_dtype == "float32":
+            values.mark_not_modelled(
+                "training.mixed_precision_param", "weights held in bf16 are gathered in fp32; counted in bf16"
+            )
         return FULL_BF16
     if gathered_dtype == "float32":
         return get_recipe("fp32")

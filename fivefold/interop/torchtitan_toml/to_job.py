@@ -8,6 +8,7 @@ from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, buil
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.flavors import resolve_flavor
 from fivefold.interop.torchtitan.to_job import (
+    FULL_BF16,
     find_16_bit_dtype,
     read_batch,
     read_compile,
@@ -112,6 +113,8 @@ def _read_precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
         name, kind = "mxfp8", "mx"
     else:
         return base_recipe
+    if base_recipe == FULL_BF16:
+        values.mark_not_modelled("training.dtype", "fp8 matmuls over weights held in bf16; counted as held in fp32")
     if not any("output" in str(part) for part in values[f"{linear}{kind}.filter_fqns"]):
         values.mark_not_modelled(
             f"{linear}{kind}.filter_fqns", "the output projection is in fp8 too; counted in 16 bits"
