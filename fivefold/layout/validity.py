@@ -271,37 +271,36 @@ def _check_sharding(layout: Layout, model: Model, machine: Machine | None) -> It
     experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
     ranks = layout.dp * layout.cp * layout.tp // layout.etp
     largest = min(model.heads, machine.ranks) if machine else model.heads
-    tp = _suggest_degrees("tp", layout.tp, lambda n: is_divisible_by_tp(model, n), most=largest)
-    for axis, name, size, fix in (
-        ("tp", "heads", model.heads, tp),
-        ("tp", "ffn", model.ffn, tp),
-        ("tp", "ffn of shared experts", model.shared_experts_width, tp),
-        ("tp", "ffn of layers that share keys", model.shared_kv_ffn or model.ffn, tp),
-        (
-            "ep",
-            "experts",
-            experts,
-            _suggest_degrees("ep", layout.ep, lambda n: experts % n == 0 and ranks % n == 0, most=experts),
-        ),
-        (
-            "etp",
-            "expert ffn",
-            expert_ffn,
-            _suggest_degrees("etp", layout.etp, lambda n: expert_ffn % n == 0 == layout.tp % n, most=layout.tp),
-        ),
+    legal_degrees: dict[str, tuple[Callable[[int], bool], int]] = {
+        "tp": (lambda n: is_divisible_by_tp(model, n), largest),
+        "ep": (lambda n: experts % n == 0 and ranks % n == 0, experts),
+        "etp": (lambda n: expert_ffn % n == 0 == layout.tp % n, layout.tp),
+    }
+
+    def suggest(axis: str) -> str:
+        is_legal_degree, most = legal_degrees[axis]
+        return _suggest_degrees(axis, getattr(layout, axis), is_legal_degree, most=most)
+
+    for axis, name, size in (
+        ("tp", "heads", model.heads),
+        ("tp", "ffn", model.ffn),
+        ("tp", "ffn of shared experts", model.shared_experts_width),
+        ("tp", "ffn of layers that share keys", model.shared_kv_ffn or model.ffn),
+        ("ep", "experts", experts),
+        ("etp", "expert ffn", expert_ffn),
     ):
         degree = getattr(layout, axis)
         if degree > 1 and axis in ("ep", "etp") and model.moe is None:
             yield f"{axis}={degree} needs a model with experts, and {model.name} has none; use {axis}1"
         elif size % degree:
-            yield f"{name}={size} is not divisible by {axis}={degree}; {fix}"
+            yield f"{name}={size} is not divisible by {axis}={degree}; {suggest(axis)}"
     for shape in model.attention_shapes[1:]:
         if shape.heads % layout.tp or shape.kv_heads % layout.tp:
             sizes = f"{shape.heads} heads and {shape.kv_heads} kv heads"
-            yield f"sliding layers have {sizes}, which are not both divisible by tp={layout.tp}; {tp}"
+            yield f"sliding layers have {sizes}, which are not both divisible by tp={layout.tp}; {suggest('tp')}"
     if not _divides_attention(model, layout.tp):
         rule = "tp must divide them, as sliding layers have others" if model.sliding else "one must divide the other"
-        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: {rule}; {tp}"
+        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: {rule}; {suggest('tp')}"
     if model.moe and not layout.sp:
         yield f"nosp: each of tp={layout.tp} ranks would send the same tokens to the experts; drop nosp"
 

@@ -32,7 +32,7 @@ from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
 from fivefold.planner.search.columns import concatenate
 from fivefold.planner.search.constraints import describe_uneven_batch, find_binding_constraint
 from fivefold.planner.search.garbage import collect_garbage_rarely
-from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
+from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents, rank_distinct
 from fivefold.planner.search.rejections import make_near_miss
 from fivefold.planner.search.robust import RegretEvaluator
 from fivefold.planner.search.simplest import Simplest, build_alternative
@@ -157,7 +157,8 @@ def search(
         result = _rank_until_stopped(result, incumbents, space_arguments=space_arguments, report=report, exact=exact)
     chosen = Layout.parse(result.chosen.step.layout) if result.chosen else None
     remarks = list_remarks(model, machine, job, chosen, is_searched=True, recipes=recipes)
-    return result.replace(remarks=(*remarks, *unsearched), seconds=time.perf_counter() - start)
+    reordered = () if by == "robust" else incumbents.describe_reordered()
+    return result.replace(remarks=(*remarks, *unsearched, *reordered), seconds=time.perf_counter() - start)
 
 
 def _list_spaces(
@@ -229,7 +230,7 @@ def _propose(
     )[: incumbents.top]:
         if (str(candidate.layout), candidate.planner.job) not in listed:
             incumbents.evaluate(candidate.planner, candidate.layout)
-    incumbents.best = sorted(incumbents.fitting, key=lambda result: result[:4])[: incumbents.top]
+    incumbents.best = rank_distinct(incumbents.fitting)[: incumbents.top]
     return Proposal(
         layout=str(chosen.layout),
         within=within,

@@ -6,7 +6,7 @@ score = seconds · seconds x ranks · bytes          by time, cost, memory
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -163,7 +163,7 @@ class Incumbents:
         if within.any():
             self.fastest[within] = np.minimum(self.fastest[within], seconds)
         if score <= self.threshold:
-            self.best = sorted([*self.best, evaluated], key=lambda candidate: candidate[:4])[: self.top]
+            self.best = rank_distinct([*self.best, evaluated])[: self.top]
             if self.improved and self.best[0] is evaluated:
                 self.improved(evaluated.text, score)
 
@@ -227,3 +227,19 @@ class Incumbents:
         if not self.best or self.rejections.lowest_bound == np.inf:
             return None
         return max(0.0, self.best[0].score / self.rejections.lowest_bound - 1)
+
+    def describe_reordered(self) -> Iterator[str]:
+        """Yield how many layouts the ranking leaves out as they differ from one of it by ``order=`` alone, if any."""
+        ranked = sum(entry[:4] <= self.best[-1][:4] for entry in self.fitting) if self.best else 0
+        if count := ranked - len(self.best):
+            layouts = "1 layout differs" if count == 1 else f"{count} layouts differ"
+            yield f"left out: {layouts} from one of the table by order= alone, with equal time and memory"
+
+
+def rank_distinct(layouts: Iterable[EvaluatedLayout]) -> list[EvaluatedLayout]:
+    """Return layouts in order, of those that differ by ``order=`` alone and cost the same only the first."""
+    distinct = dict[object, EvaluatedLayout]()
+    for entry in sorted(layouts, key=lambda candidate: candidate[:4]):
+        words = tuple(word for word in entry.text.split() if not word.startswith("order="))
+        distinct.setdefault((words, entry.planner.job, entry.seconds, entry.peak_bytes), entry)
+    return list(distinct.values())

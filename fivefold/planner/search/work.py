@@ -21,6 +21,8 @@ UNITS_PER_PLACE = 30  # to find the groups of a layout
 UNITS_PER_ESTIMATE = 3000  # to estimate a layout, or to count its memory
 UNITS_PER_ACTION = 4  # to list an action of a schedule, once for all layouts with this schedule
 ACTIONS_PER_UNIT = 4  # of a schedule that are simulated in each estimate
+PLACES_PER_UNIT = 16  # stages of a rank that an action of a new schedule is compared over, to find the peak's passes
+PLACES_PER_PEAK_UNIT = 1000  # the same in each count of memory
 PERIODIC_ROUNDS = 4  # rounds of pp micro-batches of which a longer schedule is extrapolated (``time/steady_state.py``)
 EXACT_UNITS = 5_000_000
 RANKING_SHARE = 0.75  # of the limit, after which a search that proposes a layout proves the best alone
@@ -56,7 +58,10 @@ class SearchWork:
         simulated = micro_batches if layout.pipeline.forwards_first else min(micro_batches, PERIODIC_ROUNDS * pp)
         actions = 2 * pp * v * simulated
         is_known = (layout.schedule, pp, v, micro_batches) in self.schedules
-        return UNITS_PER_ESTIMATE + actions // ACTIONS_PER_UNIT + UNITS_PER_ACTION * actions * (not is_known)
+        units_of_schedule = 0 if is_known else UNITS_PER_ACTION * actions + actions * v // PLACES_PER_UNIT
+        return (
+            UNITS_PER_ESTIMATE + actions // ACTIONS_PER_UNIT + actions * v // PLACES_PER_PEAK_UNIT + units_of_schedule
+        )
 
     def can_afford(self, layout: Layout, job: Job) -> bool:
         """Return whether the next estimate of a layout keeps to the limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -189,6 +190,17 @@ def test_a_stack_finds_the_best_of_what_it_runs() -> None:
     assert (best.time.step_seconds, best.memory.peak_bytes) == fastest
     assert result.tried == len(runs)
     assert {item.step.layout for item in result.best} <= set(map(str, runs))
+
+
+def test_layouts_that_differ_by_order_alone_and_cost_the_same_are_one_row() -> None:
+    machine, job = resolve("h100:16", local=Path("/nowhere")), Job(sequence=4096, global_batch=64)
+    result = search(model=build_model("llama3-8b"), machine=machine, job=job, top=12)
+    rows = [
+        (re.sub(" order=[a-z-]+", "", item.step.layout), item.step.time.step_seconds, item.step.memory.peak_bytes)
+        for item in result.best
+    ]
+    assert len(set(rows)) == len(rows) == 12
+    assert any("by order= alone" in remark for remark in result.remarks)
 
 
 def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
