@@ -67,7 +67,7 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
     )
     app.add_middleware(Guard)
     for part in (api, plan, search, ask, compare, sweep, dryrun, runs, files, learn):
-        app.include_router(part.router(site))
+        app.include_router(part.build_router(site))
 
     @app.get("/static/picture-file.css", include_in_schema=False)
     def picture_file() -> Response:
