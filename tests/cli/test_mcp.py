@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from tests.cli.commands import run
 from tests.event_loop import run_in_thread
 from tests.forked_python import true_interpreters
 
-mcp = pytest.importorskip("mcp", reason="the SDK is missing: pip install 'fivefold[mcp]'")
-anyio = pytest.importorskip("anyio")
+# Each worker of the tests imports this file: the SDK is imported where one of them runs.
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="the SDK is missing: pip install 'fivefold[mcp]'")
 
 JOB = {"gbs": 16, "seq": 512}
 WORDS = ("--gbs", "16", "--seq", "512")
@@ -30,6 +31,9 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
 
 def serve(ask: Callable[[Any], Awaitable[Any]], folder: Path, *, writes: bool = False) -> Any:
     """What ``ask`` returns of a client that is connected to the server within this process."""
+    import anyio
+    import mcp
+
     from fivefold.cli.tool_server import make_server
 
     async def talk() -> Any:
@@ -145,6 +149,9 @@ def test_settings_of_the_user_are_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_command_speaks_the_protocol_and_ends_with_its_client(tmp_path: Path) -> None:
     """A process of its own, as an assistant starts it: nothing but the protocol on stdout, calls side by side."""
+    import anyio
+    import mcp
+
     parameters = mcp.StdioServerParameters(
         command=sys.executable,
         args=["-m", "fivefold", "mcp"],

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM, MixtralForCausalLM
 
 Values = dict[str, Any]
 WORD = 2**64 - 1
@@ -98,6 +97,8 @@ class Reference:
         self.run, self.job = run, run["job"]
         folder = Path(run["start"]["weights"])
         architecture = json.loads((folder / "config.json").read_text())["model_type"]
+        from transformers import LlamaForCausalLM, MixtralForCausalLM
+
         made: Any = {"llama": LlamaForCausalLM, "mixtral": MixtralForCausalLM}[architecture]
         self.model = made.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).train()
         self.train_split, self.heldout_split = Split.read(data, "train"), Split.read(data, "heldout")

@@ -40,10 +40,20 @@ def test_no_token_attends_to_another_document(case: Case) -> None:
     assert max(abs(a - b) for a, b in zip(alone.losses, joined.losses, strict=True)) > 1e-4
 
 
-@pytest.mark.parametrize("apart", mark_share(2, [pytest.param(True, id="apart"), pytest.param(False, id="joined")]))
-def test_unfused_attention_equals_flash_attention(apart: bool) -> None:
+@pytest.mark.parametrize(
+    ("layout", "apart"),
+    mark_share(
+        3,
+        [
+            ("cp2 zero3 mbs2 cp=ulysses ac=selective", True),
+            ("tp2 cp2 zero3 mbs2 cp=ulysses ac=selective", True),
+            ("tp2 cp2 zero3 mbs2 cp=ulysses ac=selective", False),
+        ],
+    ),
+)
+def test_unfused_attention_equals_flash_attention(layout: str, apart: bool) -> None:
     """Against one process with flash attention, on every axis that it runs under."""
-    case = Case("dense", "tp2 cp2 zero3 mbs2 cp=ulysses ac=selective")
+    case = Case("dense", layout)
     job = case.job.replace(documents="separate" if apart else "joined")
     (flash,) = run_forked(1, play, case.model, Layout(), job, seconds=120.0)
     unfused = Unfused(case.model, case.layout, job.replace(attention="unfused"))

@@ -31,8 +31,9 @@ class Compared(NamedTuple):
 @pytest.mark.parametrize(
     ("layout", "attention"),
     mark_share(
-        6,
+        7,
         [
+            ("dp2 zero3 mbs2 ac=selective", "flash"),
             ("dp2 tp2 zero3 mbs2 ac=selective", "flash"),
             ("tp2 cp2 mbs1 cp=ulysses nosp ac=norm+act", "flash"),
             ("tp2 pp2 zb1p mbs2 ac=full", "unfused"),
@@ -51,7 +52,7 @@ def test_dropout_is_equal_under_every_layout(layout: str, attention: str) -> Non
     mark_share(
         3,
         [
-            ({"dropout": 0.0, "attention_dropout": 0.3, "embedding_dropout": 0.1}, "tp2 mbs1", "flash"),
+            ({"attention_dropout": 0.3, "embedding_dropout": 0.1}, "tp2 mbs1", "flash"),
             ({"dropout": 0.0, "attention_dropout": 0.3, "embedding_dropout": 0.1}, "tp2 cp2 mbs1", "flash"),
             ({"attention_dropout": 0.0, "embedding_dropout": 0.0}, "tp2 pp2 zbv v2 mbs2 ac=full", "unfused"),
         ],

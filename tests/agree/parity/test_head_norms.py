@@ -35,9 +35,10 @@ class Compared(NamedTuple):
 @pytest.mark.parametrize(
     ("model", "layout"),
     mark_share(
-        8,
+        9,
         [
-            (CENTRED.replace(kv_heads=2, norm_plus_one=True), "tp4 mbs1 nosp"),  # two ranks hold a key head
+            (CENTRED.replace(kv_heads=1, norm_plus_one=True), "tp2 mbs1 nosp"),  # both ranks hold the key head
+            (CENTRED.replace(kv_heads=2, norm_plus_one=True), "tp4 mbs1 nosp"),
             (CENTRED, "tp2 cp2 zero1 mbs2 ac=norm+act"),
             (PLUS, "tp2 pp2 zb1p mbs1 ac=full"),
             (PLUS.replace(kv_heads=2, norm="rmsnorm"), "tp4 zero0 mbs1"),
