@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from fivefold.interop.keys import Key, Table, Values
 from fivefold.interop.registry import FORMATS
 from fivefold.record import UserError
-from fivefold.rendering.progress import bar
+from fivefold.rendering.progress import show_progress
 from fivefold.results.reading import Reading
 from tests.interop.drawn_keys import SOFTWARE, list_software_keys, list_translated_names, read_with
 from tests.interop.known_configs import CONFIGS, SWITCHES, VALUES, WITHOUT_EFFECT
@@ -131,7 +131,7 @@ def main() -> int:
     options.add_argument("--software", nargs="*", default=list(SOFTWARE))
     asked = options.parse_args()
     wrong: list[str] = []
-    with bar("keys") as progress, tempfile.TemporaryDirectory() as folder:
+    with show_progress("keys") as progress, tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(asked.software):
             progress(name, number, len(asked.software))
             silent, acting = find_silent(name, Path(folder))

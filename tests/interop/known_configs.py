@@ -131,6 +131,7 @@ CONFIGS: dict[str, list[Config]] = {
 }  # fmt: skip
 
 VALUES: dict[str, tuple[Any, ...]] = {
+    "fsdp_auto_wrap_policy": ("SIZE_BASED_WRAP", "NO_WRAP"),
     "auto_wrap_policy": ("SIZE_BASED_WRAP", "NO_WRAP"),
     "attention_backend": ("unfused", "fused", "local"),
     "attn_implementation": ("eager", "flash_attention_3"),
@@ -219,7 +220,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
 SWITCHES = frozenset({
     "accelerate.distributed_type", "bf16", "chat_template_jinja", "dataset_text_field", "datasets", "deepspeed",
     "deepspeed.optimizer.type", "deepspeed.zero_optimization.stage", "finetuning_type", "fsdp", "fsdp_version",
-    "activation_checkpoint.mode", "load_in_4bit", "model.dtype", "packing", "parallelism.tensor_parallel_degree", "rl",
+    "activation_checkpoint.mode", "completion_only_loss", "loss_type", "parallelism.data_parallel_replicate_degree",
+    "load_in_4bit", "model.dtype", "packing", "parallelism.tensor_parallel_degree", "rl",
     "stage", "training.dtype", "use_peft",
 })  # fmt: skip
 
@@ -245,6 +247,7 @@ WITHOUT_EFFECT: dict[str, Mapping[str, str]] = {
         "accelerate.num_processes": "another number than that of --gpus is an error",
     },
     "deepspeed": {"deepspeed.torch_autocast.dtype": "acts with torch_autocast.enabled, which is an error"},
+    "trainer": {"use_bnb_nested_quant": "is what is counted; its default is named"},
     "llamafactory": {"dataset_dir": "the folder of data sets, which act"},
     "megatron": WITHOUT_EFFECT_IN_MEGATRON,
     "bridge": {
