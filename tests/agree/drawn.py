@@ -218,7 +218,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
         model = model.replace(**_draw_position_fields(random.Random(f"{number} positions"), model))
         model = model.replace(**_draw_sum_fields(random.Random(f"{number} sums"), model))
-        model = model.replace(**_draw_end_fields(random.Random(f"{number} ends"), model))
+        model = model.replace(**_draw_end_fields(random.Random(f"{number} ends"), model, adapted=frame.adapted))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -516,8 +516,12 @@ def _draw_sum_fields(chance: random.Random, model: Model) -> dict[str, Any]:
     return fields
 
 
-def _draw_end_fields(chance: random.Random, model: Model) -> dict[str, Any]:
-    """Return sinusoidal positions, no first norm, a bias in the last layer alone, and a matrix before the head."""
+def _draw_end_fields(chance: random.Random, model: Model, *, adapted: bool) -> dict[str, Any]:
+    """Return sinusoidal positions, no first norm, a bias in the last layer alone, and a matrix before the head.
+
+    Adapters are not modelled with that matrix, which is drawn by the number of a case alone: all its draws would have
+    it, and none would be legal.
+    """
     fields: dict[str, Any] = {}
     if model.position in ("learned", "none") and model.mla is None and chance.random() < 0.4:
         fields |= {"position": "sinusoidal", "sinusoid_endpoint": chance.random() < 0.5}
@@ -525,7 +529,7 @@ def _draw_end_fields(chance: random.Random, model: Model) -> dict[str, Any]:
         fields |= {"first_norm": chance.random() < 0.8}
     if not model.out_bias and model.mla is None:
         fields |= {"last_out_bias": chance.random() < 0.3}
-    if model.mtp is None and chance.random() < 0.15:
+    if model.mtp is None and not adapted and chance.random() < 0.15:
         activation = chance.choice(("gelu", "relu", "silu"))
         fields |= {"head_transform": activation, "head_transform_bias": chance.random() < 0.5}
     return fields
