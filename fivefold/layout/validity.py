@@ -413,6 +413,7 @@ def list_unsharded(model: Model) -> list[tuple[str, tuple[Axis, ...]]]:
         (model.dynamic_mask is not None, "masks from values", ("tp", "cp")),
         (model.per_layer_inputs is not None, "inputs of each layer", ("tp", "pp")),  # each layer reads its part
         (model.shared_kv_layers > 0, "keys that layers share", ("pp",)),
+        (any(model.gate_sparsity), "sparse gates", ("tp",)),  # chosen by all gates of a token
     )
     return [(feature, axes) for is_present, feature, axes in features if is_present]
 

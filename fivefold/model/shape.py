@@ -654,8 +654,10 @@ class ModelShape(Record):
         self._check_defaults(
             "shared_kv_layers",
             *("mla", "mixers", "joins_mamba2", "differential", "attention_experts", "dynamic_mask", "qkv_clip", "mtp"),
-            *("qk_norm_after_rope", "multipliers", "attention_sinks"),
+            *("qk_norm_after_rope", "multipliers"),
         )
+        if any(shape.sinks for shape in self.attention_shapes):
+            raise ValueError("attention_sinks is not supported with shared_kv_layers: leave one out")
         if self.qk_norm == "full" or (self.shared_kv_ffn is not None and self.moe is not None):
             raise ValueError("shared_kv_layers is not supported with qk_norm='full', or with moe and shared_kv_ffn")
 
@@ -674,6 +676,9 @@ class ModelShape(Record):
             raise ValueError(f"per_layer_inputs is not supported with block={self.block!r}: take 'pre' or 'sandwich'")
         fields = ("hyper_connections", "feed_forwards", "mtp", "residual_by_depth", "dropout")
         self._check_defaults("per_layer_inputs", *fields)
+        activation = ACTIVATIONS[self.activation]
+        if activation.clamps or activation.parameters:
+            raise ValueError(f"per_layer_inputs is not supported with activation={self.activation!r}: take another")
 
     def _check_defaults(self, feature: str, *fields: str) -> None:
         """Raise ``ValueError`` for the first of ``fields`` that is given, which ``feature`` is not counted with."""

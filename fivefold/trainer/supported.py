@@ -39,6 +39,7 @@ FREE_FIELDS = frozenset({
     "norm", "norm_plus_one", "norm_bias", "block", "pre_norm_mixers", "residual_scale", "mlp", "embedding_scale",
     "sinusoid_endpoint", "first_norm", "last_out_bias", "head_transform", "head_transform_bias",
     "logit_scale", "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
+    "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup", "laurel_rank", "gate_sparsity",
 })  # fmt: skip
 
 
@@ -96,6 +97,11 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(
             f"layout {str(layout)!r}: the trainer does not shard the weights of a norm after the embedding, which its "
             "backward reads; take zero2; `predict` estimates it"
+        )
+    if model.per_layer_inputs is not None and layout.zero == 3 and layout.shards > 1:
+        raise UserError(
+            f"layout {str(layout)!r}: the trainer does not shard the matrices of an embedding that makes per-layer "
+            "inputs, which its backward reads; take zero2; `predict` estimates it"
         )
     check_trainable(job.precision)
     _check_moments(job)
@@ -212,6 +218,11 @@ def _check_model(model: Model) -> None:
             raise UserError(
                 f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` estimates it"
             )
+    if model.altup is not None and not model.altup.scales:
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support altup.scales=False, with which a weight of each layer "
+            "has no gradient; `predict` estimates it"
+        )
     if model.mlp == "receptance":
         raise UserError(
             f"model {model.name!r}: the trainer does not support mlp='receptance' yet; `predict` estimates it"

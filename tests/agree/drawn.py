@@ -22,6 +22,7 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.layout.validity import refuse
+from fivefold.model.altup import AltUp
 from fivefold.model.attention import Sliding
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
@@ -29,6 +30,7 @@ from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
+from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.rope import RopeScaling
 from fivefold.model.shape import MLA, MTP, Mixer, MoE, Temperature
 from fivefold.model.spec import Model
@@ -143,6 +145,11 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "bias of the last layer": lambda model: model.last_out_bias,
     "matrix before the head": lambda model: model.head_transform is not None,
     "embedding norm": lambda model: model.embedding_norm != "none",
+    "shared keys": lambda model: model.shared_kv_layers > 0,
+    "wide shared layers": lambda model: model.shared_kv_ffn is not None,
+    "per-layer inputs": lambda model: model.per_layer_inputs is not None,
+    "altup": lambda model: model.altup is not None,
+    "sparse gates": lambda model: any(model.gate_sparsity),
 }
 AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     **{name: partial(lambda layout, _job, *, name: getattr(layout, name) > 1, name=name)
@@ -223,7 +230,45 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
         return None
+    if not frame.adapted:
+        model = _add_inputs_of_layers(random.Random(f"{number} inputs"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
+
+
+def _add_inputs_of_layers(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return the model with keys that layers share, sparse gates, inputs of each layer and AltUp, where that is legal.
+
+    Each is drawn for a share of the models, and left out if it is not legal with what the model has.
+    """
+    layers = model.layers
+    numbers = chance.sample(range(1, layers), layers - 1)
+    shared: list[dict[str, Any]] = [
+        {"shared_kv_layers": number, "shared_kv_ffn": ffn}
+        for ffn in (model.ffn + 5 * layout.tp, None)
+        for number in numbers
+    ]
+    inputs: dict[str, Any] = {"per_layer_inputs": PerLayerInputs(width=chance.choice((3, 6)), vocab=VOCAB)}
+    altup = inputs | {
+        "altup": AltUp(streams=chance.choice((2, 3)), clip=chance.choice((0.05, None))),
+        "laurel_rank": 4,
+        "block": "sandwich",
+        "pre_norm_mixers": False,
+    }
+    sparse = {"gate_sparsity": tuple(chance.choice((0.0, 0.3, 0.9)) for _ in range(layers))}
+    of_layers = [altup, inputs] if chance.random() < 0.7 else [inputs, altup]
+    for options, share in ((shared, 0.8), (of_layers, 0.5), ([sparse], 0.5)):  # keys are seldom legal to share
+        if chance.random() < share:
+            fitting = (_replace_if_legal(model, fields, layout=layout, job=job) for fields in options)
+            model = next(filter(None, fitting), model)
+    return model
+
+
+def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:
+    try:
+        changed = model.replace(**fields)
+    except ValueError:
+        return None
+    return changed if _is_supported(layout, job, model=changed) else None
 
 
 def _with_other_mixers_and_heads(chance: random.Random, number: int, model: Model, *, layout: Layout) -> Model:

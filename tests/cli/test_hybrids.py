@@ -1,4 +1,4 @@
-"""The command train with a small model of each kind of token mixer on two processes: it ends with counts exact."""
+"""The command train with a small model of each kind of layer on two processes: it ends with counts exact."""
 
 from __future__ import annotations
 
@@ -21,8 +21,17 @@ kv_heads = 2
 head_dim = 8
 ffn = 48
 vocab = 256
-mixers = ["{kind}", "attention"]
+"""
+MIXERS = """mixers = ["{kind}", "attention"]
 {kind} = {geometry}
+"""
+INPUTS = """block = "sandwich"
+shared_kv_layers = 1
+per_layer_inputs = { width = 6, vocab = 256 }
+"""
+ALTUP = """altup = { streams = 3 }
+laurel_rank = 5
+gate_sparsity = [0.9, 0.0]
 """
 RUN = """
 model = "hybrid.toml"
@@ -59,6 +68,27 @@ SHORT = [("mamba2", "tp2")]  # the others take minutes: `pytest --long`
     ("kind", "layout"), [*SHORT, *(pytest.param(*case, marks=pytest.mark.long) for case in CASES if case not in SHORT)]
 )
 def test_a_small_hybrid_of_each_kind_trains_with_exact_counts(kind: str, layout: str, tmp_path: Path) -> None:
+    train(MODEL + MIXERS.format(kind=kind, geometry=GEOMETRIES[kind]), layout, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "layout"),
+    [
+        (INPUTS + ALTUP, "dp2 zero2"),
+        pytest.param(INPUTS, "cp2 ac=full", marks=pytest.mark.long),
+        pytest.param("shared_kv_layers = 1\n", "tp2", marks=pytest.mark.long),
+    ],
+    ids=["altup", "inputs of layers", "shared keys"],
+)
+def test_a_model_whose_layers_hand_on_tensors_trains_with_exact_counts(
+    fields: str, layout: str, tmp_path: Path
+) -> None:
+    train(MODEL + fields, layout, tmp_path)
+
+
+def train(model: str, layout: str, tmp_path: Path) -> None:
+    """Train ``model`` on two processes; every count of its step is the planned one, and it continues a text."""
     chip = Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**32, memory_bandwidth=1e10, source="test")
     link = Link(name="loopback", span=2, bandwidth=1e9, latency_seconds=1e-4, source="test")
     machine = Machine(name="here", ranks=2, ranks_per_node=2, backend="gloo", chip=chip, links=(link,))
@@ -66,7 +96,7 @@ def test_a_small_hybrid_of_each_kind_trains_with_exact_counts(kind: str, layout:
     (tmp_path / "text").mkdir()
     for number in range(20):
         (tmp_path / "text" / f"{number}.txt").write_text(f"document {number}: " + "all work and no play. " * 40)
-    (tmp_path / "hybrid.toml").write_text(MODEL.format(kind=kind, geometry=GEOMETRIES[kind]))
+    (tmp_path / "hybrid.toml").write_text(model)
     (tmp_path / "run.toml").write_text(RUN.format(layout=f"{layout} mbs1"))
     words = [sys.executable, "-m", "fivefold", "train", "run.toml"]
     trained = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)

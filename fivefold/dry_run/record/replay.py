@@ -57,7 +57,9 @@ def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, job: Job,
     known_recordings: dict[Hashable, dict[bool, BlockRecording] | None] = {}
     is_recomputed = list_recomputed_layers(model.layers, layout)
     kinds = list_kinds(model, job)
-    for layer, block in enumerate(built.module.blocks):
+    # blocks that hand on more than the stream, or read more, are run
+    is_replayable = model.per_layer_inputs is None and not model.shared_kv_layers
+    for layer, block in enumerate(built.module.blocks if is_replayable else ()):
         kind = kinds[layer], is_recomputed[layer]
         block.forward = BlockReplayer(
             block,

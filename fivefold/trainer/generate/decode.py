@@ -142,7 +142,8 @@ class UncachedDecoder:
 @contextmanager
 def open_reader(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder | UncachedDecoder]:
     """Give ``module`` KV caches of ``tokens`` within the context, if its layers have them; restore it afterwards."""
-    if not module.model.non_attention_mixers:
+    model = module.model
+    if not (model.non_attention_mixers or model.per_layer_inputs is not None or model.shared_kv_layers):
         with enable_kv_cache(module, tokens=tokens) as reader:
             yield reader
         return

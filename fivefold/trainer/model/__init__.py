@@ -7,6 +7,7 @@ attention · flash_attention · sliding_window_attention · unfused_attention ·
 attention_mask   score scaling and the keys that a query sees     dropout         dropout masks equal in every layout
 mixers/          token mixers other than attention, one module each
 mlp · moe · routing · experts · norm · mtp   the other layers
+per_layer_inputs · altup          what ids add to each layer; a stream of several parts
 linear · linear_op                linear layers; the same in compiled blocks
 lora · nf4                        low-rank adapters next to frozen linear layers; frozen weights in 4 bits
 kernels/ · logits · chunked_loss  memory-bound operations that save little for the backward; logits and loss

@@ -63,10 +63,12 @@ class _Attention(nn.Module):
         self.gate_activation = model.gate_activation
         self.out_norm = build_norm(model, self.shape.output_dims) if model.sub_norm else None
         self.sinks = nn.Parameter(torch.empty(self.shape.heads)) if self.shape.sinks else None
+        self.lends_kv, self.shares_kv = model.lends_kv(layer), model.shares_kv(layer)
 
-    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor:
-        """Apply attention: [R, D] → [R, D]."""
+    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Apply attention: [R, D] → [R, D]; with keys and values [B, T, K, H], if later layers attend to them."""
         heads, gate = self._heads(x_RD, rows)
+        lent = heads[1:] if self.lends_kv else None
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
         sequences, tokens = heads[0].shape[:2]
@@ -84,7 +86,7 @@ class _Attention(nn.Module):
         if self.out_norm is not None:
             out = self.run("attention.out_norm", self.out_norm, out)
         (out_RD,) = project(self.run, "attention.out", out, self.out, keys_B=rows.keys)
-        return out_RD
+        return out_RD if lent is None else (out_RD, *lent)
 
     def _attend(self, heads: tuple[Tensor, ...], rows: RowInputs) -> Tensor:
         """Return the core's output [B, T, N, H]; if the layer attends inside chunks, the output of every chunk."""
@@ -118,9 +120,11 @@ class GroupedAttention(_Attention):
         self.norms_heads = model.qk_norm in ("head", "heads") or (model.qk_norm == "unit" and self.rotates)
         self.norms_rotated = model.qk_norm_after_rope
         self.q = Linear(model.width, shape.query_dims, bias=model.qkv_bias)
-        self.k = Linear(model.width, shape.kv_heads * shape.head_dim, bias=model.qkv_bias)
-        v_dims = shape.kv_heads * shape.value_dim
-        self.v = None if shape.tied_values else Linear(model.width, v_dims, bias=model.qkv_bias)
+        dims = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
+        left_out = "kv" if self.shares_kv else "v" if shape.tied_values else ""
+        self.k, self.v = (
+            None if name in left_out else Linear(model.width, size, bias=model.qkv_bias) for name, size in dims.items()
+        )
         gate_width = model.gate_columns(layer)
         self.gate = Linear(model.width, gate_width, bias=model.qkv_bias) if model.output_gate else None
         self.q_norm: nn.Module
@@ -129,16 +133,22 @@ class GroupedAttention(_Attention):
             self.q_norm, self.k_norm = (UnitNorm(epsilon=model.norm_epsilon) for _ in range(2))
         of_norms = [compute_norm_shape(model, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads)]
         if of_norms[0] is not None and of_norms[1] is not None:
-            self.q_norm, self.k_norm = build_norm(model, *of_norms[0]), build_norm(model, *of_norms[1])
+            self.q_norm = build_norm(model, *of_norms[0])
+            if not self.shares_kv:
+                self.k_norm = build_norm(model, *of_norms[1])
         self.v_norm = UnitNorm(epsilon=model.norm_epsilon) if model.value_norm else None
         self.out = Linear(shape.output_dims, model.width, bias=model.has_out_bias(layer))
 
     def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run
-        linears = [linear for linear in (self.v, self.gate) if linear is not None]
-        q, k, *others = project(self.run, "attention.qkv", x_RD, self.q, self.k, *linears, keys_B=rows.keys)
+        linears = [linear for linear in (self.k, self.v, self.gate) if linear is not None]
+        q, *others = project(self.run, "attention.qkv", x_RD, self.q, *linears, keys_B=rows.keys)
         gate = others.pop() if self.gate is not None else None
-        v = others.pop() if self.v is not None else k
+        if self.shares_kv:
+            assert rows.keys_values is not None
+            return (self._make_queries(q, rows), *rows.keys_values), gate
+        v = others.pop() if self.v is not None else others[0]
+        k = others.pop()
         if self.qk_norm == "full":
             q, k = self._normalize(q, k)
         if self.clip is not None:
@@ -162,6 +172,17 @@ class GroupedAttention(_Attention):
         if self.has_temperature:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return (q, k, v), gate
+
+    def _make_queries(self, q: Tensor, rows: RowInputs) -> Tensor:
+        """Return the queries [B, T, N, H] of a layer without keys and values of its own."""
+        q = _split_heads(q, rows.tokens, self.shape.head_dim)
+        if self.norms_heads:
+            q = self.run("attention.q_norm", self.q_norm, q)
+        if self.rotates:
+            q = self.run("rope.q", self.kernels.rotate_first, q, *rows.rotary(sliding=self.has_sliding_rope))
+        if self.has_temperature:
+            q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
+        return q
 
     def _normalize(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.run("attention.q_norm", self.q_norm, q), self.run("attention.k_norm", self.k_norm, k)

@@ -7,7 +7,8 @@ post_sum  y = n1(x + A(x))           z = n2(y + F(y))                 GPT
 parallel  y = x + A(n1(x))           z = y + F(n2(x))                 GPT-NeoX     shared: F(n1(x)), Command-R
 
 A layer may lack either branch, with its norms: Mamba has no feed-forward, Nemotron-H one branch in each layer. The
-first layer of ModernBERT has no n1.
+first layer of ModernBERT has no n1. Gemma 3n and Gemma 4 add an input of each layer to z (``per_layer_inputs.py``);
+Gemma 3n has a stream of several parts, of which a layer computes the first (``altup.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
+from fivefold.trainer.model.altup import AltUpLayer, Laurel, add_to_others
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.dropout import ATTENTION, FEED_FORWARD, Dropout, place_in
 from fivefold.trainer.model.mixers import MODULES
@@ -26,6 +28,7 @@ from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.operation import Run, call_directly
+from fivefold.trainer.model.per_layer_inputs import LayerInput
 from fivefold.trainer.model.rotary import RowInputs
 
 Add = Callable[[Tensor, Tensor], Tensor]
@@ -43,14 +46,20 @@ class Block(nn.Module):
         mixes = mixer != "none"
         attends = model.has_attention(layer)
         routes = model.is_moe(layer)
+        self.lends_kv = model.lends_kv(layer)
+        self.altup = AltUpLayer(model) if model.altup is not None else None
         self.norm1 = build_norm(model, model.width) if model.has_norm1(layer) else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
         self.mixer = MODULES[mixer](model) if mixes and not attends else None
         self.norm1_post = build_norm(model, model.width) if mixes and self.kind == "sandwich" else None
         self.norm2 = build_norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
         self.moe = Moe(model) if routes else None
-        self.mlp = Mlp(model, ffn=model.ffn, name="mlp") if feeds and not routes else None
+        sparsity = model.gate_sparsity[layer] if model.has_sparse_gates(layer) else 0.0
+        has_mlp = feeds and not routes
+        self.mlp = Mlp(model, ffn=model.get_ffn(layer), name="mlp", sparsity=sparsity) if has_mlp else None
         self.norm2_post = build_norm(model, model.width) if feeds and model.norms_feed_forward(layer) else None
+        self.laurel = Laurel(model) if model.laurel_rank is not None else None
+        self.per_layer = LayerInput(model) if model.per_layer_inputs is not None else None
         self.drops = nn.ModuleDict()
         if model.dropout:
             places = (("attention", ATTENTION, mixes), ("mlp", FEED_FORWARD, feeds))
@@ -68,18 +77,47 @@ class Block(nn.Module):
         """Return the mixture of experts or the MLP; None: the layer has neither."""
         return self.moe or self.mlp
 
-    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor:
-        """Apply the layer: [R, D] → [R, D]."""
+    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Apply the layer: [R, D] → [R, D], with AltUp [R, n, D] each.
+
+        A layer whose keys and values later layers attend to returns them too, [B, T, K, H] each.
+        """
+        parts, lent = None, list[Tensor]()
+        if self.altup is not None:
+            parts, x_RD = self.altup.predict_parts(x_RD)
+        z_RD = self._apply_branches(x_RD, rows, lent)
+        if self.per_layer is not None:
+            assert rows.layer_input is not None
+            if self.altup is None or parts is None:
+                z_RD = self.run("per_layer.add", torch.add, z_RD, self.per_layer(z_RD, rows.layer_input))
+            else:
+                parts = self.altup.correct_parts(parts, x_RD, z_RD)
+                del x_RD, z_RD
+                first_RD = self.altup.read_first(parts)
+                y_RD = self.per_layer(first_RD, rows.layer_input)
+                del first_RD
+                z_RD = self.run("per_layer.add", add_to_others, parts, y_RD)
+        return (z_RD, lent[0], lent[1]) if self.lends_kv else z_RD
+
+    def _apply_branches(self, x_RD: Tensor, rows: RowInputs, lent: list[Tensor]) -> Tensor:
+        """Add attention and feed-forward to the stream [R, D]; keys and values for later layers go to ``lent``."""
         is_post = self.kind in ("post", "post_sum")
         is_parallel = self.kind in ("parallel", "parallel_shared")
         y_RD, entry_RD = x_RD, None
         if self.token_mixer is not None:
             h_RD: Tensor = x_RD if is_post or self.norm1 is None else self.run("norm1", self.norm1, x_RD)
-            a_RD: Tensor = self.token_mixer(h_RD, rows)
+            mixed = self.token_mixer(h_RD, rows)
+            a_RD: Tensor = mixed[0] if self.lends_kv else mixed
+            lent += mixed[1:] if self.lends_kv else ()
+            del mixed
             entry_RD = h_RD if self.kind == "parallel_shared" else None  # input of the feed-forward too
+            laurel_RD = h_RD if self.laurel is not None else None
             del h_RD
             y_RD = self._add_branch("attention", x_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
             del a_RD
+            if self.laurel is not None:
+                y_RD = self.laurel(laurel_RD, y_RD)
+            del laurel_RD
         if self.feed_forward is None:
             return y_RD
         if entry_RD is None:

@@ -2,7 +2,8 @@
 
     x[r] = scale · tokens[id of r] + positions[offset + place of r in its sequence]
 
-Positions are learned, or sines and then cosines of place · frequency for D / 2 frequencies.
+Positions are learned, or sines and then cosines of place · frequency for D / 2 frequencies. Gemma 3n and Gemma 4 also
+make inputs of each layer (``per_layer_inputs.py``), and Gemma 3n other parts of the stream (``altup.py``).
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
+from fivefold.trainer.model.altup import make_projections, match_magnitudes
 from fivefold.trainer.model.dropout import EMBEDDING, Dropout
+from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.norm import UnitNorm, build_norm
 from fivefold.trainer.model.operation import Run, call_directly
+from fivefold.trainer.model.per_layer_inputs import make_inputs
 
 Places = Callable[[], Tensor]
 
@@ -48,13 +52,24 @@ class Embed(nn.Module):
             self.norm = build_norm(model, model.width) if is_weighted else UnitNorm(epsilon=model.norm_epsilon)
         rate = model.dropout_rates.embedding
         self.drop = Dropout(rate, place=EMBEDDING) if rate else None
+        self.layers, inputs = model.layers, model.per_layer_inputs
+        self.makes_inputs = inputs is not None
+        if inputs is not None:
+            columns = model.layers * inputs.width
+            self.per_layer = _make_table(inputs.vocab, columns)
+            self.per_layer_project = Linear(model.width, columns, bias=False)
+            self.per_layer_norm = build_norm(model, inputs.width)
+        self.altup = make_projections(model)
 
-    def forward(self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None) -> Tensor:
-        """Embed tokens: [B, T] → [B · T, D].
+    def forward(
+        self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Embed tokens: [B, T] → [B · T, D], with AltUp [B · T, n, D]; and the inputs of all layers [B · T, L, P].
 
         ``positions_T``: positions of the tokens in their sequence; None: from 0 on. ``keys_B``: for dropout.
         """
-        x_RD: Tensor = self.run("embed.tokens", self.lookup, tokens_BT.flatten(), self.tokens.weight)
+        ids = tokens_BT.flatten()
+        x_RD: Tensor = self.run("embed.tokens", self.lookup, ids, self.tokens.weight)
         if self.scale != 1:
             x_RD = self.run("embed.scale", torch.mul, x_RD, self.scale)
         batch, tokens = tokens_BT.shape
@@ -71,7 +86,13 @@ class Embed(nn.Module):
             x_RD = self.run("embed.norm", self.norm, x_RD)
         if self.drop is not None and keys_B is not None:
             x_RD = self.run("embed.dropout", self.drop, x_RD, keys_B, tokens)
-        return x_RD
+        if not self.makes_inputs:
+            return x_RD
+        inputs = make_inputs(self.run, self, ids, x_RD, layers=self.layers)
+        if self.altup is None:
+            return x_RD, inputs
+        others = self.run("embed.altup", fused_linears, x_RD, *self.altup)
+        return self.run("embed.altup.scale", match_magnitudes, x_RD, *others), inputs
 
 
 def _take_all_rows(rows: Tensor) -> Tensor:

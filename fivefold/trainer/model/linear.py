@@ -146,8 +146,17 @@ class WgradStore:
 class Linear(nn.Module):
     """Linear layer [R, in] → [R, out]; weight [out, in] as in ``torch.nn.Linear``."""
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, owner: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        owner: nn.Module | None = None,
+        is_low_precision: bool = True,
+    ) -> None:
         super().__init__()
+        self.is_low_precision = is_low_precision  # its GEMMs are in fp8 if the job's recipe has fp8
         self.weight = nn.Parameter(torch.empty(out_features, in_features)) if owner is None else None
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.hooks = LinearHooks()

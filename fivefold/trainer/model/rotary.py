@@ -25,13 +25,16 @@ class RowInputs(NamedTuple):
 
     ``tables``: those of ``rotary_tables``, and those of sliding layers if they differ. ``documents`` [B, T]: a document
     id per token of the full sequences; tokens attend inside their document. None: a sequence is one document. ``keys``
-    [B]: keys of the sequences for dropout; None: no dropout.
+    [B]: keys of the sequences for dropout; None: no dropout. ``layer_input`` [B · T, P]: what the ids make for this
+    layer (``per_layer_inputs.py``). ``keys_values``: those of an earlier layer, to which this one attends.
     """
 
     tokens: int
     tables: tuple[Tensor, ...] = ()
     documents: Tensor | None = None
     keys: Tensor | None = None
+    layer_input: Tensor | None = None
+    keys_values: tuple[Tensor, Tensor] | None = None
 
     def rotary(self, *, sliding: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin; ``sliding``: those of sliding layers with tables of their own."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
+from fivefold.trainer.model.altup import make_projections, match_magnitudes
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.chunked_loss import chunked_loss
 from fivefold.trainer.model.embed import Embed
@@ -39,6 +40,7 @@ class Head(nn.Module):
     def __init__(self, model: Model, *, embed: Embed) -> None:
         super().__init__()
         self.run: Run = call_directly
+        self.altup = make_projections(model)
         self.norm = build_norm(model, model.width) if model.final_norm else None
         self.transform: Linear | None = None
         if (activation := model.head_transform) is not None:
@@ -74,6 +76,8 @@ class Head(nn.Module):
         times their weight; they get ``rows`` as any block. ``chunked``: if gradients are required it is NaN until its
         backward has run.
         """
+        if self.altup is not None:
+            x_RD = self._average_parts(x_RD)
         # handed over, so that a frozen output layer frees it
         normed = [x_RD if self.norm is None else self.run("head.norm", self.norm, x_RD)]
         if self.transform is not None:
@@ -102,6 +106,14 @@ class Head(nn.Module):
             for targets_BT, loss_scale, into in zip(all_targets, scales, losses, strict=True)
         ]
         return join_losses(losses, parts, filled=self.chunked)
+
+    def _average_parts(self, parts: Tensor) -> Tensor:
+        """Return the mean of all parts of the stream [R, D], of which all but the first are projected (AltUp)."""
+        assert self.altup is not None
+        others = [self.run("head.altup", project, parts[:, index]) for index, project in enumerate(self.altup, start=1)]
+        matched = self.run("head.altup.scale", match_magnitudes, parts[:, 0], *others)
+        mean_RD: Tensor = self.run("head.altup.mean", torch.mean, matched, 1)
+        return mean_RD
 
     def _compute_loss(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
         """Return ``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
@@ -189,11 +201,26 @@ class Transformer(nn.Module):
         ``documents_BT``: a document id per token of the full sequences, if tokens attend only inside their document.
         ``keys_B``: keys of the sequences for dropout; None: no dropout. ``reference``: as in ``Head``.
         """
-        x_RD: Tensor = self.embed(tokens_BT, self.positions, keys_B) if entry_RD is None else entry_RD
-        tokens = tokens_BT.shape[1]
+        entry = self.embed(tokens_BT, self.positions, keys_B) if entry_RD is None else entry_RD
+        x_RD: Tensor
+        x_RD, all_inputs = entry if isinstance(entry, tuple) else (entry, None)
+        del entry
+        tokens, model = tokens_BT.shape[1], self.model
         rows = RowInputs(tokens, self._rotary(tokens, like=x_RD), documents_BT, keys_B)
+        inputs = () if all_inputs is None else all_inputs.unbind(1)
+        del all_inputs
+        lent: dict[bool, tuple[Tensor, Tensor]] = {}  # keys and values of full (False) and of sliding layers (True)
         for layer in layers:
-            x_RD = self.blocks[layer](x_RD, rows)
+            slides = model.has_window(layer)
+            row_inputs = rows._replace(
+                layer_input=inputs[layer] if inputs else None,
+                keys_values=lent[slides] if model.shares_kv(layer) else None,
+            )
+            x_RD = self.blocks[layer](x_RD, row_inputs)
+            if model.lends_kv(layer):
+                x_RD, *keys_values = x_RD
+                lent[slides] = (keys_values[0], keys_values[1])
+        del lent, inputs
         if layers.stop < self.model.layers:
             return x_RD
         out: Tensor = self.head(x_RD, targets_BT, scale, mtp_targets, rows, reference)

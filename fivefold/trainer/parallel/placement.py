@@ -87,8 +87,8 @@ class ShardPlacement:
                 block = self._zero_units(model_units[1 + layer], backwards[stage])
                 keeps_weights = self.job.stack.reshard == "backward"
                 has_post_norm = self.model.get_block(layer) in ("post", "post_sum")
-                # a frozen norm has no gradient that ends the backward
-                ends_at_input = has_post_norm or freezes
+                # a frozen norm has no gradient that ends the backward; AltUp reads the stream before the norm
+                ends_at_input = has_post_norm or freezes or self.model.altup is not None
                 for unit in block:
                     unit.has_backward = layer >= frozen.first_backward
                 attach(self.module.blocks[layer], block, keep=keeps_weights, ends_at_input=ends_at_input)

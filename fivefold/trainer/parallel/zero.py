@@ -333,12 +333,13 @@ def attach(
             unit.gather(prefetch_direction)
         return watch_backward_end(inputs, [unit.release for unit in units]) if units[0].ends_at_input else inputs
 
-    def end_forward(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+    def end_forward(_module: nn.Module, _inputs: object, outputs: Tensor | tuple[Tensor, ...]) -> None:
         if all(unit.policy.weights_stay for unit in units):
             return
         if not keep or (not shared and not torch.is_grad_enabled()):  # no backward comes
             for unit in units:
                 unit.release()
+        output = outputs[0] if isinstance(outputs, tuple) else outputs
         if backward and output.requires_grad:
             output.register_hook(re_gather)
 

@@ -13,6 +13,8 @@ from fivefold.adapter import Adapter
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
+from fivefold.model.altup import AltUp
+from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.update import Optimizer
@@ -70,6 +72,34 @@ ENDS = MIXTURE.replace(name="ends", moe=None, first_norm=False, last_out_bias=Tr
     ids=lambda case: str(case.layout),
 )
 def test_layers_at_the_ends_of_a_model_are_counted_by_their_own_weights(case: Drawn) -> None:
+    assert list_miscounts(case) == []
+
+
+LENT = MIXTURE.replace(
+    name="lent keys", layers=4, moe=None, shared_kv_layers=2, shared_kv_ffn=24, window=7, window_pattern=(True, False)
+)
+INPUTS = LENT.replace(name="inputs of layers", block="sandwich", per_layer_inputs=PerLayerInputs(width=6, vocab=30))
+ALTUP = INPUTS.replace(
+    name="altup", altup=AltUp(streams=3), laurel_rank=5, shared_kv_ffn=None, gate_sparsity=(0.9, 0.5, 0.0, 0.0)
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    mark_share(
+        2,
+        [
+            Drawn(1, ALTUP, Layout.parse("dp1 mbs2"), JOB),
+            Drawn(1, INPUTS, Layout.parse("dp2 zero2 ac=full"), JOB),
+            Drawn(0, ALTUP, Layout.parse("dp1 cp2 ac=norm+act+qkv"), JOB),
+            Drawn(0, LENT, Layout.parse("dp2 zero3 ac=full"), JOB),
+            Drawn(0, INPUTS, Layout.parse("dp1 cp2 cp=ulysses ac=rope+up"), JOB),
+            Drawn(0, LENT, Layout.parse("tp2 ac=selective"), JOB),
+        ],
+    ),
+    ids=lambda case: f"{case.model.name}, {case.layout}",
+)
+def test_tensors_that_layers_hand_on_are_counted(case: Drawn) -> None:
     assert list_miscounts(case) == []
 
 
@@ -240,30 +270,44 @@ def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str)
 # Pairs that no legal case holds: the two exclude each other, or the trainer refuses them by one line.
 IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "bias by distance": ("ring", "sinusoidal positions", "unfused"),
-    "biased experts": ("dpo", "nosp", "sub-norms", "weighed inputs", "xielu"),
+    "biased experts": ("dpo", "nosp", "sparse gates", "sub-norms", "weighed inputs", "wide shared layers", "xielu"),
     "clamped experts": (
+        "altup",
         "dpo",
         "gated shared expert",
         "nosp",
+        "per-layer inputs",
         "plain mlp",
         "rg lru",
+        "sparse gates",
         "sub-norms",
         "weighed inputs",
+        "wide shared layers",
         "xielu",
     ),
-    "experts": ("dpo", "nosp", "sub-norms", "xielu"),
-    "full qk norm": ("sliding geometry", "unit qk norm"),
-    "gated delta net": ("adapters", "freeze", "documents", "ring"),
-    "gated shared expert": ("dpo", "nosp", "sub-norms", "xielu"),
-    "half layers": ("adapters", "freeze"),
-    "mamba": ("adapters", "freeze", "documents", "ring"),
+    "experts": ("dpo", "nosp", "sparse gates", "sub-norms", "wide shared layers", "xielu"),
+    "full qk norm": ("shared keys", "sliding geometry", "unit qk norm", "wide shared layers"),
+    "gated delta net": ("adapters", "documents", "freeze", "ring", "shared keys", "wide shared layers"),
+    "gated shared expert": ("dpo", "nosp", "sparse gates", "sub-norms", "wide shared layers", "xielu"),
+    "half layers": ("adapters", "altup", "freeze", "per-layer inputs"),
+    "mamba": ("adapters", "documents", "freeze", "ring", "shared keys", "wide shared layers"),
     "matrix before the head": ("adapters", "freeze"),
-    "mamba2": ("adapters", "freeze", "documents", "ring"),
-    "rg lru": ("adapters", "freeze", "documents", "ring", "xielu"),
-    "kimi delta": ("adapters", "freeze", "documents", "ring"),
-    "negative eigenvalues": ("adapters", "freeze", "documents", "ring"),
-    "norms by mixer": ("adapters", "freeze", "documents", "no first norm", "ring"),
-    "short convolution": ("adapters", "freeze", "documents", "ring"),
+    "mamba2": ("adapters", "documents", "freeze", "ring", "shared keys", "wide shared layers"),
+    "rg lru": ("adapters", "documents", "freeze", "ring", "shared keys", "wide shared layers", "xielu"),
+    "kimi delta": ("adapters", "documents", "freeze", "ring", "shared keys", "wide shared layers"),
+    "negative eigenvalues": ("adapters", "documents", "freeze", "ring", "shared keys", "wide shared layers"),
+    "norms by mixer": (
+        "adapters",
+        "altup",
+        "documents",
+        "freeze",
+        "no first norm",
+        "per-layer inputs",
+        "ring",
+        "shared keys",
+        "wide shared layers",
+    ),
+    "short convolution": ("adapters", "documents", "freeze", "ring", "shared keys", "wide shared layers"),
     "latent": (
         "bias by distance",
         "bias of the last layer",
@@ -277,6 +321,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "offset positions",
         "qk norm",
         "scaled values",
+        "shared keys",
         "sinusoidal positions",
         "sliding geometry",
         "sub-norms",
@@ -284,6 +329,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "tied values",
         "unit qk norm",
         "value dims",
+        "wide shared layers",
     ),
     "latent, odd": (
         "bias by distance",
@@ -298,6 +344,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "offset positions",
         "qk norm",
         "scaled values",
+        "shared keys",
         "sinusoidal positions",
         "sliding geometry",
         "sub-norms",
@@ -305,10 +352,21 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "tied values",
         "unit qk norm",
         "value dims",
+        "wide shared layers",
     ),
     "learned positions": ("bias by distance", "no positions", "sinusoidal positions"),
     "no first norm": ("freeze",),
-    "mtp": ("adapters", "freeze", "dpo", "matrix before the head", "sft"),
+    "mtp": (
+        "adapters",
+        "altup",
+        "dpo",
+        "freeze",
+        "matrix before the head",
+        "per-layer inputs",
+        "sft",
+        "shared keys",
+        "wide shared layers",
+    ),
     "not all rotate": (
         "bias by distance",
         "learned positions",
@@ -317,9 +375,17 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "offset positions",
         "sinusoidal positions",
     ),
-    "parallel block": ("freeze", "half layers", "no first norm", "norms by mixer", "post norm"),
-    "pattern of experts": ("dpo", "nosp", "sub-norms", "xielu"),
-    "xielu": ("ep", "etp"),
+    "parallel block": (
+        "altup",
+        "freeze",
+        "half layers",
+        "no first norm",
+        "norms by mixer",
+        "per-layer inputs",
+        "post norm",
+    ),
+    "pattern of experts": ("dpo", "nosp", "sparse gates", "sub-norms", "wide shared layers", "xielu"),
+    "xielu": ("altup", "ep", "etp", "per-layer inputs", "sparse gates"),
     "qk norm": ("full qk norm", "unit qk norm"),
     "scaled rope": (
         "bias by distance",
@@ -329,7 +395,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "offset positions",
         "sinusoidal positions",
     ),
-    "sinks": ("unfused",),
+    "sinks": ("shared keys", "unfused", "wide shared layers"),
     "sliding base": (
         "bias by distance",
         "learned positions",
@@ -338,18 +404,65 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "offset positions",
         "sinusoidal positions",
     ),
-    "soft caps": (
-        "bias by distance",
-        "unfused",
-    ),
+    "soft caps": ("bias by distance", "unfused"),
     "sub-norms": ("ep", "etp"),
     "value dims": ("tied values",),
-    "weighed inputs": ("dpo", "nosp", "plain mlp", "sub-norms", "xielu"),
+    "weighed inputs": ("dpo", "nosp", "plain mlp", "sparse gates", "sub-norms", "wide shared layers", "xielu"),
     "windows": ("chunks",),
     "no positions": ("bias by distance", "offset positions", "sinusoidal positions"),
     "offset positions": ("bias by distance",),
-    "norm after experts": ("dpo", "norms by mixer", "nosp", "sub-norms", "xielu"),
+    "norm after experts": (
+        "altup",
+        "dpo",
+        "norms by mixer",
+        "nosp",
+        "sparse gates",
+        "sub-norms",
+        "wide shared layers",
+        "xielu",
+    ),
     "post norm": ("norm after experts",),
+    "dropout": ("altup", "per-layer inputs"),
+    "plain mlp": ("sparse gates",),
+    "shared keys": ("adapters", "freeze", "interleaved", "pairs of passes", "pp", "split backward", "v shaped"),
+    "wide shared layers": (
+        "adapters",
+        "ep",
+        "etp",
+        "freeze",
+        "interleaved",
+        "pairs of passes",
+        "pp",
+        "split backward",
+        "v shaped",
+    ),
+    "per-layer inputs": (
+        "adapters",
+        "etp",
+        "freeze",
+        "interleaved",
+        "nosp",
+        "pairs of passes",
+        "pp",
+        "split backward",
+        "tp",
+        "v shaped",
+        "zero3",
+    ),
+    "altup": (
+        "adapters",
+        "etp",
+        "freeze",
+        "interleaved",
+        "nosp",
+        "pairs of passes",
+        "pp",
+        "split backward",
+        "tp",
+        "v shaped",
+        "zero3",
+    ),
+    "sparse gates": ("adapters", "ep", "etp", "nosp", "tp"),
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fivefold.layout.spec import Layout
+from fivefold.model.altup import AltUp
+from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MTP, MoE, Temperature
 from fivefold.model.spec import Model
 from tests.agree.drawn import Drawn
@@ -21,7 +23,23 @@ MIXED = SMALL.replace(
     mtp=MTP(depth=2),
     moe=MoE(experts=4, topk=2, ffn=14, balance="free", score="sigmoid", pattern=(True, False)),
 )
+LENT = SMALL.replace(
+    name="lent keys", layers=4, shared_kv_layers=2, shared_kv_ffn=24, window=7, window_pattern=(True, False)
+)
+INPUTS = LENT.replace(name="inputs of layers", per_layer_inputs=PerLayerInputs(width=6, vocab=251), value_norm=True)
+ALTUP = INPUTS.replace(
+    name="altup, sparse gates",
+    block="sandwich",
+    altup=AltUp(streams=3),
+    laurel_rank=5,
+    shared_kv_ffn=None,
+    gate_sparsity=(0.9, 0.5, 0.0, 0.0),
+)
 CASES = (
+    (LENT, "dp2 tp2 zero3 mbs1 ac=full"),
+    (INPUTS, "dp2 cp2 zero2 mbs1 ac=full"),
+    (ALTUP, "dp2 zero1 mbs1 ac=norm+act"),
+    (ALTUP, "cp2 cp=ulysses mbs1"),
     (MIXED, "dp2 zero1"),
     (LATENT_SINKS.replace(window=7, window_pattern=(True, False), rope_theta_sliding=50.0), "dp2 tp2 zero3"),
     (LATENT_SINKS.replace(attention_softcap=0.5, attention_dropout=0.1), "cp2 cp=ulysses"),

@@ -66,6 +66,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon of 7B": ("falcon", OLD),
     "falcon, one after another": ("falcon", OLD | {"parallel_attn": False, "multi_query": False, "bias": True}),
 }
+SHARED_KEYS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 # of which gradients alone are compared here
 GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {"pad_token_id": 0}),
@@ -79,7 +84,13 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent gemma": ("recurrent_gemma", {}),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
     "dbrx": ("dbrx", {}),
-    "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None}),
+    "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None, "rms_norm_eps": 1e-3}),
+    "gemma4 with shared keys": ("gemma4_text", SHARED_KEYS | {"use_double_wide_mlp": True, "rms_norm_eps": 1e-2}),
+    "gemma4 without inputs of layers": ("gemma4_text", {"hidden_size_per_layer_input": 0}),
+    "gemma3n": (
+        "gemma3n_text",
+        SHARED_KEYS | {"activation_sparsity_pattern": [0.5, 0.0, 0.9, 0.0], "rms_norm_eps": 1e-3},
+    ),
 }
 # parts of names in memory, and on disk
 RENAMED = {

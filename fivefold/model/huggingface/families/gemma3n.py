@@ -119,7 +119,6 @@ GEMMA3N_TEXT = replace(
     | {f"embed.altup.{index}": f"model.altup_projections.{index}" for index in range(MAX_STREAMS - 1)}
     | {f"head.altup.{index}": f"model.altup_unembed_projections.{index}" for index in range(MAX_STREAMS - 1)},
     constants={},
-    is_trained=False,
 )
 
 FAMILIES = (GEMMA3N_TEXT,)

@@ -1,10 +1,11 @@
 """The operations of AltUp, and of the low-rank branch next to attention that comes with it (LAuReL, arXiv:2411.07501).
 
-    predict   x → router(x_0) → W;  x + W x → p            kept: x, the router's input and numbers, W
-    correct   y → router(y) → w;  p + w (y − p_0) → c      kept: n copies of y − p_0, the router's input and numbers, w
+    predict   x → router(x_0) → W;  x + W x → p            kept: x, the router's input and numbers, W, a copy of p_0
+    correct   y → router(y) → w;  p + w (y − p_0) → c      kept: y − p_0, the router's input and numbers, w
     laurel    h → left → right → norm → (+ h) → l          (y' + l) / √2 → y
 
-n parts of D. As PyTorch's kernels compute and keep them (transformers 5.23, ``Gemma3nTextAltUp``).
+n parts of D, as the trainer's modules compute and keep them. With kernels=plain they are those of transformers 5.23
+(``Gemma3nTextAltUp``): y − p_0 is kept n times.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def predict(local: Local, altup: AltUp, source: str, out: str) -> list[Op]:
     """List what predicts all parts of the stream, ``out``, and names the first of them, ``out``.0."""
     rows, n, size = local.stream_rows, altup.streams, local.stream_bytes
     flops = 2 * rows * local.stream_width * n * n
-    product = elementwise("altup.mix", "activation", (source, f"{out}.w"), f"{out}.m", size=n * size)
+    product = elementwise("altup.mix", "activation", (source, f"{out}.w"), out, size=n * size)
+    copy = Op("altup.predicted", "cast", (out,), {f"{out}.0": size}, moved_bytes=2 * size,
+              moved_backward_bytes=2 * n * size)  # fmt: skip
     return [
         _take_first("altup.first", source, size=size),
         *_route(local, altup, "altup.predict", f"{source}.0", f"{out}.w", numbers=n * n),
@@ -30,8 +33,7 @@ def predict(local: Local, altup: AltUp, source: str, out: str) -> list[Op]:
             moved_bytes=4 * n * size,  # the product is permuted back by a copy
             moved_backward_bytes=6 * n * size,
         ),
-        elementwise("altup.mix.add", "add", (f"{out}.m", source), out, size=n * size),
-        _take_first("altup.predicted", out, size=size),
+        copy,
     ]
 
 
@@ -41,11 +43,12 @@ def correct(local: Local, altup: AltUp, predicted: str, source: str, out: str) -
     ``out``: the corrected parts; ``out``.s: the first of them, copied and scaled.
     """
     n, size, width = altup.streams, local.stream_bytes, local.stream_width
-    new = elementwise("altup.innovation", "activation", (source, f"{predicted}.0"), f"{out}.new", size=n * size)
+    copies = n if local.norm.plain else 1
+    new = elementwise("altup.innovation", "activation", (source, f"{predicted}.0"), f"{out}.new", size=copies * size)
     sum_ = elementwise("altup.correct.add", "activation", (f"{out}.new", f"{out}.w", predicted), out, size=n * size)
     ops = [
         *_route(local, altup, "altup.correct", source, f"{out}.w", numbers=n),
-        new._replace(moved_bytes=(3 + 2 * n) * size, moved_backward_bytes=(3 + 2 * n) * size),
+        new._replace(moved_bytes=(2 + copies) * size, moved_backward_bytes=(2 + copies) * size),
         sum_._replace(keeps=(f"{out}.new", f"{out}.w"), backward_scratch=n * size),
     ]
     copy = Op("altup.copy", "cast", (out,), {f"{out}.0": size}, moved_bytes=2 * size, moved_backward_bytes=2 * n * size)
@@ -77,7 +80,7 @@ def expand(local: Local, altup: AltUp, source: str, out: str) -> list[Op]:
     join = elementwise("embed.altup.join", "cast", (source, "av"), out, size=n * size)
     return [
         project._replace(wgrad_numels=(dim * dim,) * (n - 1)),
-        scale._replace(keeps=(source, "au", "av"), backward_scratch=(n - 1) * size),
+        scale._replace(keeps=(source, "au", *(["av"] if local.norm.plain else [])), backward_scratch=(n - 1) * size),
         join._replace(moved_bytes=2 * n * size, moved_backward_bytes=2 * n * size),
     ]
 
@@ -91,7 +94,7 @@ def collapse(local: Local, altup: AltUp, source: str, out: str) -> list[Op]:
     mean = elementwise("head.altup.mean", "activation", (source, "hv"), out, size=size)
     return [
         project._replace(wgrad_numels=(dim * dim,) * (n - 1)),
-        scale._replace(keeps=(source, "hu", "hv"), backward_scratch=(n - 1) * size),
+        scale._replace(keeps=(source, "hu", *(["hv"] if local.norm.plain else [])), backward_scratch=(n - 1) * size),
         # parts are joined in a copy, whose mean is taken
         mean._replace(forward_scratch=n * size, moved_bytes=(3 * n + 1) * size, moved_backward_bytes=(n + 1) * size),
     ]
@@ -112,7 +115,7 @@ def _route(local: Local, altup: AltUp, name: str, source: str, out: str, *, numb
     ops = [
         norm(f"{name}.norm", source, f"{out}.n", rows=rows, dim=dim, width=width, kind=local.norm),
         elementwise(f"{name}.norm.scale", "activation", (f"{out}.n",), f"{out}.s", size=local.stream_bytes),
-        matmul(f"{name}.router", f"{out}.s", f"{out}.r", rows=rows, in_features=dim, out_features=n, width=width),
+        matmul(f"{name}.project", f"{out}.s", f"{out}.r", rows=rows, in_features=dim, out_features=n, width=width),
         act._replace(keeps=(f"{out}.t",), forward_scratch=4 * rows * n),
     ]
     if name == "altup.correct":

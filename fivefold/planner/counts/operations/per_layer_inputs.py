@@ -60,7 +60,10 @@ def add_input(local: Local, inputs: PerLayerInputs, source: str, out: str, *, on
     model, rows, width = local.model, local.stream_rows, local.width
     size = rows * inputs.width * width
     scratch = ACTIVATIONS[model.activation].plain_scratch * size
-    act = elementwise("per_layer.act", "activation", ("pg",), "pga", size=size, keeps=("pg",))
+    act = elementwise("per_layer.act", "activation", ("pg", "pl"), "pgp", size=size, keeps=("pg", "pl"))
+    act = act._replace(forward_scratch=scratch, backward_scratch=scratch + size)
+    if local.norm.plain:  # act(gate) is a tensor of its own, kept by the product
+        act = act._replace(writes=act.writes | {"pga": size}, keeps=(*act.keeps, "pga"))
 
     def multiply(name: str, read: str, written: str, *, columns: tuple[int, int]) -> Op:
         into, out_of = columns
@@ -72,8 +75,7 @@ def add_input(local: Local, inputs: PerLayerInputs, source: str, out: str, *, on
     return [
         Op("per_layer.part", "message", (source,), {"pl": 0}, gradients={"pl": size}, differentiates=()),
         multiply("per_layer.gate", source, "pg", columns=(model.width, inputs.width)),
-        act._replace(forward_scratch=scratch, backward_scratch=scratch),
-        elementwise("per_layer.product", "activation", ("pga", "pl"), "pgp", size=size, keeps=("pga", "pl")),
+        act,
         multiply("per_layer.project", "pgp", "pd", columns=(inputs.width, model.width)),
         list_norm(local, normed),
         elementwise("per_layer.add", "add", (onto or source, "per_layer.norm.out"), out, size=local.entry_bytes),

@@ -1,7 +1,7 @@
 """The layers whose GEMMs run in fp8: all linear layers and experts inside blocks.
 
 Embedding, head, routers, norms and the core of attention stay in bf16 or fp32, as in torchao's converted models and
-in DeepSeek-V3 (arXiv:2412.19437 §3.3.1).
+in DeepSeek-V3 (arXiv:2412.19437 §3.3.1); per-layer inputs and the branch next to attention of Gemma 3n too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def attach(blocks: nn.Module, job: Job) -> None:
     dense = Float8Gemms(job.precision, kernel=not job.emulate, fused=fused)
     grouped = Float8GroupedGemms(job.precision, kernel=not job.emulate, fused=fused)
     for module in blocks.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) and module.is_low_precision:
             module.gemms = dense
         elif isinstance(module, Experts):
             module.gemms = grouped

@@ -15,6 +15,7 @@ from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAltUp, Gemma
 import fivefold as ff
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights, list_embedding_weights, list_head_weights
@@ -149,7 +150,7 @@ def test_saved_bytes_of_sparse_gates_are_those_of_transformers(layer: int) -> No
 
 @pytest.mark.parametrize("layout", ["dp1 cp2", "dp2 zero3", "dp2 zero1 ac=full", "dp2 ac=selective", "dp2 ac=norm"])
 def test_it_is_predicted(layout: str) -> None:
-    fields: dict[str, Any] = {"sequence": 64, "global_batch": 8}
+    fields: dict[str, Any] = {"sequence": 72, "global_batch": 8}
     step = ff.predict(GEMMA, "h100:2", layout, **fields)
     plain = ff.predict(GEMMA.replace(altup=None, laurel_rank=None), "h100:2", layout, **fields)
     assert step.time.step_seconds > plain.time.step_seconds
@@ -157,12 +158,20 @@ def test_it_is_predicted(layout: str) -> None:
 
 
 def test_what_is_not_supported_is_one_line() -> None:
-    with pytest.raises(UserError, match="the trainer does not support"):
-        check_supported(Layout(), Job(sequence=12, global_batch=2), model=GEMMA)
+    job = Job(sequence=12, global_batch=2)
+    check_supported(Layout(), job, model=GEMMA)
+    with pytest.raises(UserError, match="does not shard the matrices of an embedding that makes per-layer inputs"):
+        check_supported(Layout.parse("dp2 zero3"), job, model=GEMMA)
+    assert GEMMA.altup is not None
+    with pytest.raises(UserError, match=r"does not support altup\.scales=False"):
+        check_supported(Layout(), job, model=GEMMA.replace(altup=GEMMA.altup.replace(scales=False)))
+    with pytest.raises(UserError, match="tp=2 is not counted with sparse gates of gemma; take tp1"):
+        refuse(Layout.parse("tp2"), model=GEMMA.replace(per_layer_inputs=None, altup=None, laurel_rank=None), job=job)
     for fields, says in (
         ({"per_layer_inputs": None}, "altup is counted with per_layer_inputs and laurel_rank"),
         ({"altup": None}, "laurel_rank is counted with altup and block='sandwich'"),
         ({"gate_sparsity": (0.5,)}, "gate_sparsity names 1 of 5 gated MLPs"),
+        ({"activation": "clamped_swiglu"}, "per_layer_inputs is not supported with activation='clamped_swiglu'"),
     ):
         with pytest.raises(ValueError, match=says):
             GEMMA.replace(**fields)
