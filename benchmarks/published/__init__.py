@@ -61,6 +61,7 @@ SOURCES = (  # a module each, with ``cases()``
     "mosaicgpt",
     "fms_acceleration",
     "nccl_logs",
+    "nccl_efa",
 )
 
 

@@ -19,7 +19,7 @@ FORCED = "NCCL's choice of algorithm, protocol or channels was overridden"
 COLLECTIVES = {name: name for name in get_args(Collective)}
 
 
-def _message(row: Row) -> Message:
+def _read_message(row: Row) -> Message:
     machine = read_machine(row, nic_gigabits=number(row, "nic_gbps_per_gpu") or None, source=row["source"])
     if read_required_integer(row, "nodes") * machine.ranks_per_node != machine.ranks:
         raise UserError(f"{machine.ranks} GPUs on {row['nodes']} nodes, where a node has {machine.ranks_per_node}")
@@ -29,7 +29,7 @@ def _message(row: Row) -> Message:
     if size < 1 or size % 1:
         raise UserError(f"size_bytes is {row['size_bytes']!r}, which is no number of bytes")
     return Message(
-        source="nccl_logs",
+        source=row["row_id"].rpartition("-")[0],
         row=row["row_id"],
         machine=machine,
         collective=COLLECTIVES[row["collective"]],
@@ -39,11 +39,16 @@ def _message(row: Row) -> Message:
     )
 
 
-def cases() -> Iterator[Message | Excluded]:
-    """Yield one message, or one exclusion, per printed size."""
-    for row in rows("nccl_logs"):
-        outcomes = outcome(row, rule=lambda row: FORCED if "NCCL_ALGO" in row["note"] else "", case=_message)
+def read_messages(source: str) -> Iterator[Message | Excluded]:
+    """Yield one message, or one exclusion, per printed size of a data file."""
+    for row in rows(source):
+        outcomes = outcome(row, rule=lambda row: FORCED if "NCCL_ALGO" in row["note"] else "", case=_read_message)
         if isinstance(outcomes, str):
-            yield Excluded("nccl_logs", row["row_id"], outcomes)
+            yield Excluded(source, row["row_id"], outcomes)
         else:
-            yield outcomes if outcomes.seconds else Excluded("nccl_logs", outcomes.row, NOTHING)
+            yield outcomes if outcomes.seconds else Excluded(source, outcomes.row, NOTHING)
+
+
+def cases() -> Iterator[Message | Excluded]:
+    """Yield the messages of the logs, or why they are excluded."""
+    return read_messages("nccl_logs")

@@ -84,6 +84,18 @@ def test_a_bandwidth_that_nccl_tests_prints_is_that_of_the_seconds() -> None:
             assert bus == pytest.approx(printed[row], rel=0.01), row
 
 
+def test_later_collectives_are_all_held_out_and_have_the_printed_bandwidth() -> None:
+    printed = {row["row_id"]: float(row["busbw_gbps"]) for row in rows("nccl_efa")}
+    read = [item for item in reader("nccl_efa")() if isinstance(item, Message)]
+    assert len(read) == len(printed) == 115
+    assert {item.collective for item in read} == {"all_gather", "all_reduce", "all_to_all"}
+    for item in read:
+        assert item.held_out
+        turns = 2 if item.collective == "all_reduce" else 1
+        bus = item.payload / item.seconds * turns * (item.machine.ranks - 1) / item.machine.ranks / 1e9
+        assert bus == pytest.approx(printed[item.row], rel=0.01), item.row
+
+
 def test_forced_choices_of_nccl_are_left_out() -> None:
     report = run(["nccl_logs"])
     assert {refusal.rule for refusal in report.excluded} == {

@@ -35,7 +35,7 @@ def mfu(case: Case, *, peak_flops: float, embedding: bool = False) -> float:
 @pytest.mark.parametrize(
     ("module", "scored", "left_out"),
     [
-        (torchtitan, 15, 24),
+        (torchtitan, 19, 24),
         (kempnerforge, 12, 15),
         (llm_foundry, 120, 0),
         (ultrascale_playbook, 15, 11),
@@ -50,8 +50,15 @@ def test_every_row_of_the_data_is_read(module: object, scored: int, left_out: in
 
 
 def test_torchtitan_mfu_is_the_printed_one() -> None:
-    """6N + 12 L T D with the embedding in N, of A100's 312 TFLOP/s and H100's 989 or, with float8, 1979."""
-    printed = {row["row_id"]: float(row["mfu_pct"]) for row in rows("torchtitan") if row["mfu_pct"]}
+    """6N + 12 L T D with the embedding in N, of A100's 312 TFLOP/s and H100's 989 or, with float8, 1979.
+
+    Later versions leave the embedding out, and count heads of D / heads, which Qwen3 32B's are not.
+    """
+    printed = {
+        row["row_id"]: float(row["mfu_pct"])
+        for row in rows("torchtitan")
+        if row["mfu_pct"] and row["table"] != torchtitan.READ_LATER
+    }
     result = {row: case for row, case in cases("torchtitan").items() if row in printed}
     assert len(result) == 6
     for row, case in result.items():
