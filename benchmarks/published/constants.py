@@ -206,6 +206,7 @@ CONSTANTS: tuple[Constant, ...] = (
     _make_time_constant("plain_bytes"),
     _make_time_constant("hidden_sums_share"),
     _make_time_constant("permutation_bytes"),
+    _make_time_constant("scatter_add_elements_per_second"),
     _make_time_constant("loss_bytes_per_second"),
     _make_time_constant("moe_kernels"),
     _make_time_constant("expert_bias_bytes"),

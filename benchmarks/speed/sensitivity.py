@@ -59,7 +59,6 @@ OWN = {
     'BLACKWELL_JOULE["bf16"]': "megatron_bridge_perf",
     'BLACKWELL_JOULE["fp8"]': "megatron_bridge_perf",
     'BLACKWELL_JOULE["fp4"]': "megatron_bridge_perf",
-    "moe_kernels": "megatron_bridge_perf",
 }  # by constant: the source; of vTrain what it composed of traces, every eighth
 
 

@@ -49,6 +49,7 @@ class JobWords(TypedDict, total=False):
     merged_projections: bool
     linears: Literal["fused_backward", "separate"]
     low_precision_saved: Sequence[Literal["activation", "attention"]]
+    transposes_attention: bool
     column_inputs: Literal["regathered", "saved"]
     tp_buffers: Literal["in_place", "copied"]
     wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"]
@@ -59,6 +60,7 @@ class JobWords(TypedDict, total=False):
     update_kernels: int
     flat_shards: bool
     dispatcher: Literal["all_to_all", "fused"]
+    token_permutation: Literal["fused", "scatter_add"]
     pairs: bool
     overlap: Sequence[Literal["dp", "tp", "cp", "ep", "pp"]]
     p2p_overlap: Literal["any", "interleaved"]

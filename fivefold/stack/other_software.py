@@ -68,6 +68,10 @@ NANOTRON = StackEntry(
         "merged_projections": Fact(
             True, f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: qkv_proj, gate_up_proj"
         ),
+        "transposes_attention": Fact(
+            True,
+            f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py, CausalSelfAttention: view, transpose(0, 1)",
+        ),
         "early_stop": Fact(False, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel: full layers are run again"),
         "wgrad_accumulation": Fact(
             "deferred", f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim: gradient accumulator"

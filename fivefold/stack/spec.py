@@ -112,6 +112,9 @@ class Stack(Record):
     # with fp8 matmuls, tensors saved in fp8 besides the inputs of matmuls: the input of SwiGLU, and the output of
     # attention in 12 bits (DeepSeek-V3; ``planner/counts/operations/narrow.py``)
     low_precision_saved: tuple[Literal["activation", "attention"], ...] = ()
+    # layers have the tokens of a micro-batch first, attention its sequences: the output of attention is copied for the
+    # projection, which saves the copy, where there are several sequences (nanotron)
+    transposes_attention: bool = False
     # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
     # gathered again for the weight gradients, or saved until then (PyTorch's autograd)
     column_inputs: Literal["regathered", "saved"] = "regathered"
@@ -147,6 +150,10 @@ class Stack(Record):
     flat_shards: bool = False
     # fused: a token is sent once to each rank that needs it and sorted by expert on the way (DeepEP, HybridEP)
     dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
+    # fused: kernels of their own permute tokens to experts and sum what returns (Transformer Engine, Fivefold);
+    # scatter_add: torch.gather and torch.scatter_add, which adds element by element, also for the gather's gradient
+    # (torchtitan's experts in 2025; PyTorch has had a faster kernel for rows since May 2026)
+    token_permutation: Literal["fused", "scatter_add"] = "fused"
     pairs: bool = False  # overlaps the forward of one micro-batch with the backward of another to hide ep messages
     overlap: tuple[Axis, ...] = ("dp", "cp", "ep", "pp")  # axes whose messages overlap with compute on GPUs
     # schedules under which messages between stages overlap with compute, if ``overlap`` contains pp

@@ -4,6 +4,7 @@ PrimeIntellect-ai/prime-rl@e257dae and @aa1bec0:benchmarks/results/BENCHMARKS.md
 compiled (benchmarks/scripts/run_single_benchmark.py@0078f72), torch.cuda.max_memory_reserved (trainer/sft/train.py@
 01c3ad6), fp32 shards and reductions, resharded after the forward (trainer's configuration). Fine-tuning makes all
 logits for PyTorch's cross entropy, RL makes them in chunks (docs/memory_usage.md@8be9a6d). Half is held out.
+Its experts are torchtitan's, with torch.gather and torch.scatter_add (trainer/models/layers/moe.py@049a80a).
 After the backward the host waits for the loss (trainer/sft/train.py@d8f290e, loss.item()). Clipping and AdamW by
 foreach then take 80 to 120 us of a host's processor for each DTensor (torch 2.13, 100 and 400 of them): two launches.
 """
@@ -48,7 +49,12 @@ def _case(row: Row) -> Case:
         "prime_rl",
         row,
         stack=build_stack("fsdp2").replace(
-            attention=attention, loss=loss, kernels="fused", compile=True, update_kernels=UPDATE_KERNELS
+            attention=attention,
+            loss=loss,
+            kernels="fused",
+            compile=True,
+            update_kernels=UPDATE_KERNELS,
+            token_permutation="scatter_add",
         ),
         model=model,
         machine=machines,

@@ -239,6 +239,12 @@ class Prices:
             sorts = self.job.stack.dispatcher == "all_to_all"
             sort_seconds = self.memory_bound_seconds(2 * sum(op.writes.values())) if sorts else 0.0
             return OpTime(sort_seconds, sort_seconds, 0.0, forward, backward)
+        if self.job.stack.token_permutation == "scatter_add":
+            copied = max(moved, moved_back)  # bytes of all copies of the tokens, read and written
+            gathered = self.memory_bound_seconds(copied)
+            added = copied / (2 * get_activation_width(self.job)) / self.constants.scatter_add_elements_per_second
+            times = (gathered, added) if op.name == "moe.dispatch" else (added, gathered)
+            return OpTime(*times, 0.0, forward, backward)
         scattered, scattered_back = (int(self.constants.permutation_bytes * n_bytes) for n_bytes in (moved, moved_back))
         return OpTime(
             self.memory_bound_seconds(scattered), self.memory_bound_seconds(scattered_back), 0.0, forward, backward

@@ -205,6 +205,18 @@ class Constants(Record):
     permutation_bytes: Annotated[
         float, ConstantInfo("times", "permuting tokens to experts", "SimuMax, one shape", (2.0, 5.0), ("simumax_b200",))
     ] = 3.3
+    # torch.scatter_add of 16-bit tensors adds by atomics: 67 million elements in 2.07 ms on H20, at random indices, and
+    # 4 billion in 84 ms on B200, where half of the rows are added to one.
+    scatter_add_elements_per_second: Annotated[
+        float,
+        ConstantInfo(
+            "elements/s",
+            "torch.scatter_add in 16 bits",
+            "flagos-ai/FlagGems pull request 4502: 32e9 on H20; pytorch/pytorch pull request 182818: 23 to 48e9 on"
+            " B200",
+            (20e9, 50e9),
+        ),
+    ] = 32e9
     # One thread block per row: it reads and writes logits at 2.4 TB/s on B200 (ibid., ce_fusion).
     loss_bytes_per_second: Annotated[
         float,
@@ -212,23 +224,24 @@ class Constants(Record):
             "bytes/s per multiprocessor", "fused cross-entropy", "SimuMax, one shape", (10e9, 25e9), ("simumax_b200",)
         ),
     ] = 2.4e12 / 148
-    # Scores, top-k, counts per expert and auxiliary loss; indices and rows of a permutation; splits of a message. With
-    # them, layers of Qwen3-30B without CUDA graphs take 9 to 11 ms (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
+    # Operations that megatron-core 0.16.1 runs around its experts, counted by a dispatch mode of PyTorch without views
+    # and allocations, or in its code: top-k and auxiliary loss with its log (router.py, moe_utils.py); token counts,
+    # copies of them to the host, and the permutation; a second message, of the routing weights, and sorts by expert;
+    # sums (token_dispatcher.py).
     moe_kernels: Annotated[
         dict[str, tuple[float, float]],
         ConstantInfo(
             "kernels",
             "around the experts, forward and backward",
-            "an estimate, **checked on megatron_bridge_perf**: 9 to 11 ms for a layer that took 8.8 to 9.6",
-            (0.5, 2.0),
-            ("megatron_bridge_perf",),
+            "counted in megatron-core 0.16.1: all-to-all dispatcher, auxiliary loss, nothing fused",
+            (0.75, 1.25),
         ),
     ] = {
-        "moe.topk": (20, 12),
-        "moe.dispatch": (8, 4),
-        "moe.send": (5, 2),
-        "moe.return": (5, 2),
-        "moe.combine": (8, 4),
+        "moe.topk": (21, 10),
+        "moe.dispatch": (17, 4),
+        "moe.send": (3, 3),
+        "moe.return": (1, 1),
+        "moe.combine": (2, 1),
     }
     # Per element of the experts' output: product with the fp32 routing weight, sum, concatenation over experts and cast
     # back (TEGroupedMLP._apply_bias in NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py), and their
@@ -255,8 +268,17 @@ class Constants(Record):
             ("simumax_b200",),
         ),
     ] = (1, 3)
+    # On GB200, Transformer Engine's two layers of 64 experts take the host 1.2 ms forward and 2.1 ms backward, where
+    # their kernels are small. At 67 us for an operation that is one for each product of a layer, and one for every 8 or
+    # 9 experts.
     experts_per_launch: Annotated[
-        int, ConstantInfo("experts", "launched for one operation's host time", "an estimate", (1.0, 16.0), ALL)
+        int,
+        ConstantInfo(
+            "experts",
+            "launched for one operation's host time",
+            "NVIDIA/TransformerEngine issue 2897: 8 forward, 9.4 backward",
+            (6.0, 12.0),
+        ),
     ] = 8
 
     # Messages

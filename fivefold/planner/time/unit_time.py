@@ -310,9 +310,10 @@ class UnitTimer:
     def _forward_with_host(self, host: float) -> float:
         """Return the seconds of a forward whose kernels the host launches one by one, ``host`` seconds each.
 
-        The host runs ahead of the device, but with dropless experts it waits before the dispatch for the token counts,
-        so every layer starts without a lead. Two layers are simulated and the seconds of the second returned; messages
-        leave time to launch.
+        The host runs ahead of the device, but with dropless experts it waits for the token counts before it sends
+        tokens (before_ep_alltoall in NVIDIA/Megatron-LM:megatron/core/transformer/moe/token_dispatcher.py). It has
+        launched the permutation by then, which is all of its lead. Two layers are simulated and the seconds of the
+        second returned; messages leave time to launch.
         """
         moe = self.model.moe
         waits_for_counts = moe is not None and moe.capacity is None and self.job.stack.cuda_graphs != "full"
@@ -323,9 +324,9 @@ class UnitTimer:
         for _ in range(2):
             start = device
             for index, (op, time) in enumerate(zip(self.ops, self.times, strict=True)):
-                if waits_for_counts and op.name == "moe.dispatch":
-                    launched = device
                 launched += launches[index] * host
+                if waits_for_counts and op.name == "moe.dispatch":
+                    launched = max(launched, device)
                 device = max(device + time.forward, launched) + self.ep_exposed.get(index, 0.0)
         return device - start
 

@@ -161,6 +161,18 @@ def test_measured_permutation():
     assert seconds == pytest.approx(0.37e-3, rel=0.05)
 
 
+def test_scatter_add_takes_as_long_as_its_elements():
+    """torchtitan's experts: the gradient of the gather, and the sum of what returns."""
+    size = 4096 * 5120 * 2
+    moved = {"moved_bytes": 12 * size, "moved_backward_bytes": 7 * size}
+    there = Op("moe.dispatch", "embedding", ("x",), {"y": 6 * size}, **moved)
+    back = Op("moe.combine", "embedding", ("y",), {"x": size}, moved_bytes=7 * size, moved_backward_bytes=12 * size)
+    gathered, added = 12 * size / (0.9 * 8e12) + 3e-6, 6 * 4096 * 5120 / 32e9
+    seconds = prices(token_permutation="scatter_add").operation
+    assert seconds(there)[:2] == pytest.approx((gathered, added), rel=1e-9)
+    assert seconds(back)[:2] == pytest.approx((added, gathered), rel=1e-9)
+
+
 def test_measured_loss():
     """4096 x 102400 logits, each read and written once forward and once backward: 2.4 TB/s on B200 (ibid.)."""
     moved = 2 * 2 * 4096 * 102_400

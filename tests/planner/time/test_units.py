@@ -12,6 +12,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model as of_catalog
 from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.predict import Planner
+from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.network import Network
 from fivefold.stack.catalog import build_stack
 
@@ -82,6 +83,21 @@ def test_a_block_launches_further_kernels():
         assert more[1] - plain[1] == pytest.approx((18 + 10 * (times - 1)) * 0.067, rel=0.05)
     graphed = job.replace(cuda_graphs="full")
     assert layer("tp1", graphed.replace(extra_kernels=(10, 18)), narrow) == layer("tp1", graphed, narrow)
+
+
+def test_a_permutation_is_launched_before_the_host_waits_for_its_counts():
+    """Megatron waits before it sends, so that the device does not wait for these launches where it has work."""
+    job, layout = Job(sequence=4096, global_batch=64, stack=build_stack("megatron-core")), Layout.parse("dp8 ep8 mbs4")
+
+    def forward(further: int = 0) -> float:
+        launched, launched_backward = PUBLISHED.moe_kernels["moe.dispatch"]
+        kernels = PUBLISHED.moe_kernels | {"moe.dispatch": (launched + further, launched_backward)}
+        constants, machine = PUBLISHED.replace(moe_kernels=kernels), resolve("h100:8", local=Path("no"))
+        planner = Planner(model=of_catalog("qwen3-30b-a3b"), machine=machine, job=job, constants=constants)
+        run = next(run for run, _ in planner.counts.stage_work(layout)[0] if run.routes)
+        return planner.units.unit(layout, run).forward
+
+    assert forward(8) - forward() < 0.1 * 8 * 67e-6
 
 
 def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():

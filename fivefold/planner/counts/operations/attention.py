@@ -178,6 +178,9 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     if model.sub_norm:
         ops.append(list_sub_norm(local, "attention.out_norm", out, dim=out_columns))
         out = f"{out}n"
+    if local.job.stack.transposes_attention and local.part.sequences > 1:
+        ops.append(elementwise("attention.transpose", "cast", (out,), f"{out}.t", size=rows * out_columns * width))
+        out = f"{out}.t"
     return [
         *ops,
         *list_row_parallel(

@@ -46,6 +46,25 @@ def test_only_our_ring_attention_pads(cp: int) -> None:
     assert ours.hardware_flops - others.hardware_flops == PADDED * (cp + 1) // (2 * cp)
 
 
+def test_a_transposed_output_is_kept_twice() -> None:
+    """nanotron: by attention, and as the projection's copy, which one sequence does not need."""
+    model = LATENT.replace(mla=None)
+    for layout, copies in ((Layout(mbs=2), 1), (Layout(), 0)):
+        plain, transposed = (
+            Counts(model, JOB.replace(transposes_attention=transposes)).unit(
+                get_local_degrees(layout), Kind(False, False)
+            )
+            for transposes in (False, True)
+        )
+        kept, kept_twice = (
+            sum(size for op in unit.ops for name, size in op.writes.items() if name in ("o", "o.t"))
+            for unit in (plain, transposed)
+        )
+        assert kept_twice == kept * (1 + copies)
+        assert sum("o.t" in op.keeps for op in transposed.ops) == copies
+        assert sum("o" in op.keeps for op in transposed.ops) == 2 - copies
+
+
 def test_padding_is_held_and_not_kept() -> None:
     """Forward v and the output; backward these two, the gradient of the output and what comes of v."""
     item = 64 * LATENT.heads * 24 * 2
