@@ -121,7 +121,15 @@ def write_commands() -> str:
             for param in arguments
         ]
         usage = f"`{' '.join(['fivefold', name, *words])}`"
-        parts += ["", f"## {name}", "", *textwrap.wrap(" ".join((command.help or "").split()), 116), "", usage, ""]
+        parts += [
+            "",
+            f"## {name}",
+            "",
+            *textwrap.wrap(" ".join((command.help or "").replace("\\[", "[").split()), 116),
+            "",
+            usage,
+            "",
+        ]
         parts += ["| argument | meaning |", "| --- | --- |"] if arguments else []
         for word, argument in zip(words, arguments, strict=True):
             parts.append(f"| `{escape_cell(word)}` | {escape_cell(argument.help or '')} |")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -67,8 +68,12 @@ def accept_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Calla
 
 
 def _join_lines(docstring: str) -> str:
-    """Return a docstring with each paragraph in one line, so that its help wraps at the width of the terminal."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n"))
+    """Return a docstring with each paragraph in one line, so that its help wraps at the width of the terminal.
+
+    A bracket gets a backslash, because rich, which prints the help, would take ``[mcp]`` for markup.
+    """
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n"))
+    return re.sub(r"\[(?=[a-z/])", r"\\[", text)
 
 
 def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:

@@ -103,7 +103,10 @@ def _list_values(field: str, terms: list[Term]) -> list[object]:
 def _parse_term(word: str, text: str) -> Term:
     matched = _TERM.fullmatch(word)
     if matched is None:
-        raise UserError(f"where {text!r}: {word!r} is not a constraint; write tp<=8, cp=1 or ac=none,selective")
+        raise UserError(
+            f"where {text!r}: {word!r} is not a constraint; write tp<=8, cp=1 or ac=none,selective, "
+            "without spaces inside"
+        )
     field, sign, values = matched[1], matched[2], tuple(matched[3].split(","))
     if field not in NUMBERS and field not in WORDS:
         raise make_unknown_name_error(field, [*NUMBERS, *WORDS], kind="constraint")

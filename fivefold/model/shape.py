@@ -492,7 +492,7 @@ class ModelShape(Record):
     def _check_latent(self) -> None:
         """Raise ``ValueError`` for a field that latent attention would ignore."""
         if self.sliding_mla is not None and (self.mla is None or self.sliding_mla.indexer is not None):
-            raise ValueError("sliding_mla is of sliding layers without an indexer in a model with mla: leave it out")
+            raise ValueError("sliding_mla needs mla, and must have no indexer: leave it out")
         if self.mla is None:
             return
         if not all(self.rope_pattern):
@@ -501,7 +501,9 @@ class ModelShape(Record):
             raise ValueError(f"position={self.position!r} is not supported with mla: take 'rope' or 'none'")
         if self.position == "none" and self.mla.indexer is not None:
             raise ValueError("mla.indexer rotates its queries and keys: take position='rope'")
-        if self.temperature is not None and (self.position == "none" or not self.temperature.rotated):
+        if self.temperature is not None and self.position == "none":
+            raise ValueError("temperature is not supported with mla and position='none': leave temperature out")
+        if self.temperature is not None and not self.temperature.rotated:
             raise ValueError("with mla every layer rotates: take temperature.rotated = true, or leave temperature out")
         for field in ("qkv_clip", "value_dim"):
             if (value := getattr(self, field)) is not None:
@@ -534,7 +536,7 @@ class ModelShape(Record):
         full = self._build_attention(slides=False)
         if self.mla is None and sliding.head_dim != full.head_dim and self.temperature is not None:
             raise ValueError(
-                "temperature is not supported with sliding.head_dim, as its table has one head dim: leave one out"
+                "temperature needs equal head dims in sliding and full layers: leave it or sliding.head_dim out"
             )
         if sliding.heads % sliding.kv_heads:
             raise ValueError(
@@ -564,7 +566,10 @@ class ModelShape(Record):
         if self.mla is None or self.mla.indexer is None:
             return
         if self.window and self.sliding_mla is None:
-            raise ValueError("window is not supported with mla.indexer, which chooses the keys: give sliding_mla")
+            raise ValueError(
+                "window is not supported with mla.indexer, which chooses the keys: "
+                "describe layers with a window in sliding_mla"
+            )
         for field in ("attention_softcap", "temperature", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with mla.indexer, which chooses the keys: leave one out")
@@ -669,7 +674,7 @@ class ModelShape(Record):
         if self.altup is not None and (self.per_layer_inputs is None or self.laurel_rank is None):
             raise ValueError("altup is counted with per_layer_inputs and laurel_rank: give them")
         if self.laurel_rank is not None and (self.altup is None or self.block != "sandwich"):
-            raise ValueError("laurel_rank is counted with altup and block='sandwich': give them")
+            raise ValueError("laurel_rank needs altup and block='sandwich': give them")
         if self.per_layer_inputs is None:
             return
         if self.block not in ("pre", "sandwich"):

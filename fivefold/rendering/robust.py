@@ -53,7 +53,7 @@ def render_scenarios(robustness: Robustness) -> RenderableType:
 
 
 def list_sources(robustness: Robustness) -> list[str]:
-    """Return a line for each source, with the scenarios whose range it gives."""
+    """Return one line for each publication: the scenarios whose range was taken from it, and its citation."""
     names: dict[str, list[str]] = {}
     for scenario in robustness.scenarios:
         names.setdefault(scenario.source, []).append(scenario.name)

@@ -458,25 +458,20 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
     ] = None
 
 
-class CatalogRequest(Request):
-    """The field that the lists of models, machines and stacks share."""
-
-    word: Annotated[
-        Line | None,
-        Field(
-            description="List only the entries that contain this word in a name or value, such as h100; moe lists "
-            "all mixture-of-experts models."
-        ),
-        Argument(),
-    ] = None
+WORD = "List only the entries that contain this word in a name or value, such as "
 
 
-class ModelsOptions(CatalogRequest, JsonOption):
+class ModelsOptions(JsonOption):
     """Arguments and options of ``fivefold models``."""
 
     command = "models"
     panel = "Plan"
     example = "models llama3"
+    word: Annotated[
+        Line | None,
+        Field(description=f"{WORD}qwen3; moe lists all mixture-of-experts models."),
+        Argument(),
+    ] = None
     families: Annotated[
         bool,
         Field(
@@ -486,20 +481,22 @@ class ModelsOptions(CatalogRequest, JsonOption):
     ] = False
 
 
-class MachinesOptions(CatalogRequest, JsonOption):
+class MachinesOptions(JsonOption):
     """Arguments and options of ``fivefold machines``."""
 
     command = "machines"
     panel = "Plan"
     example = "machines h100"
+    word: Annotated[Line | None, Field(description=f"{WORD}h100 or nvlink."), Argument()] = None
 
 
-class StacksOptions(CatalogRequest, JsonOption):
+class StacksOptions(JsonOption):
     """Arguments and options of ``fivefold stacks``."""
 
     command = "stacks"
     panel = "Plan"
     example = "stacks megatron"
+    word: Annotated[Line | None, Field(description=f"{WORD}megatron or fsdp."), Argument()] = None
 
 
 class ReportOptions(JobOptions):

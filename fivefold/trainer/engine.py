@@ -129,8 +129,8 @@ class Engine:
 
         Every rank calls it. With multi-token prediction a sequence has one more token per module.
 
-        ``counted``: targets with a loss in the batches of all ranks, which divide the sum of losses, or of DPO pairs;
-        None: all.
+        ``counted``: the number of targets with a loss (DPO: of pairs) over all ranks, by which the summed loss is
+        divided; None: every target counts.
         ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
         same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can fix.
         """

@@ -81,7 +81,7 @@ def _add_short_routes(api: APIRouter, site: WebServer) -> None:
 
 
 def _add_process_routes(api: APIRouter, site: WebServer) -> None:
-    """Add the routes of questions that need a process, and of the runs in the folder."""
+    """Add the routes that compute in a child process, as search does, and those of the runs in the folder."""
 
     @api.get("/search", response_model=Found)
     async def search(asked: Annotated[SearchQuestion, Query()]) -> Response:

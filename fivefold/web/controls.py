@@ -7,7 +7,7 @@ values that divide.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import log2
 from typing import Any, NamedTuple, get_args
 
@@ -178,8 +178,8 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
     return _select_buttons(list_divisors(ranks), most=most, now=current)
 
 
-def _select_buttons(values: Any, *, most: int, now: int) -> list[int]:
-    """Return at most ``MAX_BUTTONS`` numbers up to ``most``; of more, powers of two nearest to the current value."""
+def _select_buttons(values: Iterable[int], *, most: int, now: int) -> list[int]:
+    """Return ``now`` and at most ``MAX_BUTTONS`` of ``values`` up to ``most``, the powers of two nearest to ``now``."""
     candidates = [value for value in values if value <= most]
     if len(candidates) > MAX_BUTTONS:
         candidates = [value for value in candidates if value & (value - 1) == 0]

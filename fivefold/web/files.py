@@ -24,7 +24,9 @@ MAX_BARS = 16  # ranks whose step is drawn as a bar
 def list_files(question: FilesQuestion, *, folder: ServedFolder, dropped: DroppedFiles) -> list[Path]:
     """Return the files of a question: dropped ones, and files or folders below the served folder."""
     if not question.files:
-        raise UserError("there is no file; drop one on the page, or name one below the folder that it was started for")
+        raise UserError(
+            "no file is given; drop one on the page, or name one below the folder that `fivefold web` serves"
+        )
     paths: list[Path] = []
     for text in question.files:
         path = dropped.path(text) if text.startswith(PREFIX) else folder.path(text, limit=MAX_FILE_BYTES)

@@ -127,8 +127,8 @@ def _find_unrecomputable(
     return reasons or dict.fromkeys(first, str(error))
 
 
-def _reason_not_less(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
-    """Describe what the remaining peak ``at`` consists of, and what else would lower it."""
+def _explain_least_peak(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
+    """Say what fills the memory at the lowest peak (bytes) that recomputation reaches, and what else lowers it."""
     opening = f"{show_bytes(peak)} is the least that recomputation reaches"
     if at.phase == "update":
         remedy = (
@@ -154,7 +154,7 @@ def _build_advice(best: RecomputeTrial, seen: ExaminedSteps, *, budget_bytes: in
         extra_flops=extra,
         extra_share=extra / total if total else 0.0,
         not_recomputable=tuple(f"{kind} cannot be recomputed: {why}" for kind, why in refused.items()),
-        reason="" if fits else _reason_not_less(peak, seen, describe_peak(best.seen.peak_step)),
+        reason="" if fits else _explain_least_peak(peak, seen, describe_peak(best.seen.peak_step)),
     )
 
 

@@ -243,7 +243,7 @@ def _emit_deepspeed_file(plan: ConfigPlan) -> str:
         "overlap_comm": "dp" in job.stack.overlap,
         "contiguous_gradients": True,
     }
-    zero |= list_bucket_keys(job.stack, zero=layout.zero)
+    zero |= make_bucket_keys(job.stack, zero=layout.zero)
     if job.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     config: dict[str, Any] = {
@@ -262,8 +262,11 @@ def _emit_deepspeed_file(plan: ConfigPlan) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
-def list_bucket_keys(stack: Stack, *, zero: int) -> dict[str, int]:
-    """Return the bucket sizes, and the limits of stage 3, that ``zero_optimization`` gets for a ZeRO stage."""
+def make_bucket_keys(stack: Stack, *, zero: int) -> dict[str, int]:
+    """Return bucket sizes, and for ZeRO-3 prefetch and live limits, under DeepSpeed's keys: in elements, not bytes.
+
+    They are keys of ``zero_optimization``; none for stage 0.
+    """
     bucket_sizes = {"reduce_bucket_size": stack.reduce_bucket} if zero and stack.reduce_bucket else {}
     if zero == 3 and stack.zero3_gather == "weights":
         bucket_sizes |= {name: getattr(stack, ours) for name, ours in STAGE_3.items()}

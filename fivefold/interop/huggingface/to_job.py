@@ -285,7 +285,7 @@ def _read_fsdp_units(values: Values, model: Model) -> dict[str, Any]:
 
 
 def _read_batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return micro-batch and global batch; raise ``UserError`` if two files give different numbers."""
+    """Return ``layout.mbs`` and ``job.global_batch`` (sequences); raise ``UserError`` if two files differ."""
     dp = fields["layout.dp"]
     mbs = _read_agreeing_integer(values, "per_device_train_batch_size", "deepspeed.train_micro_batch_size_per_gpu")
     deepspeed_key = "deepspeed.gradient_accumulation_steps"

@@ -121,7 +121,7 @@ def _gather(value: Any, arguments: dict[str, Any], targets: list[str], name: str
 
 
 def _build_arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return fields as Megatron's arguments."""
+    """Return the fields of Megatron Bridge's config under the names of Megatron-LM's arguments."""
     given: dict[str, Any] = {}
     for key, value in settings.items():
         if value is None:

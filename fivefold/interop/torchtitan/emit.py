@@ -129,7 +129,7 @@ def _emit_sizes(model: Model) -> dict[str, Any]:
 
 
 def emit_shared(plan: ConfigPlan, *, head: str, casts: bool) -> dict[str, Any]:
-    """Return the values of the keys that both versions have.
+    """Return the values of the keys that torchtitan 0.2 (TOML) and its later configs in Python have in common.
 
     ``head``: the name of the output projection; ``casts``: whether fully_shard is applied, which casts to 16 bits.
     """

@@ -103,7 +103,10 @@ def estimate_unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, Overl
 
 
 def estimate_unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> UnitMessages:
-    """Return a unit's messages for each pass; only blocks are gathered again; ``stays``: weights stay gathered."""
+    """Return the gathers and reductions of the FSDP unit ``name`` (embedding, block or head) in each pass.
+
+    Only blocks are gathered again. ``stays``: weights stay gathered.
+    """
     reduces_every_backward = units.counts.reduces_every_micro_batch(layout, name)
     reduces_in_forward = overlaps_next_forward(name, units.job)
     time, no_message = units.gather_reduce(layout, name), MessageTime(0.0, 0.0)

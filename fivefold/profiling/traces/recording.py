@@ -102,7 +102,10 @@ class _Columns:
         self.unread = 0
 
     def add(self, event: dict[str, Any]) -> None:
-        """Add one event; raises if a required key is missing."""
+        """Add one event of the Trace Event Format if it is of a kind that is kept; ignore any other.
+
+        Raises KeyError, TypeError or ValueError if it is malformed.
+        """
         kind = KINDS.get(event.get("cat", ""), -1) if event.get("ph") == "X" else -1
         if kind < 0:
             return

@@ -87,7 +87,10 @@ class Tracer:
         return measured
 
     def trace(self) -> RankTrace:
-        """Return all traced steps; the drift of the clocks since is part of their error. Every rank calls it."""
+        """Return all traced steps; the drift of the clocks since the start is part of their error.
+
+        Every rank calls it.
+        """
         ranks, first = self.ranks, self.offset
         last = self._ask() if self.steps else first
         error = max(first.error, last.error) + abs(last.seconds - first.seconds)

@@ -106,7 +106,7 @@ def _build_granitemoeshared(config: Config) -> Model:
 
 
 def _build_granitemoehybrid(config: Config) -> Model:
-    """Build Granite 4: Mamba-2 in most layers; the shared expert is the MLP of a model without experts."""
+    """Build Granite 4: Mamba-2 in most layers; without experts its MLP has the width of the shared one."""
     default: tuple[MixerName, ...] = tuple("mamba2" for _ in range(config.num_hidden_layers))
     geometry: dict[MixerName, Any] = {"mamba2": state_space.read_mamba2(config)}
     fields = read_mixers(config, geometry, kinds=state_space.KINDS, default=default)

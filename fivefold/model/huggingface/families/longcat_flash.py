@@ -40,7 +40,7 @@ def _build(config: Config) -> Model:
     }
     blocks = config.num_hidden_layers if layers is None else layers // 2
     if not blocks:
-        raise config.mistake(f"num_hidden_layers={layers} are no block of two layers; give two or more")
+        raise config.mistake(f"num_hidden_layers={layers} has to be 2 or more, as a block has two layers")
     return build_model(config.replace(num_hidden_layers=2 * blocks), **fields, moe=moe)
 
 

@@ -169,7 +169,7 @@ def test_what_is_not_supported_is_one_line() -> None:
         refuse(Layout.parse("tp2"), model=GEMMA.replace(per_layer_inputs=None, altup=None, laurel_rank=None), job=job)
     for fields, says in (
         ({"per_layer_inputs": None}, "altup is counted with per_layer_inputs and laurel_rank"),
-        ({"altup": None}, "laurel_rank is counted with altup and block='sandwich'"),
+        ({"altup": None}, "laurel_rank needs altup and block='sandwich'"),
         ({"gate_sparsity": (0.5,)}, "gate_sparsity names 1 of 5 gated MLPs"),
         ({"activation": "clamped_swiglu"}, "per_layer_inputs is not supported with activation='clamped_swiglu'"),
     ):
