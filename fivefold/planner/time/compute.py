@@ -296,9 +296,10 @@ class Prices:
         kernels_per_expert = self.constants.expert_kernels[low_precision]
         if self.measured is None:
             wgrad += self._price_accumulation(numel)
-        if op.differentiates == ():  # no layer below is trained
+        makes_dgrad = op.differentiates != ()  # else no layer below is trained
+        if not makes_dgrad:
             dgrad = 0.0
-        if not op.wgrad_numels:  # the weight is frozen
+        if op.backward_products == makes_dgrad:  # the weight is frozen
             wgrad = 0.0
         elif len(op.wgrad_numels) > 1 and op.batch == 1 and self.sums_rows_apart:  # the bias's gradient
             wgrad += self.memory_bound_seconds(m * n * recipe.gradients_bytes)

@@ -138,6 +138,16 @@ def test_gradients_of_biases_and_of_a_layer_norm_read_the_gradient_again():
     assert plain_kernels.operation(op) == apart.operation(op)  # PyTorch has a kernel for it
 
 
+def test_gradients_of_experts_take_time_where_they_wait_for_a_message():
+    """Each of the three products of an expert runs three times, also where dW of two runs while tokens are sent."""
+    layout, job = Layout.parse("dp8 ep8 mbs1"), Job(sequence=4096, global_batch=8)
+    step = predict(model=model("mixtral-8x7b"), machine=machine("a100:8"), layout=layout, job=job)
+    flops = 2 * 3 * 4096 * 2 * 4096 * 14336 * 32  # tokens, experts of each, widths, layers; forward, dx and dW
+    for name in ("gate", "up", "down"):
+        seconds = step.time.parts[f"moe.experts.{name} forward"] + step.time.parts[f"moe.experts.{name} backward"]
+        assert 0.5 < flops / seconds / 312e12 < 1, name  # of the data sheet's rate
+
+
 def test_a_whole_graph_holds_fused_experts():
     op = experts(16, 2048, 1536, 2048)
     apart, fused = (prices(precision="mxfp8", cuda_graphs=graphs).operation(op) for graphs in ("none", "full"))
