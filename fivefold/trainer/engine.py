@@ -37,6 +37,7 @@ from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import MIN_SCALE
 from fivefold.trainer.parallel import expert
 from fivefold.trainer.parallel.pipeline import Pipeline
+from fivefold.trainer.parallel.zero import gather_all
 
 
 class Rewards(NamedTuple):
@@ -116,6 +117,7 @@ class Engine:
         )
         self.pipeline = self._pipeline(built.table)
         self.pipeline.on_pass = self._on_pass_end
+        self.pipeline.before_wait = self._gather_lasting_weights
 
     def step(
         self,
@@ -204,6 +206,7 @@ class Engine:
             unit.gradients.repeat(micro_batches, before=former_pipeline.table.micro_batches)
         self.pipeline = self._pipeline(table)
         self.pipeline.on_action, self.pipeline.on_pass = former_pipeline.on_action, former_pipeline.on_pass
+        self.pipeline.before_wait = former_pipeline.before_wait
         self.sequences = layout.dp * micro_batches * layout.mbs
 
     def _scale_losses(self, scale: float) -> None:
@@ -325,6 +328,15 @@ class Engine:
         total = self.pipeline.evaluate(len(tokens)) / self.layout.tp
         self.scale = scale
         return total
+
+    def _gather_lasting_weights(self) -> None:
+        """Gather stale weights that then stay gathered, while this rank waits for the rows of another one.
+
+        All stages do it at once. Gathered by the first forward, they would delay the stages one after the other.
+        """
+        for unit in self.built.units:
+            if unit.policy.weights_stay:
+                gather_all([unit], "forward")
 
     def _run_stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
         """Run a stage forward on one micro-batch; ``entry`` [R, D]: of the previous stage. Output [R, D], or loss."""

@@ -19,25 +19,30 @@ from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import Planner
 from tests.selection import mark_share
 
-CASES = {
-    "experts": ("qwen3-30b-a3b", "h200:8", 8, "dp8 zero3 mbs1 ac=full", 512),
-    "narrow": ("llama3.2-1b", "h200:8", 16, "dp8 zero3 mbs1 ac=full", 512),
-    "narrow long": ("llama3.2-1b", "h100:8", 16, "dp8 mbs1", 8192),
-    "wide": ("llama3-8b", "h100:8", 4, "dp8 zero3 mbs1", 8192),
+CASES = {  # model, machine, layers, layout, sequence, global batch
+    "experts": ("qwen3-30b-a3b", "h200:8", 8, "dp8 zero3 mbs1 ac=full", 512, 8),
+    "narrow": ("llama3.2-1b", "h200:8", 16, "dp8 zero3 mbs1 ac=full", 512, 8),
+    "narrow long": ("llama3.2-1b", "h100:8", 16, "dp8 mbs1", 8192, 8),
+    "wide": ("llama3-8b", "h100:8", 4, "dp8 zero3 mbs1", 8192, 8),
+}
+# dW of experts is computed in the all_to_all's wait; messages of data parallelism run while stages wait for each other
+OVERLAPPED = {
+    "experts of other ranks": ("mixtral-8x7b", "h100:8", 2, "dp8 ep8 zero1 mbs1", 4096, 16),
+    "stages": ("llama3-405b", "h100:4096", 16, "dp128 tp8 pp4 zero1 mbs1", 8192, 512),
 }
 
 
 @cache
 def plan_and_dry_run(case: str) -> tuple[Planner, Layout, DryRun]:
-    name, text, layers, words, sequence = CASES[case]
+    name, text, layers, words, sequence, batch = (CASES | OVERLAPPED)[case]
     model, machine = build_model(name).replace(layers=layers), resolve(text, local=Path())
-    job, layout = Job(sequence=sequence, global_batch=8), Layout.parse(words)
+    job, layout = Job(sequence=sequence, global_batch=batch), Layout.parse(words)
     planner = Planner(model=model, machine=machine, job=job)
     return planner, layout, dryrun(model=model, machine=machine, layout=layout, job=job)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", mark_share(4, CASES))
+@pytest.mark.parametrize("case", [*mark_share(4, CASES), *OVERLAPPED])
 def test_a_step_is_planned_as_it_is_dry_run(case: str) -> None:
     planner, layout, dry_run = plan_and_dry_run(case)
     assert dry_run.step is not None

@@ -309,11 +309,8 @@ class Estimates(Tables):
         stack = self.counts.job.stack
         if stack.comm_buffers == "retained":
             return sum(part.gathered for part in parts)
-        return (
-            parts[-1].gather_buffers + parts[-1].gathered
-            if "dp" in stack.overlap and stack.param_all_gather == "overlapped"
-            else 0
-        )
+        overlaps = "dp" in stack.overlap and stack.param_all_gather == "overlapped"
+        return sum(part.gather_buffers + part.gathered for part in parts) if overlaps else 0
 
     def _bound_gradient_bytes(self, name: Name, parts: Sequence[UnitStates], *, reduces: bool) -> int:
         """Return a lower bound of the bytes of full gradients at the end of a block's first backward."""

@@ -4,8 +4,8 @@
     with the last of them: all_reduce over replicas and over ranks that hold copies of some weights (``ExtraReduce``)
 
 ``reduced`` is accumulated over the step in the dtype of the buffer: before a reduction this rank adds it to its own
-row. At most one reduction is in flight on a rank (``InFlightReduction``), if reductions may overlap with compute at
-all.
+row. Reductions that overlap with compute: those of kept gradients run until the step's end, since no memory waits for
+them; of the others at most one is in flight on a rank (``InFlightReduction``).
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class Gradients:
         self._received = [0] * len(shards)  # since the last reduction
         self._n_reductions = 0  # reductions of this step
         self._reducing: Pending | None = None
+        self._runs_to_step_end = keeps_full_gradients and in_flight_reduction is not None
         self.squares: Watch | None = None  # observes each sum before it is reduced
 
     def transient_tensors(self) -> list[Tensor]:
@@ -201,7 +202,7 @@ class Gradients:
         )
         if self.in_flight_reduction is None:
             self.finish_reduce()
-        else:
+        elif not self._runs_to_step_end:
             self.in_flight_reduction.begin(self)
 
     def finish_reduce(self) -> None:
@@ -224,7 +225,9 @@ class Gradients:
 
     def finish(self) -> None:
         """End the step's backward: wait for the reduction, run the last all_reduces, set the shards' ``.grad``."""
-        if self._reducing is not None and self.in_flight_reduction is not None:
+        if self._runs_to_step_end and self._reducing is not None:
+            self.finish_reduce()
+        elif self._reducing is not None and self.in_flight_reduction is not None:
             self.in_flight_reduction.finish()
         assert self._n_reductions == self.reductions_per_step, (
             f"{self._n_reductions} reductions of {self.shards[0].name}, not {self.reductions_per_step}"

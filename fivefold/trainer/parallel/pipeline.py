@@ -31,8 +31,9 @@ Stage = Callable[[Tensor | None, int], Tensor]  # (input rows; None: first stage
 class Pipeline:
     """The part of the pipeline that this rank runs.
 
-    Calls ``on_progress`` and ``on_action`` just before each action and ``on_pass`` after each forward, backward or W;
-    measurements replace the last two for some steps. ``stages``: the stages that the table gives this rank;
+    Calls ``on_progress`` and ``on_action`` just before each action, ``before_wait`` before it waits for another rank's
+    rows, and ``on_pass`` after each forward, backward or W; measurements replace ``on_action`` and ``on_pass`` for some
+    steps. ``stages``: the stages that the table gives this rank;
     ``shape``, ``dtype``: of the rows sent between ranks; ``losses``: shape of what the last stage returns in training.
     The F and B of an FB alternate by ``ranks.interleaver`` or, without one, run one after the other. Raises a user
     error if the table is invalid or has nothing to interleave, ``ValueError`` if it does not fit these ranks and
@@ -64,6 +65,7 @@ class Pipeline:
         self.on_progress: Callable[[], None] | None = None
         self.on_action: Callable[[Action], None] | None = None
         self.on_pass: Callable[[], None] | None = None
+        self.before_wait: Callable[[], None] | None = None
         self._loss = torch.zeros(())
         self._receiving: dict[Part, Pending] = {}
         self._sending: dict[Part, Pending] = {}
@@ -208,6 +210,8 @@ class Pipeline:
     def _take_received(self, part: Part) -> Tensor:
         if part in self._local_rows:
             return self._local_rows.pop(part)
+        if self.before_wait is not None:
+            self.before_wait()
         return self._receiving.pop(part).wait()
 
 

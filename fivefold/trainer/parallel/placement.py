@@ -68,21 +68,22 @@ class ShardPlacement:
         both_ends = {0, last} <= set(rank_stages)
         table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it on this rank
         for stage in rank_stages:
-            stage_zero_units = list[ZeroUnit]()
+            groups = list[list[ZeroUnit]]()  # that are prefetched together
             if stage == 0:
                 is_shared_here = self.model.shares_table and both_ends
                 # other passes run between the two gradients of a tied embedding if both its stages are on this rank
-                stage_zero_units += self._zero_units(
+                embed = self._zero_units(
                     model_units[0], backwards[0], every_micro_batch=not is_shared_here or last == 0
                 )
+                groups += ([unit] for unit in embed)
                 if is_shared_here:
-                    table = stage_zero_units[:1]
+                    table = embed[:1]
                 if is_shared_here and table[0].shards:
                     gradients = table[0].gradients
                     gradients.expected[0] += self._count_uses("embed.tokens.weight") * (
                         1 if gradients.every_micro_batch else backwards[last]
                     )
-                attach(self.module.embed, stage_zero_units[:1], keep=bool(table), shared=True, backward=False)
+                attach(self.module.embed, embed[:1], keep=bool(table), shared=True, backward=False)
             for layer in layers[stage]:
                 block = self._zero_units(model_units[1 + layer], backwards[stage])
                 keeps_weights = self.job.stack.reshard == "backward"
@@ -92,12 +93,12 @@ class ShardPlacement:
                 for unit in block:
                     unit.has_backward = layer >= frozen.first_backward
                 attach(self.module.blocks[layer], block, keep=keeps_weights, ends_at_input=ends_at_input)
-                stage_zero_units += block
+                groups.append(block)
             if stage == last:
                 head = self._zero_units(model_units[-1], backwards[stage])
                 if self.model.shares_table and not both_ends:
                     table = self._zero_units(FsdpUnit("embed", model_units[0].weights[:1]), backwards[stage])
-                    stage_zero_units += table
+                    groups.append(table)
                 for unit in (head[0], *([] if both_ends else table)):
                     uses_per_weight = [self._count_uses(shard.name) for shard in unit.shards]
                     expected = unit.gradients.expected
@@ -113,9 +114,9 @@ class ShardPlacement:
                 )
                 if table:
                     head[0].add_sibling(table[0])
-                stage_zero_units += head
-            _link_prefetch(stage_zero_units)
-            zero_units += stage_zero_units
+                groups += ([unit] for unit in head)
+            _link_prefetch(groups)
+            zero_units += (unit for group in groups for unit in group)
         if self.job.precision.gathers == "fp8":
             _use_fp8_gathers(zero_units, self.job.precision)
         return zero_units
@@ -275,9 +276,13 @@ def _use_fp8_gathers(units: list[ZeroUnit], recipe: Recipe) -> None:
             unit.payload = Payload(unit.shards, scales_by_group.setdefault(unit.shard.name, new_scales))
 
 
-def _link_prefetch(units: list[ZeroUnit]) -> None:
-    """Link each unit of a stage to the one to prefetch next, forward and backward (not the embedding's backward)."""
-    for before, after in pairwise(units):
-        before.neighbours["forward"] = after
-        if before.has_backward and (*before.shards, *before.frozen)[0].name != "embed.tokens.weight":
-            after.neighbours["backward"] = before
+def _link_prefetch(groups: list[list[ZeroUnit]]) -> None:
+    """Link each group of a stage's units to the one to prefetch next, forward and backward.
+
+    The dense and expert weights of a block are one group, as both are gathered before it begins. Nothing is prefetched
+    for the embedding's backward.
+    """
+    for before, after in pairwise(groups):
+        before[0].neighbours["forward"] = after
+        if before[0].has_backward and (*before[0].shards, *before[0].frozen)[0].name != "embed.tokens.weight":
+            after[0].neighbours["backward"] = before

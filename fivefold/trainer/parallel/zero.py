@@ -32,7 +32,7 @@ class ZeroUnit:
     """The weights of one unit, as in FSDP: gathers them for its module and keeps the shards that the optimizer updates.
 
     ``frozen``: weights that are not trained: kept in full where gathered weights stay, else gathered with the others
-    from ``frozen_rows``, or from ``packed_rows`` if they are in nf4. ``prefetches``: prefetch the next unit's weights
+    from ``frozen_rows``, or from ``packed_rows`` if they are in nf4. ``prefetches``: prefetch the next module's weights
     during this one's compute. ``wgrad_store``: the store in which gradients made by autograd wait while those of
     matrices are deferred, so that all of a micro-batch come together; None: they do not wait.
     """
@@ -65,7 +65,7 @@ class ZeroUnit:
             wide_sizes = [size * item for size, item in zip(self.gathered_sizes, itemsizes, strict=False)]
             self.gathered_sizes = wide_sizes + [part.padded_numel // 2 for part in packed]
         self.matrices = tuple(is_gemm_weight(weight_shard.local_weight.weight) for weight_shard in shards)
-        self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
+        self.neighbours: dict[str, list[ZeroUnit]] = {}  # "forward", "backward": the units to prefetch next
         self.sibling_units: list[ZeroUnit] = []  # units of the same module, released with this one
         self.is_released_by_sibling = False  # another unit releases this one
         self.ends_at_input = False  # the input's gradient ends the backward
@@ -183,8 +183,8 @@ class ZeroUnit:
         torch._foreach_copy_(rows, self._chunks)
         return send
 
-    def gather(self, prefetch_direction: str = "forward") -> None:
-        """Wait until the gathered weights are current, and start to prefetch the next unit in that direction."""
+    def gather(self) -> None:
+        """Wait until the gathered weights are current."""
         if not self._gathered_is_current:
             self.begin()
         if self._gathering is not None:
@@ -200,8 +200,12 @@ class ZeroUnit:
                 resize(self._sent, 0)
             del self._sent
             self._gathered_is_current = True
-        if self.prefetches and prefetch_direction in self.neighbours:
-            self.neighbours[prefetch_direction].begin()
+
+    def prefetch(self, direction: str) -> None:
+        """Start the all_gathers of the next units in ``direction``: "forward" or "backward"; "": of none."""
+        if self.prefetches:
+            for unit in self.neighbours.get(direction, ()):
+                unit.begin()
 
     def release(self) -> None:
         """Free the gathered weights if the policy says so (ZeRO-3); autograd keeps its view of the empty storage."""
@@ -223,7 +227,7 @@ class ZeroUnit:
     def drop(self) -> None:
         """Mark the gathered weights stale, and free them if the policy says so."""
         if self._gathering is not None:
-            self.gather("")
+            self.gather()
         self.release()
         self._mark_stale()
 
@@ -232,7 +236,7 @@ class ZeroUnit:
     def hold_reference(self) -> None:
         """Keep a frozen copy of the weights: in full where gathered weights stay, else this rank's rows."""
         if self.policy.weights_stay:
-            self.gather("")
+            self.gather()
             self.reference = self.gathered.clone()
         else:
             self.reference = self.own.to(self.dtypes.weights, copy=True)
@@ -310,6 +314,14 @@ def _collect(weight: nn.Parameter) -> None:
         accumulate_grad(weight, gradient)
 
 
+def gather_all(units: Sequence[ZeroUnit], direction: str) -> None:
+    """Gather ``units``, then start to prefetch those that come next in ``direction``."""
+    for unit in units:
+        unit.gather()
+    for unit in units:
+        unit.prefetch(direction)
+
+
 def attach(
     module: nn.Module,
     units: Sequence[ZeroUnit],
@@ -323,14 +335,14 @@ def attach(
     """Gather ``units`` before ``module``'s forward, release them after it unless ``keep``, gather before its backward.
 
     ``shared``: the units are shared with another module, so they are kept without a backward too. ``backward``: gather
-    before the backward. ``prefetch_direction``: key in ``neighbours`` of the unit to prefetch in the forward; "": none.
+    before the backward. ``prefetch_direction``: key in ``neighbours`` of what the forward prefetches; "": nothing.
     ``ends_at_input``: the backward ends with the gradient of the input, not with that of the first weight.
     """
 
     def begin_forward(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         for unit in units:  # an input without a gradient: that of the first weight ends the backward
             unit.ends_at_input = ends_at_input and not unit.policy.weights_stay and inputs[0].requires_grad
-            unit.gather(prefetch_direction)
+        gather_all(units, prefetch_direction)
         return watch_backward_end(inputs, [unit.release for unit in units]) if units[0].ends_at_input else inputs
 
     def end_forward(_module: nn.Module, _inputs: object, outputs: Tensor | tuple[Tensor, ...]) -> None:
@@ -344,8 +356,7 @@ def attach(
             output.register_hook(re_gather)
 
     def re_gather(_gradient: Tensor) -> None:
-        for unit in units:
-            unit.gather("backward")
+        gather_all(units, "backward")
 
     module.register_forward_pre_hook(begin_forward)
     module.register_forward_hook(end_forward)

@@ -35,7 +35,6 @@ from fivefold.planner.counts.memory.stages import (
     count_gathered_stage_bytes,
     count_stage_buffers,
 )
-from fivefold.planner.counts.memory.states import UnitStates
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.parameter_prefetch import Fetches, list_fetches
 
@@ -315,7 +314,7 @@ def _list_forward_moments(
             if rules.prefetches and (first or rules.gathers_weights):
                 following = group_index + (unit_index == group.times - 1)
                 has_next = following < len(units) and not already_gathered[following]
-                ahead_bytes = _count_prefetched_bytes(rules, units[following].parts[0]) if has_next else 0
+                ahead_bytes = _count_prefetched_bytes(rules, units[following]) if has_next else 0
             own_gathered = new_gather * (1 + unit_index if rules.keeps_gathered and not weights_gathered else 1)
             if rules.retains_gather_output and needs_gather:  # the output of the head's gather is freed before the loss
                 ahead_bytes = states.gathered
@@ -356,9 +355,10 @@ def _count_kept_so_far(rules: PassRules, unit_bytes: int, n_units: int, kept_bef
     return kept_before + n_units * unit_bytes
 
 
-def _count_prefetched_bytes(rules: PassRules, part: UnitStates) -> int:
-    """Return the bytes of weights that are being gathered ahead."""
-    return part.gather_buffers + (part.gathered if rules.gathers_weights else 0)
+def _count_prefetched_bytes(rules: PassRules, unit: UnitGroupMemory) -> int:
+    """Return the bytes of weights that are being gathered ahead: of a block its dense and its expert weights."""
+    parts = unit.parts[:1] if isinstance(unit.group.name, str) else unit.parts
+    return sum(part.gather_buffers + (part.gathered if rules.gathers_weights else 0) for part in parts)
 
 
 def _find_gather_peak(rules: PassRules, unit: UnitGroupMemory, previous: UnitGroupMemory | None = None) -> int:
@@ -468,16 +468,11 @@ def _list_backward_moments(
             prefetched_bytes = 0 if weights_gathered else _backward_prefetch_bytes(rules, unit, next_unit)
             still_gathered = gathered_bytes - (done_units * states.gathered if stays_gathered else 0)
             gathers_here = not (rules.prefetches and (done_units or group_index + 1 < len(units)))
-            for gathering in (
-                _list_gather_bytes(
-                    rules, unit, gathered_bytes, still_gathered, prefetched_bytes, not_prefetched=gathers_here
-                )
-                if regathered
-                else ()
-            ):
+            if regathered and gathers_here:
                 kept_here = earlier + unit.later_profile.kept_bytes
+                gather_peak = gathered_bytes + _find_gather_peak(rules, unit)
                 other = rules.stream_bytes + logits
-                yield LiveBytes((group_index, unit_index, "gather"), gradients, kept_here, gathering, other)
+                yield LiveBytes((group_index, unit_index, "gather"), gradients, kept_here, gather_peak, other)
             after_loss = rules.retains_gather_output and isinstance(profile, UnitProfile) and profile.after_loss_bytes
             if after_loss:  # the weights that the head gathers ahead, after its loss
                 cause = (group_index, unit_index, "backward", "head.out")
@@ -515,24 +510,6 @@ def _list_backward_moments(
 def _count_kept_to_end_bytes(rules: PassRules, unit: UnitGroupMemory, *, split: bool) -> int:
     """Return the bytes that a unit's backward no longer needs and that are kept until the pass has ended."""
     return unit.logits_bytes * rules.keeps_logits + (_split_profile(rules, unit).released_bytes if split else 0)
-
-
-def _list_gather_bytes(
-    rules: PassRules,
-    unit: UnitGroupMemory,
-    earlier_bytes: int,
-    gathered_bytes: int,
-    prefetched_bytes: int,
-    *,
-    not_prefetched: bool,
-) -> Iterator[int]:
-    """Yield the bytes of gathered weights while a unit's are gathered for its backward."""
-    if not_prefetched:
-        yield earlier_bytes + _find_gather_peak(rules, unit)
-    if (
-        prefetched_bytes and unit.first_sums.experts and rules.prefetches
-    ):  # gathered before the dense ones, awaited after them
-        yield gathered_bytes + unit.states.gathered + unit.parts[-1].gather_buffers + prefetched_bytes
 
 
 def _count_freed_gathers(rules: PassRules, unit: UnitGroupMemory, *, is_regathered: bool) -> int:
@@ -598,7 +575,7 @@ def _backward_prefetch_bytes(rules: PassRules, unit: UnitGroupMemory, next_unit:
     has_next = next_unit is not None and next_unit.group.name != "embed"
     if not ahead or next_unit is None or not has_next or not rules.counts.has_backward(next_unit.group.name):
         return 0
-    return _count_prefetched_bytes(rules, next_unit.parts[-1])
+    return _count_prefetched_bytes(rules, next_unit)
 
 
 def _profile_expert_reduction(
