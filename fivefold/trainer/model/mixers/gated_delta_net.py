@@ -169,29 +169,48 @@ def delta_chunk(
         beta = beta * 2
     decay = F.softplus(a.to(dtype) + dt_bias.to(dtype)) * -a_log.to(dtype).exp()
     decay = decay.transpose(1, 2).cumsum(-1)  # its log, from the start of the chunk [B, heads, C]
-    k_beta = k * beta
     # decay from one token to a later one; the diagonal is 1, and its gradients would cancel but for their rounding
     pairs = (decay[..., :, None] - decay[..., None, :]).tril(-1).exp().tril()
-    inverse = invert_unit_lower((k_beta @ k.mT) * pairs)
+    lefts, decay = [k * beta], decay[..., None]
+    if not only_state:
+        q = normalize_to_unit_length(q.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
+        lefts.append(q * k.shape[-1] ** -0.5)
+    products = [(left @ k.mT) * pairs for left in lefts]
+    return apply_delta_rule(lefts, k, v, beta, decay, products, state, is_last=is_last)
+
+
+def apply_delta_rule(
+    lefts: Sequence[Tensor],
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    decay: Tensor,
+    products: Sequence[Tensor],
+    state: Tensor | None,
+    *,
+    is_last: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs [B, C, heads · value dim] of a chunk, and the state after it, None if the chunk is the last.
+
+    ``lefts``: β k, and queries unless the state alone is asked for, [B, heads, C, dim]; ``products``: of each with the
+    decayed keys before it, [B, heads, C, C]. ``beta`` [B, heads, C, 1]; ``decay``: its log since the start of the
+    chunk, [B, heads, C, dim], or 1 instead of dim.
+    """
     corrections = v * beta
     if state is not None:
-        corrections = corrections - (k_beta * decay.exp()[..., None]) @ state
-    values = inverse @ corrections
+        corrections = corrections - (lefts[0] * decay.exp()) @ state
+    values = invert_unit_lower(products[0]) @ corrections
     out = v
-    if not only_state:
-        q = (
-            normalize_to_unit_length(q.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
-            * k.shape[-1] ** -0.5
-        )
-        out = ((q @ k.mT) * pairs) @ values
+    if len(lefts) > 1:
+        out = products[1] @ values
         if state is not None:
-            out = out + (q * decay.exp()[..., None]) @ state
+            out = out + (lefts[1] * decay.exp()) @ state
         out = out.transpose(1, 2).flatten(2)
     if is_last:
         return out, None
-    last = decay[..., -1:]
-    new_state = (k * (last - decay).exp()[..., None]).mT @ values
-    return out, new_state if state is None else new_state + state * last.exp()[..., None]
+    last = decay[:, :, -1:]
+    new_state = (k * (last - decay).exp()).mT @ values
+    return out, new_state if state is None else new_state + state * last.exp().mT
 
 
 def normalize_to_unit_length(x: Tensor) -> Tensor:

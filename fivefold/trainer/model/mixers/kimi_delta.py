@@ -24,8 +24,8 @@ from fivefold.trainer.model.mixers import chunks
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import (
     Factor,
+    apply_delta_rule,
     gated_norm,
-    invert_unit_lower,
     normalize_to_unit_length,
 )
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
@@ -116,26 +116,12 @@ def kimi_delta_chunk(
     k = normalize_to_unit_length(k.to(dtype))
     v = v.to(dtype)
     beta = b.to(dtype).sigmoid().transpose(1, 2)[..., None]
-    k_beta, lefts = k * beta, [k * beta]
+    lefts = [k * beta]
     if not only_state:
         q = normalize_to_unit_length(q.to(dtype)) * shape.dim**-0.5
         lefts.append(q)
     products = multiply_decayed(lefts, k, decay)
-    corrections = v * beta
-    if state is not None:
-        corrections = corrections - (k_beta * decay.exp()) @ state
-    values = invert_unit_lower(products[0]) @ corrections
-    out = v
-    if not only_state:
-        out = products[1] @ values
-        if state is not None:
-            out = out + (q * decay.exp()) @ state
-        out = out.transpose(1, 2).flatten(2)
-    if is_last:
-        return out, None
-    last = decay[:, :, -1:]
-    new_state = (k * (last - decay).exp()).mT @ values
-    return out, new_state if state is None else new_state + state * last.exp().mT
+    return apply_delta_rule(lefts, k, v, beta, decay, products, state, is_last=is_last)
 
 
 def multiply_decayed(lefts: Sequence[Tensor], right: Tensor, decay: Tensor) -> list[Tensor]:
