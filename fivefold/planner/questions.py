@@ -8,8 +8,8 @@ The numbers come from ``Planner.estimate`` and ``search``; the largest size that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from math import ceil, log2
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil, inf, log2
 
 from fivefold.adapter import Adapter
 from fivefold.job import Job, get_recipe
@@ -41,6 +41,7 @@ DOUBLED_MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of the first 
 MODEL_UNITS = EXACT_UNITS // 2  # of work to find layouts of all sizes between
 SHRINKING_UNITS = EXACT_UNITS // 10  # of work to make the layout of another size fit, by single changes
 GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewest ranks
+MAX_PAIRS = 3  # pairs of changes that are returned
 MAX_SEQUENCE = 2**24  # tokens of the longest sequence that is tried
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
@@ -467,29 +468,90 @@ def _cite_references(size: float, *, model: Model | None, tokens: float, noise: 
 
 def list_changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
     """Return the effect of each single change of layout or job: changes that fit come first, then the fastest."""
+    evaluate = _compare_with(model, machine, job, layout, risk=risk)
+    changes = [
+        evaluate(words, changed, other)
+        for words, changed, other in _list_single_changes(job, layout)
+        if (other, changed) != (layout, job) and is_legal(other, model=model, job=changed, machine=machine)
+    ]
+    return sorted(changes, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
+
+
+def list_changes_and_pairs(
+    *, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK
+) -> list[Change]:
+    """Return the effect of each single change, then of the best pairs of changes that help only together."""
+    singles = list_changes(model=model, machine=machine, job=job, layout=layout, risk=risk)
+    return [*singles, *find_pairs(singles, model=model, machine=machine, job=job, layout=layout, risk=risk)]
+
+
+def find_pairs(
+    singles: Sequence[Change], *, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK
+) -> list[Change]:
+    """Return up to ``MAX_PAIRS`` pairs of changes that help only together: the pair fits and takes less time.
+
+    Such as a larger micro-batch, which does not fit, with recomputation, which alone is slower. ``singles``: the
+    single changes. One helps if it fits and is faster than the layout, or if the layout does not fit; then a pair takes
+    less time than every single change that fits. Changes that alter the numerics of training are left out.
+    """
+    base = Planner(model=model, machine=machine, job=job, risk=risk)
+    fitting = [change for change in singles if change.fits and change.change not in NUMERICS_CHANGES]
+    limit = min((change.step_seconds for change in fitting), default=inf)
+    if base.fits(layout):
+        limit = base.estimate(layout).step_time.seconds
+        fitting = [change for change in fitting if change.step_seconds < limit]
+    left_out = {*NUMERICS_CHANGES, *(change.change for change in fitting)}
+    evaluate = _compare_with(model, machine, job, layout, risk=risk)
+    pairs, tried = list[Change](), {(layout, job)}
+    for first, job_between, between in _list_single_changes(job, layout):
+        if first in left_out or (between, job_between) == (layout, job):
+            continue
+        for second, changed, other in _list_single_changes(job_between, between):
+            is_repeated = _get_changed_field(first) == _get_changed_field(second) or second in left_out
+            if is_repeated or (other, changed) in tried or (other, changed) == (between, job_between):
+                continue
+            tried.add((other, changed))
+            planner = Planner(model=model, machine=machine, job=changed, risk=risk)
+            if not is_legal(other, model=model, job=changed, machine=machine) or not planner.fits(other):
+                continue
+            pair = evaluate(f"{first} and {second}", changed, other)
+            if pair.step_seconds < limit:
+                pairs.append(pair.replace(together=(first, second)))
+    return sorted(pairs, key=lambda change: (change.step_seconds, change.memory_bytes))[:MAX_PAIRS]
+
+
+def _compare_with(
+    model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float
+) -> Callable[[str, Job, Layout], Change]:
+    """Return a function that compares a changed job and layout with these."""
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
     facts = describe_run(model, machine, layout, job)
-    changes = []
-    for words, changed, other in _list_single_changes(job, layout):
-        if (other, changed) == (layout, job) or not is_legal(other, model=model, job=changed, machine=machine):
-            continue
+
+    def compare(words: str, changed: Job, other: Layout) -> Change:
         planner = Planner(model=model, machine=machine, job=changed, risk=risk)
         after = planner.estimate(other)
         speeds = (1 / after.step_time.seconds, 1 / before.step_time.seconds)
-        changes.append(
-            Change(
-                change=words,
-                layout=str(other),
-                fits=(risk_after := planner.out_of_memory_risk(other, after.ranks)) <= risk,
-                risk=risk_after,
-                memory_bytes=after.peak_bytes,
-                step_seconds=after.step_time.seconds,
-                faster=before.step_time.seconds / after.step_time.seconds,
-                speed=estimate_speed_ratio(describe_run(model, machine, other, changed), facts, speeds),
-                saved_bytes=before.peak_bytes - after.peak_bytes,
-            )
+        risk_after = planner.out_of_memory_risk(other, after.ranks)
+        return Change(
+            change=words,
+            layout=str(other),
+            fits=risk_after <= risk,
+            risk=risk_after,
+            memory_bytes=after.peak_bytes,
+            step_seconds=after.step_time.seconds,
+            faster=before.step_time.seconds / after.step_time.seconds,
+            speed=estimate_speed_ratio(describe_run(model, machine, other, changed), facts, speeds),
+            saved_bytes=before.peak_bytes - after.peak_bytes,
         )
-    return sorted(changes, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
+
+    return compare
+
+
+def _get_changed_field(words: str) -> str:
+    """Return what a single change sets: two of the same are no pair."""
+    if words in ("interleaved, twice the stages", "zero bubble"):
+        return "schedule"
+    return words.partition("=")[0].rstrip("0123456789")
 
 
 def find_fitting_change(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Change | None:

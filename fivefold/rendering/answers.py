@@ -9,8 +9,9 @@ from fivefold.rendering import lengths, run_estimate
 from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.search import ANSWERS, BATCHES, CHANGES, FINE_TUNES
 from fivefold.rendering.sections import AnswerSection
+from fivefold.results.search_result import Change
 
-COLUMNS: dict[str, tuple[Column[Any], ...]] = {"changes": CHANGES, "finetune": FINE_TUNES}
+COLUMNS: dict[str, tuple[Column[Any], ...]] = {"finetune": FINE_TUNES}
 
 
 def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
@@ -22,4 +23,16 @@ def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
     if question == "batch":
         remark = "micro-batches: of each pipeline; powers of two around what is recommended"
         return [AnswerSection((make_grid(BATCHES, replies),), f"Global batches of {replies[0].layout}", remark)]
+    if question == "changes":
+        return list_change_sections(replies)
     return [AnswerSection((make_grid(COLUMNS.get(question, ANSWERS), replies),))]
+
+
+def list_change_sections(changes: Sequence[Change]) -> list[AnswerSection]:
+    """Return the single changes, and the pairs that help only together if there are any."""
+    singles = [change for change in changes if not change.together]
+    pairs = [change for change in changes if change.together]
+    sections = [AnswerSection((make_grid(CHANGES, singles),))]
+    if pairs:
+        sections.append(AnswerSection((make_grid(CHANGES, pairs),), "Two changes together", "neither helps alone"))
+    return sections

@@ -29,7 +29,7 @@ QUESTIONS: Mapping[Question, str] = {  # what each question asks, in the order o
     "model": "Largest model of this shape that fits",
     "batch": "Reasonable global batch sizes",
     "run": "Days, cost and energy of a training run",
-    "changes": "What each single change gains",
+    "changes": "What each change gains, and the best pairs",
     "finetune": "Full fine-tuning, LoRA or QLoRA: what fits",
 }
 OF_LAYOUT = (
@@ -106,7 +106,7 @@ def find_answers(
             job=job, layout=chosen_layout, tokens=tokens, model=model, noise=noise, machine=machine
         ),
         "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen_layout, job=job))],
-        "changes": lambda: questions.list_changes(
+        "changes": lambda: questions.list_changes_and_pairs(
             model=model, machine=machine, job=job, layout=chosen_layout, risk=risk
         ),
     }

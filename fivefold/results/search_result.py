@@ -299,7 +299,7 @@ class QuestionAnswer(Record):
 
 
 class Change(Record):
-    """One change of a job or layout, and its effect on memory and step time."""
+    """One change of a job or layout, or two together, and the effect on memory and step time."""
 
     change: str
     layout: str
@@ -311,6 +311,7 @@ class Change(Record):
     saved_bytes: int
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
     risk: float | None = None  # probability of running out of memory
+    together: tuple[str, ...] = ()  # the two changes of a pair, neither of which helps alone
 
     @property
     def answer(self) -> str:

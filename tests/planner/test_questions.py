@@ -298,6 +298,40 @@ def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
     assert sound_batches[0].steps == -(-(10**12) // sound_batches[0].tokens)
 
 
+@pytest.mark.parametrize(
+    ("model", "machine", "layout", "expected"),
+    [
+        ("llama3-70b", "h100:64", "dp2 tp8 pp4 zero1 mbs1", ("ac=norm+act", "mbs2")),  # mbs2 alone does not fit
+        ("llama3-70b", "h100:64", "dp8 tp8 zero1 mbs1", ("ac=norm+act", "offload=optimizer")),  # nor does the layout
+        ("llama3-8b", "h100:8", "dp8 zero3 mbs1", None),
+    ],
+)
+def test_pairs_help_where_neither_change_does(
+    model: str, machine: str, layout: str, expected: tuple[str, str] | None
+) -> None:
+    job = Job(sequence=8192, global_batch=512 if model == "llama3-70b" else 64)
+    chips = resolve(machine, local=Path("/nowhere"))
+    base = Planner(model=build_model(model), machine=chips, job=job)
+    spec = Layout.parse(layout)
+    changes = questions.list_changes_and_pairs(model=base.model, machine=chips, job=job, layout=spec)
+    fitting = [change for change in changes if change.fits and not change.together]
+    if base.fits(spec):
+        limit = base.estimate(spec).step_time.seconds
+        fitting = [change for change in fitting if change.step_seconds < limit]
+    else:
+        limit = min((change.step_seconds for change in fitting if change.change != "fp8"), default=float("inf"))
+    helpful = {change.change for change in fitting}
+    pairs = [change for change in changes if change.together]
+    assert (pairs[0].together if pairs else None) == expected
+    for pair in pairs:
+        assert pair.fits
+        assert pair.step_seconds < limit
+        assert helpful.isdisjoint(pair.together)
+        assert pair.memory_bytes == Planner(model=base.model, machine=chips, job=job).peak_bytes(
+            Layout.parse(pair.layout)
+        )
+
+
 def test_changes_are_relative_to_the_given_layout() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     result = questions.list_changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)

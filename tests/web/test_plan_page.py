@@ -145,6 +145,16 @@ def test_config_of_a_plan_is_what_write_prints(client: TestClient) -> None:
     assert "did you mean" in client.get("/plan/config", params=asked | {"to": "megatro"}).text
 
 
+def test_pairs_of_changes_link_to_their_plans(client: TestClient) -> None:
+    asked = {"model": "llama3-70b", "machine": "h100:64", "layout": "dp2 tp8 pp4 zero1 mbs1", "seq": 8192, "gbs": 512}
+    text = client.get("/plan/changes", params=asked).text
+    singles, pairs = text.split("<h3>Two changes together")
+    assert "mbs2%20ac=norm%2Bact" in pairs
+    assert re.search(r'<a href="[^"]*">ac=norm\+act and mbs2</a>', pairs)
+    assert re.search(r'<a href="[^"]*">mbs2</a>', singles)
+    assert re.search(r"<t[dh][^>]*>fp8</t[dh]>", singles)  # a change of the job is no other layout
+
+
 MANY_STAGES = "/plan?model=gpt3-175b&machine=a100:96&layout=pp48+tp2+mbs1&seq=2048&gbs=96"
 
 
@@ -153,7 +163,7 @@ def test_figures_of_many_stages_come_before_their_pictures(client: TestClient) -
     pictures = client.get(MANY_STAGES.replace("/plan", "/plan/over-time")).text
     assert "peak memory" in first
     assert '<svg class="chart pipeline' not in first
-    for look in ("chart pipeline", "chart"):
+    for look in ("chart pipeline", "chart titled"):
         picture = re.search(rf'<svg class="{look}".*?</svg>.*?</svg>', pictures, re.DOTALL)
         assert picture is not None
         assert picture[0] in both

@@ -69,10 +69,14 @@ def render_replies(asked: AskPage, replies: Sequence[Any]) -> str:
 def mark_plans(replies: Sequence[Any]) -> list[Any]:
     """Return the replies whose layout tells the full plan, with None for the others.
 
-    A change of the job leaves the layout as it is, so that several rows have the same one.
+    A change of the job leaves the layout as it is, so that several rows have the same one; a pair with such a change
+    has the layout of the other change.
     """
-    layouts = [reply.layout for reply in replies if isinstance(reply, Change)]
-    return [None if isinstance(reply, Change) and layouts.count(reply.layout) > 1 else reply for reply in replies]
+    singles = [reply.layout for reply in replies if isinstance(reply, Change) and not reply.together]
+    return [
+        None if isinstance(reply, Change) and singles.count(reply.layout) > (0 if reply.together else 1) else reply
+        for reply in replies
+    ]
 
 
 def address(asked: AskPage, reply: Any) -> str:

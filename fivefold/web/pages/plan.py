@@ -16,14 +16,13 @@ from fivefold.machine import toml
 from fivefold.machine.spec import Machine
 from fivefold.planner import questions
 from fivefold.record import UserError
+from fivefold.rendering.answers import list_change_sections
 from fivefold.rendering.drawing import interval, memory, pipeline
 from fivefold.rendering.drawing.bars import draw_stacked, scale
-from fivefold.rendering.grid import make_grid
 from fivefold.rendering.interval import describe_basis, show_range
 from fivefold.rendering.memory import describe_peak as memory_finding
 from fivefold.rendering.pipeline import describe_step
 from fivefold.rendering.question import describe_job
-from fivefold.rendering.search import CHANGES
 from fivefold.rendering.step_view import list_memory_parts, list_time_parts, view_step
 from fivefold.rendering.table import describe_machine as machine_line
 from fivefold.requests.configs import describe_defaults
@@ -35,6 +34,7 @@ from fivefold.step import Interval, StageMemory, Step
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web import answers
 from fivefold.web.controls import Control, JobChoice, Size, list_controls, list_job_choices, list_sizes
+from fivefold.web.pages.ask import mark_plans
 from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest
 from fivefold.web.site import WebServer
@@ -97,22 +97,21 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/plan/changes")
     async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
-        """Return what single changes would give, with the plans of those that change the layout."""
+        """Return what changes would give, with the plans of those that change the layout only."""
         change_list = await site.answer(
             asked,
-            lambda resolved: questions.list_changes(
+            lambda resolved: questions.list_changes_and_pairs(
                 model=resolved.model, machine=resolved.machine, job=resolved.job, layout=asked.parsed_layout()
             ),
         )
         own_layout = str(asked.parsed_layout())
 
-        def address(change: Change) -> str:
-            return asked.url("/plan", layout=change.layout) if change.layout != own_layout else ""
+        def address(change: Change | None) -> str:
+            is_plan = change is not None and change.layout != own_layout
+            return asked.url("/plan", layout=change.layout) if change is not None and is_plan else ""
 
-        links = [address(change) for change in change_list]
-        return HTMLResponse(
-            render_fragment("changes.html", grid=make_grid(CHANGES, change_list).drop_columns(["layout"]), links=links)
-        )
+        links = [address(change) for change in mark_plans(change_list)]
+        return HTMLResponse(render_fragment("changes.html", sections=list_change_sections(change_list), links=links))
 
     return pages
 
