@@ -140,6 +140,12 @@ def find_tone(cell: str | Text) -> str:
     return next((tone for colour, tone in TONES.items() if colour in style), "")
 
 
+def find_weight(line: Text) -> str:
+    """Return the weight of a line: ``lead`` if it or a part of it is bold, ``dim`` or ""."""
+    style = " ".join(str(part) for part in (line.style, *(span.style for span in line.spans)))
+    return "lead" if "bold" in style else "dim" if "dim" in style else ""
+
+
 def show_share(share: float) -> str:
     """Write a share in per cent."""
     return f"{share:.1%}"

@@ -43,5 +43,5 @@ def draw_losses(log: Iterable[Mapping[str, Any]], *, subtitle: str = "") -> Pict
     if not curves:
         raise UserError(f"none of {len(lines)} logged points has a step and a finite loss; log one or more")
     title = describe_losses(curves)
-    chart = draw_lines(curves, label=title, x_title="optimizer step", y_title="nats")
+    chart = draw_lines(curves, label=title, x_title="optimizer step", y_title="loss, nats")
     return PictureFile(title, (subtitle,), chart, HEIGHT, [(curve.look, curve.name) for curve in curves])

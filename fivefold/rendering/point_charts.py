@@ -52,7 +52,9 @@ def draw_front(points: Sequence[ScatterPoint]) -> Raw:
     units_per_second, time_name = time_unit(max(point.y for point in points))
     scaled = [point._replace(x=point.x / size, y=point.y * units_per_second) for point in points]
     label = "memory against time of the layouts that are the fastest for their memory"
-    return draw_scatter(scaled, label=label, stairs=True, x_title=f"{MEMORY}, {unit}", y_title=time_name)
+    return draw_scatter(
+        scaled, label=label, stairs=True, x_title=f"{MEMORY}, {unit}", y_title=f"step time, {time_name}"
+    )
 
 
 def draw_front_file(result: SearchResult, *, subtitle: str = "") -> PictureFile:
@@ -92,7 +94,7 @@ def draw_rows(points: Sequence[ScatterPoint], *, label: str, zero: bool = False)
     """Draw throughput against memory of points in tokens per second and bytes."""
     size, unit = choose_byte_unit(round(max(point.x for point in points)))
     scaled = [point._replace(x=point.x / size) for point in points]
-    return draw_scatter(scaled, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s", zero=zero)
+    return draw_scatter(scaled, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s per GPU", zero=zero)
 
 
 def _place_picture(drawn: Raw, label: str, within: Page) -> Raw:

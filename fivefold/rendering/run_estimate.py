@@ -36,7 +36,7 @@ def list_sections(run: RunEstimate) -> list[AnswerSection]:
     )
     subject = Text(f"{run.model} on {run.ranks} {run.machine}, {show_count(run.tokens)} tokens", style="dim")
     layout = Text(run.layout, style="bold cyan", overflow="fold")
-    basis = Text("\n".join(_describe_interval(run.step_interval)), style="dim", overflow="fold")
+    basis = Text("; ".join(_describe_interval(run.step_interval)), style="dim", overflow="fold")
     return [
         AnswerSection((subject, layout, duration, *([basis] if basis else []), _build_figures(run))),
         AnswerSection((_build_times(run),), "Where the time goes", f"goodput {run.goodput:.1%}"),

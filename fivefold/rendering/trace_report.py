@@ -25,6 +25,7 @@ from fivefold.results.step_comparison import QuantityComparison
 from fivefold.results.trace_report import Activity, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
 from fivefold.units import show_bytes, show_seconds
 
+ADVICE = "Advice"  # the title of the section with what to change first
 MAX_RANKS = 64  # maximum number of ranks listed or drawn one by one
 SLOTS = 1280  # time slots of the critical path's picture: two for each of its pixels
 MAX_NAME_CHARACTERS = 72  # maximum characters of a kernel's name
@@ -94,7 +95,7 @@ def list_sections(
     if rows:
         yield AnswerSection((compared(rows),), "Compared with the prediction", predicted)
     if advice is not None:
-        yield AnswerSection((Text(str(advice)),), "Advice")
+        yield AnswerSection((Text(str(advice)),), ADVICE)
 
 
 def split_step(breakdown: Breakdown) -> list[BarPart]:

@@ -3,7 +3,7 @@
 app · site · guard · folder    the application; state shared by its routes; access checks; files a request may read
 question · answers · controls  the question (its URL) as records; its answer; keywords and fields of a job as choices
 wording                        names of pages and controls, in messages that name options and commands
-styles                         the style sheet, and its hash for the policy
+static_files                   the style sheet with its hash for the policy, and the scripts
 copies                         the question as a command line and as Python
 work · worker · runs           short answers in a thread, long ones in processes that can be killed; logs of runs
 dropped                        files that are dropped on a page

@@ -36,7 +36,7 @@ def list_files(question: FilesQuestion, *, folder: ServedFolder, dropped: Droppe
 
 
 def trace(question: TraceQuestion, resolved: ResolvedRequest, files: list[Path], report: Report) -> str:
-    """Return the report of traces, as ``fivefold trace`` prints it, with a bar for each rank's step."""
+    """Return the report of traces, as ``fivefold trace`` prints it but its advice first, with a bar for each rank."""
     from fivefold.profiling.trace_advice import advise
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
@@ -56,7 +56,9 @@ def trace(question: TraceQuestion, resolved: ResolvedRequest, files: list[Path],
     about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
     advice = advise(result.report, predicted)
     first, *rest = trace_report.list_sections(result.report, rows=rows, predicted=about, advice=advice)
-    return _render([first, AnswerSection((), "The step of each rank", picture=draw_ranks(result.report)), *rest])
+    first_words = [section for section in rest if section.title == trace_report.ADVICE]
+    bars = AnswerSection((), "The step of each rank", picture=draw_ranks(result.report))
+    return _render([first, *first_words, bars, *(section for section in rest if section not in first_words)])
 
 
 def explain(question: FilesQuestion, resolved: ResolvedRequest, files: list[Path], report: Report) -> str:

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fivefold.web.dropped import MAX_FILE_BYTES
-from fivefold.web.styles import STYLES_HASH
+from fivefold.web.static_files import STYLES_HASH
 
 BODY_BYTES = 2**20  # a config.json has a few thousand bytes
 DROPPED_PATH = "/files"  # receives files that are dropped on a page, which have a limit of their own

@@ -156,7 +156,7 @@ def test_runs_are_compared(client: TestClient, folder: Path) -> None:
     assert page.count('class="curve s-F expected"') == page.count('class="curve s-BW expected"') == 1  # tokens/s
     assert "compared/first, predicted  " in page
     assert all(f">{name}</a>" in page for name in names)
-    assert "averaged over" in page
+    assert "mean of the last" in page
     assert "compare 2 to 6" in client.get("/runs", params={"compare": names[:1]}).text
     assert "holds no log.jsonl" in client.get("/runs", params={"compare": ["compared", *names]}).text
 

@@ -15,6 +15,7 @@ from fivefold.rendering.elements import Raw, escape_text
 from fivefold.rendering.palette import break_lines
 
 WIDTH, MARGIN = 1000, 16  # pixels
+ABOVE = 36  # pixels between legend and chart, where the title of its vertical axis is
 PAGE = """
 body { color-scheme: light dark; font: 14px/1.5 system-ui, sans-serif; background: var(--card); color: var(--text); }
 body { max-width: 70rem; margin: 1rem auto; padding: 0 1rem; }
@@ -44,10 +45,16 @@ class PictureFile(NamedTuple):
         width = WIDTH - self.left - 2 * MARGIN
         parts.append(
             build_element(
-                "svg", self.chart, x=MARGIN + self.left, y=top + 22, width=width, height=self.height, overflow="visible"
+                "svg",
+                self.chart,
+                x=MARGIN + self.left,
+                y=top + ABOVE,
+                width=width,
+                height=self.height,
+                overflow="visible",
             )
         )
-        height = top + 22 + self.height + 40 + MARGIN
+        height = top + ABOVE + self.height + 40 + MARGIN
         ground = build_element("rect", width=WIDTH, height=height, class_="ground")
         return build_element(
             "svg",

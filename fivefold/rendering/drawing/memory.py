@@ -37,7 +37,7 @@ def draw_memory(
         x=[(tick / per_second / last, f"{tick:g}") for tick in choose_ticks(last * per_second, about=6)],
         y=[(1 - tick * size / ceiling, f"{tick:g}") for tick in choose_ticks(ceiling / size)],
         x_title=f"time, {time_name}",
-        y_title=unit,
+        y_title=f"memory, {unit}",
         over=join_elements(
             _draw_overlay(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if shows_capacity else None)
         ),

@@ -28,7 +28,7 @@ def choose_ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[flo
 
 def show_tick(value: float) -> str:
     """Format the number of a tick: ``1500000`` → ``"1.5 M"``."""
-    if abs(value) < 1e5:
+    if abs(value) < 1e4:
         return f"{value:.6g}"
     number, _, unit = show_count(value).partition(" ")
     return f"{float(number):g} {unit}"
@@ -74,7 +74,7 @@ def plot(
         _draw_labels(x, y),
         titles,
         over,
-        class_=f"chart {kind}".strip(),
+        class_=" ".join(["chart", *kind.split(), *(["titled"] if y_title else [])]),
         height=height,
         role=role,
         aria_label=label,
@@ -98,4 +98,4 @@ def _draw_titles(x_title: str, y_title: str) -> Iterable[Raw]:
     if x_title:
         yield build_element("text", x_title, x="100%", y="100%", dy=33, text_anchor="end", class_="title")
     if y_title:
-        yield build_element("text", y_title, x=-8, y="100%", dy=18, text_anchor="end", class_="title")
+        yield build_element("text", y_title, x=-48, y=0, dy=-12, class_="title")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot
+from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot, show_tick
 from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
 
@@ -53,7 +53,9 @@ def draw_scatter(
             ((tick - first_x) / (last_x - first_x), f"{tick:g}")
             for tick in choose_ticks(last_x, first=first_x, about=6)
         ],
-        y=[(1 - (tick - first_y) / (last_y - first_y), f"{tick:g}") for tick in choose_ticks(last_y, first=first_y)],
+        y=[
+            (1 - (tick - first_y) / (last_y - first_y), show_tick(tick)) for tick in choose_ticks(last_y, first=first_y)
+        ],
         over=join_elements(_draw_dot(point, x, y) for point, x, y in placed),
     )
 

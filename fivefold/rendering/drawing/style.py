@@ -17,6 +17,7 @@ PAGE_RULES = """
 svg.chart, svg.bar, svg.interval { display: block; width: 100%; overflow: visible; }
 svg.bar { border-radius: 6px; overflow: hidden; background: var(--sunk); }
 svg.chart { width: calc(100% - 66px); margin: 10px 10px 40px 56px; }
+svg.titled { margin-top: 26px; }
 svg.named { margin-left: 90px; width: calc(100% - 100px); }
 svg.parallel { min-width: 34rem; margin-left: 24px; width: calc(100% - 74px); }
 svg.long { margin-left: 206px; width: calc(100% - 216px); }

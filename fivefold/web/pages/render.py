@@ -15,13 +15,13 @@ from fivefold.machine.catalog import list_names as machine_names
 from fivefold.model.catalog import list_names as model_names
 from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.drawing.svg import draw_legend
-from fivefold.rendering.grid import Grid, find_tone
+from fivefold.rendering.grid import Grid, find_tone, find_weight
 from fivefold.requests.settings import load_settings
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
 from fivefold.web.question import JobQuestion, replace_ranks, spell_value
-from fivefold.web.styles import STYLES
+from fivefold.web.static_files import MODULES, STYLES
 from fivefold.web.wording import PAGES, use_page_words
 
 CODE = ("layout", "best", "nearest", "choice")  # columns with layouts or their keywords
@@ -61,6 +61,7 @@ environment.filters |= {
     "of_ranks": replace_ranks,
     "spell_value": spell_value,
     "tone": find_tone,
+    "weight": find_weight,
     "look": _find_cell_class,
     "page_words": use_page_words,
     "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
@@ -70,6 +71,7 @@ environment.filters |= {
 environment.globals |= {
     "version": fivefold.__version__,
     "pages": PAGES,
+    "modules": MODULES,
     "legend": draw_legend,
     "draw_stacked": draw_stacked,
     "known": {

@@ -92,7 +92,7 @@ def compare_runs(site: WebServer, asked: RunQuestion) -> dict[str, Any]:
         return lines.draw_lines(curves, label=label, x_title="optimizer step", y_title=y_title)
 
     pictures = {
-        "Loss": draw(lambda log: list_points(log, "loss"), "loss over steps", y_title="nats"),
+        "Loss": draw(lambda log: list_points(log, "loss"), "loss over steps", y_title="nats per token"),
         "Gradient norm": draw(lambda log: list_points(log, "gradient_norm"), "gradient norm over steps"),
         "Tokens per second": draw(
             list_speeds,

@@ -152,6 +152,7 @@ def look(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
         "question": describe_question(rows),
         "fits": len(fitting),
         "invalid": sum(row.status == "invalid" for row in rows),
+        "has_measured": any(row.measured == "measured" for row in fitting),
         "points": draw_points(best, predicted) if predicted else "",
         "heat": heat.build_table(
             find_best_cells(fitting, asked),

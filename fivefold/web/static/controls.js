@@ -1,0 +1,25 @@
+// Controls of the question beyond what the browser does by itself.
+
+const asked = document.getElementById("asked"); // the fold of the controls: at the side, or above in a narrow window
+if (asked && matchMedia("(max-width: 860px)").matches) asked.open = false;
+
+document.querySelector("header nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
+// Arrow keys move along a row of choices.
+document.addEventListener("keydown", (event) => {
+  const row = event.target.closest?.(".options");
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!row || !step) return;
+  const choices = [...row.children];
+  choices[(choices.indexOf(event.target) + step + choices.length) % choices.length].focus();
+  event.preventDefault();
+});
+
+// A field that takes several values always has one empty input at its end.
+document.addEventListener("input", (event) => {
+  const last = event.target.closest?.("[data-grow]")?.lastElementChild;
+  if (last !== event.target || !last.value) return;
+  const next = last.cloneNode();
+  next.value = "";
+  last.after(next);
+});
