@@ -268,8 +268,8 @@ JOB_HELP = {
     "stack": "the software that runs the training: its kernels, what it keeps, sends and overlaps, and the layouts "
     "that it has. `fivefold config set stack NAME` keeps yours",
     "precision": "dtypes of matmuls, weights, gradients and optimizer states",
-    "optimizer": "update rule. adamw keeps two moments per weight, adamw8bit in 8 bits, sgd one; adafactor keeps a row "
-    "and a column; muon orthogonalizes the update of matrices",
+    "optimizer": "update rule. adamw keeps two moments per weight, adamw8bit in 8 bits, adamw4bit in 4, sgd one; "
+    "adafactor keeps a row and a column; muon orthogonalizes the update of matrices",
     "adapter": "train low-rank adapters over frozen weights. lora:16 has rank 16; dora trains norms of rows "
     "too; q keeps the weights in 4 bits",
     "attention": "attention kernel. flash keeps no scores; unfused materializes them, T×T for each head",

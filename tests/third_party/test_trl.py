@@ -328,7 +328,7 @@ def test_a_step_of_preferences_equals_that_of_trl(
     for ours, our_rewards, error in forked(
         world, preference_step_of_ours, base, tmp_path, tmp_path / "data", text, adapter
     ):
-        assert ours == pytest.approx(theirs, rel=1e-6)
+        assert ours == pytest.approx(theirs, rel=3e-6)  # of differences of sums of log-probabilities
         assert our_rewards == pytest.approx(rewards, rel=1e-5)
         assert error <= 1e-5
     assert 0 < rewards.accuracy < 1

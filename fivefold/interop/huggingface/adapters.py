@@ -41,6 +41,7 @@ class AdapterKeys(NamedTuple):
     eight: tuple[str, Any]  # the same in 8 bits
     nested: tuple[str, bool]  # double quantization
     others: tuple[str, ...]  # keys of variants that are not modelled, if they are on
+    resumed: str = ""  # the key of an adapter's folder, whose factors are trained further
 
 
 TRL = AdapterKeys(
@@ -84,6 +85,7 @@ AXOLOTL = AdapterKeys(
         "peft_layers_to_transform",
         "peft_trainable_token_indices",
     ),
+    resumed="lora_model_dir",
 )
 LLAMAFACTORY = AdapterKeys(
     "finetuning_type",
@@ -100,6 +102,7 @@ LLAMAFACTORY = AdapterKeys(
     ("quantization_bit", 8),
     ("double_quantization", True),
     ("additional_target",),
+    resumed="adapter_name_or_path",
 )
 ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
 
@@ -117,6 +120,7 @@ def _build_table(names: AdapterKeys) -> Table:
         names.four[0]: part(BASE, None),
         names.eight[0]: part(BASE, None),
         names.nested[0]: part(BASE, None),
+        **({names.resumed: part(ADAPTER, None)} if names.resumed else {}),
     }
     return keys | ({"lora_target_linear": part("job.adapter.targets", None)} if names is AXOLOTL else {})
 
@@ -144,8 +148,13 @@ def read_adapter(values: Values) -> dict[str, Any]:
     base = _read_base(values, names, on=on)
     if switch == "qlora" and base != "nf4":
         values.mark_not_modelled(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
+    is_resumed = bool(names.resumed and values[names.resumed])
     if not on:
+        if is_resumed:
+            values.mark_not_modelled(names.resumed, "an adapter without a method that trains one")
         return {}
+    if is_resumed:
+        values.approximate(names.resumed, "trained further; its rank and layers are taken from the config, not from it")
     for key in names.others:
         if values.given.get(key) not in (None, False, "", [], {}):
             values.mark_not_modelled(key, "a variant of adapters that is not modelled")
@@ -320,6 +329,13 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
     return (ALL_LINEAR,)
 
 
+def _strip_attention(target: str) -> str:
+    """Return ``q_proj`` of ``self_attn.q_proj``, as peft compares the last names of modules; other names unchanged."""
+    *parents, name = target.split(".")
+    is_attention = parents == ["self_attn"] and TARGETS.get(name, ("",))[0].startswith("attention.")
+    return name if is_attention else target
+
+
 def _resolve_targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     """Return the layers with adapters; other names than those of Llama's linear layers are doubted."""
     if values.given.get("lora_target_linear") is True and names is AXOLOTL:
@@ -335,6 +351,7 @@ def _resolve_targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
         return ("q_proj", "v_proj")
     if any(word in names.every for word in words):
         return (ALL_LINEAR,)
+    words = [_strip_attention(word) for word in words]
     known = tuple(word for word in words if word in TARGETS)
     if len(known) < len(words):
         unsupported_targets = ", ".join(word for word in words if word not in TARGETS)

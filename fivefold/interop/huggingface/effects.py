@@ -160,7 +160,7 @@ AXOLOTL: Table = {
     ),
     **unmodelled_keys(OBJECTIVE, "ebft.*", "use_eaft", "kd_trainer", "kd_online_server_base_url", "nemo_gym_enabled"),
     **unmodelled_keys("noise on the embeddings", "noisy_embedding_alpha"),
-    **unmodelled_keys(ADAPTERS, "lora_model_dir", "relora", "relora_steps", "mora", "mora.*", "spectrum_top_fraction"),
+    **unmodelled_keys(ADAPTERS, "relora", "relora_steps", "mora", "mora.*", "spectrum_top_fraction"),
     **unmodelled_keys(
         PARTLY_FROZEN, "freeze_mm_modules", "dense_mixer", "dense_mixer.*", "llmcompressor", "llmcompressor.*"
     ),
@@ -195,6 +195,9 @@ AXOLOTL: Table = {
     **unmodelled_keys("another vocabulary", "shrink_embeddings"),
     **unmodelled_keys("adapters in 16 bits", "peft_autocast_adapter_dtype", default=True),
     **approximate_keys("up to 31 entries of the vocabulary more: not counted", "resize_token_embeddings_to_32x"),
+    **approximate_keys(
+        "the routers' balancing loss: its few operations are not counted", "model_config.output_router_logits"
+    ),
     **unmodelled_keys("another model", "overrides_of_model_config.*", "model_config.*", "overrides_of_model_kwargs.*"),
     **unmodelled_keys("another model", "model_kwargs.*", "cls_model_config", "overrides_of_model_config"),
     **unmodelled_keys("another model", "overrides_of_model_kwargs", "model_config", "model_kwargs"),
@@ -215,7 +218,7 @@ LLAMAFACTORY: Table = {
     **unmodelled_keys(QUANTIZED, "quantization_type", default="nf4"),
     **unmodelled_keys("layers spread over GPUs one after another", "quantization_device_map", "device_map"),
     **unmodelled_keys(OPTIMIZER, "use_adam_mini"),
-    **unmodelled_keys(ADAPTERS, "adapter_name_or_path", "use_llama_pro"),
+    **unmodelled_keys(ADAPTERS, "use_llama_pro"),
     **unmodelled_keys("other activations are kept", "use_unsloth_gc"),
     **unmodelled_keys("another trainer", "use_mca", "use_kt", "use_hyper_parallel"),
     **unmodelled_keys("another attention", "shift_attn"),

@@ -59,7 +59,13 @@ Trainer(model=model, args=arguments, train_dataset=RandomTokens(config.vocab_siz
 '''
 
 DEEPSPEED_FILE = "deepspeed.json"
-OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit", "adafactor": "adafactor", "sgd": "sgd"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch_fused",
+    "adamw8bit": "adamw_bnb_8bit",
+    "adamw4bit": "adamw_torch_4bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
 
 ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "unfused": "eager", "blocks": "sdpa"}
 
@@ -331,6 +337,12 @@ def emit_axolotl(plan: ConfigPlan) -> WrittenConfig:
     if values.pop("use_liger_kernel"):
         values |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
     if plan.job.stack.name == "fsdp2":
+        adapter = plan.job.adapter
+        if plan.job.objective == "dpo" and adapter is not None and adapter.base in ("nf4", "int8"):
+            raise UserError(
+                f"adapter.base={adapter.base}: Axolotl does not train objective=dpo over a quantized base under FSDP2; "
+                "take stack deepspeed, or a base in 16 bits"
+            )
         for key, value in _emit_fsdp(plan).items():
             if key.startswith(FSDP) and key != f"{FSDP}version":
                 values[f"fsdp_config.{key.removeprefix(FSDP)}"] = value

@@ -44,7 +44,7 @@ OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw", "adam": "adamw",
     "adamw_apex_fused": "adamw", "adamw_anyprecision": "adamw", "adamw_torch_xla": "adamw", "adamw_8bit": "adamw8bit",
     "adamw_bnb_8bit": "adamw8bit", "paged_adamw_8bit": "adamw8bit", "adamw_torch_8bit": "adamw8bit",
-    "adafactor": "adafactor", "sgd": "sgd",
+    "adamw_torch_4bit": "adamw4bit", "adafactor": "adafactor", "sgd": "sgd",
     "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw",
 }  # fmt: skip
 

@@ -13,6 +13,8 @@ from fivefold.job import Job, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
+from fivefold.model.weights import Weight
+from fivefold.optimizers.cost import find_cost
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.stack.catalog import build_stack
@@ -61,6 +63,17 @@ def test_moments_per_parameter(kind: Literal["adamw", "adamw8bit", "sgd"], per_p
     result = count_rank_memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
     rel = 3e-4 if kind == "adamw8bit" else 1e-4  # its vectors keep fp32
     assert result == pytest.approx(per_parameter * MODEL.parameters, rel=rel)
+
+
+def test_4_bit_moments_are_those_of_torchao() -> None:
+    """Bytes of the states that torchao 0.15's AdamW4bit makes with blocks of 256, measured by hand."""
+    shapes = [(64, 64), (4096,), (16, 100), (50, 100), (16, 4096)]
+    recipes = ["bf16-autocast", "bf16-pure", "bf16-autocast", "bf16-pure", "bf16-autocast"]
+    for shape, precision, taken in zip(shapes, recipes, (4356, 4356, 12804, 20004, 67716), strict=True):
+        job = Job(precision=precision, optimizer=Optimizer(kind="adamw4bit"))
+        weight = Weight("w", shape, "column" if len(shape) == 2 else "norm")
+        cost = find_cost("adamw4bit").state_bytes([weight], shards=1, quantised=frozenset(), job=job)
+        assert cost == taken, shape
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
