@@ -576,12 +576,6 @@ def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
     for is_present, feature, fix in (
         (job.objective == "dpo", "objective=dpo", "sft, or an adapter"),
         (job.images > 0, f"images={job.images}", "freeze_vision_tower, or text alone"),
-        (
-            not all(map(model.has_norm1, range(model.layers))),
-            f"layers of {model.name} that do not norm the input of attention",
-            "a model whose layers do",
-        ),
-        (model.block.startswith("parallel"), f"block={model.block}", "a model whose layers do not"),
     ):
         if is_present:
             yield f"freeze is not modelled with {feature}; take {fix}"

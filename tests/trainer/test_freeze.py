@@ -96,6 +96,39 @@ def test_steps_equal_weights_without_gradients(forked, text: str, parts: tuple[s
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "changed", "parts"),
+    [
+        ("dp2 zero3 mbs2 ac=full", {"block": "parallel"}, ("embed_tokens", "layers[0]", "layers[1].mlp")),
+        ("dp1 mbs8", {"embedding_norm": "weighted", "first_norm": False}, ("layers[0].attention", "norm")),
+        *mark_share(
+            99,
+            [
+                ("tp2 mbs4", {"block": "post"}, SOME[1:]),
+                ("dp4 zero1 mbs2", {"block": "parallel_shared"}, MLPS),
+                ("tp2 mbs4", {"block": "sandwich"}, LAST),
+            ],
+        ),
+    ],
+)
+def test_frozen_parts_change_no_gradient_of_others(
+    forked, text: str, changed: dict[str, object], parts: tuple[str, ...]
+) -> None:
+    """Gradients of the first step are those of full training, which other tests compare with transformers and torch."""
+    model, job = PLAIN.replace(**changed), freeze_job(*parts)
+    job = job.replace(optimizer=job.optimizer.replace(clip=0.0))
+    world = Layout.parse(text).world
+    of_full = {(rank, name, at): part for rank, (_, steps, *_) in enumerate(
+        forked(world, train, model, text, job.replace(freeze=()))) for name, at, part in steps[0]}  # fmt: skip
+    names = set[str]()
+    for rank, (_, steps, *_) in enumerate(forked(world, train, model, text, job)):
+        for name, at, part in steps[0]:
+            full = of_full[rank, name, at]
+            assert (part - full).norm() <= 1e-5 * full.norm(), name
+            names.add(name)
+    assert names == list_trained(model, job)
+
+
 def resume(folder: Path, before: str, after: str, job: Job) -> tuple[float, dict[str, Tensor]]:
     """Train two steps under ``before`` if ranks suffice, save; load under ``after``; the loss of the next batch."""
     directory = folder / "checkpoints"

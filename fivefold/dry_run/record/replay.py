@@ -155,12 +155,13 @@ class BlockReplayer:
         x: Tensor = _InputGradient.apply(leaf, partial(_note_gradient, noted_gradients, recorder))  # type: ignore[no-untyped-call]
         x_id, start = recorder.storage_id(x), recorder.count_events()
         y = self.original(x, *rest)
+        del x  # as the caller does: a block that does not keep its input frees it here
         spans.append((start, recorder.count_events()))
         output = recorder.storage_id(y), TensorShape.from_tensor(y)
         output_gradients = [torch.empty_like(y)]
         g_id = recorder.storage_id(output_gradients[0])
         end = end_stage(y, output_gradients)
-        del x, y
+        del y
         seed = torch.ones_like(end)
         self.wgrad_store.deferring, start = split, recorder.count_events()
         with recorder.call_sites.enter_module(""):

@@ -153,6 +153,7 @@ def test_preferences_are_counted_with_their_four_sums_and_a_reference_without_dr
     assert list_miscounts(case) == []
 
 
+UNNORMED = DENSE.replace(first_norm=False, embedding_norm="weighted")
 LOWEST = ("embed_tokens", "layers[0].attention", "layers[0].norms")
 
 
@@ -160,6 +161,7 @@ LOWEST = ("embed_tokens", "layers[0].attention", "layers[0].norms")
     ("number", "model", "text", "parts"),
     [
         (ON_CPUS, DENSE, "dp2 zero2 mbs1 ac=norm+act", LOWEST),
+        (ON_GPUS, UNNORMED, "dp2 zero2 mbs1", ("layers[0].attention", "norm")),  # the first layer frees its input
         (ON_GPUS, MIXTURE, "dp2 ep2 zero3 mbs1 ac=full", ("embed_tokens", "layers[:-1]", "norm", "lm_head")),
         *mark_share(
             4,
@@ -169,6 +171,10 @@ LOWEST = ("embed_tokens", "layers[0].attention", "layers[0].norms")
                 (ON_GPUS, DENSE.replace(tied_embeddings=True), "tp2 pp2 mbs1 ac=full", ("embed_tokens",)),
                 (ON_CPUS, MIXTURE, "dp2 ep2 etp2 tp2 mbs2", ("layers[1:].experts",)),
                 (ON_CPUS, MIXTURE, "dp2 ep2 mbs1", ("layers.router",)),
+                (ON_GPUS, UNNORMED, "tp2 nosp mbs2", ("layers[0].attention",)),
+                (ON_CPUS, DENSE.replace(block="parallel"), "dp2 zero2 mbs1 ac=full", LOWEST),
+                (ON_GPUS, DENSE.replace(block="parallel_shared"), "tp2 mbs2", ("layers[0]", "layers[1:].mlp")),
+                (ON_CPUS, DENSE.replace(block="post"), "dp2 zero3 mbs1", ("layers[0].attention", "lm_head")),
             ],
         ),
     ],
@@ -355,7 +361,6 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "wide shared layers",
     ),
     "learned positions": ("bias by distance", "no positions", "sinusoidal positions"),
-    "no first norm": ("freeze",),
     "mtp": (
         "adapters",
         "altup",
@@ -377,7 +382,6 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     ),
     "parallel block": (
         "altup",
-        "freeze",
         "half layers",
         "no first norm",
         "norms by mixer",
