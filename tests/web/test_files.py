@@ -91,7 +91,7 @@ def test_an_explanation_names_cause_and_change_and_no_folder(examples: TestClien
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ((), "there is no file"),
+        ((), "no file is given"),
         (("dropped:7/rank0.json",), "upload the file again"),
         (("dropped:../demo.toml",), "upload the file again"),
         (("../README.md",), "outside of the folder"),
