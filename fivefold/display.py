@@ -64,7 +64,9 @@ class Shown(Record):
         if not file.parent.is_dir():
             raise UserError(f"{file}: there is no folder {file.parent}")
         if file.suffix == ".html":
-            file.write_text(_call("fivefold.rendering.report:page", self.line(), self._repr_html_()), encoding="utf-8")
+            file.write_text(
+                _call("fivefold.rendering.report:render_page", self.line(), self._repr_html_()), encoding="utf-8"
+            )
         elif file.suffix == ".json":
             file.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
         elif file.suffix in (".svg", ".png", ".pdf"):
@@ -78,7 +80,7 @@ class Rows(tuple[Item, ...]):
     """Records of one kind, in order: a tuple that notebooks show, and ``print`` prints, as a table."""
 
     __slots__ = ()
-    drawn_by: ClassVar[str] = "fivefold.rendering.rows:rows"
+    drawn_by: ClassVar[str] = "fivefold.rendering.rows:render_rows"
     printed_by: ClassVar[str] = "fivefold.rendering.rows:to_text"
 
     def __repr__(self) -> str:

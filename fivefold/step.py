@@ -181,8 +181,8 @@ class Mfu(Record):
 class Step(Shown):
     """One training step of ``model`` on ``machine`` under ``layout`` and ``job``."""
 
-    drawn_by: ClassVar[str] = "fivefold.rendering.html:step"
-    charted_by: ClassVar[str] = "fivefold.rendering.charts:memory_bars"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_step"
+    charted_by: ClassVar[str] = "fivefold.rendering.charts:draw_memory_bars"
 
     kind: Kind
     model: str

@@ -57,17 +57,17 @@ if TYPE_CHECKING:
 MAX_ROWS = 60  # maximum rows of a table
 
 
-def step(what: Step) -> str:
+def render_step(what: Step) -> str:
     """Return the page of a step."""
-    return join_parts(*step_parts(what))
+    return join_parts(*render_step_parts(what))
 
 
-def step_parts(what: Step) -> list[str]:
+def render_step_parts(what: Step) -> list[str]:
     """Return headline, memory, time, traffic and work."""
     view = view_step(what)
     parts = [render_headline(what), build_figures(view.figures)]
     parts += render_expectation(what)
-    parts += [*draw_memory(what), build_heading(view.time.title, view.time.remark), time([what])]
+    parts += [*draw_memory(what), build_heading(view.time.title, view.time.remark), render_time([what])]
     parts += [fold("Traffic and work", render_section(view.traffic) + render_section(view.work))]
     parts += [build_paragraph(line, kind="bad") for line in what.findings]
     return parts
@@ -113,7 +113,7 @@ def draw_memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3
     ]
 
 
-def time(steps: Sequence[Step]) -> str:
+def render_time(steps: Sequence[Step]) -> str:
     """Return seconds by cause: a bar and a column for each step."""
     columns = [split_by_cause(step_of_column.time) for step_of_column in steps]
     names = [
@@ -140,10 +140,10 @@ def time(steps: Sequence[Step]) -> str:
         for name in names
     ]
     headings = ("cause", *(step_of_column.kind for step_of_column in steps))
-    return draw_bars(rows, time_colours(names)) + build_table(headings, cells, left=("cause",))
+    return draw_bars(rows, map_time_colours(names)) + build_table(headings, cells, left=("cause",))
 
 
-def time_colours(names: Sequence[str]) -> dict[str, str]:
+def map_time_colours(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each cause; each axis of communication has its own."""
     axes = [name for name in names if name not in TIME_COLOURS]
     axis_colours = {name: AXIS_COLOURS[index % len(AXIS_COLOURS)] for index, name in enumerate(axes)}
@@ -155,12 +155,12 @@ def _share(seconds: float, what: Step) -> str:
     return f"{show_seconds(seconds)} ({seconds / step_seconds:.0%})" if step_seconds else show_seconds(seconds)
 
 
-def search(what: SearchResult) -> str:
+def render_search(what: SearchResult) -> str:
     """Return the page of a search."""
-    return join_parts(*search_parts(what), *render_front(what, within="notebook"))
+    return join_parts(*render_search_parts(what), *render_front(what, within="notebook"))
 
 
-def search_parts(what: SearchResult) -> list[str]:
+def render_search_parts(what: SearchResult) -> list[str]:
     """Return the proposal with its reasons, the best layouts, and why others were rejected."""
     fits = "" if what.best else f"; {what.describe_unfit()}"
     job_parts = [build_paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
@@ -193,7 +193,7 @@ def _render_proposal(what: Proposal, superlative: str) -> list[str]:
         build_heading("Proposal", "; ".join(filter(None, [what.describe(superlative), what.remark]))),
         build_paragraph(Raw(f"<b><code>{escape_text(what.layout)}</code></b>")),
         build_figures(list_key_figures(what.choice.step)),
-        time([what.choice.step]),
+        render_time([what.choice.step]),
         convert_grid(make_grid(CHOICES, what.why)),
     ]
 
@@ -228,7 +228,7 @@ def render_playbook(what: Playbook) -> str:
 
     return join_parts(
         convert_terminal(page.render_page(what)),
-        *step_parts(what.step),
+        *render_step_parts(what.step),
         *(fold(name, f"<pre>{escape_text(text)}</pre>") for name, text in what.configs.items()),
         fold("the run file", f"<pre>{escape_text(what.run_file)}</pre>"),
     )
@@ -255,7 +255,7 @@ def render_comparison(what: Comparison) -> str:
     )
 
 
-def run(what: RunFolder) -> str:
+def render_run(what: RunFolder) -> str:
     """Return the page of a finished run."""
     return join_parts(
         render_headline(what.measured),
@@ -277,7 +277,7 @@ def compare_html(predicted: Step, steps: Sequence[Step]) -> list[str]:
     return [
         *parts,
         build_heading("Time"),
-        time(steps),
+        render_time(steps),
         build_heading(
             "What the error consists of", f"{show_difference(error)} of {show_seconds(measured.time.step_seconds)}"
         ),
@@ -300,7 +300,7 @@ def render_section(what: Section) -> str:
 def render_dry_run(what: Step | None, findings: Sequence[str]) -> str:
     """Return the dry-run step, and what would go wrong."""
     failures = [build_paragraph(f"would fail: {line}", kind="bad") for line in findings]
-    return join_parts(*failures, *(step_parts(what) if what else []))
+    return join_parts(*failures, *(render_step_parts(what) if what else []))
 
 
 def render_traced(what: Traced) -> str:

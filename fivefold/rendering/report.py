@@ -111,7 +111,7 @@ def render_resources(step: Step, drawing: Drawing | None) -> list[str]:
         parts += [build_heading("Memory over time", remark), add_titles(memory_picture)]
         parts.append(draw_legend((name, name) for name in areas.list_legend_entries(drawing.levels)))
     bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
-    parts += [build_heading("Time", bound, level=2), html.time([step])]
+    parts += [build_heading("Time", bound, level=2), html.render_time([step])]
     if drawing and drawing.rows:
         remark = pipeline.describe_step(step.time, drawing.rows)
         parts += [
@@ -206,7 +206,7 @@ def report_search(result: SearchResult, drawing: Drawing | None = None) -> list[
     """Return the parts of a search: the proposal and why, the best layouts, the front; then the proposal as a step."""
     choice = result.proposal.choice if result.proposal else result.best[0] if result.best else None
     parts = render_question(choice.step, by_search=True) if choice else []
-    parts += [build_heading("What is proposed, and why", level=2), *html.search_parts(result)]
+    parts += [build_heading("What is proposed, and why", level=2), *html.render_search_parts(result)]
     parts += render_front(result, within="report")
     return [*parts, *(render_resources(choice.step, drawing) if choice else [])]
 

@@ -78,7 +78,7 @@ class Comparison(Shown):
     ``ratios``: of every two variants on GPUs, unless no published runs differ as they do.
     """
 
-    drawn_by: ClassVar[str] = "fivefold.rendering.html:comparison"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_comparison"
     charted_by: ClassVar[str] = "fivefold.rendering.comparison:draw_times"
 
     common: tuple[str, ...]

@@ -38,7 +38,7 @@ class Stage(Record):
 class Playbook(Shown):
     """The procedure for one run with its final layout and the run; ``commands``: the commands to run, by software."""
 
-    drawn_by: ClassVar[str] = "fivefold.rendering.html:playbook"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_playbook"
 
     model: str
     machine: str

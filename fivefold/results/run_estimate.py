@@ -89,7 +89,7 @@ class Offer(Record):
 class Offers(Shown):
     """One run on several machines, the best by ``by`` first; ``stopped``: interrupted before all were searched."""
 
-    drawn_by: ClassVar[str] = "fivefold.rendering.html:offers"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_offers"
 
     model: str
     by: Goal

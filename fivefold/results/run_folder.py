@@ -21,7 +21,7 @@ MAX_TIMELINE_RANKS = 8  # largest number of measured ranks in a timeline
 class RunFolder(Shown):
     """The results that ``train`` has written; ``dry_run`` (a dry run) is None unless the run was traced."""
 
-    drawn_by: ClassVar[str] = "fivefold.rendering.html:run"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_run"
 
     folder: Path
     predicted: Step

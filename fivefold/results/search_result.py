@@ -192,7 +192,7 @@ class SearchResult(Shown):
     that others may be better.
     """
 
-    drawn_by: ClassVar[str] = "fivefold.rendering.html:search"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_search"
     charted_by: ClassVar[str] = "fivefold.rendering.point_charts:draw_front_file"
 
     by: Aim

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -12,6 +14,8 @@ import fivefold as ff
 from fivefold.api.job_words import JobWords
 from fivefold.results.search_result import SearchResult
 from fivefold.step import Step
+
+NAMED = re.compile(r'"(fivefold(?:\.\w+)+:\w+)"')
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,13 @@ def test_help_shows_the_options_of_a_job_with_their_types() -> None:
     assert parameters["seq"].kind is inspect.Parameter.KEYWORD_ONLY
     assert {"stack", "gbs", "precision", "adapter", "attention"} <= set(parameters)
     assert {"seq", "gbs"} <= set(JobWords.__annotations__)
+
+
+def test_the_functions_that_records_name_exist() -> None:
+    names = {name for file in Path(ff.__file__).parent.rglob("*.py") for name in NAMED.findall(file.read_text())}
+    assert len(names) > 10
+    for name in names:
+        assert callable(resolve_name(name)), name
 
 
 def test_a_record_is_saved_as_page_and_data(step: Step, search_result: SearchResult, tmp_path: Path) -> None:

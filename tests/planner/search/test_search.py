@@ -29,7 +29,7 @@ from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import FIRST_GAP, MAX_DOUBLINGS, SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
-from fivefold.rendering.html import search as html
+from fivefold.rendering.html import render_search as html
 from fivefold.rendering.search import render_page
 from fivefold.results.objectives import By
 from fivefold.results.search_result import SearchResult
