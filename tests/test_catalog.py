@@ -49,7 +49,7 @@ def list_features(record: Record, prefix: str = "") -> Iterator[str]:
         value = getattr(record, name)
         if isinstance(value, Record):
             yield from list_features(value, f"{prefix}{name}.")
-        elif name not in ("name", "source"):
+        elif name not in ("name", "source", "repository"):
             yield f"{prefix}{name}={value if value is None or isinstance(value, bool | str) else bool(value)}"
 
 

@@ -50,16 +50,27 @@ def read(
 
 
 def _find_known(model: Model) -> Model:
-    """Return the model under its name in the catalog, if the catalog has it."""
-    for name, entry in catalog.CATALOG.items():
-        layers = entry.config.get("num_hidden_layers", model.layers)  # a key that is left out has a default: build it
-        width = entry.config.get("hidden_size", model.width)
-        if (layers, width) != (model.layers, model.width):
-            continue
-        published = catalog.build_model(name)
-        if published.layers == model.layers and find_difference(published, fit_free_fields(model, published)) is None:
-            return model.replace(name=name)
-    return model
+    """Return the model under its name in the catalog, if the catalog has it.
+
+    Of several with its sizes, the one that is named like it, then one with its scaling of positions.
+    """
+    named = catalog.find_published(model.name)
+    if named is not None and find_difference(named, model) is None:
+        return model.replace(name=named.name, repository=model.repository or named.repository)
+    same = [name for name in catalog.CATALOG if _is_same(catalog.CATALOG[name], name, model)]
+    scaled = [name for name in same if catalog.build_model(name).rope_scaling == model.rope_scaling]
+    name = next(iter([*scaled, *same]), model.name)
+    return model.replace(name=name)
+
+
+def _is_same(entry: catalog.CatalogEntry, name: str, model: Model) -> bool:
+    """Return whether a catalog model is ``model``, except for what costs nothing."""
+    layers = entry.config.get("num_hidden_layers", model.layers)  # a key that is left out has a default: build it
+    width = entry.config.get("hidden_size", model.width)
+    if (layers, width) != (model.layers, model.width):
+        return False
+    published = catalog.build_model(name)
+    return published.layers == model.layers and find_difference(published, fit_free_fields(model, published)) is None
 
 
 def _list_documents(words: Sequence[str]) -> list[Document]:

@@ -17,20 +17,16 @@ from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.spec import Model
 from fivefold.record import UsageWarning, UserError, join_names, locate, make_unknown_name_error, read_file
 
-# Endings of repositories whose config.json has the sizes of the model without them.
-TUNED_ENDINGS = (
-    *("", "-hf", "-base", "-instruct", "-chat", "-it", "-pt", "-chat-hf", "-thinking"),
-    *("-instruct-2507", "-thinking-2507"),
-)
-# Later versions with the same sizes; their context lengths differ.
-SAME_SIZES = (
-    ("llama-3-", "llama-3.1-"),
-    ("llama-3-70b", "llama-3.3-70b"),
-    ("qwen2-7b", "qwen2.5-7b"),
-    ("deepseek-v3", "deepseek-v3-0324"),
-    ("deepseek-v3", "deepseek-v3.1"),
-    ("deepseek-v3", "deepseek-r1"),
-)
+# Endings of repositories whose config.json has the sizes of the model without them, as they are spelled.
+TUNED_ENDINGS = ("", "-hf", "-Base", "-Instruct", "-Chat", "-chat", "-it", "-pt", "-chat-hf")
+THINKING = ("Qwen3-VL-", "Qwen3-Next-")  # whose -Thinking has the config of -Instruct
+# Later versions whose config.json has the same values. A version with another value has an entry of its own.
+SAME_CONFIG = {
+    "deepseek-v3-0324": "deepseek-v3",
+    "deepseek-v3.1": "deepseek-v3",
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-r1-0528": "deepseek-v3",
+}
 
 
 class CatalogEntry(NamedTuple):
@@ -81,8 +77,8 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     if path.suffix not in (".json", ".toml"):
         if is_file:
             raise UserError(f"{text}: a model file ends in .json or .toml")
-        if name := find_repository(text):
-            return build_model(name)
+        if published := find_published(text):
+            return published
         if not _is_repository(text):
             raise make_unknown_name_error(text, list_names(), kind="model")
         similar = f" (similar: {join_names(close, 'and')})" if (close := list_similar(text)) else ""
@@ -100,22 +96,35 @@ def name_model(path: Path) -> str:
     return path.stem if path.suffix in (".json", ".toml") else path.name
 
 
-def find_repository(text: str) -> str | None:
-    """Return the catalog's name of the model with the sizes of the Hugging Face repository ``text``, or None.
+def find_published(text: str) -> Model | None:
+    """Return the model that a catalog name, or the name of a Hugging Face repository with its config, stands for.
 
-    Any owner may hold a copy. Base and instruction-tuned versions have the same sizes.
+    Any owner may hold a copy. Base and instruction-tuned versions have the same sizes; ``Model.repository`` keeps which
+    of them was named. Returns None for all other names, however close.
     """
-    word = text.rstrip("/").rpartition("/")[2].lower()
-    for name, entry in CATALOG.items():
-        if word in _list_repository_names(name, entry):
-            return name
-    return None
+    if text in CATALOG:
+        return build_model(text)
+    owner, _, tail = text.rstrip("/").rpartition("/")
+    name = find_repository(tail)
+    if name is None:
+        return None
+    entry, model = CATALOG[name], build_model(name)
+    if version := next((version for version in SAME_CONFIG if tail.lower() in (version, f"{version}-base")), None):
+        model = model.replace(name=version)
+    repository = f"{owner}/{tail}" if owner else _list_spellings(name, entry)[tail.lower()]
+    return model if repository.lower() == (entry.repository or "").lower() else model.replace(repository=repository)
+
+
+def find_repository(text: str) -> str | None:
+    """Return the catalog's name of the model with the config of the Hugging Face repository ``text``, or None."""
+    tail = text.rstrip("/").rpartition("/")[2].lower()
+    return next((name for name, entry in CATALOG.items() if tail in _list_spellings(name, entry)), None)
 
 
 def list_similar(text: str) -> list[str]:
     """Return the up to three catalog models whose names, or those of their repositories, are nearest to ``text``."""
     word = text.rstrip("/").rpartition("/")[2].lower()
-    spellings = {spelling: name for name, entry in CATALOG.items() for spelling in _list_repository_names(name, entry)}
+    spellings = {spelling: name for name, entry in CATALOG.items() for spelling in _list_spellings(name, entry)}
     close = get_close_matches(word, spellings, n=12, cutoff=0.6)
     return list(dict.fromkeys(spellings[spelling] for spelling in close))[:3]
 
@@ -125,16 +134,29 @@ def _is_repository(text: str) -> bool:
     return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) is not None and not text.startswith(".")
 
 
-def _list_repository_names(name: str, entry: CatalogEntry) -> set[str]:
-    """Return the names, without an owner, of repositories with the sizes of a catalog model."""
+def _list_spellings(name: str, entry: CatalogEntry) -> dict[str, str]:
+    """Return the names, in lower case and without an owner, of repositories with the config of a catalog model.
+
+    Each comes with the repository that it means when no owner is given; an empty one if the catalog names none.
+    """
     if name in ("nano", "tiny"):  # Fivefold's own
-        return set()
-    tail = (entry.repository or name).lower().rpartition("/")[2].removeprefix("meta-")
-    for ending in ("-hf", "-base", "-instruct", "-pt"):
-        tail = tail.removesuffix(ending)
-    stems = {name, tail, *(tail.replace(version, later) for version, later in SAME_SIZES)}
-    prefix = "meta-" if tail.startswith("llama-") else ""
-    return {start + stem + ending for stem in stems for ending in TUNED_ENDINGS for start in ("", prefix)}
+        return {}
+    owner, _, tail = (entry.repository or name).rpartition("/")
+    base = re.sub(r"-(hf|base|instruct|pt)$", "", tail, flags=re.IGNORECASE)
+    stem = base.lower().removeprefix("meta-")
+    stems = {name, stem, re.sub(r"^([a-z]+)-(?=\d)", r"\1", stem)}
+    prefixes = ("", "meta-") if stem.startswith("llama-") else ("",)
+    spellings: dict[str, str] = {}
+    for ending in (*TUNED_ENDINGS, *(["-Thinking"] if base.startswith(THINKING) else [])):
+        repository = f"{owner}/{base}{ending}" if owner and ending else entry.repository or ""
+        spellings |= {f"{prefix}{stem}{ending.lower()}": repository for prefix in prefixes for stem in stems}
+    for kind in ("Base", "Instruct", "Thinking"):  # such as Qwen3-4B-Instruct-2507
+        dated = re.sub(r"-(Base|Instruct)-(?=\d)", f"-{kind}-", tail)
+        spellings[dated.lower()] = f"{owner}/{dated}" if owner else ""
+    for version, first in SAME_CONFIG.items():
+        if first == name:
+            spellings |= {f"{version}{ending}": "" for ending in ("", "-base")}
+    return spellings | {tail.lower(): entry.repository or ""}
 
 
 def locate_model(text: str, *, named_in: Path) -> str:
@@ -204,6 +226,11 @@ def _qwen3_moe(*, layers: int, width: int, heads: int, ffn: int, expert_ffn: int
         "norm_topk_prob": True,
     }
     return shape | experts | {"num_key_value_heads": 4}
+
+
+def _qwen3_2507(config: dict[str, Any], rope_theta: float) -> dict[str, Any]:
+    """Return a Qwen3 of July 2025, which reads 262 144 tokens."""
+    return config | {"max_position_embeddings": 262_144, "rope_theta": rope_theta}
 
 
 def _nemotron4(*, layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
@@ -363,7 +390,16 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "llama3-8b": CatalogEntry("meta-llama/Meta-Llama-3-8B", _llama3(layers=32, width=4096, heads=32, ffn=14_336)),
     "llama3-70b": CatalogEntry("meta-llama/Meta-Llama-3-70B", _llama3(layers=80, width=8192, heads=64, ffn=28_672)),
-    "llama3-405b": CatalogEntry(
+    "llama3.1-8b": CatalogEntry(
+        "meta-llama/Llama-3.1-8B", _llama3(layers=32, width=4096, heads=32, ffn=14_336) | _llama3_stretch(8.0)
+    ),
+    "llama3.1-70b": CatalogEntry(
+        "meta-llama/Llama-3.1-70B", _llama3(layers=80, width=8192, heads=64, ffn=28_672) | _llama3_stretch(8.0)
+    ),
+    "llama3.3-70b": CatalogEntry(
+        "meta-llama/Llama-3.3-70B-Instruct", _llama3(layers=80, width=8192, heads=64, ffn=28_672) | _llama3_stretch(8.0)
+    ),
+    "llama3-405b": CatalogEntry(  # Llama 3.0 has no 405B
         "meta-llama/Llama-3.1-405B", _llama3(layers=126, width=16_384, heads=128, ffn=53_248) | _llama3_stretch(8.0)
     ),
     "llama3.2-1b": CatalogEntry(
@@ -402,6 +438,9 @@ CATALOG: dict[str, CatalogEntry] = {
         | _TIED,
         _COPIED,
     ),
+    "qwen2.5-7b": CatalogEntry(
+        "Qwen/Qwen2.5-7B", _qwen25(layers=28, width=3584, heads=28, kv_heads=4, ffn=18_944), _QWEN25
+    ),
     "qwen2.5-14b": CatalogEntry(
         "Qwen/Qwen2.5-14B",
         _qwen25(layers=48, width=5120, heads=40, kv_heads=8, ffn=13_824) | {"rms_norm_eps": 1e-5},
@@ -428,6 +467,17 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "qwen3-235b-a22b": CatalogEntry(
         "Qwen/Qwen3-235B-A22B", _qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536)
+    ),
+    "qwen3-4b-2507": CatalogEntry(
+        "Qwen/Qwen3-4B-Instruct-2507", _qwen3_2507(_qwen3(layers=36, width=2560, heads=32, ffn=9728) | _TIED, 5e6)
+    ),
+    "qwen3-30b-a3b-2507": CatalogEntry(
+        "Qwen/Qwen3-30B-A3B-Instruct-2507",
+        _qwen3_2507(_qwen3_moe(layers=48, width=2048, heads=32, ffn=6144, expert_ffn=768), 1e7),
+    ),
+    "qwen3-235b-a22b-2507": CatalogEntry(
+        "Qwen/Qwen3-235B-A22B-Instruct-2507",
+        _qwen3_2507(_qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536), 5e6),
     ),
     "qwen2.5-vl-7b": CatalogEntry(
         "Qwen/Qwen2.5-VL-7B-Instruct",

@@ -365,6 +365,7 @@ class ModelShape(Record):
     attention_dropout: Rate | None = None  # rate on attention probabilities; None: as ``dropout``
     embedding_dropout: Rate | None = None  # rate on the embedding; None: as ``dropout``
     source: str = ""  # where the figures are from
+    repository: str = ""  # Hugging Face repository of the weights; "": that of the catalog's model of this name
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

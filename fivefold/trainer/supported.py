@@ -30,7 +30,7 @@ ATTENTIONS = ("flash", "unfused")
 # Fields of a model that may have any value; all others must have the default.
 FREE_FIELDS = frozenset({
     "layers", "position", "positions", "position_offset", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
-    "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
+    "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source", "repository",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
     "qk_norm_after_rope", "qkv_clip", "value_dim", "value_scale", "value_norm", "tied_values", "sliding",

@@ -189,6 +189,35 @@ def test_every_model_of_the_catalog_is_named_so_that_it_is_found_again() -> None
     }
 
 
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("repository", ["meta-llama/Llama-3.1-8B-Instruct", "someone/Qwen2.5-7B-Instruct"])
+def test_a_config_trains_the_repository_that_was_named(repository: str, to: str, tmp_path: Path) -> None:
+    from fivefold.interop.format import Overrides
+    from fivefold.interop.read import read
+    from fivefold.model.catalog import resolve
+
+    file, key = ("axolotl.yaml", "base_model") if to == "axolotl" else ("train.yaml", "model_name_or_path")
+    files = write(plan_of({"adapter": ADAPTER})._replace(model=resolve(repository)), to=to).files
+    assert yaml.safe_load(files[file])[key] == repository
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    back = read([str(tmp_path / file)], Overrides(ranks=8))
+    assert back.model is not None
+    assert back.layout is not None
+    assert back.job is not None
+    again = write(ConfigPlan(back.model, back.layout, back.job), to=to).files
+    assert yaml.safe_load(again[file])[key] == repository
+
+
+def test_a_run_file_names_the_repository_that_was_named() -> None:
+    from fivefold.interop.launch.run_file import build_files
+    from fivefold.model.catalog import resolve
+
+    plan = plan_of({})._replace(model=resolve("Qwen/Qwen2.5-7B-Instruct"), machine="h100:8")
+    assert list(build_files(plan)) == ["run.toml"]
+    assert 'model = "Qwen/Qwen2.5-7B-Instruct"' in build_files(plan)["run.toml"]
+
+
 def test_a_run_file_keeps_its_data(tmp_path: Path) -> None:
     from fivefold.interop.launch.run_file import emit_run_file
     from fivefold.interop.read import read

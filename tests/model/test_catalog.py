@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -257,30 +258,130 @@ def test_unknown_names(text: str, says: str, tmp_path: Path, monkeypatch: pytest
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("repository", "name"),
-    [
-        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"),
-        ("meta-llama/Llama-3.3-70B-Instruct", "llama3-70b"),
-        ("NousResearch/Llama-2-7b-chat-hf", "llama2-7b"),
-        ("Qwen/Qwen3-8B", "qwen3-8b"),
-        ("Qwen/Qwen2.5-7B-Instruct", "qwen2-7b"),
-        ("qwen2.5-7b", "qwen2-7b"),
-        ("Qwen/Qwen2.5-32B-Instruct", "qwen2.5-32b"),
-        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
-        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
-        ("google/gemma-3-27b-it", "gemma3-27b"),
-        ("Qwen/Qwen3-VL-8B-Thinking", "qwen3-vl-8b"),
-        ("HuggingFaceTB/SmolLM3-3B", "smollm3-3b"),
-    ],
-)
-def test_a_hugging_face_repository_names_a_model(
-    repository: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Names of repositories on the Hugging Face hub, each with the catalog's model of its generation, or None: unknown.
+REPOSITORIES = """
+    meta-llama/Llama-2-7b-hf llama2-7b
+    NousResearch/Llama-2-7b-chat-hf llama2-7b
+    meta-llama/Meta-Llama-3-8B llama3-8b
+    meta-llama/Meta-Llama-3-8B-Instruct llama3-8b
+    meta-llama/Meta-Llama-3-70B-Instruct llama3-70b
+    meta-llama/Llama-3.1-8B llama3.1-8b
+    meta-llama/Meta-Llama-3.1-8B llama3.1-8b
+    NousResearch/Meta-Llama-3.1-8B-Instruct llama3.1-8b
+    meta-llama/Llama-3.1-8B-Instruct llama3.1-8b
+    meta-llama/Llama-3.1-70B-Instruct llama3.1-70b
+    meta-llama/Llama-3.1-405B llama3-405b
+    meta-llama/Llama-3.1-405B-Instruct llama3-405b
+    meta-llama/Llama-3.2-1B-Instruct llama3.2-1b
+    meta-llama/Llama-3.2-3B llama3.2-3b
+    meta-llama/Llama-3.3-70B-Instruct llama3.3-70b
+    meta-llama/Llama-4-Maverick-17B-128E None
+    Qwen/Qwen1.5-7B None
+    Qwen/Qwen2-7B qwen2-7b
+    Qwen/Qwen2-7B-Instruct qwen2-7b
+    Qwen/Qwen2-0.5B None
+    Qwen/Qwen2.5-0.5B-Instruct qwen2.5-0.5b
+    Qwen/Qwen2.5-7B qwen2.5-7b
+    Qwen/Qwen2.5-7B-Instruct qwen2.5-7b
+    Qwen/Qwen2.5-Coder-7B-Instruct None
+    Qwen/Qwen2.5-Math-7B None
+    Qwen/Qwen2.5-32B-Instruct qwen2.5-32b
+    Qwen/Qwen2.5-VL-7B-Instruct qwen2.5-vl-7b
+    Qwen/Qwen3-4B qwen3-4b
+    Qwen/Qwen3-4B-Instruct-2507 qwen3-4b-2507
+    Qwen/Qwen3-4B-Thinking-2507 qwen3-4b-2507
+    Qwen/Qwen3-8B qwen3-8b
+    Qwen/Qwen3-8B-Base qwen3-8b
+    Qwen/Qwen3-30B-A3B qwen3-30b-a3b
+    Qwen/Qwen3-30B-A3B-Instruct-2507 qwen3-30b-a3b-2507
+    Qwen/Qwen3-Coder-30B-A3B-Instruct None
+    Qwen/Qwen3-235B-A22B-Thinking-2507 qwen3-235b-a22b-2507
+    Qwen/Qwen3-VL-8B-Thinking qwen3-vl-8b
+    Qwen/Qwen3-Next-80B-A3B-Thinking qwen3-next-80b-a3b
+    mistralai/Mistral-7B-v0.1 mistral-7b
+    mistralai/Mistral-7B-v0.3 None
+    mistralai/Mistral-7B-Instruct-v0.2 None
+    mistralai/Mistral-Nemo-Base-2407 None
+    mistralai/Mistral-Small-24B-Instruct-2501 mistral-small-24b
+    mistralai/Mistral-Small-3.1-24B-Base-2503 None
+    mistralai/Mixtral-8x7B-v0.1 mixtral-8x7b
+    mistralai/Mixtral-8x22B-v0.1 None
+    google/gemma-7b None
+    google/gemma-2-9b-it gemma2-9b
+    google/gemma-2-27b None
+    google/gemma-3-4b-it gemma3-4b
+    google/gemma-3-27b-it gemma3-27b
+    google/gemma-3n-E4B None
+    deepseek-ai/deepseek-moe-16b-base None
+    deepseek-ai/DeepSeek-V2-Chat deepseek-v2
+    deepseek-ai/DeepSeek-V2-Lite deepseek-v2-lite
+    deepseek-ai/DeepSeek-V2.5 None
+    deepseek-ai/DeepSeek-Coder-V2-Lite-Base None
+    deepseek-ai/DeepSeek-V3 deepseek-v3
+    deepseek-ai/DeepSeek-V3-Base deepseek-v3
+    deepseek-ai/DeepSeek-R1-Distill-Llama-8B None
+    deepseek-ai/DeepSeek-R1-Distill-Qwen-7B None
+    deepseek-ai/DeepSeek-V3.2-Exp None
+    microsoft/phi-2 None
+    microsoft/Phi-3-mini-4k-instruct phi3-mini
+    microsoft/Phi-3-mini-128k-instruct None
+    microsoft/Phi-3.5-mini-instruct None
+    microsoft/phi-4 None
+    moonshotai/Kimi-K2-Instruct kimi-k2
+    moonshotai/Kimi-K2-Thinking None
+    moonshotai/Kimi-K2-Instruct-0905 None
+    zai-org/GLM-4.5-Air glm4.5-air
+    zai-org/GLM-4.6 None
+    allenai/OLMo-2-1124-7B-Instruct olmo2-7b
+    allenai/OLMo-7B None
+    openai/gpt-oss-20b gpt-oss-20b
+    HuggingFaceTB/SmolLM3-3B smollm3-3b
+    HuggingFaceTB/SmolLM2-1.7B None
+"""
+
+
+@pytest.mark.parametrize("line", REPOSITORIES.strip().splitlines(), ids=lambda line: line.split()[0])
+def test_a_repository_is_never_taken_for_another_generation(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resolve(repository) == build_model(name)
+    repository, name = line.split()
+    if name == "None":
+        with pytest.raises(UserError, match="unknown model"):
+            resolve(repository)
+        return
+    named, published = resolve(repository), build_model(name)
+    assert named.replace(repository="") == published
+    assert (named.repository or CATALOG[name].repository or "").lower() == repository.lower()
     assert locate_model(repository, named_in=tmp_path / "run.toml") == repository
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name", "repository"),
+    [
+        ("llama-3.1-8b", "llama3.1-8b", ""),
+        ("llama3.1-405b", "llama3-405b", ""),
+        ("llama3.1-8b-instruct", "llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("llama-3.3-70b-instruct", "llama3.3-70b", ""),
+        ("qwen2.5-7b-instruct", "qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct"),
+        ("gemma-2-9b", "gemma2-9b", ""),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-r1", "deepseek-ai/DeepSeek-R1"),
+        ("deepseek-v3.1", "deepseek-v3.1", ""),
+    ],
+)
+def test_a_version_that_is_named_is_kept(spelled: str, name: str, repository: str) -> None:
+    model = resolve(spelled)
+    assert (model.name, model.repository) == (name, repository)
+
+
+def test_llama_31_reads_more_tokens_than_llama_3() -> None:
+    config = transformers.LlamaConfig.from_dict(CATALOG["llama3.1-8b"].config)
+    assert config.max_position_embeddings == 131_072
+    for name, positions, kind in (("llama3-8b", 8192, None), ("llama3.1-8b", 131_072, "llama3")):
+        model = build_model(name)
+        assert model.positions == positions
+        assert (model.rope_scaling and model.rope_scaling.kind) == kind
+    assert build_model("llama3.1-8b").parameters == build_model("llama3-8b").parameters == 8_030_261_248
 
 
 def test_the_repository_of_every_entry_names_its_sizes() -> None:
@@ -303,7 +404,7 @@ def test_a_folder_comes_before_a_repository_of_that_name(tmp_path: Path, monkeyp
     ("repository", "similar"),
     [
         ("mistralai/Mistral-7B-v0.3", "(similar: mistral-7b and mixtral-8x7b)"),
-        ("meta-llama/Llama-3.3-8B", "(similar: llama3-8b,"),
+        ("meta-llama/Llama-3.3-8B", "(similar: llama3"),
         ("foo/bar", "catalog, and Fivefold downloads nothing."),
     ],
 )

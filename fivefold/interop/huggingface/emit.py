@@ -280,13 +280,12 @@ def make_bucket_keys(stack: Stack, *, zero: int) -> dict[str, int]:
 
 
 def find_repository(model: Model) -> str:
-    """Return the model's repository on the hub, or the folder of the config if it has none."""
+    """Return the repository of the model's weights on the hub, or the folder of the config if it has none."""
     entry = catalog.CATALOG.get(model.name)
-    if entry is None or entry.repository is None:
-        return "."
-    name = catalog.find_repository(entry.repository)
-    is_same = name is not None and find_difference(catalog.build_model(name), model) is None
-    return entry.repository if is_same else "."
+    repository = model.repository or (entry.repository if entry else None)
+    published = catalog.find_published(repository) if repository else None
+    is_same = published is not None and find_difference(published, model) is None
+    return repository if repository and is_same else "."
 
 
 def _emit_fine_tuning_keys(plan: ConfigPlan, software: str) -> tuple[ConfigPlan, dict[str, Any]]:

@@ -151,8 +151,8 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
         return None, (f"the model: {NAME_MODEL}",)
     if file := find_config_file(f"{model_name}/config.json", document):
         return catalog.resolve(str(file.parent)), ()
-    if known := catalog.find_repository(str(model_name)):
-        return catalog.build_model(known), ()
+    if published := catalog.find_published(str(model_name)):
+        return published, ()
     similar = f" (similar: {join_names(close, 'and')})" if (close := catalog.list_similar(str(model_name))) else ""
     advice = "name its config.json, or a model of the catalog, by --model NAME or before --from"
     return None, (f"the model {model_name!r}, which is not of the catalog{similar}: {advice}",)

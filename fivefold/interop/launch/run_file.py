@@ -135,9 +135,9 @@ def format_machine(plan: ConfigPlan) -> str:
 
 def build_files(plan: ConfigPlan) -> dict[str, str]:
     """Return the run file, and the model's file if the catalog does not have the model."""
-    known = plan.model.name in catalog.CATALOG and catalog.build_model(plan.model.name) == plan.model
-    if known:
-        return {"run.toml": format_run_file(plan, model=plan.model.name)}
+    for name in filter(None, (plan.model.repository, plan.model.name)):
+        if catalog.find_published(name) == plan.model:
+            return {"run.toml": format_run_file(plan, model=name)}
     fields = plan.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     return {"run.toml": format_run_file(plan, model="model.toml"), "model.toml": emit(fields)}
 

@@ -32,7 +32,7 @@ MODEL_NAME_WITH_SIZE = re.compile(
     r"(Llama3|Llama31|Llama32|Llama2|Qwen3|Qwen2|Mixtral|Mistral|Gemma2)(?:Model|MoE)?(?:Provider|Config)(\d[\dxA]*B\w*)"
 )
 
-FAMILIES = {"Llama31": "llama3", "Llama32": "llama3.2"}
+FAMILIES = {"Llama31": "llama3.1", "Llama32": "llama3.2"}
 
 # Activation functions with a gate and without, each with the option of Megatron that selects it, if it needs one.
 GATED_FUNCTIONS = {"silu": None, "swish": None}
@@ -180,6 +180,6 @@ def _find_by_size(targets: list[str]) -> Model | None:
         if match := MODEL_NAME_WITH_SIZE.search(target.rpartition(".")[2]):
             family = FAMILIES.get(match[1], match[1].lower())
             name = f"{family}-{match[2].lower().replace('_', '-')}"
-            if name in catalog.CATALOG:
-                return catalog.build_model(name)
+            if model := catalog.find_published(name):
+                return model
     return None

@@ -113,6 +113,7 @@ def _normalize(model: Model) -> Model:
     return model.replace(
         name="",
         source="",
+        repository="",
         dropout=0.0,
         attention_dropout=None,
         embedding_dropout=None,
