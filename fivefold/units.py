@@ -6,6 +6,7 @@ Everywhere else a quantity is a plain number of bytes, seconds or FLOPs.
 from __future__ import annotations
 
 import re
+from math import ceil
 from typing import Literal
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
@@ -43,6 +44,11 @@ def show_risk(probability: float) -> str:
     if probability < 0.01:
         return "< 1 %"
     return "> 99 %" if probability > 0.99 else f"{probability * 100:.0f} %"
+
+
+def show_risk_option(probability: float) -> str:
+    """Format the least ``--risk``, to two digits, that admits a probability: 0.411 → ``0.42``."""
+    return f"{ceil(probability * 100) / 100:g}"
 
 
 def show_cause(cause: str) -> str:

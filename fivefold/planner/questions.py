@@ -33,8 +33,8 @@ from fivefold.planner.search.work import CLIMBING_UNITS, EXACT_UNITS, SearchWork
 from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
 from fivefold.record import UserError
 from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnswer
-from fivefold.step import FITS_RISK
-from fivefold.units import ceil_div, show_bytes, show_count, show_risk
+from fivefold.step import FITS_RISK, TIGHT_RISK
+from fivefold.units import ceil_div, show_bytes, show_count, show_risk, show_risk_option
 
 NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
 DOUBLED_MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of the first size of a model, or of a doubled one
@@ -93,7 +93,7 @@ def search_longest_sequence(
 
     more = _find_largest(lambda more: _fits(get_planner(fewer + more), layout), limit=longest // step - fewer)
     if more == 0:
-        raise UserError(_describe_shortage(get_planner(fewer + 1), layout))
+        raise UserError(_describe_shortage(get_planner(fewer + 1), layout, smallest="even with the shortest sequence"))
     most = fewer + more
     beyond_text = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
     return _answer(question, f"{most * step:,} tokens{beyond_text}", most * step, get_planner(most), layout)
@@ -627,9 +627,11 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
     )
 
 
-def _describe_shortage(planner: Planner, layout: Layout) -> str:
+def _describe_shortage(planner: Planner, layout: Layout, *, smallest: str = "") -> str:
+    """Return why a layout does not fit, and what does; ``smallest``: words for the least case of the question."""
     risk = planner.out_of_memory_risk(layout)
-    mend = "shorten the sequence, or take more GPUs" if layout.world == 1 else "raise zero, tp or pp"
+    shorten = "take more GPUs" if smallest else "shorten the sequence, or take more GPUs"
+    mend = shorten if layout.world == 1 else "raise zero, tp or pp"
     recomputed = layout.replace(ac="full")
     is_full_legal = is_legal(recomputed, model=planner.model, job=planner.job, machine=planner.machine)
     if recomputed != layout and is_full_legal and planner.fits(recomputed):
@@ -639,8 +641,10 @@ def _describe_shortage(planner: Planner, layout: Layout) -> str:
     ):
         host = count_host_bytes(planner.counts, other, planner.machine)
         mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
+    if risk <= TIGHT_RISK:
+        mend += f", or accept the risk with --risk {show_risk_option(risk)}"
+    need, have = show_bytes(planner.peak_bytes(layout)), show_bytes(planner.machine.chip.memory_bytes)
     return (
-        f"layout {str(layout)!r} needs at least {show_bytes(planner.peak_bytes(layout))} per GPU, which "
-        f"has {show_bytes(planner.machine.chip.memory_bytes)}; its risk of running out of memory is {show_risk(risk)}, "
-        f"more than --risk {planner.risk:g}; {mend}"
+        f"layout {str(layout)!r} needs {f'{smallest} ' if smallest else ''}at least {need} per GPU, which has {have}; "
+        f"its risk of running out of memory is {show_risk(risk)}, more than --risk {planner.risk:g}; {mend}"
     )

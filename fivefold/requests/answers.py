@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 MAX_SEARCHED_GPUS = 16_384
+SHORTEST_SEQUENCE = 64  # tokens at which `ask sequence` looks for a layout that fits, if none does at longer ones
 QUESTIONS: Mapping[Question, str] = {  # what each question asks, in the order of the page
     "micro-batch": "Largest micro-batch that fits",
     "sequence": "Longest sequence that fits",
@@ -78,7 +79,12 @@ def find_answers(
         return [questions.find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":
         return questions.list_fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
-    chosen_layout, remark = (layout, "") if layout else _search_fastest(model, machine, job, risk=risk)
+    if layout:
+        chosen_layout, remark = layout, ""
+    elif question == "sequence":
+        chosen_layout, remark = _search_any_length(model, machine, job, risk=risk)
+    else:
+        chosen_layout, remark = _search_fastest(model, machine, job, risk=risk)
     run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [
@@ -157,6 +163,32 @@ def _search_fastest(model: Model, machine: Machine, job: Job, *, risk: float) ->
             "see `fivefold search`, which lists the changes that would fit"
         )
     return Layout.parse(result.best[0].step.layout), result.gap_remark()
+
+
+def _search_any_length(model: Model, machine: Machine, job: Job, *, risk: float) -> tuple[Layout, str]:
+    """Return the fastest layout at the job's sequence length, else one that fits at a shorter length, with a remark.
+
+    Lengths are halved. Raises ``UserError`` if none is found to fit.
+    """
+    from fivefold.layout.where import ANY
+    from fivefold.planner.context_length import LENGTH_UNITS
+    from fivefold.planner.search import find_fitting_layout
+    from fivefold.planner.search.work import SearchWork
+
+    try:
+        return _search_fastest(model, machine, job, risk=risk)
+    except UserError as error:
+        tokens = job.sequence // 2
+        while tokens >= SHORTEST_SEQUENCE:
+            shorter, work = job.replace(sequence=tokens), SearchWork(exact_units=LENGTH_UNITS)
+            found = find_fitting_layout(ANY, model=model, machine=machine, job=shorter, risk=risk, work=work)
+            if found is not None:
+                return (
+                    found,
+                    f"no layout was found to fit with sequences of {job.sequence:,} tokens; {found} fits shorter ones",
+                )
+            tokens //= 2
+        raise error
 
 
 def read_noise_scale(text: str | None, *, find: Callable[[str], Path] = Path) -> float | None:

@@ -6,7 +6,7 @@ Plain records, so that ``show`` can print them without importing the planner.
 from __future__ import annotations
 
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -16,7 +16,7 @@ from fivefold.results.objectives import Aim
 from fivefold.results.ratio import SpeedRatio
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, Step, judge
-from fivefold.units import show_bytes, show_risk, show_seconds
+from fivefold.units import show_bytes, show_risk, show_risk_option, show_seconds
 
 MAX_MEANT_GAP = 0.5  # above it, a gap is due to how loose the bounds are and says nothing of the layout
 
@@ -70,7 +70,8 @@ class NearMiss(Record):
 class TightLayout(Record):
     """The best layout whose risk of running out of memory is above the limit but below one half.
 
-    ``faster``: score of the best layout that fits over its own, minus 1; None where nothing fits.
+    ``faster``: score of the best layout that fits over its own, minus 1; None where nothing fits. The score is the
+    step time or the cost, as ``gain`` says.
     """
 
     layout: str
@@ -80,16 +81,17 @@ class TightLayout(Record):
     memory_bytes: NonNegativeInt
     step_seconds: NonNegativeFloat
     faster: float | None = None
+    gain: Literal["faster", "cheaper"] = "faster"
 
     def line(self) -> str:
         """Return its gain as one line."""
-        gain = "would fit" if self.faster is None else f"would be {self.faster:.1%} faster"
+        gain = "would fit" if self.faster is None else f"would be {self.faster:.1%} {self.gain}"
         return f"a tight layout {gain}: {self.layout} (risk {show_risk(self.risk)}; --risk {self.option})"
 
     @property
     def option(self) -> str:
         """Return the risk limit at which it would be proposed."""
-        return f"{ceil(self.risk * 100) / 100:g}"
+        return show_risk_option(self.risk)
 
 
 class Finalist(Record):

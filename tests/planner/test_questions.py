@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fivefold.adapter import Adapter
 from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -509,3 +510,27 @@ def test_a_noise_scale_is_positive(noise: float) -> None:
         questions.list_reasonable_batches(
             job=Job(sequence=512, global_batch=8), layout=Layout(), tokens=1e9, noise=noise
         )
+
+
+@pytest.mark.filterwarnings("ignore:no layout was found to fit with sequences")
+def test_the_longest_sequence_is_found_where_no_layout_fits_at_the_job_length() -> None:
+    """A layout that is given and one that is found have the same answer."""
+    import fivefold as ff
+
+    found, given = (
+        ff.ask("sequence", "qwen2-7b", "l4:1", *layout, adapter="lora:64", gbs=16)[0]
+        for layout in ((), ("dp1 zero0 mbs1 ac=full",))
+    )
+    assert found.longest.value == given.longest.value > 256
+    assert "no layout was found to fit with sequences of 4,096 tokens" in " ".join(found.remarks)
+
+
+def test_a_layout_that_fits_at_no_length_is_not_advised_to_shorten_it() -> None:
+    model, machine = build_model("qwen2.5-32b"), resolve("rtx4090:1", local=Path("/nowhere"))
+    job, layout = Job(sequence=2048, adapter=Adapter(base="nf4")), Layout.parse("mbs1 ac=full")
+    with pytest.raises(UserError) as error:
+        questions.search_longest_sequence(model=model, machine=machine, job=job, layout=layout)
+    assert "even with the shortest sequence" in str(error.value)
+    assert "shorten" not in str(error.value)
+    risk = float(re.findall(r"accept the risk with --risk ([\d.]+)", str(error.value))[0])
+    assert questions.search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value > 0

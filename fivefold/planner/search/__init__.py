@@ -35,7 +35,7 @@ from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents, rank_distinct
 from fivefold.planner.search.rejections import make_near_miss
 from fivefold.planner.search.robust import RegretEvaluator
-from fivefold.planner.search.simplest import Simplest, build_alternative
+from fivefold.planner.search.simplest import Evaluated, Simplest, build_alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import balance_stages
 from fivefold.planner.search.warm_start import sweep_from_likely
@@ -205,21 +205,29 @@ def _propose(
 ) -> Proposal | None:
     """Return the simplest layout within ``within`` of the best, on as many ranks and in the same precision.
 
+    By cost, the best is the fastest layout within that share of the lowest cost: it may take more ranks.
+
     ``precision``: the job's; if the best layout has another, the fastest in the job's is returned too (``unchanged``).
     Layouts estimated on the way are added to ``incumbents.best``. Returns None if nothing fits.
     """
     if not incumbents.best:
         return None
+    largest_score = incumbents.best[0].score * (1 + within)
     best = incumbents.best[0]
+    if incumbents.by == "cost":
+        similar_costs = (entry for entry in incumbents.fitting if entry.score <= largest_score)
+        best = min(similar_costs, key=lambda entry: (entry.seconds, *entry[:4]))
+    ranks = best.estimate.layout.world
+    max_seconds = largest_score / ranks if incumbents.by == "cost" else largest_score
     # no planner finished if the search was interrupted: take those of the layouts found
     usable = planners or dict.fromkeys(entry.planner for entry in incumbents.fitting)
     same_precision = [planner for planner in usable if planner.job.precision == best.planner.job.precision]
     evaluated = (
         entry.to_evaluated()
         for entry in incumbents.fitting
-        if entry.planner in same_precision and entry.estimate.layout.world == best.estimate.layout.world
+        if entry.planner in same_precision and entry.estimate.layout.world == ranks
     )
-    simplest = Simplest(same_precision, evaluated, max_seconds=best.seconds * (1 + within), where=where)
+    simplest = Simplest(same_precision, evaluated, max_seconds=max_seconds, where=where)
     chosen = simplest.find()
     simpler, faster = (build_alternative(rival, chosen) for rival in simplest.find_rivals(chosen))
     unchanged = [entry for entry in incumbents.fitting if entry.precision == precision != best.precision]
@@ -240,8 +248,32 @@ def _propose(
         similar_layouts=sum(entry.seconds <= simplest.max_seconds for entry in simplest.evaluated.values()),
         choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
         why=tuple(explain_choices(chosen, where=where, planners=same_precision)),
-        remark=describe_uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
+        remark="; ".join(
+            filter(
+                None,
+                (
+                    describe_uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
+                    _describe_idle_ranks(chosen, incumbents),
+                ),
+            )
+        ),
     )
+
+
+def _describe_idle_ranks(chosen: Evaluated, incumbents: Incumbents) -> str:
+    """Return what the fastest layout on more ranks gains, and costs more; empty if the proposal takes all ranks."""
+    world, ranks = chosen.layout.world, chosen.planner.machine.ranks
+    more = [entry for entry in incumbents.fitting if entry.estimate.layout.world > world]
+    if world == ranks:
+        return ""
+    line = f"{world:,} of the {ranks:,} GPUs: the others are idle"
+    if not more:
+        return line
+    fastest = min(more, key=lambda entry: (entry.seconds, *entry[:4]))
+    layout = fastest.estimate.layout
+    less_time = 1 - fastest.seconds / chosen.seconds
+    more_cost = fastest.seconds * layout.world / (chosen.seconds * world) - 1
+    return f"{line}; {layout} on {layout.world:,} takes {less_time:.1%} less time and {more_cost:.1%} more GPU hours"
 
 
 def _rank_until_stopped(
@@ -283,7 +315,7 @@ def _bound_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Mode
 
 
 def _find_tight(incumbents: Incumbents) -> TightLayout | None:
-    """Return the fastest tight layout, compared with the best that fits; None if none is faster."""
+    """Return the fastest, or cheapest, tight layout, compared with the best that fits; None if none is better."""
     tight = incumbents.tight
     best = incumbents.best[0] if incumbents.best else None
     if tight is None or (best and best.score <= tight.score):
@@ -296,6 +328,7 @@ def _find_tight(incumbents: Incumbents) -> TightLayout | None:
         memory_bytes=tight.peak_bytes,
         step_seconds=tight.seconds,
         faster=best.score / tight.score - 1 if best else None,
+        gain="cheaper" if incumbents.by == "cost" else "faster",
     )
 
 

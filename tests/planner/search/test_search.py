@@ -321,6 +321,27 @@ def test_a_search_by_cost_compares_with_the_cheapest() -> None:
     assert "The cheapest layouts" in text
 
 
+def test_a_search_by_cost_proposes_all_ranks_where_that_costs_the_same() -> None:
+    machine, job = make_tight_machine(4, gib=64.0), FEW.replace(global_batch=64)
+    result = search(model=SMALL, machine=machine, job=job, by="cost", within=0.02)
+    assert result.proposal is not None
+    proposed = result.proposal.choice
+    assert proposed.gpu_hours <= 1.02 * result.best[0].gpu_hours
+    by_world = [
+        search(model=SMALL, machine=machine, job=job, by="cost", worlds=(world,)).best[0] for world in (1, 2, 4)
+    ]
+    similar = [best for best in by_world if best.gpu_hours <= 1.02 * result.best[0].gpu_hours]
+    assert proposed.step.world == max(best.step.world for best in similar)
+
+
+def test_a_search_by_cost_says_what_idle_gpus_would_gain() -> None:
+    result = search(model=SMALL, machine=make_tight_machine(4, gib=64.0), job=FEW, by="cost", within=0.02)
+    assert result.proposal is not None
+    world = result.proposal.choice.step.world
+    assert (f"{world} of the 4 GPUs: the others are idle" in result.proposal.remark) == (world < 4)
+    assert world < 4
+
+
 def test_the_nearest_misses_are_those_of_brute_force() -> None:
     """Of equal memory the fastest."""
     machine, job = make_tight_machine(4, gib=0.25), FEW.replace(global_batch=4)
