@@ -126,7 +126,7 @@ def compute_replicas(ranks: int | None, degree: int, *, of: str, origin: str) ->
     return ranks // degree
 
 
-NAME_MODEL = "name it by --model NAME, or before --from"
+NAME_MODEL = "name it before --from, or with `read` and `write` by --model NAME"
 RANKS_MISSING = "on how many GPUs it runs: say --gpus h100:64"
 
 

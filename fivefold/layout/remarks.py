@@ -51,7 +51,8 @@ def _describe_idle(layout: Layout, machine: Machine) -> Iterator[str]:
         larger = "" if have % used else f", such as {str(layout.replace(dp=layout.dp * have // used))!r}"
         yield (
             f"layout {str(layout)!r} uses {used:,} of the {have:,} ranks of {machine.name}; {have - used:,} stay idle, "
-            f"and all figures are for the other {used:,}. Use {smaller!r}, or degrees that multiply to {have:,}"
+            f"and all figures are for the other {used:,}, at the pace of the slowest chip of all {have:,}. "
+            f"Use {smaller!r}, or degrees that multiply to {have:,}"
             f"{larger}."
         )
 
@@ -60,13 +61,15 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
     """Yield a warning for each recipe for whose operands the chip has no matrix units."""
     chip = machine.chip
     for recipe in dict.fromkeys(recipes):
-        if machine.backend != "nccl" or not recipe.is_low_precision:
-            continue
         used = chip.format_of(recipe.compute)
+        lacks_bf16 = recipe.compute == "bf16" and used == "fp32"
+        if machine.backend != "nccl" or not (recipe.is_low_precision or lacks_bf16):
+            continue
         if used != recipe.compute:
+            other = "; it has fp16 (--precision fp16)" if lacks_bf16 and "fp16" in chip.peak_flops else ""
             yield (
                 f"{chip.name} has no {recipe.compute} matrix units: matmuls of {recipe.name} are predicted at the rate "
-                f"of {used}, and software may refuse it"
+                f"of {used}, and software may refuse it{other}"
             )
         elif recipe.scaling.startswith("blocks") and not chip.block_scales:
             yield (

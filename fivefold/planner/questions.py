@@ -42,6 +42,7 @@ MODEL_UNITS = EXACT_UNITS // 2  # of work to find layouts of all sizes between
 SHRINKING_UNITS = EXACT_UNITS // 10  # of work to make the layout of another size fit, by single changes
 GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewest ranks
 MAX_PAIRS = 3  # pairs of changes that are returned
+MAX_TRIED_GPUS = 16_384  # of a machine that is named without a number
 MAX_SEQUENCE = 2**24  # tokens of the longest sequence that is tried
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
@@ -220,7 +221,7 @@ def find_fewest_gpus(
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     enough = next((size for size in sizes if fits(size)), None)
     if enough is None:
-        raise UserError(_describe_too_few(model, machine, job, least=ceil(least), undecided=undecided))
+        raise UserError(_describe_too_few(model, machine, job, least=ceil(least), undecided=undecided, risk=risk))
     too_few = max((size for size in sizes if size < enough), default=0)
     ranks = next((size for size in _list_node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
     resized = with_ranks(machine, ranks)
@@ -252,7 +253,9 @@ def _join_numbers(numbers: list[int]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _describe_too_few(model: Model, machine: Machine, job: Job, *, least: int, undecided: list[int]) -> str:
+def _describe_too_few(
+    model: Model, machine: Machine, job: Job, *, least: int, undecided: list[int], risk: float
+) -> str:
     """Return that no number of ranks up to those of the machine is known to fit, and what to change."""
     is_default = job.global_batch == Job.model_fields["global_batch"].default
     batch = f"{job.global_batch} sequences per step{' (the default)' if is_default else ''}"
@@ -260,7 +263,9 @@ def _describe_too_few(model: Model, machine: Machine, job: Job, *, least: int, u
     advice = "take more GPUs"
     if least > machine.ranks:
         advice += f" (weights and optimizer states alone fill {least:,})"
-    if "optimizer" not in job.offload:
+    if machine.ranks < MAX_TRIED_GPUS:
+        advice += f", or name {machine.name} without a number, which tries up to {MAX_TRIED_GPUS:,}"
+    if "optimizer" not in job.offload and _fits_offloaded(model, machine, job, risk=risk):
         advice += ", or take --set offload=optimizer"
     if job.global_batch < machine.ranks:
         advice += ", or raise --gbs, so that more ranks can share the step"
@@ -270,6 +275,14 @@ def _describe_too_few(model: Model, machine: Machine, job: Job, *, least: int, u
             f"were not decided within the work limit; {advice}"
         )
     return f"{model.name} fits on no number of {machine.name} {setting}; {advice}"
+
+
+def _fits_offloaded(model: Model, machine: Machine, job: Job, *, risk: float) -> bool:
+    """Return whether a layout over all ranks was found to fit with optimizer states in host memory."""
+    offloaded, work = job.replace(offload=("optimizer",)), SearchWork(exact_units=GPUS_UNITS)
+    if _bound_ranks(model, machine, offloaded) > machine.ranks:
+        return False
+    return find_fitting_layout(ANY, model=model, machine=machine, job=offloaded, risk=risk, work=work) is not None
 
 
 def _bound_ranks(model: Model, machine: Machine, job: Job) -> float:

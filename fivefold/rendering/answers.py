@@ -22,7 +22,11 @@ def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
         return lengths.list_sections(replies[0])
     if question == "batch":
         remark = "micro-batches: of each pipeline; powers of two around what is recommended"
-        return [AnswerSection((make_grid(BATCHES, replies),), f"Global batches of {replies[0].layout}", remark)]
+        title = f"Global batches of {replies[0].layout}"
+        if any(reply.recommended for reply in replies):
+            title = "Global batches, each with its fastest layout"
+            remark += "; → nearest to the scaling laws, or to the measured noise scale"
+        return [AnswerSection((make_grid(BATCHES, replies),), title, remark)]
     if question == "changes":
         return list_change_sections(replies)
     return [AnswerSection((make_grid(COLUMNS.get(question, ANSWERS), replies),))]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.results.catalog import CatalogFamily, CatalogMachine, CatalogModel, CatalogStack
 from fivefold.stack.spec import SupportedLayouts
@@ -89,6 +92,12 @@ def list_machines(machines: Sequence[CatalogMachine]) -> Grid:
     return make_grid(MACHINES, machines)
 
 
-def list_stacks(stacks: Sequence[CatalogStack]) -> Grid:
-    """Return the table of stacks."""
-    return make_grid(STACKS, stacks)
+def list_stacks(stacks: Sequence[CatalogStack]) -> RenderableType:
+    """Return the table of stacks, and which of Megatron's is today's."""
+    grid = make_grid(STACKS, stacks)
+    of_years = [stack for stack in stacks if stack.version.startswith("20")]
+    if not of_years:
+        return grid
+    years = ", ".join(f"{stack.name} that of {stack.version}" for stack in of_years)
+    line = f"megatron-core is Megatron-LM as it is today (--stack megatron); {years}. The versions of all: --json"
+    return Group(grid, Text(line, style="dim", overflow="fold"))

@@ -61,7 +61,7 @@ def render_page(result: SearchResult, *, precision: str | None = None) -> Render
     if gain := result.describe_gain():
         parts.append(Text.assemble("\n", gain, style="bold", overflow="fold"))
     if result.tight:
-        parts.append(Text(result.tight.line(), style="yellow", overflow="fold"))
+        parts.append(Text(result.describe_tight(), style="yellow", overflow="fold"))
     if result.best:
         parts += [_build_heading(result.title)] if result.proposal else []
         parts.append(make_best_grid(result.best, own=result.own, with_precision=is_mixed))
@@ -301,11 +301,14 @@ ANSWERS: tuple[Column[QuestionAnswer], ...] = (
     Column("step time", attrgetter("step_seconds"), show_seconds),
 )
 BATCHES: tuple[Column[Batch], ...] = (
+    Column("", lambda batch: "→" if batch.recommended else None, is_text=True, missing=""),
     Column("sequences", attrgetter("global_batch")),
     Column("tokens", attrgetter("tokens"), show_count),
+    Column("fastest layout", lambda batch: batch.layout if batch.step_seconds else None, is_text=True, missing=""),
+    Column("step time", attrgetter("step_seconds"), show_seconds, missing=""),
+    Column("recommended by, or used by", lambda batch: "; ".join(batch.references), is_text=True),
     Column("micro-batches", attrgetter("micro_batches")),
     Column("steps", attrgetter("steps"), "{:,}".format),
-    Column("recommended by, or used by", lambda batch: "; ".join(batch.references), is_text=True),
 )
 FINALISTS: tuple[Column[tuple[int, Finalist]], ...] = (
     Column("#", itemgetter(0)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from fivefold.machine.datacenter import Site
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.results.search_result import Batch
 
-MAX_SEARCHED_GPUS = 16_384
 SHORTEST_SEQUENCE = 64  # tokens at which `ask sequence` looks for a layout that fits, if none does at longer ones
 QUESTIONS: Mapping[Question, str] = {  # what each question asks, in the order of the page
     "micro-batch": "Largest micro-batch that fits",
@@ -61,24 +62,27 @@ def find_answers(
     """Return the answers to one question; without a layout, for the fastest that fits.
 
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
-    ranks, without which the fewest GPUs are searched up to ``MAX_SEARCHED_GPUS``. ``report``: called with progress.
+    ranks, without which the fewest GPUs are searched up to ``MAX_TRIED_GPUS``. ``report``: called with progress.
     """
     from fivefold.layout.remarks import list_remarks
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
     from fivefold.planner.context_length import compute_lengths
+    from fivefold.planner.playbook import plan_batch_stage
     from fivefold.planner.predict import predict as predicted
-    from fivefold.planner.run_estimate import predict_full_run
+    from fivefold.planner.run_estimate import predict_full_run, validate_tokens
     from fivefold.planner.search import search as searched
     from fivefold.planner.search.work import EXACT_UNITS, SearchWork
 
     if question == "gpus":
-        largest_machine = machine if counted else with_ranks(machine, MAX_SEARCHED_GPUS)
+        largest_machine = machine if counted else with_ranks(machine, questions.MAX_TRIED_GPUS)
         return [questions.find_fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk, report=report)]
     if question == "model":
         return [questions.find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":
         return questions.list_fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
+    if question == "batch" and layout is None:
+        job = plan_batch_stage(model, job.replace(ramp=None), tokens=validate_tokens(tokens), is_given=False)[1]
     if layout:
         chosen_layout, remark = layout, ""
     elif question == "sequence":
@@ -108,8 +112,8 @@ def find_answers(
                 risk=risk,
             )
         ],
-        "batch": lambda: questions.list_reasonable_batches(
-            job=job, layout=chosen_layout, tokens=tokens, model=model, noise=noise, machine=machine
+        "batch": lambda: _list_batches(
+            model, machine, job, layout, chosen_layout, tokens=tokens, noise=noise, risk=risk
         ),
         "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen_layout, job=job))],
         "changes": lambda: questions.list_changes_and_pairs(
@@ -163,6 +167,49 @@ def _search_fastest(model: Model, machine: Machine, job: Job, *, risk: float) ->
             "see `fivefold search`, which lists the changes that would fit"
         )
     return Layout.parse(result.best[0].step.layout), result.gap_remark()
+
+
+def _list_batches(
+    model: Model,
+    machine: Machine,
+    job: Job,
+    layout: Layout | None,
+    chosen_layout: Layout,
+    *,
+    tokens: float,
+    noise: float | None,
+    risk: float,
+) -> list[Batch]:
+    """Return the reasonable batches with ``layout``, or without one each with its fastest; one is recommended.
+
+    The job's batch is the one that scaling laws advise.
+    """
+    from fivefold.layout.spec import Layout
+    from fivefold.planner.questions import list_reasonable_batches
+    from fivefold.planner.search import search
+    from fivefold.planner.search.work import EXACT_UNITS, SearchWork
+
+    batches = list_reasonable_batches(
+        job=job, layout=chosen_layout, tokens=tokens, model=model, noise=noise, machine=machine
+    )
+    if layout is not None:
+        return batches
+    advised = noise or job.tokens_per_step
+    recommended = min(batches, key=lambda batch: abs(log2(batch.tokens / advised)))
+    rows = []
+    for batch in batches:
+        resized, work = job.replace(global_batch=batch.global_batch), SearchWork(exact_units=EXACT_UNITS // 4)
+        best = search(model=model, machine=machine, job=resized, top=1, risk=risk, tight=False, work=work).best
+        fastest = Layout.parse(best[0].step.layout) if best else chosen_layout
+        rows.append(
+            batch.replace(
+                layout=str(fastest),
+                micro_batches=fastest.micro_batches(resized),
+                step_seconds=best[0].step.time.step_seconds if best else None,
+                recommended=batch is recommended,
+            )
+        )
+    return rows
 
 
 def _search_any_length(model: Model, machine: Machine, job: Job, *, risk: float) -> tuple[Layout, str]:

@@ -167,11 +167,10 @@ def _check_key(key: str) -> None:
 def _parse_value(key: str, text: str) -> str | float:
     """Return the value of a setting, checked against the catalogs."""
     if key == "stack":
-        from fivefold.stack.catalog import STACKS
+        from fivefold.stack.catalog import build_stack
 
-        if text not in STACKS:
-            raise make_unknown_name_error(text, list(STACKS), kind="stack")
-    elif key == "machine":
+        return build_stack(text).name
+    if key == "machine":
         load_machine(text)
     elif key.startswith("prices."):
         given = key.removeprefix("prices.")

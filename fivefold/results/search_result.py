@@ -6,6 +6,7 @@ Plain records, so that ``show`` can print them without importing the planner.
 from __future__ import annotations
 
 from math import ceil
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -85,7 +86,7 @@ class TightLayout(Record):
 
     def line(self) -> str:
         """Return its gain as one line."""
-        gain = "would fit" if self.faster is None else f"would be {self.faster:.1%} {self.gain}"
+        gain = "is accepted with a higher risk" if self.faster is None else f"would be {self.faster:.1%} {self.gain}"
         return f"a tight layout {gain}: {self.layout} (risk {show_risk(self.risk)}; --risk {self.option})"
 
     @property
@@ -234,6 +235,21 @@ class SearchResult(Shown):
         if self.best:
             return ""
         return f"{subject} was found to fit within the work limit" if self.undecided else f"{subject} fits"
+
+    def describe_tight(self) -> str:
+        """Return what a higher risk of running out of memory allows: the best such layout, and the one of least risk.
+
+        Empty if nothing is gained.
+        """
+        if self.tight is None:
+            return ""
+        least = min((miss for miss in self.misses if miss.risk is not None), key=attrgetter("risk"), default=None)
+        if self.best or least is None or least.risk is None or least.risk >= self.tight.risk:
+            return self.tight.line()
+        return (
+            f"no layout has a risk of at most {show_risk(self.risk)}: --risk {show_risk_option(least.risk)} accepts "
+            f"{least.layout}, --risk {self.tight.option} also {self.tight.layout}, the fastest of these"
+        )
 
     def describe_gain(self) -> str:
         """Return what the proposal, or the best layout, gains over the config's own; empty without one of the two."""
@@ -407,4 +423,6 @@ class Batch(Record):
     micro_batches: PositiveInt  # per pipeline and step (gradient accumulation)
     steps: PositiveInt  # for the full token budget
     references: tuple[str, ...] = ()  # scaling laws, teams and measurements whose batch is nearest to this one
+    step_seconds: NonNegativeFloat | None = None  # of the layout, if it is the fastest for this batch
+    recommended: bool = False  # nearest to what the scaling laws, or a measured noise scale, advise
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each

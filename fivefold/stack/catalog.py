@@ -20,6 +20,8 @@ STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for en
 SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.sources() for entry in ENTRIES})
 HUGGING_FACE_TRAINERS = ("accelerate", "axolotl", "llamafactory", "transformers", "trl")  # their stack is PyTorch's
 
+OTHER_NAMES = {"megatron": "megatron-core"}  # today's Megatron-LM; megatron-lm is that of 2022
+
 
 def build_stack(name: str) -> Stack:
     """Return the stack called ``name``."""
@@ -28,6 +30,7 @@ def build_stack(name: str) -> Stack:
             f"unknown stack {name!r}: it trains with ddp, fsdp2 or deepspeed; take one of them, or read its config "
             "with --from FILE"
         )
+    name = OTHER_NAMES.get(name, name)
     if name not in STACKS:
         raise make_unknown_name_error(name, list(STACKS), kind="stack")
     return STACKS[name]

@@ -59,7 +59,7 @@ def test_what_a_config_leaves_out_is_given_beside_it(
     file.write_text('{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}')
     assert run(monkeypatch, "predict", "--from", file, "--gpus", "h100:8") == 2
     said = capsys.readouterr().err
-    assert "the model: name it by --model NAME, or before --from" in said
+    assert "the model: name it before --from, or with `read` and `write` by --model NAME" in said
     assert "add max_length=4096 after the file (in quotes with --from)" in said
     assert run(monkeypatch, "predict", "tiny", "--from", f"{file} max_length=512", "--gpus", "h100:8", "--json") == 0
     said = capsys.readouterr()

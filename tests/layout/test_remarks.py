@@ -35,6 +35,7 @@ NODE = resolve("h100:4", local=Path("/nowhere"))
         ("mi355x:8", "mxfp8", None),
         ("b200:8", "nvfp4", None),
         ("a100:8", "bf16", None),
+        ("v100:8", "bf16", "v100 has no bf16 matrix units: matmuls of bf16 are predicted at the rate of fp32"),
     ],
 )
 def test_formats_that_a_chip_does_not_multiply_are_said(machine: str, recipe: str, words: str | None) -> None:

@@ -534,3 +534,42 @@ def test_a_layout_that_fits_at_no_length_is_not_advised_to_shorten_it() -> None:
     assert "shorten" not in str(error.value)
     risk = float(re.findall(r"accept the risk with --risk ([\d.]+)", str(error.value))[0])
     assert questions.search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value > 0
+
+
+@pytest.mark.parametrize(("model", "helps"), [("llama3-405b", False), ("llama3-70b", True)])
+def test_offloading_is_advised_only_where_it_fits(model: str, helps: bool) -> None:
+    about: dict[str, Any] = {"model": build_model(model), "machine": NODE}
+    job = Job(sequence=8192)
+    with pytest.raises(UserError) as error:
+        questions.find_fewest_gpus(**about, job=job)
+    assert ("--set offload=optimizer" in str(error.value)) == helps
+    if helps:
+        assert questions.find_fewest_gpus(**about, job=job.replace(offload=("optimizer",))).value <= 8
+
+
+def test_each_global_batch_has_its_fastest_layout_and_one_is_recommended() -> None:
+    import fivefold as ff
+
+    batches = ff.ask("batch", "llama3.2-1b", "h100:16", tokens=1e12)
+    assert [batch.recommended for batch in batches].count(True) == 1
+    fastest = ff.search("llama3.2-1b", "h100:16", gbs=batches[0].global_batch, top=1).best[0].step
+    assert (batches[0].layout, batches[0].step_seconds) == (fastest.layout, pytest.approx(fastest.time.step_seconds))
+    given = ff.ask("batch", "llama3.2-1b", "h100:16", "dp16 zero3 mbs1", tokens=1e12)
+    assert {batch.layout for batch in given} == {"dp16 zero3 mbs1"}
+    assert not any(batch.recommended for batch in given)
+
+
+def test_where_nothing_fits_the_layout_of_least_risk_is_named_first() -> None:
+    """A faster layout of a higher risk is named with it, not alone."""
+    import fivefold as ff
+
+    result = ff.search("llama3-8b", "h100:2", seq=8192)
+    assert not result.best
+    assert result.tight is not None
+    least = min(result.misses, key=lambda miss: miss.risk or 1.0)
+    assert least.risk is not None
+    assert least.risk < result.tight.risk
+    line = result.describe_tight()
+    assert line.index(f"accepts {least.layout}") < line.index(
+        f"--risk {result.tight.option} also {result.tight.layout}"
+    )

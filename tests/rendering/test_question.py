@@ -136,8 +136,8 @@ def test_the_report_prints_the_same_line(tmp_path: Path) -> None:
 
 
 IDLE = (
-    "layout 'dp4 zero0 mbs1' uses 4 of the 8 ranks of h100; 4 stay idle, and all figures are for the other 4. "
-    "Use 'h100:4', or degrees that multiply to 8, such as 'dp8 zero0 mbs1'."
+    "layout 'dp4 zero0 mbs1' uses 4 of the 8 ranks of h100; 4 stay idle, and all figures are for the other 4, at the "
+    "pace of the slowest chip of all 8. Use 'h100:4', or degrees that multiply to 8, such as 'dp8 zero0 mbs1'."
 )
 
 

@@ -42,7 +42,7 @@ def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) ->
         (["loss=gone"], {}, "--set loss must be 'plain'"),
         (["los=plain"], {}, "did you mean 'loss'"),
         (["name=mine"], {}, "--set name: no such field"),
-        ([], {"stack": "megatron"}, "unknown stack 'megatron'"),
+        ([], {"stack": "megatorn"}, "unknown stack 'megatorn'"),
     ],
 )
 def test_user_errors_are_one_line(settings: list[str], options: dict[str, Any], reason: str) -> None:

@@ -99,3 +99,8 @@ def test_a_recipe_is_what_the_stack_makes_of_it() -> None:
     """Megatron-Bridge reduces gradients in 16 bits, Megatron-Core in 32."""
     assert Job(stack="megatron-bridge", precision="bf16").precision.summed_bytes == 2
     assert Job(stack="megatron-core", precision="bf16").precision.summed_bytes == 4
+
+
+def test_megatron_is_the_megatron_of_today() -> None:
+    assert build_stack("megatron") == STACKS["megatron-core"]
+    assert Job(stack="megatron").stack.name == "megatron-core"

@@ -231,7 +231,7 @@ def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: P
         ({"config": "{"}, "the pasted config is not valid JSON"),
         ({"set": "loss"}, "is not FIELD=VALUE"),
         ({"layers": 0}, "layers must be 1 or more"),
-        ({"stack": "megatron"}, "unknown stack"),
+        ({"stack": "megatorn"}, "unknown stack"),
     ],
 )
 def test_a_user_error_is_one_line(client: TestClient, query: dict[str, Any], line: str) -> None:

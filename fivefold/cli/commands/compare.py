@@ -61,7 +61,18 @@ def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
         raise UserError(f"--gpus {gpus} is valid with --from FILE only; name the machine after the model")
     if not files and ignore:
         raise UserError(f"--ignore {' '.join(ignore)} is valid with --from FILE only: it names keys of a config")
-    return [load_config([str(file)], build_request(gpus), ignore=ignore) for file in files]
+    return [load_config([str(file)], build_request(gpus, _find_model(request)), ignore=ignore) for file in files]
+
+
+def _find_model(request: CompareOptions) -> str | None:
+    """Return the model that is named before ``--from``, for configs that name none."""
+    from pathlib import Path
+
+    from fivefold.model.catalog import find_published
+
+    name = request.words[0] if request.words else None
+    is_model = name is not None and (find_published(name) is not None or Path(name).exists())
+    return name if is_model else None
 
 
 def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job: Job) -> list[ComparedCase]:
@@ -77,8 +88,9 @@ def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job
             "--from takes the job from the configs; drop the job options (such as --seq), or compare a model, machines "
             "and layouts without --from"
         )
-    machine_names = [word for word in request.words if is_named(word)]
-    layouts = [Layout.parse(word) for word in request.words if not is_named(word)]
+    words = request.words[1:] if _find_model(request) else request.words
+    machine_names = [word for word in words if is_named(word)]
+    layouts = [Layout.parse(word) for word in words if not is_named(word)]
     config_cases = []
     for config in configs:
         machines = [resolve_machine(request.gpus or "", config.layout.world), *map(load_machine, machine_names)]
