@@ -94,7 +94,9 @@ def search_longest_sequence(
 
     more = _find_largest(lambda more: _fits(get_planner(fewer + more), layout), limit=longest // step - fewer)
     if more == 0:
-        raise UserError(_describe_shortage(get_planner(fewer + 1), layout, smallest="even with the shortest sequence"))
+        raise UserError(
+            _describe_shortage(get_planner(fewer + 1), layout, smallest=", even with the shortest sequence")
+        )
     most = fewer + more
     beyond_text = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
     return _answer(question, f"{most * step:,} tokens{beyond_text}", most * step, get_planner(most), layout)
@@ -658,6 +660,6 @@ def _describe_shortage(planner: Planner, layout: Layout, *, smallest: str = "") 
         mend += f", or accept the risk with --risk {show_risk_option(risk)}"
     need, have = show_bytes(planner.peak_bytes(layout)), show_bytes(planner.machine.chip.memory_bytes)
     return (
-        f"layout {str(layout)!r} needs {f'{smallest} ' if smallest else ''}at least {need} per GPU, which has {have}; "
+        f"layout {str(layout)!r} needs at least {need} per GPU, which has {have}{smallest}; "
         f"its risk of running out of memory is {show_risk(risk)}, more than --risk {planner.risk:g}; {mend}"
     )

@@ -14,6 +14,13 @@ from fivefold.rendering.grid import Grid
 from fivefold.results.balance import Axis, Ratios, Sizing
 from fivefold.units import show_flops
 
+LETTERS = (
+    "msl: tokens of a micro-batch on a rank · P: weights of a layer · T: tokens of a sequence · D, F: widths · N, K: "
+    "query and KV heads · H: head dimension · L: layers · k: experts per token · m: micro-batches · n: ranks of the "
+    "degree · x, y: of tp x times y · w, g: bytes that one weight or activation, and its gradient, has in a message "
+    "(ep: in combine, and in dispatch) · r: g, or 2·g without ZeRO · s: g+w, or 2·g without ZeRO"
+)
+
 
 def render_page(ratios: Ratios) -> RenderableType:
     """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
@@ -46,7 +53,7 @@ def render_degrees(ratios: Ratios) -> RenderableType:
         )
         headings = ("degree", "FLOPs/byte", "needed", "link", "overlaps")
         parts += [title, Grid(headings, rows, words=("degree", "link", "overlaps")) if rows else Text(axis.reason)]
-    return Group(*parts)
+    return Group(*parts, Text(f"\n{LETTERS}", style="dim", overflow="fold"))
 
 
 def _build_headline(ratios: Ratios) -> Text:

@@ -199,7 +199,16 @@ def _list_batches(
     rows = []
     for batch in batches:
         resized, work = job.replace(global_batch=batch.global_batch), SearchWork(exact_units=EXACT_UNITS // 4)
-        best = search(model=model, machine=machine, job=resized, top=1, risk=risk, tight=False, work=work).best
+        best = search(
+            model=model,
+            machine=machine,
+            job=resized,
+            top=1,
+            within=UNRANKABLE_DIFFERENCE,
+            risk=risk,
+            tight=False,
+            work=work,
+        ).best
         fastest = Layout.parse(best[0].step.layout) if best else chosen_layout
         rows.append(
             batch.replace(
@@ -228,12 +237,10 @@ def _search_any_length(model: Model, machine: Machine, job: Job, *, risk: float)
         tokens = job.sequence // 2
         while tokens >= SHORTEST_SEQUENCE:
             shorter, work = job.replace(sequence=tokens), SearchWork(exact_units=LENGTH_UNITS)
-            found = find_fitting_layout(ANY, model=model, machine=machine, job=shorter, risk=risk, work=work)
-            if found is not None:
-                return (
-                    found,
-                    f"no layout was found to fit with sequences of {job.sequence:,} tokens; {found} fits shorter ones",
-                )
+            layout = find_fitting_layout(ANY, model=model, machine=machine, job=shorter, risk=risk, work=work)
+            if layout is not None:
+                longer = f"no layout was found to fit with sequences of {job.sequence:,} tokens"
+                return layout, f"{longer}; {layout} fits shorter ones"
             tokens //= 2
         raise error
 

@@ -63,7 +63,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         missing += ("the length of a sequence: add max_length=4096 after the file (in quotes with --from)",)
     if model is None or ranks is None or values["max_length"] is None:
         missing += () if ranks else (RANKS_MISSING,)
-        return build_reading(config, {}, model=model, ranks=None, missing=missing)
+        return _leave_out_others(build_reading(config, {}, model=model, ranks=None, missing=missing), values, kind)
     values.given |= {key: DERIVED_FROM_WIDTH[key](model.width) for key in config.unset}
     fields = values.fields()
     fields |= _read_degrees(values, kind, ranks, overrides.ranks_per_node)
@@ -98,7 +98,17 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     )
     data = read_data(values, ranks_pairs=bool(preferences), folder=document.folder)
     fields |= preferences or _read_objective(data, fields, model)
-    return build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
+    reading = build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
+    return _leave_out_others(reading, values, kind)
+
+
+def _leave_out_others(reading: Reading, values: Values, kind: str) -> Reading:
+    """Return the reading without defaults of keys that this strategy does not read."""
+    others: tuple[str, ...] = ("deepspeed.", "accelerate.deepspeed_config.")
+    if kind == "deepspeed":
+        is_json_given = any(name.startswith("deepspeed.") for name in values.given)
+        others = ("accelerate." if is_json_given else "deepspeed.", FSDP, "fsdp_config.")
+    return reading.replace(defaulted=tuple(key for key in reading.defaulted if not key.key.startswith(others)))
 
 
 def _read_objective(data: DataReading | None, fields: dict[str, Any], model: Model) -> dict[str, Any]:

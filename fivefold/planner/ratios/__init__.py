@@ -49,28 +49,40 @@ QUESTIONS = (
         "cp", "K and V, one hop", "attention of a chunk", "(N/K)·(T/cp) / w", exchanges.build_context_exchange
     ),
     RatioQuestion(
-        "zero3", "weights", "a layer forward", "msl·(2·P+2·T·D) / (P·w)", exchanges.build_zero3_forward_exchange
+        "zero3",
+        "weights",
+        "a layer forward",
+        "msl·(2·P+2·T·D) / (P·w) · n/(n−1)",
+        exchanges.build_zero3_forward_exchange,
     ),
     RatioQuestion(
         "zero3",
         "weights, gradients",
         "a layer backward",
-        "2·msl·(2·P+2·T·D) / (P·(w+g))",
+        "2·msl·(2·P+2·T·D) / (P·(w+g)) · n/(n−1)",
         exchanges.build_zero3_backward_exchange,
     ),
     RatioQuestion(
-        "dp", "gradients", "the last backward", "2·msl·(2·P+2·T·D) / (P·g)", exchanges.build_last_gradient_exchange
+        "dp",
+        "gradients",
+        "the last backward",
+        "2·msl·(2·P+2·T·D) / (P·r) · n/(n−1)",
+        exchanges.build_last_gradient_exchange,
     ),
     RatioQuestion(
         "dp",
         "gradients, weights",
         "the full step",
-        "3·m·msl·(2·P+2·T·D) / (P·(g+w))",
+        "3·m·msl·(2·P+2·T·D) / (P·s) · n/(n−1)",
         exchanges.build_step_gradient_exchange,
     ),
-    RatioQuestion("ep", "two all-to-alls", "routed experts", "6·F / (g+w)", exchanges.build_expert_exchange),
+    RatioQuestion("ep", "two all-to-alls", "routed experts", "6·F / (g+w) · n/(n−1)", exchanges.build_expert_exchange),
     RatioQuestion(
-        "ep", "two all-to-alls", "a full layer", "(2·P+2·T·D) / (k·D·(g+w))", exchanges.build_expert_layer_exchange
+        "ep",
+        "two all-to-alls",
+        "a full layer",
+        "(2·P+2·T·D) / (k·D·(g+w)) · n/(n−1)",
+        exchanges.build_expert_layer_exchange,
     ),
     RatioQuestion(
         "pp", "activations", "a stage forward", "L/(pp·v)·(2·P+2·T·D) / (D·w)", exchanges.build_pipeline_exchange

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
@@ -13,6 +17,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
+from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.ratios.exchanges import (
     build_context_exchange,
     build_expert_exchange,
@@ -198,3 +203,25 @@ def test_ratios_and_predict_gather_equally_wide(name: str, stack: str) -> None:
         wide = get_gathered_width(job)
         assert wide <= width <= wide * (1.07 if stack != "fivefold" else 1) * (1.07 if name == "nvfp4" else 1)
         assert sum(size for _, size in message.scales) <= 0.13 * message.payload
+
+
+@pytest.mark.parametrize("axis", ["zero3", "dp"])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_the_printed_formulas_are_those_of_the_figures(axis: str, zero: int) -> None:
+    """Without attention, whose causal half the formulas leave out; ``n/(n−1)`` was missing in them."""
+    model, job = build_model("llama3-8b"), Job(sequence=512, global_batch=64)
+    machine = resolve("h100:8", local=Path("/nowhere"))
+    layout = Layout.parse(f"dp8 zero{zero} mbs1")
+    layer = find_most_common_layer(model, job)
+    g, w = job.precision.summed_bytes, job.precision.weights_bytes
+    letters = {"P": layer.dense_weights, "T": 512, "D": model.width, "msl": 512, "w": w, "g": g}
+    letters |= {"r": g if zero else 2 * g, "s": g + w if zero else 2 * g}
+    rows = [row for row in compute_ratios(model, machine=machine, job=job, layout=layout).axes if row.axis == axis]
+    assert len(rows) == 2
+    for row in rows:
+        for degree in row.degrees:
+            n = int(re.findall(r"\d+", degree.token)[-1])
+            formula = row.formula.replace("·", "*").replace("−", "-")
+            formula = re.sub(r"(?<=\d)(?=[PTDmg(])", "*", formula)
+            value = eval(formula, {}, letters | {"n": n, "m": 64 // n})
+            assert degree.flops_per_byte == pytest.approx(value, rel=0.02)
