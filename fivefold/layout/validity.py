@@ -472,9 +472,13 @@ def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     pp, v, layers = layout.pp, layout.v, model.layers
     if pp * v > layers:
         step = 2 if layout.pipeline.enters_both_ends else 1
-        fixes = [f"pp{n}" for n in range(min(pp - step, layers // v // step * step), 1, -step)][:1]
+        fewer = range(min(pp - step, layers // v // step * step), 1, -step)
+        fixes = [f"pp{n}" for n in fewer if layout.world % n == 0][:1]
         fixes += [f"v{n}" for n in range(min(v - 1, layers // pp), 1, -1) if layout.pipeline.is_interleaved][:1]
         fix = f"try {' or '.join(fixes)}" if fixes else "lower pp or v"
+        if pp * v <= layers + 2:  # as in Llama 3 405B, arXiv:2407.21783 §3.3.2
+            fix += "; stages of the embedding or the head alone (Megatron's account_for_…_in_pipeline_split) are not "
+            fix += "modelled"
         yield f"pp·v={pp * v} stages are more than layers={layers}; {fix}"
     if pp > 1 and not can_simulate(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
         micro = layout.micro_batches(job)

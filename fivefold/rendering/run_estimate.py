@@ -72,18 +72,16 @@ def render_offers(offer_list: Offers) -> RenderableType:
         if offer_list.deadline_seconds is None
         else f", the fewest ranks that finish within {format_duration(offer_list.deadline_seconds)}"
     )
-    parts: list[RenderableType] = [
-        Text(
-            f"{offer_list.model}, {show_count(offer_list.tokens)} tokens, ordered by {offer_list.by}{deadline}",
-            style="dim",
-        )
-    ]
+    run = f"{offer_list.model}, a run of {show_count(offer_list.tokens)} tokens"
+    parts: list[RenderableType] = [Text(f"{run}, ordered by {offer_list.by}{deadline}", style="dim")]
     best = offer_list.offers[0].run if offer_list.offers else None
     if best is not None:
         interval = f"{format_duration(best.low_seconds)} to {format_duration(best.high_seconds)}"
         duration = f"{format_duration(best.seconds)} (50 % interval {interval})"
         parts.append(Text(f"{best.ranks} {best.machine}: {duration}\n", style="bold"))
         parts.append(make_offer_grid(offer_list))
+    if costs := offer_list.describe_costs():
+        parts.append(Text(costs, overflow="fold"))
     for offer in (offer for offer in offer_list.offers if offer.run is None):
         line = f"{offer.machine_argument}  {offer.layout}  {offer.error}"
         parts.append(Text(line, style="red", overflow="fold"))

@@ -24,6 +24,7 @@ TOKENS = 1e12
 def refuse_single_machine_options(request: SearchRequest) -> None:
     """Raise ``UserError`` naming the options that are for layouts of one machine, if a run on several is asked."""
     words = {"keep": request.keep, "also": request.also, "front": request.front > 1}
+    words["top"] = request.top != type(request).model_fields["top"].default
     words |= {name: getattr(request, name, None) for name in ("chart", "measure", "write")} | {"2d": request.two}
     if given_options := ["--" + name for name, value in words.items() if value]:
         pronoun = "it" if len(given_options) == 1 else "them"

@@ -5,6 +5,7 @@ Plain records, so that ``show`` can print them without importing the planner.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -97,6 +98,22 @@ class Offers(Shown):
     deadline_seconds: NonNegativeFloat | None = None
     offers: tuple[Offer, ...]
     stopped: bool = False
+
+    def describe_costs(self) -> str:
+        """Return which machine costs least, and at which price the next would cost the same; empty without prices."""
+        runs = [(offer.run, offer.run.dollars, offer.machine_argument) for offer in self.offers if offer.run]
+        priced = sorted(((dollars, name, run) for run, dollars, name in runs if dollars), key=itemgetter(0))
+        if len(priced) < 2:
+            return ""
+        (least, name, cheapest), (next_dollars, next_name, following) = priced[:2]
+        more = next_dollars / least
+        overlaps = more * following.low_seconds / following.seconds < cheapest.high_seconds / cheapest.seconds
+        within = ", which is within the uncertainty of their times" if overlaps else ""
+        price = next_dollars / following.gpu_hours
+        return (
+            f"{name} costs least, ${least:,.0f}; {next_name} costs {more - 1:.1%} more{within}, and the same at "
+            f"${price / more:,.2f} instead of ${price:,.2f} per GPU hour"
+        )
 
     def line(self) -> str:
         """Return the machines and the best of them, as one line."""

@@ -308,3 +308,14 @@ def cause(refusal: str) -> str:
     """Return an error message without the layout and its numbers; kv_heads, heads and ffn have one fix."""
     text = re.sub(r"\d+", "#", refusal.partition("': ")[2].partition(";")[0])
     return "tp" if re.match(r"(heads|ffn|kv_heads)=", text) else text
+
+
+def test_fewer_stages_are_advised_that_divide_the_ranks() -> None:
+    model, job = MODEL.replace(layers=126), JOB.replace(global_batch=2048)
+    with pytest.raises(UserError) as caught:
+        refuse(Layout.parse("dp16 pp16 v8 interleaved"), model=model, job=job, machine=with_ranks(MACHINE, 256))
+    line = check_one_line(caught)
+    assert "pp·v=128 stages are more than layers=126; try pp8 or v7;" in line
+    assert "stages of the embedding or the head alone" in line
+    for text in ("dp32 pp8 v8 interleaved", "dp16 pp16 v7 interleaved"):
+        refuse(Layout.parse(text), model=model, job=job, machine=with_ranks(MACHINE, 256))

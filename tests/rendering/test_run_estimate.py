@@ -57,6 +57,25 @@ def test_offers_are_rows_and_refusals_lines() -> None:
     assert "l4:8    nothing fits: dp8 zero3 needs 30 GiB of 21 GiB" in text
 
 
+def test_offers_with_prices_say_which_costs_least_and_the_price_of_equal_cost() -> None:
+    second = RUN.replace(machine="b200", dollars=1.02 * 4224.0)
+    offers = Offers(
+        model="tiny",
+        by="time",
+        tokens=2e12,
+        offers=(Offer(machine="b200", ranks=8, run=second), Offer(machine="h100", ranks=8, run=RUN)),
+    )
+    line = (
+        "h100:8 costs least, $4,224; b200:8 costs 2.0% more, which is within the uncertainty of their times, and the "
+        "same at $2.00 instead of $2.04 per GPU hour"
+    )
+    assert offers.describe_costs() == line
+    assert line in to_text(run_estimate.render_offers(offers), width=200)
+    far = offers.replace(offers=(offers.offers[0].replace(run=second.replace(dollars=9000.0)), offers.offers[1]))
+    assert "uncertainty" not in far.describe_costs()
+    assert offers.replace(offers=offers.offers[:1]).describe_costs() == ""
+
+
 def test_the_chart_marks_the_interval() -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")

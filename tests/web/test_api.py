@@ -120,7 +120,9 @@ def test_a_search_of_another_kind_is_what_the_command_prints(
 
 
 @pytest.mark.parametrize(
-    "asked", [{"keep": "dp2"}, {"also": ["fp8"]}, {"two": True}, {"front": 3}], ids=lambda asked: next(iter(asked))
+    "asked",
+    [{"keep": "dp2"}, {"also": ["fp8"]}, {"two": True}, {"front": 3}, {"top": 2}],
+    ids=lambda asked: next(iter(asked)),
 )
 def test_single_machine_options_are_errors_with_several_machines(folder: Path, asked: dict[str, Any]) -> None:
     question = {"model": "nano", "machine": "h100:2", "gbs": 8, "machines": ["h100:4"]} | asked
