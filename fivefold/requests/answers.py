@@ -155,7 +155,8 @@ def _search_fastest(model: Model, machine: Machine, job: Job, *, risk: float) ->
     from fivefold.layout.spec import Layout
     from fivefold.planner.search import search as run
 
-    result = run(model=model, machine=machine, job=job, top=1, risk=risk)
+    # as `search` does, which balances pipeline stages only if it proposes a layout
+    result = run(model=model, machine=machine, job=job, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk)
     if not result.best:
         unfit = result.describe_unfit(f"no layout of {model.name}")
         if not result.misses:

@@ -573,3 +573,13 @@ def test_where_nothing_fits_the_layout_of_least_risk_is_named_first() -> None:
     assert line.index(f"accepts {least.layout}") < line.index(
         f"--risk {result.tight.option} also {result.tight.layout}"
     )
+
+
+def test_the_fastest_layout_of_a_question_is_the_first_of_search() -> None:
+    """``search`` balances the stages of pipelines; the questions did not."""
+    import fivefold as ff
+
+    asked: dict[str, Any] = {"seq": 8192, "gbs": 64, "stack": "megatron-core"}
+    first = ff.search("llama3-70b", "h100:64", **asked).best[0].step
+    run = ff.ask("run", "llama3-70b", "h100:64", tokens=15e12, **asked)[0]
+    assert (run.layout, run.step_seconds) == (first.layout, pytest.approx(first.time.step_seconds))
