@@ -71,6 +71,9 @@ class ResolvedRequest(NamedTuple):
     stated: frozenset[str] = frozenset()
 
 
+NEEDED = ("model", "machine")  # fields that a form may leave empty, and that are then asked for
+
+
 class JobQuestion(MachineRequest, defer_build=False):
     """Model, machine and job. ``config``: a pasted config.json, or fields of a model, instead of ``model``."""
 
@@ -120,11 +123,11 @@ class JobQuestion(MachineRequest, defer_build=False):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty_fields(cls, values: object) -> object:
-        """Drop the fields that a form leaves empty, except the model, which is needed without a config."""
+        """Drop the fields that a form leaves empty, except machine and model, which is needed without a config."""
         if not isinstance(values, dict):
             return values
         lists = {k: [entry for entry in v if entry] for k, v in values.items() if isinstance(v, list | tuple)}
-        needed = () if values.get("config") else ("model",)
+        needed = ("machine",) if values.get("config") else NEEDED
         return {k: lists.get(k, v) for k, v in values.items() if v != "" or k in needed}
 
     def resolve(self, *, folder: ServedFolder, local: Path) -> ResolvedRequest:
@@ -132,6 +135,8 @@ class JobQuestion(MachineRequest, defer_build=False):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UsageWarning)
             model = self._resolve_model(folder)
+            if not self.machine.strip():
+                raise UserError("name a machine, such as h100:8, or a file")
             machine = machines.resolve(self.machine, local=local, find=folder.path)
             settings = load_settings() if self.reads_settings else UserSettings()
             applied = AppliedSettings(file=show_settings_file())
@@ -191,7 +196,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         parameters = {
             k: v
             for k, v in parameters.items()
-            if (v not in (None, "", ()) or k == "model") and (k not in fields or fields[k].default != v)
+            if (v not in (None, "", ()) or k in NEEDED) and (k not in fields or fields[k].default != v)
         }
         parameters = {k: spell_value(v) if isinstance(v, float) else v for k, v in parameters.items()}
         return f"{path}?{urlencode(parameters, doseq=True, quote_via=quote, safe=':=,/')}" if parameters else path

@@ -39,6 +39,14 @@ def test_an_emptied_model_is_asked_for(client: TestClient) -> None:
     assert client.get("/api/predict", params=asked | {"config": config}).json()["model"] == "pasted"
 
 
+def test_an_emptied_machine_is_asked_for(client: TestClient) -> None:
+    asked = ASKED | {"machine": "", "layout": "dp2"}
+    page = client.get("/plan", params=asked).text
+    assert "name a machine, such as h100:8, or a file" in page
+    assert "machine=&amp;" in page or 'machine="' in page
+    assert client.get("/api/predict", params=asked).status_code == 422
+
+
 def test_the_start_page_keeps_the_question(client: TestClient) -> None:
     question = "model=tiny&machine=h100:2&set=a&set=b"
     assert client.get(f"/?{question}", follow_redirects=False).headers["location"] == f"/plan?{question}"

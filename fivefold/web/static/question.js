@@ -43,4 +43,4 @@ export function addEdits(url) {
 }
 
 // An empty control is its default, except the model, which has none.
-const isStated = (name, value) => value !== "" || name === "model";
+const isStated = (name, value) => value !== "" || name === "model" || name === "machine";
