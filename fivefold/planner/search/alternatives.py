@@ -11,7 +11,7 @@ from typing import Any
 
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, get_1f1b_name
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import Layout, format_stages
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, with_virtual_stages
@@ -96,6 +96,8 @@ def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool
 
 def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:
     """Return an alternative's name, and what it changes besides dp."""
+    if other == chosen.replace(stages=()):
+        return "an even split"
     words = list_changed_keywords(chosen, other).partition("without")[0].split()
     implied = {*name.split(), get_1f1b_name(2)}  # which v says
     return " ".join([name, *(word for word in words if word not in implied and not word.startswith("dp"))])
@@ -114,7 +116,8 @@ def _list_choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Candida
     if layout.dp * layout.cp > 1:
         yield _zero(layout)
     if layout.pp > 1:
-        yield f"{layout.schedule} v{layout.v}", list(_list_schedules(layout))
+        stages = f" {format_stages(layout.stages)}" if layout.stages else ""
+        yield f"{layout.schedule} v{layout.v}{stages}", list(_list_schedules(layout))
     sizes = [size for size in (layout.mbs // 2, 2 * layout.mbs) if size >= 1]
     yield f"mbs{layout.mbs}", [(f"mbs{size}", [change(layout, mbs=size)]) for size in sizes]
     kinds = [kind for kind in ("none", "selective", "full") if kind != layout.ac]

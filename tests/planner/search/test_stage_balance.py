@@ -11,7 +11,9 @@ from fivefold.layout.where import Where
 from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
+from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.neighbours import walk
+from fivefold.planner.search.simplest import Evaluated
 from fivefold.planner.search.stage_balance import balance, bound_gain, reduce_recomputation
 from fivefold.stack.spec import Stack, SupportedLayouts
 from tests.planner.search.test_search import FEW, NODE, SMALL, make_tight_machine
@@ -121,3 +123,14 @@ def test_from_where_one_is_it_is_one_change() -> None:
     words = {change.change for change in walk(planner, start).changes}
     assert str(split).split()[-1] in words
     assert f"without {str(split).split()[-1]}" in {change.change for change in walk(planner, split).changes}
+
+
+def test_a_schedule_is_not_compared_with_itself() -> None:
+    """The same schedule with as many layers on each stage is called so."""
+    planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
+    layout = Layout.parse("pp4 mbs1 stages=3-2-2-1")
+    estimate = planner.estimate(layout)
+    chosen = Evaluated(layout, estimate.step_time, estimate.peak_bytes, planner)
+    why = next(why for why in explain_choices(chosen) if why.choice.startswith("1f1b"))
+    assert why.choice == "1f1b v1 stages=3-2-2-1"
+    assert why.line.startswith("an even split takes")
