@@ -57,7 +57,7 @@ FAMILIES: tuple[Column[CatalogFamily], ...] = (
 MACHINES: tuple[Column[CatalogMachine], ...] = (
     Column("machine", attrgetter("name"), is_text=True),
     Column("memory", attrgetter("memory_bytes"), lambda size: f"{size / GIB:.1f} GiB"),
-    Column("memory bandwidth", attrgetter("memory_bandwidth"), show_rate),
+    Column("bandwidth", attrgetter("memory_bandwidth"), show_rate),
     Column("16-bit peak", _find_peak, lambda rate: f"{rate / 1e12:,.0f} TFLOP/s"),
     Column("node", attrgetter("ranks_per_node"), "{} GPUs".format),
     Column("link/GPU", lambda machine: machine.links[0].bandwidth, show_rate),

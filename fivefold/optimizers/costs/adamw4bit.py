@@ -15,7 +15,7 @@ from fivefold.model.weights import Weight
 from fivefold.optimizers.cost import OptimizerCost, count_local_numel
 from fivefold.optimizers.sharded_weight import ShardedWeight
 
-BLOCK, LEAST, CODEBOOK_BYTES = 256, 4096, 4 * 16
+BLOCK, MIN_QUANTIZED_ELEMENTS, CODEBOOK_BYTES = 256, 4096, 4 * 16
 
 
 class AdamW4bitCost(OptimizerCost):
@@ -32,7 +32,7 @@ class AdamW4bitCost(OptimizerCost):
         total = 4 * len(weights)
         for weight in weights:
             numel = count_local_numel(weight, shards)
-            is_quantized = numel >= LEAST and numel % BLOCK == 0
+            is_quantized = numel >= MIN_QUANTIZED_ELEMENTS and numel % BLOCK == 0
             moment_bytes = numel // 2 + 4 * (numel // BLOCK) + CODEBOOK_BYTES
             total += 2 * (moment_bytes if is_quantized else numel * job.precision.updated_bytes)
         return total
