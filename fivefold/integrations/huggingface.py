@@ -205,6 +205,7 @@ def _list_changed_arguments(args: Any) -> dict[str, Any]:
     for field in fields(args):
         value = getattr(args, field.name)
         value = value.value if isinstance(value, Enum) else value
+        value = value.to_dict() if hasattr(value, "to_dict") else value  # accelerator_config
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         default = default.value if isinstance(default, Enum) else default
         if field.name == "use_cpu":  # the machine is the user's

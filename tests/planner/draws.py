@@ -202,6 +202,8 @@ STACK: dict[str, Draw] = {
     "merged_projections": choose_option(Stack, "merged_projections"),
     "linears": choose_option(Stack, "linears"),
     "column_inputs": choose_option(Stack, "column_inputs"),
+    "token_permutation": choose_option(Stack, "token_permutation"),
+    "transposes_attention": choose_option(Stack, "transposes_attention"),
     "tp_buffers": choose_option(Stack, "tp_buffers"),
     "wgrad_accumulation": choose_option(Stack, "wgrad_accumulation"),
     "flat_copies": subset(Stack, "flat_copies"),

@@ -132,7 +132,7 @@ def test_each_seed_draws_other_jobs() -> None:
 
 
 INITIAL = "trainer.build:draw_initial_weight"
-GENERATOR = "trainer.build:_generator"
+GENERATOR = "trainer.build:_make_generator"
 MUTATIONS = [
     Mutation("the seed is ignored", GENERATOR, 'f"{seed} {weight.name}"', "weight.name"),
     Mutation("all weights are drawn alike", GENERATOR, 'f"{seed} {weight.name}"', 'f"{seed}"'),
