@@ -35,6 +35,7 @@ def list_remarks(
         _describe_assumed_batch(job, machine) if is_searched else (),
         _describe_idle(layout, machine) if layout and not is_searched else (),
         _describe_number_formats(machine, (job.precision, *recipes)),
+        _describe_attention(machine, job),
         _describe_uncounted(model, job),
         _describe_unused_window(model, job),
         _describe_deferred_recompute(layout) if layout else (),
@@ -76,6 +77,15 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
                 f"the matrix units of {chip.name} take no scales of blocks, as {recipe.name} has (those of B200 and "
                 f"MI355X do): matmuls are predicted at the rate of {used}, and software may refuse it"
             )
+
+
+def _describe_attention(machine: Machine, job: Job) -> Iterator[str]:
+    """Yield a warning if attention is FlashAttention's on a chip that does not run it."""
+    if machine.chip.generation == "volta" and job.stack.attention != "unfused":
+        yield (
+            f"{machine.chip.name} runs no FlashAttention, which needs Turing or Ampere; attention is predicted as if "
+            "it ran, and PyTorch's memory-efficient attention, which keeps as little, may be slower"
+        )
 
 
 def _describe_deferred_recompute(layout: Layout) -> Iterator[str]:

@@ -40,9 +40,19 @@ NODE = resolve("h100:4", local=Path("/nowhere"))
 )
 def test_formats_that_a_chip_does_not_multiply_are_said(machine: str, recipe: str, words: str | None) -> None:
     chips, job = resolve(machine, local=Path("/nowhere")), JOB.replace(precision=RECIPES[recipe])
-    lines = list_remarks(NANO, chips, job, Layout(dp=8))
+    lines = [line for line in list_remarks(NANO, chips, job, Layout(dp=8)) if "matrix units" in line]
     assert [words in line for line in lines] == ([True] if words else [])
-    assert list_remarks(NANO, chips, JOB, None, recipes=(RECIPES[recipe],)) == lines
+    of_recipes = list_remarks(NANO, chips, JOB, None, recipes=(RECIPES[recipe],))
+    assert [line for line in of_recipes if "matrix units" in line] == lines
+
+
+def test_flash_attention_on_a_chip_that_does_not_run_it_is_said() -> None:
+    v100 = resolve("v100:8", local=Path("/nowhere"))
+    fp16 = JOB.replace(precision=RECIPES["fp16"])
+    (line,) = list_remarks(NANO, v100, fp16, Layout(dp=8))
+    assert line.startswith("v100 runs no FlashAttention")
+    assert list_remarks(NANO, v100, fp16.replace(attention="unfused"), Layout(dp=8)) == ()
+    assert list_remarks(NANO, resolve("a100:8", local=Path("/nowhere")), fp16, Layout(dp=8)) == ()
 
 
 def test_block_scales_are_a_fact_of_the_chip() -> None:
