@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -33,6 +34,11 @@ def _show_links(machine: CatalogMachine) -> str:
 def _join(values: Sequence[object], every: Sequence[object] = ()) -> str:
     """Return values in a row; "all" if they are all that there are."""
     return "all" if every and set(values) == set(every) else " ".join(map(str, values))
+
+
+def _list_supported(stack: CatalogStack, field: Literal["axes", "zero", "schedules"]) -> str:
+    """Return what a stack supports, in a row; "?" if it was not looked up."""
+    return _join(getattr(stack, field), getattr(SupportedLayouts(), field)) if stack.examined else "?"
 
 
 MODELS: tuple[Column[CatalogModel], ...] = (
@@ -68,9 +74,9 @@ MACHINES: tuple[Column[CatalogMachine], ...] = (
 )
 STACKS: tuple[Column[CatalogStack], ...] = (
     Column("stack", attrgetter("name"), is_text=True),
-    Column("parallelism", lambda stack: _join(stack.axes, SupportedLayouts().axes), is_text=True),
-    Column("ZeRO", lambda stack: _join(stack.zero, SupportedLayouts().zero), is_text=True),
-    Column("pipeline schedules", lambda stack: _join(stack.schedules, SupportedLayouts().schedules), is_text=True),
+    Column("parallelism", lambda stack: _list_supported(stack, "axes"), is_text=True),
+    Column("ZeRO", lambda stack: _list_supported(stack, "zero"), is_text=True),
+    Column("pipeline schedules", lambda stack: _list_supported(stack, "schedules"), is_text=True),
     Column("write --to", lambda stack: _join(stack.configs), is_text=True),
     Column("version", attrgetter("version"), is_text=True, is_wide=True),
     Column("family", attrgetter("family"), is_text=True, is_wide=True),
@@ -95,9 +101,10 @@ def list_machines(machines: Sequence[CatalogMachine]) -> Grid:
 def list_stacks(stacks: Sequence[CatalogStack]) -> RenderableType:
     """Return the table of stacks, and which of Megatron's is today's."""
     grid = make_grid(STACKS, stacks)
-    of_years = [stack for stack in stacks if stack.version.startswith("20")]
-    if not of_years:
-        return grid
-    years = ", ".join(f"{stack.name} that of {stack.version}" for stack in of_years)
-    line = f"megatron-core is Megatron-LM as it is today (--stack megatron); {years}. The versions of all: --json"
-    return Group(grid, Text(line, style="dim", overflow="fold"))
+    lines = []
+    if of_years := [stack for stack in stacks if stack.version.startswith("20")]:
+        years = ", ".join(f"{stack.name} that of {stack.version}" for stack in of_years)
+        lines.append(f"megatron-core is Megatron-LM as it is today (--stack megatron); {years}. All versions: --json")
+    if not all(stack.examined for stack in stacks):
+        lines.append("?: not looked up; any layout is predicted")
+    return Group(grid, *(Text(line, style="dim", overflow="fold") for line in lines))

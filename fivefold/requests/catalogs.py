@@ -85,10 +85,11 @@ def list_machines(word: str | None = None) -> list[CatalogMachine]:
 def list_stacks(word: str | None = None) -> list[CatalogStack]:
     """Return the stacks of the catalog, or those that contain ``word``."""
     from fivefold.interop.registry import FORMATS
-    from fivefold.stack.catalog import STACKS
+    from fivefold.stack.catalog import ENTRIES, FIVEFOLD, STACKS
 
     entries = []
-    for stack in STACKS.values():
+    for stack_entry in ENTRIES:
+        stack = STACKS[stack_entry.name]
         runs = stack.runs
         entries.append(
             CatalogStack(
@@ -101,6 +102,7 @@ def list_stacks(word: str | None = None) -> list[CatalogStack]:
                 configs=tuple(
                     form.name for form in FORMATS if form.emit and stack.name in (form.stack, *form.fine_tuning_stacks)
                 ),
+                examined=stack_entry is FIVEFOLD or bool(stack_entry.runs),
             )
         )
     return _select(entries, word, kind="stack")

@@ -65,3 +65,4 @@ class CatalogStack(Record):
     zero: tuple[int, ...]  # ZeRO stages
     schedules: tuple[str, ...]  # pipeline schedules; empty without pipeline parallelism
     configs: tuple[str, ...]  # formats of its configs that ``fivefold write --to`` writes
+    examined: bool = True  # False: which layouts it runs was not looked up, so that none is refused

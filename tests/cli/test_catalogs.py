@@ -80,3 +80,9 @@ def test_a_stack_runs_what_is_listed_and_nothing_else(name: str) -> None:
             axis in listed.axes
         ), axis
     assert [stage for stage in range(4) if is_supported(f"dp2 zero{stage}")] == list(listed.zero)
+
+
+def test_what_was_not_looked_up_of_a_stack_is_not_called_all() -> None:
+    assert [stack.name for stack in ff.stacks() if not stack.examined] == ["torchtune"]
+    row = next(line for line in run("stacks").splitlines() if line.startswith("torchtune"))
+    assert row.split() == ["torchtune", "?", "?", "?"]
