@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.interop.format import Overrides
+from fivefold.interop.read import read
+from fivefold.model.catalog import build_model
 from tests.cli.commands import run
 
 FILE = """
@@ -50,6 +53,28 @@ def test_from_a_file_is_as_by_words(
     assert (step["layout"], step["stack"], step["world"]) == ("dp8 zero3 mbs2", "torchtitan", 8)
     assert run(monkeypatch, "predict", "--from", file, "--gpus", "h100:8", "--seq", "512", "--json") == 0
     assert json.loads(capsys.readouterr().out)["memory"]["peak_bytes"] < step["memory"]["peak_bytes"]
+
+
+def test_compare_takes_a_model_before_configs_that_name_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}')
+    files = ("--from", f"{file} max_length=512", "--from", f"{file} max_length=256")
+    assert run(monkeypatch, "compare", "tiny", *files, "--gpus", "h100:8", "--json") == 0
+    assert '"tiny"' in capsys.readouterr().out
+    assert run(monkeypatch, "compare", *files, "--gpus", "h100:8") == 2
+    assert "does not say the model: name it before --from" in capsys.readouterr().err
+
+
+def test_a_deepspeed_config_has_one_zero_stage_and_no_keys_of_other_strategies(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": "auto", "bf16": {"enabled": true}}')
+    defaulted = read([str(file), "max_length=512"], Overrides(ranks=8, model=build_model("tiny"))).defaulted
+    assert [key.key for key in defaulted if key.means.startswith("layout.zero")] == [
+        "deepspeed.zero_optimization.stage"
+    ]
+    assert not [key.key for key in defaulted if key.key.startswith(("accelerate.", "fsdp_config."))]
 
 
 def test_what_a_config_leaves_out_is_given_beside_it(
