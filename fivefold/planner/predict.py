@@ -142,7 +142,9 @@ class Planner:
         if risk > TIGHT_RISK and excess:
             return f"exceeds the memory by {show_bytes(excess)}"
         verdict = "is tight" if risk <= TIGHT_RISK else "does not fit"
-        return f"{verdict}: {show_risk(risk)} risk of running out of memory (limit {show_risk(self.risk)})"
+        shown, limit = show_risk(risk), show_risk(self.risk)
+        above = "just over " if shown == limit else ""
+        return f"{verdict}: {above}{shown} risk of running out of memory (limit {limit})"
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
         """Estimate memory and step time.
