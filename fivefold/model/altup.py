@@ -36,9 +36,8 @@ class AltUp(Record):
             yield Weight(f"{name}.{index}.weight", (width, width), "router")
 
     def block_weights(self, width: int) -> Iterator[Weight]:
-        """Yield the weights of one layer."""
+        """Yield the weights of one layer, without its norm."""
         yield Weight("altup.scale", (width,), "router")
         yield Weight("altup.correct.weight", (self.streams, self.streams), "router")
         yield Weight("altup.predict.weight", (self.streams**2, self.streams), "router")
         yield Weight("altup.router.weight", (self.streams, width), "router")
-        yield Weight("altup.norm.weight", (width,), "norm")

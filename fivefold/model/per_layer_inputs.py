@@ -25,13 +25,11 @@ class PerLayerInputs(Record):
     vocab: Vocab = 262_144  # rows of the table; its columns are L · P
 
     def embedding_weights(self, layers: int, width: int) -> Iterator[Weight]:
-        """Yield the table, the projection of embeddings, and the norm of a layer's part of it."""
+        """Yield the table and the projection of embeddings, without the norm of a layer's part of it."""
         yield Weight("embed.per_layer.weight", (self.vocab, layers * self.width), "embedding")
         yield Weight("embed.per_layer_project.weight", (layers * self.width, width), "router")
-        yield Weight("embed.per_layer_norm.weight", (self.width,), "norm")
 
     def block_weights(self, width: int) -> Iterator[Weight]:
-        """Yield the gate on the inputs of a layer, the projection of their product, and its norm."""
+        """Yield the gate on the inputs of a layer and the projection of their product, without its norm."""
         yield Weight("per_layer.gate.weight", (self.width, width), "router")
         yield Weight("per_layer.project.weight", (width, self.width), "router")
-        yield Weight("per_layer.norm.weight", (width,), "norm")

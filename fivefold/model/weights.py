@@ -58,6 +58,7 @@ def list_embedding_weights(model: ModelShape) -> Iterator[Weight]:
         yield from _list_norm(model, "embed.norm", model.width)
     if model.per_layer_inputs is not None:
         yield from model.per_layer_inputs.embedding_weights(model.layers, model.width)
+        yield from _list_norm(model, "embed.per_layer_norm", model.per_layer_inputs.width)
     if model.altup is not None:
         yield from model.altup.projections("embed.altup", model.width)
 
@@ -141,8 +142,10 @@ def list_block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield Weight("stream2", (model.width,), "router", initial="ones")
     if model.per_layer_inputs is not None:
         yield from model.per_layer_inputs.block_weights(model.width)
+        yield from _list_norm(model, "per_layer.norm", model.width)
     if model.altup is not None:
         yield from model.altup.block_weights(model.width)
+        yield from _list_norm(model, "altup.norm", model.width)
     if model.laurel_rank is not None:
         yield Weight("laurel.left.weight", (model.laurel_rank, model.width), "router")
         yield Weight("laurel.right.weight", (model.width, model.laurel_rank), "router")
