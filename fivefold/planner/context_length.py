@@ -44,13 +44,15 @@ def compute_lengths(
     search: Callable[[Job], SearchResult],
     target: int = TARGET,
     risk: float = FITS_RISK,
+    is_searched: bool = False,
 ) -> Lengths:
     """Return the curves of a layout over context length, the longest sequence of any, and what ``target`` tokens need.
 
-    ``search`` searches the layouts of a job.
+    ``search`` searches the layouts of a job. ``is_searched``: the layout is one that was found for the job, not given.
     """
     answer = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
-    answer = answer.replace(question="with this layout")
+    name = f"layout for --seq {job.sequence}" if is_searched else "with this layout"
+    answer = answer.replace(question=name)
     sizes = [2**power for power in range(SHORTEST.bit_length() - 1, target.bit_length())]
     if model.position == "learned":
         sizes = [size for size in sizes if size <= model.positions]

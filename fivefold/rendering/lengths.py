@@ -32,7 +32,7 @@ def list_sections(lengths: Lengths) -> list[AnswerSection]:
         ),
         AnswerSection(
             (Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),),
-            f"By context parallelism ({kind}) and recomputation",
+            f"{lengths.answer.layout}, with other context parallelism ({kind}) and recomputation",
             f"{_choose_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",
         ),
         AnswerSection(

@@ -110,6 +110,7 @@ def find_answers(
                     work=SearchWork(exact_units=EXACT_UNITS // 4),
                 ),
                 risk=risk,
+                is_searched=layout is None,
             )
         ],
         "batch": lambda: _list_batches(
