@@ -17,7 +17,7 @@ from fivefold.record import Record, UserError, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, round_up_to_power_of_two
-from fivefold.update import NOT_SUPPORTED, LearningRate, Optimizer, Ramp
+from fivefold.update import NOT_SUPPORTED, SPELLINGS, LearningRate, Optimizer, Ramp
 
 LOSS_CHUNK_ELEMENTS = 2**22  # logits that the loss kernel converts to fp32 at once
 KERNEL_ELEMENTS = 4096  # elements in a program of a Triton kernel: a tile of rows with at most as many, or one row
@@ -285,6 +285,7 @@ class Job(Record):
 
     inlined: ClassVar[tuple[str, ...]] = ("stack",)
     not_supported: ClassVar[dict[str, str]] = NOT_SUPPORTED
+    spellings: ClassVar[dict[str, str]] = SPELLINGS
 
     sequence: Tokens = 4096  # tokens per sequence (T)
     global_batch: Sequences = 8  # sequences per optimizer step

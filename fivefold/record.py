@@ -182,6 +182,12 @@ def _explain(error: ErrorDetails, record: type[BaseModel], options: Mapping[str,
     message = words.format(**bounds) if words else error["msg"].removeprefix("Value error, ")
     if error["type"] not in ("value_error", "missing"):
         message += f", not {reprlib.repr(error['input'])}"
+    if (
+        error["type"] == "model_type"
+        and isinstance(error["input"], str)
+        and (fields := _list_known_keys(record, (*error["loc"], "")))
+    ):
+        message += f"; set one of its fields, such as {error['loc'][-1]}.{fields[0]}={error['input']}"
     separator = " " if message.startswith(VERBS) else ": "
     return f"{place}{separator}{message}" if place else message
 
@@ -192,7 +198,18 @@ def _describe_unknown(key: str, place: tuple[int | str, ...], record: type[BaseM
     if reason := next((reason for word, reason in reasons.items() if word in key.lower()), ""):
         return f": {reason}; {_list_keys(record)}"
     close = get_close_matches(key, _list_known_keys(record, place), n=1)
+    if not close and len(place) == 1:  # perhaps a field of a nested record
+        nested = getattr(record, "spellings", {}) | {name: f"{path}.{name}" for path, name in _list_nested_keys(record)}
+        close = [nested[name] for name in get_close_matches(key, nested, n=1)]
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _list_nested_keys(record: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yield the fields of the records that are fields of ``record``, each after the name of its record."""
+    inlined = getattr(record, "inlined", ())
+    for field in record.model_fields:
+        for inner in _list_records(record.model_fields[field].annotation) if field not in inlined else ():
+            yield from ((field, name) for name in inner.model_fields)
 
 
 @lru_cache
@@ -242,7 +259,9 @@ def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
 
 
 def _list_keys(record: type[BaseModel]) -> str:
-    inlined = "".join(f", and those of its {name}" for name in getattr(record, "inlined", ()))
+    inlined = "".join(
+        f", and those of its {name} (docs/reference/configuration.md)" for name in getattr(record, "inlined", ())
+    )
     return f"the keys are {', '.join(record.model_fields)}{inlined}"
 
 

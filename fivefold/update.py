@@ -30,6 +30,12 @@ ADAPTERS_ARE_A_FIELD = (
     "adapters over frozen or quantized weights are the field adapter: lora:16, qlora:16, dora:16, or a table of kind, "
     "rank, alpha, dropout, targets and base"
 )
+# what PyTorch, Megatron-LM and Hugging Face call fields of a job
+SPELLINGS = {
+    "lr": "learning_rate.peak", "min_lr": "learning_rate.floor", "warmup": "learning_rate.warmup_steps",
+    "lr_scheduler_type": "learning_rate.kind", "beta": "optimizer.betas", "eps": "optimizer.epsilon",
+    "clip_grad": "optimizer.clip", "max_grad_norm": "optimizer.clip",
+}  # fmt: skip
 NOT_SUPPORTED = dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "load_in_", "bnb"), ADAPTERS_ARE_A_FIELD)
 
 

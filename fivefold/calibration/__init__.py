@@ -40,7 +40,6 @@ MESSAGE: TypeAdapter[Facts | CalibrationProgress | MeasuredPoint | RankProfile] 
     Facts | CalibrationProgress | MeasuredPoint | RankProfile
 )
 MAX_RANKS = 1024  # the largest number of ranks: more than any host has cores
-PROGRESS_UNITS = 1000  # progress units for each number of ranks
 
 
 def calibrate(
@@ -64,13 +63,12 @@ def calibrate(
     if not counts or counts[0] < 1 or counts[-1] > MAX_RANKS:
         raise UserError(f"ranks={list(ranks)}: each number of processes must be 1 to {MAX_RANKS}; try 1 and 2")
     measured = Measured()
-    total = len(counts) * PROGRESS_UNITS
 
     def on_progress(message: CalibrationProgress, part: int) -> None:
         if progress:
             count = counts[part]
-            done = part * PROGRESS_UNITS + PROGRESS_UNITS * message.done // message.total
-            progress(f"{message.kind} on {count} rank{'s' if count > 1 else ''}", done, total)
+            done = 100 * (part + message.done / message.total) / len(counts)
+            progress(f"{message.kind} on {count} rank{'s' if count > 1 else ''}, per cent", int(done), 100)
 
     _measure(
         counts, quick=quick, points=points, in_steps=in_steps, cases=cases, measured=measured, on_progress=on_progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,28 @@ from fivefold.requests.extras import describe_missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
 
 LONG_WORD = 300  # characters of a word in a message; longer ones, from user input or a file, are shortened
-OTHER_OPTIONS = {"--also": "; compare takes several precisions by --precisions bf16,fp8, --also is one of search"}
+OTHER_OPTIONS = {
+    "--also": "; compare takes several precisions by --precisions bf16,fp8, --also is one of search",
+    **dict.fromkeys(
+        (
+            "--micro-batch",
+            "--micro-batch-size",
+            "--mbs",
+            "--batch-size",
+            "--tp",
+            "--pp",
+            "--cp",
+            "--dp",
+            "--ep",
+            "--zero",
+        ),
+        "; degrees, ZeRO stage and micro-batch are written in the layout, such as 'dp4 tp2 zero1 mbs2'",
+    ),
+    **dict.fromkeys(("--global-batch", "--global-batch-size"), "; the global batch is --gbs, in sequences"),
+    **dict.fromkeys(("--seq-length", "--sequence", "--seq-len"), "; the tokens of a sequence are --seq"),
+    "--lr": "; the learning rate is --set learning_rate.peak=3e-4",
+}
+NEEDS_SEQUENCES = "; it counts sequences, not tokens: 2M tokens are 512 sequences of 4096"
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
 
 
@@ -31,7 +53,7 @@ def settle(action: Callable[[], object]) -> int:
         code = system_exit.code
     except _UsageError as error:
         option = getattr(error, "option_name", None)  # of an option that the command does not have
-        return _print_line(reword(error.format_message()) + OTHER_OPTIONS.get(option or "", ""), code=2)
+        return _print_line(_explain_usage(error.format_message(), option or ""), code=2)
     except UserError as error:
         return _print_line(str(error), code=2)
     except RunFailure as error:
@@ -54,6 +76,17 @@ def settle(action: Callable[[], object]) -> int:
             return _print_line(f"{error.filename}: too long for a file name; check the spelling", code=2)
         return _print_line(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
     return code if isinstance(code, int) else 0
+
+
+def _explain_usage(message: str, option: str) -> str:
+    """Reword one of click's messages, and add what to write instead."""
+    if option in OTHER_OPTIONS:
+        return f"No such option: {option}{OTHER_OPTIONS[option]}"
+    if message == "Option '--against' requires 3 arguments.":
+        return "--against needs MODEL MACHINE LAYOUT, such as --against llama3-8b h100:8 'dp8 zero3 mbs1'"
+    if match := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        return f"{match[1]!r}: one argument too many; quote a value that contains spaces, as 'dp8 zero3 mbs1'"
+    return reword(message) + NEEDS_SEQUENCES * (message.startswith("Invalid value for '--gbs'"))
 
 
 def _print_line(line: str, *, code: int) -> int:

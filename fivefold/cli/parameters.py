@@ -21,7 +21,11 @@ from fivefold.requests.words import split_list
 
 RECORDS = ("model", "machine", "layout")  # arguments that a config may replace
 COMPARES_MACHINES = ("tokens", "deadline", "gpu_counts", "price", "assume")  # options of a search of several machines
-JOB_PANELS = {"trace": "With --against", "calibrate": "With --for"}  # commands that take a job only with an option
+JOB_PANELS = {
+    "trace": "With --against",
+    "explain": "With --against",
+    "calibrate": "With --for",
+}  # commands that take a job only with an option
 Asked = TypeVar("Asked", bound=Request)
 Mark = TypeVar("Mark", Argument, Option)
 
@@ -64,6 +68,8 @@ def make_parameter(
     elif optional:
         kind, default = kind | None, None
     settings: dict[str, Any] = {"help": field.description}
+    if argument is not None and name == "machine" and optional:
+        settings["help"] = f"{field.description} Default: the setting machine of `fivefold config`."
     for bound in field.metadata:
         settings |= {"min": bound.ge} if isinstance(bound, Ge) else {"max": bound.le} if isinstance(bound, Le) else {}
     form = argument or option
@@ -71,7 +77,9 @@ def make_parameter(
         shown = f"{default / 1e12:g}T"
         settings["show_default"], default = (True, shown) if option.parser else (shown, default)
     settings |= {"autocompletion": getattr(completion, form.completion)} if form.completion else {}
-    metavar = name.upper() if optional and field.is_required() else form.metavar
+    metavar = form.metavar
+    if argument is not None and not metavar:  # in brackets if neither the user nor a config has to give it
+        metavar = name.upper() if field.is_required() else f"[{name.upper()}]"
     settings |= {"metavar": metavar} if metavar else {}
     if argument is None:
         settings |= {"parser": option.parser} if option.parser else {}

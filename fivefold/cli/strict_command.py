@@ -19,7 +19,10 @@ class PlainCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line; a config may replace the arguments of a command that takes ``--from``."""
-        pieces = [_spell_argument(piece) for piece in super().collect_usage_pieces(ctx)]
+        needed = {f"[{parameter.metavar}]" for parameter in self.params}  # unless a config or a setting gives them
+        pieces = [
+            piece[1:-1] if piece in needed else _spell_argument(piece) for piece in super().collect_usage_pieces(ctx)
+        ]
         reads_config = "MODEL" in pieces and any("--from" in parameter.opts for parameter in self.params)
         return [*pieces, "| --from FILE --gpus MACHINE"] if reads_config else pieces
 
@@ -43,8 +46,6 @@ def _spell_argument(piece: str) -> str:
     """Return an argument of the usage line in capitals: ``{run}`` → ``RUN``, ``[word]`` → ``[WORD]``."""
     if match := re.fullmatch(r"\{(.+)\}(?:\.\.\.)?", piece):
         return match[1].upper() if match[1].isidentifier() else match[1]
-    if piece in ("[MODEL]", "[MACHINE]", "[LAYOUT]"):  # needed, unless a config or a setting gives them
-        return piece[1:-1]
     if match := re.fullmatch(r"\[\[?([^\[\]]+(?:\[[^\]]*\])?)\]?\](?:\.\.\.)?", piece):
         return f"[{match[1].upper() if match[1].isidentifier() else match[1]}]"
     return piece

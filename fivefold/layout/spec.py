@@ -360,6 +360,10 @@ def read_token(token: str) -> Mapping[str, object]:
     name, assigned, value = token.partition("=")
     if assigned and name in _JOB_OPTIONS:
         raise UserError(f"layout token {token!r} is not part of a layout; give the option --{name} {value}")
+    if token.lower() in ("thousand", "million", "billion", "trillion"):
+        raise UserError(
+            f"unknown layout token {token!r}; write a number of tokens as one word: --tokens 15{token[0].upper()}"
+        )
     raise make_unknown_name_error(token, _WORDS, kind="layout token", forms=_FORMS)
 
 

@@ -256,14 +256,14 @@ def _check_batch(layout: Layout, job: Job, machine: Machine | None) -> Iterator[
     nearest_batch = ceil_div(job.global_batch, chunk) * chunk
     is_default = job.global_batch == Job.model_fields["global_batch"].default
     batch = f"global batch {job.global_batch}{' (the default)' if is_default else ''}"
-    if job.global_batch % layout.dp:
-        most = layout.dp if machine is None else max(layout.dp, machine.ranks * layout.dp // layout.world)
-        alternative = f"dp{find_divisor_below(job.global_batch, most)} mbs1"
-    else:
-        alternative = f"mbs{find_divisor_below(job.global_batch // layout.dp, layout.mbs)}"
-    yield (
-        f"{batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; try gbs {nearest_batch} or {alternative}"
-    )
+    fix = f"gbs {nearest_batch - chunk} or gbs {nearest_batch}" if nearest_batch > chunk else f"gbs {nearest_batch}"
+    if job.global_batch % layout.dp == 0:
+        fix = f"gbs {nearest_batch} or mbs{find_divisor_below(job.global_batch // layout.dp, layout.mbs)}"
+    elif machine is not None:
+        dp = find_divisor_below(job.global_batch, max(layout.dp, machine.ranks * layout.dp // layout.world))
+        if dp >= layout.dp:  # else GPUs would be idle
+            fix = f"gbs {nearest_batch} or dp{dp} mbs1"
+    yield f"{batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; try {fix}"
 
 
 def _check_sharding(layout: Layout, model: Model, machine: Machine | None) -> Iterator[str]:

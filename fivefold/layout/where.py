@@ -103,9 +103,14 @@ def _list_values(field: str, terms: list[Term]) -> list[object]:
 def _parse_term(word: str, text: str) -> Term:
     matched = _TERM.fullmatch(word)
     if matched is None:
+        joined = re.sub(r"\s*(<=|>=|!=|<|>|=|,)\s*", r"\1", text)
+        if joined != text and all(map(_TERM.fullmatch, joined.split())):
+            raise UserError(
+                f"where {text!r}: spaces separate constraints, so there is none within one; write {joined!r}"
+            )
         raise UserError(
-            f"where {text!r}: {word!r} is not a constraint; write tp<=8, cp=1 or ac=none,selective, "
-            "without spaces inside"
+            f"where {text!r}: {word!r} is not a constraint; write a name, one of <, <=, >, >=, = and !=, and a value, "
+            "without spaces: tp<=8, cp=1 or ac=none,selective"
         )
     field, sign, values = matched[1], matched[2], tuple(matched[3].split(","))
     if field not in NUMBERS and field not in WORDS:

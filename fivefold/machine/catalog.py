@@ -494,6 +494,12 @@ def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[
         machine = _read(local if name == "local" else find(name))
         return machine if count is None else with_ranks(machine, count)
     if name.lower() not in ROWS:
+        chip, dash, digits = name.lower().rpartition("-")
+        if dash and chip in ROWS and digits.isdecimal():  # not read as a number of GPUs: h100-80 may mean 80 GB
+            raise UserError(
+                f"unknown machine {name.lower()!r}; for {digits} GPUs write {chip}:{digits}. "
+                "`fivefold machines` lists all"
+            )
         raise make_unknown_name_error(name.lower(), [*ROWS, "local"], kind="machine")
     return _build(name.lower(), ROWS[name.lower()], count)
 

@@ -21,12 +21,18 @@ from fivefold.record import Record
 class ProjectorLayer(Record):
     """One step from the blocks' output to tokens of the text model.
 
-    ``merge``: ``size`` adjacent patches become one row, side by side. ``shuffle``: the same by a copy. ``pool``: their
-    mean. ``norm``: over a row. ``linear``: to ``size`` channels. ``mlp``, ``gated_mlp``: over ``ffn`` to ``size``.
+    It maps R rows of D channels, at first one row for each patch, to other rows:
+
+    - ``merge``: joins ``size`` adjacent rows side by side, R/size rows of D·size channels, without a copy.
+    - ``shuffle``: joins rows as ``merge`` does, and copies them in memory.
+    - ``pool``: takes the mean of ``size`` adjacent rows, R/size rows of D channels.
+    - ``norm``, ``activation``: keep the shape.
+    - ``linear``: R rows of ``size`` channels.
+    - ``mlp``, ``gated_mlp``: R rows of ``size`` channels, with an inner width of ``ffn``.
     """
 
     kind: Literal["merge", "shuffle", "pool", "norm", "linear", "activation", "mlp", "gated_mlp"]  # what it does
-    size: Width = 1  # patches of a row, or channels of the output
+    size: Width = 1  # rows that become one (merge, shuffle, pool), or channels of the output (linear, MLPs)
     ffn: Ffn = 1  # inner width of an MLP
     bias: bool = False  # of matrices, or of a LayerNorm
     norm: NormName = "layernorm"  # kind of a norm

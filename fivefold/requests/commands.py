@@ -221,7 +221,10 @@ class SearchRequest(MachineRequest):
     ] = None
     gpu_counts: Annotated[
         Line | None,
-        Field(description="Numbers of GPUs to try, as a range such as 64-512. Default: the number of the machine."),
+        Field(
+            description="Numbers of GPUs to try, as a range such as 64-512. Default: that of the machine; with "
+            "--deadline also fewer, from one node."
+        ),
     ] = None
     assume: Assumptions = ()
 
@@ -558,7 +561,11 @@ class WriteOptions(JobOptions):
         Option(completion="complete_format"),
     ]
     stack: Annotated[
-        StackName, Field(description="Software whose defaults fill the fields of the job that are not given.")
+        StackName,
+        Field(
+            description="Software whose defaults fill the fields of the job that are not given. Seldom needed: by "
+            "default that of --to."
+        ),
     ] = None
     model: ConfigModel = None
     gpus: ConfigTarget = None
@@ -619,14 +626,19 @@ class CalibrateOptions(JobOptions, JsonOption):
         Option(("--for",)),
     ] = None
     processes: Annotated[
-        str, Field(description="Numbers of processes between which collectives are measured, such as 1,2.")
+        str,
+        Field(
+            description="Numbers of processes to measure with, such as 1,2: kernels with each number, collectives "
+            "between two or more."
+        ),
     ] = "1,2"
     quick: Annotated[bool, Field(description="Measure fewer points: faster, but predictions are less accurate.")] = (
         False
     )
-    out: Annotated[Path | None, Field(description="Machine file to write. Default: the file of machine 'local'.")] = (
-        None
-    )
+    out: Annotated[
+        Path | None,
+        Field(description="Machine file to write. Default: ~/.cache/fivefold/local.toml, the machine 'local'."),
+    ] = None
 
 
 class TraceRequest(JobRequest):

@@ -122,7 +122,7 @@ FrontLevels = Annotated[
         ge=1,
         le=MAX_SHOWN_LAYOUTS,
         description="Search once more under each of this many memory limits, for a complete Pareto front of memory and "
-        "time; 1: the front holds what one search met.",
+        "time; 1: only the layouts that one search computed.",
     ),
 ]
 

@@ -575,7 +575,7 @@ def test_written_config_is_read_back(to: str, stack: str, least: int, tmp_path: 
             "recomputes all blocks in full; take ac=full",
         ),
         ("dp4 zero3 mbs1", "bf16", "accelerate", "reduces in 16 bits; take bf16-grad16 or fp32"),
-        ("dp4 zero2 mbs1", "bf16-grad16", "accelerate", "take zero3, with --set reshard=backward"),
+        ("dp4 zero2 mbs1", "bf16-grad16", "accelerate", "the nearest is zero3 with --set reshard=backward"),
         ("dp4 zero3 mbs1", "fp8", "deepspeed", "DeepSpeed has bf16, bf16-grad16, fp16 and fp32"),
     ],
 )

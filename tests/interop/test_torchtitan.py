@@ -248,7 +248,7 @@ def test_written_config_is_read_back(to: str, tmp_path: Path) -> None:
             "on every pipeline rank .*take ac=full/2",
         ),
         ("dp4 zero3 mbs1 ac=selective", "llama3-8b", "bf16", "torchtitan", "recomputes no such groups.*take ac=full"),
-        ("dp4 zero2 mbs1", "llama3-8b", "bf16", "torchtitan", "take zero3, with --set reshard=backward"),
+        ("dp4 zero2 mbs1", "llama3-8b", "bf16", "torchtitan", "the nearest is zero3 with --set reshard=backward"),
         ("dp4 zero0 mbs1", "llama3-8b", "bf16", "torchtitan-0.2", "take zero3, precision fp32"),
         (
             "dp4 zero1 mbs1",

@@ -141,6 +141,7 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("", "layout '' is empty; write for example 'dp8 zero1', or dp1"),
         (" ", "is empty"),
         ("fsdp8", "the number of data-parallel ranks is that of dp; write 'dp8 fsdp'"),
+        ("dp2 trillion", "unknown layout token 'trillion'; write a number of tokens as one word: --tokens 15T"),
         ("dq2", "unknown layout token 'dq2'; did you mean dp2"),
         ("ac=ful", "write ac=none, selective, full"),
         ("1f2b pp2", "did you mean 1f1b"),
@@ -208,6 +209,7 @@ def test_the_inner_degree_divides() -> None:
 REFUSALS = [
     ("dp4 tp3", {}, "needs 12 ranks, but eight has 8"),
     ("dp7 mbs2", {}, "global batch 24 is not divisible by dp·mbs=7·2=14; try gbs 28 or dp8 mbs1"),
+    ("dp5", {"machine": None}, "global batch 24 is not divisible by dp·mbs=5·1=5; try gbs 20 or gbs 25"),
     ("dp2 mbs5", {}, "global batch 24 is not divisible by dp·mbs=2·5=10; try gbs 30 or mbs4"),
     ("tp8", {"machine": with_ranks(MACHINE, 12)}, "heads=12 is not divisible by tp=8; try tp4 or tp12"),
     ("tp4", {"model": MODEL.replace(ffn=90)}, "ffn=90 is not divisible by tp=4; try tp2"),

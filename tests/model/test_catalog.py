@@ -221,9 +221,15 @@ def test_resolve_prefers_the_catalog() -> None:
         (
             "a.json",
             '{"model_type": "olmo9"}',
-            "architecture 'olmo9' is not known; the closest name of the "
-            f"{len(FAMILIES) + len(WRAPPERS)} supported ones is olmo. Or describe the model as in "
+            f"architecture 'olmo9' is not one of the {len(FAMILIES) + len(WRAPPERS)} supported ones; "
+            "did you mean olmo? `fivefold models --families` lists all; or describe the model as in "
             "examples/models/mixture.toml",
+        ),
+        (
+            "a.json",
+            '{"architectures": ["FoobarForCausalLM"]}',
+            "architecture 'FoobarForCausalLM' is not one of the "
+            f"{len(FAMILIES) + len(WRAPPERS)} supported ones; `fivefold models --families` lists all",
         ),
         ("a.yaml", "layers: 2", "a model file ends in .json or .toml"),
         ("folder/", None, "no such file"),

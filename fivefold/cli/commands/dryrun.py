@@ -32,6 +32,8 @@ WOULD_FAIL = 3  # exit code
 def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
     """Dry-run a step: execute the real training code, for any number of ranks, on one CPU.
 
+    The code is always Fivefold's own trainer; --stack gives it the settings of that software, such as its overlap.
+
     Exit code 3: the step would fail, because a rank raises an error, runs out of memory or
     waits forever for another rank.
     """

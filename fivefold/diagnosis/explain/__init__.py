@@ -105,8 +105,8 @@ def _explain_open_file(path: Path, file: BufferedReader, ranks: _Ranks, *, top: 
 
 
 UNKNOWN_TEXT = (
-    "neither a memory snapshot, a flight recorder dump, a stack dump nor a log with an out-of-memory message or "
-    "losses: see docs/how-to/explain.md for how each is written"
+    "neither a memory snapshot, a flight recorder dump, a stack dump nor a log with an out-of-memory message, "
+    "a timeout of a collective, or losses: see docs/how-to/explain.md for how each is written"
 )
 
 

@@ -138,7 +138,11 @@ class GpuFlash(Flash):
         sinks_N: Tensor | None = None,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """Return the attention output [B, T, N, H of v]."""
+        """Return the attention output [B, T, N, H of v], by the operator of the GPU's kernel.
+
+        On fake tensors it allocates what that kernel would, and computes nothing. ``documents_BT``: the document of
+        each token; ``sinks_N``: a learned logit of each head; ``keys_B``: each sequence's key of dropout.
+        """
         # that kernel has no groups of query heads, and no window that is shorter than the sequence
         rule = self.rule.apply_dropout(q_BTNH.shape[1], training=keys_B is not None)
         if q_BTNH.shape[2] != k_BTKH.shape[2] or not rule.is_plain:

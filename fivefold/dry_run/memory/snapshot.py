@@ -84,7 +84,11 @@ class _Trace:
     def add(
         self, action: str, address: int, size: int, *, frames: Frames | None = None, category: str | None = None
     ) -> None:
-        """Append an entry; ``frames``: by default ``self.frames``."""
+        """Append an entry.
+
+        ``action``: what the allocator did, as PyTorch's snapshots name it (alloc, free_completed, segment_map, …);
+        ``size`` in bytes; ``frames``: by default ``self.frames``; ``category``: of the memory, such as PARAMETER.
+        """
         entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": len(self.entries)}
         entry["frames"] = self.frames if frames is None else frames
         if category is not None:

@@ -155,8 +155,8 @@ def _emit_fsdp(plan: ConfigPlan) -> dict[str, Any]:
     layout, job = plan.layout, plan.job
     if layout.zero == 2:
         raise UserError(
-            f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "
-            "reshard=backward to gather them once per micro-batch"
+            f"layout {str(layout)!r}: FSDP2 has no zero2; the nearest is zero3 with --set reshard=backward, "
+            "which gathers weights once per micro-batch"
         )
     half_recipe = get_recipe("bf16").with_reduce_dtype(in_fp32=False)
     if job.precision not in (half_recipe, get_recipe("fp32"), get_recipe("tf32"), get_recipe("fp16")):

@@ -165,8 +165,8 @@ def emit_sharding(plan: ConfigPlan) -> tuple[int, int]:
         raise UserError(f"layout {str(layout)!r}: torchtitan shards nothing over one replica; take zero0")
     if layout.zero == 2 and layout.pp == 1:
         raise UserError(
-            f"layout {str(layout)!r}: without a pipeline torchtitan gathers weights in every micro-batch, as "
-            "zero3 does; take zero3, with --set reshard=backward to gather them once per micro-batch"
+            f"layout {str(layout)!r}: torchtitan has no zero2 without a pipeline; the nearest is zero3 with "
+            "--set reshard=backward, which gathers weights once per micro-batch"
         )
     if layout.zero == 3 and layout.pp > 1 and plan.job.stack.reshard == "backward":
         raise UserError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Iterable, Iterator
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from fivefold.model.huggingface.causal_types import LACKS
@@ -142,9 +142,9 @@ def _find_model_type(config: dict[str, Any], *, name: str) -> str:
     if family is None:
         known = list(_list_names(by_class=by_class))
         raise UserError(
-            f"{name}: architecture {reprlib.repr(wanted)} is not known; the closest name of the "
-            f"{len(FAMILIES) + len(WRAPPERS)} supported ones is {_find_nearest(wanted, known)}. Or describe the model "
-            "as in examples/models/mixture.toml"
+            f"{name}: architecture {reprlib.repr(wanted)} is not one of the {len(FAMILIES) + len(WRAPPERS)} supported "
+            f"ones;{_suggest_architecture(wanted, known)} `fivefold models --families` lists all; or describe the "
+            "model as in examples/models/mixture.toml"
         )
     of_given, of_family = _find_record(str(given)), _find_record(family)
     assert of_family is not None
@@ -183,8 +183,8 @@ def _list_names(*, by_class: bool) -> Iterator[str]:
         yield wrapper.architecture if by_class else model_type
 
 
-def _find_nearest(wanted: str, known: Iterable[str]) -> str:
-    """Return the known name most similar to ``wanted``, ignoring suffixes such as ForCausalLM."""
+def _suggest_architecture(wanted: str, known: Iterable[str]) -> str:
+    """Return a question for the known name most similar to ``wanted``, ignoring suffixes; empty if none is similar."""
     name_by_stem = {re.sub("For[A-Z].*|LMHead.*", "", name).lower(): name for name in known}
-    stem = re.sub("For[A-Z].*|LMHead.*", "", wanted).lower()
-    return name_by_stem[max(name_by_stem, key=lambda name: SequenceMatcher(None, stem, name).ratio())]
+    close = get_close_matches(re.sub("For[A-Z].*|LMHead.*", "", wanted).lower(), name_by_stem, n=1, cutoff=0.7)
+    return f" did you mean {name_by_stem[close[0]]}?" if close else ""

@@ -246,11 +246,15 @@ def check_pairs(table: Table) -> None:
     """Raise a user error if the table has no FB to interleave, or an FB whose F and B are of the same stage."""
     combined_actions = [action for row in table.rows for action in row if action.kind == "FB"]
     if not combined_actions:
-        raise UserError(f"pairs: {table.name} does not pair a forward with a backward; try {list_pairing_names()}")
+        raise UserError(
+            f"overlap=pairs: schedule {table.name} does not run a forward together with a backward; "
+            f"try {list_pairing_names()}"
+        )
     for action in combined_actions:  # F and B each gather and release the weights of their stage
         if action.stage == action.backward_stage:
             raise UserError(
-                f"pairs: {table.name} has {action}, both on stage {action.stage}; pair it with another stage"
+                f"overlap=pairs: schedule {table.name} runs {action}, a forward and a backward of the same stage "
+                f"{action.stage}, together; schedule them apart"
             )
 
 

@@ -158,7 +158,11 @@ def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("tp", "'tp' is not a constraint; write tp<=8"),
+        ("tp", "'tp' is not a constraint; write a name, one of <, <=, >, >=, = and !=, and a value"),
+        (
+            "tp < 8 ac = none, full",
+            "spaces separate constraints, so there is none within one; write 'tp<8 ac=none,full'",
+        ),
         ("tpp=2", "unknown constraint 'tpp'"),
         ("tp=two", "compares with 'two', which is not a number; write tp=4"),
         ("ac<full", "ac supports only = and !=; write ac=full or ac!=full"),

@@ -171,9 +171,9 @@ def test_messages_of_recomputation_are_reported_once() -> None:
 def test_weights_of_one_stage_are_not_used_by_both(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("F0.0,F0.1+BW0.0,BW0.1\n")
     mine = read_table(tmp_path / "mine.csv")
-    with pytest.raises(UserError, match=r"mine has F0\.1\+BW0\.0, both on stage 0"):
+    with pytest.raises(UserError, match=r"mine runs F0\.1\+BW0\.0, a forward and a backward of the same stage 0"):
         check_pairs(mine)
-    with pytest.raises(UserError, match="1f1b does not pair a forward with a backward; try dualpipe"):
+    with pytest.raises(UserError, match="1f1b does not run a forward together with a backward; try dualpipe"):
         check_pairs(schedule("1f1b", pp=2, v=1, micro_batches=2))
 
 

@@ -46,7 +46,10 @@ def _is_tp_message(op: Op) -> bool:
 
 
 def _fuse(ops: Sequence[Op], *, width: int) -> Op:
-    """Return one operation for a group of linears, with an optional gather before and reduce after."""
+    """Return one operation for ``ops``: linears, after an optional all-gather and before an optional reduction.
+
+    ``width``: bytes per element of a weight's gradient.
+    """
     linears = [op for op in ops if op.kind == "matmul"]
     gather, reduce = (op if op.kind == "message" else None for op in (ops[0], ops[-1]))
     first, last = linears[0], linears[-1]

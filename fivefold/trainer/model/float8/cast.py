@@ -117,7 +117,11 @@ def scale_(x: Tensor, scale: Tensor) -> None:
 def _cast(
     x: Tensor, amax: Tensor | None, rows: int, columns: int, dtype: torch.dtype, power_of_two_scales: bool, fused: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute data and scale as one custom op, so that the dry run counts only its outputs, as for a fused kernel."""
+    """Return data and scale, so that ``x`` ≈ data · scale, with a scale for each ``rows`` x ``columns`` elements.
+
+    ``amax``: their largest absolute values if known, of the scale's shape; None: they are computed. It is one custom
+    op, so that the dry run counts only its outputs, as for a fused kernel; ``fused``: a Triton kernel computes it.
+    """
     data = torch.empty(x.shape, dtype=dtype, device=x.device)
     format_max = torch.finfo(dtype).max
     if fused and x.numel() and (amax is None or amax.numel() == 1):
