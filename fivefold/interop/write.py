@@ -102,14 +102,14 @@ def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str
             f"{scaling.kind} scaling" if (scaling := model.rope_scaling) else "no scaling"
             for model in (read_back.model, plan.model)
         )
-        remarks.append(f"the config's rotary embedding has {written}, that of {plan.model.name} {wanted}")
+        remarks.append(f"the config's rotary embedding has {written}, that of {plan.model.name} {wanted} (same cost)")
     if plan.model.moe and read_back.model.moe and plan.model.moe.balance != read_back.model.moe.balance:
         remarks.append(f"experts are balanced by {read_back.model.moe.balance!r}, not by {plan.model.moe.balance!r}")
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (read_back.job, plan.job)]
     if differences := list(list_differences(rates[0], rates[1])):
         remarks.append(f"the learning rate is written with {', '.join(differences)}")
     if differences := list(list_differences(jobs[0], jobs[1], skip=("stack", "learning_rate", *ASSUMED_JOB_FIELDS))):
-        remarks.append(f"the job is written with {', '.join(differences)}")
+        remarks.append(f"the job is written with {', '.join(differences)} (same cost)")
     remarks += [
         f"{name}={getattr(plan.job, name)} is an assumption of predictions, for which the config has no key"
         for name in ASSUMED_JOB_FIELDS

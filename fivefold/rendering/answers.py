@@ -29,7 +29,10 @@ def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
         return [AnswerSection((make_grid(BATCHES, replies),), title, remark)]
     if question == "changes":
         return list_change_sections(replies)
-    return [AnswerSection((make_grid(COLUMNS.get(question, ANSWERS), replies),))]
+    table = make_grid(COLUMNS.get(question, ANSWERS), replies)
+    if question == "finetune":
+        return [AnswerSection((table,), "Methods", "tokens/s of all GPUs; mbs: the largest, at most global batch / dp")]
+    return [AnswerSection((table,))]
 
 
 def list_change_sections(changes: Sequence[Change]) -> list[AnswerSection]:

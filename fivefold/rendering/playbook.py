@@ -45,7 +45,8 @@ def render_page(playbook: Playbook, *, stated: Collection[str] = ()) -> Renderab
         summarize_run(playbook.run),
     ]
     for software, lines in playbook.commands.items():
-        parts.append(build_heading(f"With {software}"))
+        source = ": add --write run.toml for the run file" if software == "fivefold" else ""
+        parts.append(build_heading(f"With {software}{source}"))
         parts += [Text(line, overflow="fold") for line in lines]
     return Group(*parts)
 

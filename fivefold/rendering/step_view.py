@@ -92,13 +92,15 @@ def view_step(step: Step) -> StepView:
     stages = step.memory.stages
     bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
     traffic = step.traffic if any(item.calls or item.bytes for item in step.traffic) else ()
+    # gradients are summed, and states sharded, over the ranks of both
+    shards = "; dp: over the ranks of dp and cp" if any(item.axis == "cp" for item in step.traffic) else ""
     return StepView(
         list_key_figures(step),
         _view_memory(max(stages, key=lambda stage: stage.peak_bytes), has_several_stages=len(stages) > 1)
         if stages
         else None,
         Section("Time", bound, Parts(list_time_parts(step.time), step.time.step_seconds)),
-        Section("Communication", "what one rank sends per step", make_grid(TRAFFIC, traffic)),
+        Section("Communication", f"what one rank sends per step{shards}", make_grid(TRAFFIC, traffic)),
         Section("Work", "of one step, all ranks together", list_work(step)),
         view_operations(step.operations, "of one micro-batch on one rank, without messages and kernel launches"),
     )

@@ -189,10 +189,10 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.predict import planner
+from fivefold.planner.predict import get_planner
 from fivefold.planner.time.profiled import Profiled
 layout, machine = Layout.parse("dp2 tp2 zero3 mbs1 ac=qkv+mlp"), resolve("h100:4", local=Path())
-counts = planner(build_model("qwen3-30b-a3b"), machine, Job(sequence=64, global_batch=4)).counts
+counts = get_planner(build_model("qwen3-30b-a3b"), machine, Job(sequence=64, global_batch=4)).counts
 print([Profiled(counts, machine).make_unit_key(layout, run) for run, _ in counts.stage_work(layout)[0]])
 """
     said = {

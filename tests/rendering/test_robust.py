@@ -38,7 +38,7 @@ def test_text_html_and_page_show_where_time_is_lost(search_result: SearchResult,
     asked = SearchPage(model="llama3-8b", machine="h100:8", by="robust")
     for told in (
         print_page(render_page(search_result), width=160),
-        html.search(search_result),
+        html.render_search(search_result),
         render_result(WebServer(tmp_path, local=tmp_path), asked, search_result),
     ):
         for words in (

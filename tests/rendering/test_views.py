@@ -46,7 +46,7 @@ def test_a_line_of_work_is_shown_everywhere(monkeypatch: pytest.MonkeyPatch, rea
     monkeypatch.setattr(step_view, "list_work", lambda step: (*work(step), (ADDED, f"{step.world} ranks of it")))
     step = fivefold.predict("nano", "h100:2", "dp2", seq=256, gbs=4)
     page = read_page("/plan", model="nano", machine="h100:2", layout="dp2", seq=256, gbs=4)
-    for text in (to_text(table.step(step)), html.step(step), page):
+    for text in (to_text(table.step(step)), html.render_step(step), page):
         assert ADDED in text
         assert "2 ranks of it" in text
 
@@ -58,7 +58,7 @@ def test_a_column_of_a_search_is_shown_everywhere(monkeypatch: pytest.MonkeyPatc
         model=SMALL, machine=NODE, job=FEW, top=2, axes=("tp",), placements=False, recomputations=("none",)
     )
     page = render_result(WebServer(tmp_path, local=tmp_path), SearchPage(model="llama3-8b", machine="h100:8"), result)
-    for text in (to_text(search_view.render_page(result), width=200), html.search(result), page):
+    for text in (to_text(search_view.render_page(result), width=200), html.render_search(result), page):
         assert ADDED in text
         assert f"{result.best[0].step.world} ranks of it" in text
 

@@ -43,7 +43,7 @@ class Wait(NamedTuple):
 
     def describe(self) -> str:
         """Return the collective with its sequence number and size."""
-        return f"{self.operation} {self.sequence}" + (f" of {int(self.numel):,} numbers" if self.numel else "")
+        return f"{self.operation} {self.sequence}" + (f" of {int(self.numel):,} elements" if self.numel else "")
 
 
 def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
@@ -104,9 +104,12 @@ def _list_findings(waits: Mapping[int, Wait], first: Wait, *, is_other: bool) ->
         )
     ahead = [rank for rank, wait in waits.items() if wait.sequence > first.sequence]
     if ahead:
-        is_other_operation = any(waits[rank].operation != first.operation for rank in ahead)
-        operation_text = ", and for another operation" if is_other_operation else ""
-        yield f"{len(ahead)} of {len(waits)} ranks wait for a later one{operation_text}, if theirs is the same group"
+        lagging = next(rank for rank, wait in waits.items() if wait is first)
+        yield (
+            f"{len(ahead)} of {len(waits)} ranks wait for a later collective, rank {ahead[0]} for "
+            f"{waits[ahead[0]].describe()}: if it is of the same process group, they have left "
+            f"{first.operation} {first.sequence} without rank {lagging}"
+        )
     missing = sorted({*range(max(waits))} - {*waits})
     if missing and not is_other and not ahead:
         names = join_names([str(rank) for rank in missing[:MAX_NAMED]], "and")

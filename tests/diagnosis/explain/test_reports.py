@@ -66,15 +66,15 @@ REPORTS: dict[str, tuple[list[str], str]] = {
             wait(0, 122, "_REDUCE_SCATTER_BASE", 106343680, 53171840),
             wait(1, 126, "_ALLGATHER_BASE", 378702080, 757404160),
         ],
-        "1 of 2 ranks wait for a later one, and for another operation",
+        "1 of 2 ranks wait for a later collective, rank 1 for allgather_base 126 of 378,702,080 elements",
     ),
     "pytorch/pytorch#143536": (
         [
             wait(1, 2109, "_ALLGATHER_BASE", 262711296, 525422592, seconds=1800),
             wait(0, 2109, "_ALLGATHER_BASE", 40960, 81920, seconds=1800),
         ],
-        "ranks call different collectives: rank 0 waited for allgather_base 2109 of 40,960 numbers, rank 1 for "
-        "allgather_base 2109 of 262,711,296 numbers",
+        "ranks call different collectives: rank 0 waited for allgather_base 2109 of 40,960 elements, rank 1 for "
+        "allgather_base 2109 of 262,711,296 elements",
     ),
     "verl-project/verl#1158": (
         [wait(rank, 4486, "ALLTOALL", 46684160, 46684160) for rank in (7, 3, 6)],

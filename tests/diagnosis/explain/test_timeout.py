@@ -19,10 +19,11 @@ def test_the_lagging_rank_is_named(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("".join(LINE.format(*rank) for rank in ranks))
     (result,) = explain_files([path])
-    assert result.verdict == ("rank 2 waited 600 s for allgather_base 1789 of 7,340,032 numbers, which did not finish")
+    assert result.verdict == ("rank 2 waited 600 s for allgather_base 1789 of 7,340,032 elements, which did not finish")
     assert (
         result.findings[0]
-        == "2 of 3 ranks wait for a later one, and for another operation, if theirs is the same group"
+        == "2 of 3 ranks wait for a later collective, rank 5 for allreduce 1790 of 7,340,032 elements: if it is of the "
+        "same process group, they have left allgather_base 1789 without rank 2"
     )
     assert [(rank.rank, rank.state.split()[1]) for rank in result.ranks] == [
         ("2", "1789"),
