@@ -486,7 +486,7 @@ def list_changes(*, model: Model, machine: Machine, job: Job, layout: Layout, ri
     evaluate = _compare_with(model, machine, job, layout, risk=risk)
     changes = [
         evaluate(words, changed, other)
-        for words, changed, other in _list_single_changes(job, layout)
+        for words, changed, other in _list_single_changes(model, job, layout)
         if (other, changed) != (layout, job) and is_legal(other, model=model, job=changed, machine=machine)
     ]
     return sorted(changes, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
@@ -518,10 +518,10 @@ def find_pairs(
     left_out = {*NUMERICS_CHANGES, *(change.change for change in fitting)}
     evaluate = _compare_with(model, machine, job, layout, risk=risk)
     pairs, tried = list[Change](), {(layout, job)}
-    for first, job_between, between in _list_single_changes(job, layout):
+    for first, job_between, between in _list_single_changes(model, job, layout):
         if first in left_out or (between, job_between) == (layout, job):
             continue
-        for second, changed, other in _list_single_changes(job_between, between):
+        for second, changed, other in _list_single_changes(model, job_between, between):
             is_repeated = _get_changed_field(first) == _get_changed_field(second) or second in left_out
             if is_repeated or (other, changed) in tried or (other, changed) == (between, job_between):
                 continue
@@ -583,13 +583,15 @@ def get_change_cost(change: Change) -> tuple[bool, float, int]:
     return change.change in NUMERICS_CHANGES, change.step_seconds, change.memory_bytes
 
 
-def _list_single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
+def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     """Yield single changes: a description, the job and the layout."""
+    software = job.stack.runs
     for zero in sorted({layout.zero - 1, *range(layout.zero + 1, 4)} & {0, 1, 2, 3}):
         if other := with_zero(layout, zero):
             yield f"zero{zero}", job, other
-    for ac in ("none", "norm+act", "selective", "full"):
-        yield f"ac={ac}", job, layout.replace(ac=ac)
+    for ac in ("none", "norm+act", "selective", *software.list_joint_recomputes(), "full"):
+        if software.can_express(ac, experts=model.moe is not None):
+            yield f"ac={ac}", job, layout.replace(ac=ac)
     if layout.mbs % 2 == 0:
         yield f"mbs{layout.mbs // 2}", job, layout.replace(mbs=layout.mbs // 2)
     if 2 * layout.mbs <= job.global_batch:

@@ -129,8 +129,9 @@ TORCHTITAN = StackEntry(
         "config_zero": Fact((0, 3), f"{FULLY_SHARD}: gathered for every micro-batch, unless {STAGE} defers it"),
         "cp_shards": Fact(True, f"{PARALLEL_DIMS}, build_mesh: fsdp is dp_shard · cp"),
         "recomputes": Fact(
-            ("full",),
-            "pytorch/torchtitan@0.3.0:torchtitan/distributed/activation_checkpoint.py: FullAC, or by operation",
+            ("full", "norm+rope+act"),
+            "pytorch/torchtitan@0.3.0:torchtitan/distributed/activation_checkpoint.py: FullAC, or SelectiveAC by "
+            "operation, which keeps matmuls and attention",
         ),
         "experts_as_mlp": Fact(True, "pytorch/torchtitan@0.3.0:torchtitan/models/common/moe.py: no etp with ep"),
         "cp_kinds": Fact(("ring",), f"{PARALLEL_DIMS}, seq_len_divisor: two parts of a sequence per rank"),

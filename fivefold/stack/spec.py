@@ -38,8 +38,9 @@ class SupportedLayouts(Record):
     no_sp: bool = True  # tensor parallelism without sequence parallelism
     uneven_stages: bool = True  # stages with different numbers of layers
     orders: bool | tuple[str, ...] = True  # any order of the mesh axes; or these besides the default
-    # Recomputation that its config can express: full, full/n, and groups of operations; empty: all. The search uses no
-    # others; predictions accept any, as some configs are read as the nearest recomputation.
+    # Recomputation that its config can express: full, full/n, groups of operations, and groups that come together only
+    # (joined by +); empty: all. The search uses no others; predictions accept any, as some configs are read as the
+    # nearest recomputation.
     recomputes: tuple[str, ...] = ()
     expert_recomputes: tuple[str, ...] = ()  # further groups, only in models with experts
     experts_as_mlp: bool = False  # its config can express etp = tp without ep, and etp = 1 with ep, only
@@ -73,10 +74,16 @@ class SupportedLayouts(Record):
             return True
         if "@" in ac:
             return False
+        if ac in self.recomputes:
+            return True
         known = self.recomputes + (self.expert_recomputes if experts else ())
         if ac.startswith("full"):
             return ("full/n" if "/" in ac else "full") in known
         return all(group in known for group in (["core"] if ac == "selective" else ac.split("+")))
+
+    def list_joint_recomputes(self) -> list[str]:
+        """Return the groups of operations that its config can only recompute together."""
+        return [ac for ac in self.recomputes if "+" in ac]
 
 
 class Stack(Record):

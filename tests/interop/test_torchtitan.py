@@ -12,7 +12,9 @@ from fivefold.interop.torchtitan.flavors import list_flavors, resolve_flavor
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import can_express
 from fivefold.model.catalog import build_model
+from fivefold.planner.search.space import Space
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, check_round_trip, plans
@@ -225,7 +227,7 @@ def test_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
 TITANS = Range(
     models=("llama3-8b", "llama3-70b", "qwen3-8b", "qwen3-30b-a3b", "deepseek-v3"),
     recipes=("bf16", "bf16", "bf16", "fp32"),
-    acs=("none", "none", "full", "full", "full/2"),
+    acs=("none", "norm+rope+act", "full", "full", "full/2"),
 )
 
 
@@ -247,7 +249,7 @@ def test_written_config_is_read_back(to: str, tmp_path: Path) -> None:
             "torchtitan",
             "on every pipeline rank .*take ac=full/2",
         ),
-        ("dp4 zero3 mbs1 ac=selective", "llama3-8b", "bf16", "torchtitan", "recomputes no such groups.*take ac=full"),
+        ("dp4 zero3 mbs1 ac=selective", "llama3-8b", "bf16", "torchtitan", "no such groups.*take ac=norm.rope.act"),
         ("dp4 zero2 mbs1", "llama3-8b", "bf16", "torchtitan", "the nearest is zero3 with --set reshard=backward"),
         ("dp4 zero0 mbs1", "llama3-8b", "bf16", "torchtitan-0.2", "take zero3, precision fp32"),
         (
@@ -268,6 +270,25 @@ def test_inexpressible_layout_is_an_error_with_the_closest_one(
     plan = ConfigPlan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(UserError, match=reason):
         write(plan, to=to)
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "torchtitan-0.2"])
+def test_selective_recomputation_that_is_read_is_written_and_searched(to: str, tmp_path: Path) -> None:
+    text = """[model]
+name = "llama3"
+flavor = "8B"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+    reading = read_config_text(text, tmp_path, ranks=8)
+    assert reading.model is not None
+    assert reading.layout is not None
+    assert reading.job is not None
+    assert reading.layout.ac == "norm+rope+act"
+    assert check_round_trip(ConfigPlan(reading.model, reading.layout, reading.job), to=to, folder=tmp_path) is None
+    assert can_express(reading.layout, model=reading.model, job=reading.job)
+    assert "norm+rope+act" in Space(reading.model, reading.job, world=8).recomputations
 
 
 def test_a_llama_of_any_size_is_spelled_out(tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def test_recomputations_that_a_config_can_express(ac: str, experts: bool, told: 
     assert SupportedLayouts().can_express(ac, experts=experts)
 
 
+def test_groups_that_a_config_recomputes_together_are_not_recomputed_alone() -> None:
+    software = SupportedLayouts(recomputes=("full", "norm+rope+act"))
+    assert software.list_joint_recomputes() == ["norm+rope+act"]
+    known = [ac for ac in ("norm+rope+act", "norm", "norm+act", "full/2") if software.can_express(ac, experts=False)]
+    assert known == ["norm+rope+act"]
+
+
 @pytest.mark.parametrize(("field", "value", "text", "reason"), LACKS)
 def test_feature_missing_from_a_stack_is_an_error(field: str, value: Any, text: str, reason: str) -> None:
     model, layout = DENSE if "nosp" in text else MODEL, Layout.parse(text)

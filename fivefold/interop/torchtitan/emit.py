@@ -11,7 +11,7 @@ from fivefold.interop.keys import Table, write_values
 from fivefold.interop.render import append_comment
 from fivefold.interop.torchtitan.flavors import build_llama, find_flavor
 from fivefold.interop.torchtitan.keys import PYTHON, SCHEDULES, SIZES, VERSION
-from fivefold.interop.torchtitan.to_job import AUTOCAST, FULL_BF16, P, distribute_layers
+from fivefold.interop.torchtitan.to_job import AUTOCAST, BY_OPERATION, FULL_BF16, P, distribute_layers
 from fivefold.job import get_recipe
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
@@ -29,7 +29,7 @@ CLASSES = {
 IMPORTS = """from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.{family} import model_registry
@@ -47,7 +47,7 @@ from torchtitan.models.llama3 import (
 def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return the Python config of a plan; raise ``UserError`` for what it cannot express or torchtitan cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
-    mode, _ = emit_recomputation(layout.ac, groups=False)
+    mode, _ = emit_recomputation(layout.ac, intervals=False)
     values = write_values(PYTHON, {"job": job, "layout": layout, "model": model}) | emit_shared(
         plan, head="lm_head", casts=True
     )
@@ -60,7 +60,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     uses_graphs = job.stack.cuda_graphs == "full" and layout.pp == 1 and layout.ep == 1
     values |= {
         "training.disable_cuda_graphs": not uses_graphs,
-        "activation_checkpoint": "FullAC" if mode == "full" else None,
+        "activation_checkpoint": {"none": None, "full": "FullAC", "selective": "SelectiveAC"}[mode],
         "compile.enable_async_tensor_parallel": layout.tp > 1 and "tp" in job.stack.overlap and job.stack.compile,
         "model_spec.converters": _emit_converters(plan),
     }
@@ -233,17 +233,19 @@ def emit_learning_rate(schedule: LearningRate, *, steps: int) -> dict[str, Any]:
     return {"lr_scheduler.decay_type": "linear", "lr_scheduler.decay_ratio": decay / steps}
 
 
-def emit_recomputation(ac: str, *, groups: bool) -> tuple[str, int]:
-    """Return ``none`` or ``full``, and that every n-th layer is recomputed.
+def emit_recomputation(ac: str, *, intervals: bool) -> tuple[str, str | None]:
+    """Return ``none``, ``full`` or ``selective``; and its option: ``op``, or that every n-th layer is.
 
-    ``groups``: whether recomputing every n-th layer is supported.
+    ``intervals``: whether recomputing every n-th layer is supported.
     """
     if ac == "none" or ac == "full":
-        return ac, 1
-    if ac.startswith("full/") and groups:
-        return "full", int(ac[5:])
-    nearest = "ac=full/2, or ac=full" if groups else "ac=full"
-    raise UserError(f"ac={ac}: torchtitan recomputes no such groups of operations; take {nearest}, or ac=none")
+        return ac, None
+    if ac == BY_OPERATION:
+        return "selective", "op"
+    if ac.startswith("full/") and intervals:
+        return "selective", ac[5:]
+    nearest = f"ac={BY_OPERATION} (its selective recomputation), {'ac=full/2, ' if intervals else ''}ac=full or ac=none"
+    raise UserError(f"ac={ac}: torchtitan recomputes no such groups of operations; take {nearest}")
 
 
 def emit_python_file(

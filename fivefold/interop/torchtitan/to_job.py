@@ -30,6 +30,8 @@ AUTOCAST = get_recipe("bf16-autocast")  # under DDP the only 16-bit copies are t
 
 FULL_BF16 = Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
 
+BY_OPERATION = "norm+rope+act"  # selective recomputation by operation, which keeps every second matmul
+
 P = "parallelism."
 
 
@@ -68,9 +70,9 @@ def _read_recomputation(values: Values) -> str:
         return "full"
     if mode == "SelectiveAC":
         values.approximate(
-            "activation_checkpoint", "keeps every second matmul; read as ac=norm+rope+act, which keeps all of them"
+            "activation_checkpoint", f"keeps every second matmul; read as ac={BY_OPERATION}, which keeps all of them"
         )
-        return "norm+rope+act"
+        return BY_OPERATION
     values.mark_not_modelled("activation_checkpoint", "what the compiler then keeps is not known; read as ac=none")
     return "none"
 

@@ -21,15 +21,15 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     flavor = find_flavor(model)
     if flavor is None:
         raise make_unknown_error(model)
-    mode, layer_interval = emit_recomputation(layout.ac, groups=True)
+    mode, selection = emit_recomputation(layout.ac, intervals=True)
     values = write_values(TOML, {"job": job, "layout": layout, "model": model}) | emit_shared(
         plan, head="output", casts=layout.zero > 0
     )
     values |= {
         "model.name": flavor[0],
         "model.flavor": flavor[1],
-        "activation_checkpoint.mode": "selective" if layer_interval > 1 else mode,
-        "activation_checkpoint.selective_ac_option": str(layer_interval) if layer_interval > 1 else None,
+        "activation_checkpoint.mode": mode,
+        "activation_checkpoint.selective_ac_option": selection,
         "optimizer.name": "AdamW",
         "optimizer.beta1": job.optimizer.betas[0],
         "optimizer.beta2": job.optimizer.betas[1],

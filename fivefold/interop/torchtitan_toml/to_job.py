@@ -8,6 +8,7 @@ from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, buil
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.flavors import resolve_flavor
 from fivefold.interop.torchtitan.to_job import (
+    BY_OPERATION,
     FULL_BF16,
     find_16_bit_dtype,
     read_batch,
@@ -23,8 +24,6 @@ from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 FLOAT8 = {None: "fp8", "tensorwise": "fp8", "rowwise": "fp8-rowwise", "rowwise_with_gw_hp": "fp8-rowwise-gw"}
-
-BY_OPERATION = "norm+rope+act"
 
 P = "parallelism."
 

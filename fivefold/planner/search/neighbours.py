@@ -129,7 +129,7 @@ def _list_changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator
         yield from _list_schedules(layout, layers=model.layers)
         balanced = balance(layout.replace(stages=()), planner) if uneven else None
         yield from (change(layout, stages=stages) for stages in ((), balanced.stages if balanced else ()))
-    for ac in list_recomputations(model):
+    for ac in list_recomputations(model, planner.job.stack.runs):
         yield change(layout, ac=ac)
         if uneven and (less_recomputed := reduce_recomputation(layout.replace(ac=ac), planner)):
             yield change(layout, ac=less_recomputed.ac)

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.spec import Model
+from fivefold.stack.spec import SupportedLayouts
 
 RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
 # Also of latent attention, whose heads are many times its latents. Source: DeepSeek-V3, arXiv:2412.19437 §3.2.3.
 LATENT_ATTENTION = "norm+up+rope+act"
 
 
-def list_recomputations(model: Model, among: Sequence[str] = RECOMPUTATIONS) -> list[str]:
-    """Return the recomputations to try for a model: experts instead of MLPs, and what latent attention expands."""
+def list_recomputations(model: Model, software: SupportedLayouts, among: Sequence[str] = RECOMPUTATIONS) -> list[str]:
+    """Return the recomputations to try for a model: experts instead of MLPs, and what latent attention expands.
+
+    Next to ``norm+act`` come the groups that the ``software`` recomputes together.
+    """
     replacements = {"mlp": "moe"} if model.moe else {}
     choices = [replacements.get(ac, ac) for ac in among]
-    if model.mla and "norm+act" in choices:
-        choices.insert(choices.index("norm+act") + 1, LATENT_ATTENTION)
+    if "norm+act" in choices:
+        cheap = [LATENT_ATTENTION] if model.mla else []
+        after = choices.index("norm+act") + 1
+        choices[after:after] = [*cheap, *software.list_joint_recomputes()]
     return choices

@@ -112,7 +112,7 @@ class Space:
         unsharded |= {"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set()
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)
         self.where = where
-        all_recomputations = dict.fromkeys((*list_recomputations(model, recomputations), *where.values_of("ac")))
+        all_recomputations = dict.fromkeys((*list_recomputations(model, stack, recomputations), *where.values_of("ac")))
         expressible_recomputations = [
             ac for ac in all_recomputations if stack.can_express(ac, experts=model.moe is not None)
         ]
