@@ -132,7 +132,7 @@ class RankWorker:
     def __init__(self, pickled_job: bytes, waiting: deque[int], results: Results) -> None:
         self._waiting, self._results, self._rank = waiting, results, NO_RANK
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"],
+            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import {run_worker.__name__} as run; run()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

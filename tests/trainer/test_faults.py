@@ -92,11 +92,8 @@ class Ended:
 
     @property
     def line(self) -> str:
-        """The only error for the user, which is the last line on stderr; all others are progress.
-
-        That ranks of the machine stay idle is a remark, not an error.
-        """
-        lines = [line for line in self.error.splitlines() if "stay idle" not in line]
+        """The only line for the user, which is the last on stderr; all others are progress."""
+        lines = self.error.splitlines()
         said = [line for line in lines if line.startswith("fivefold: ")]
         assert said == lines[-1:], self.error
         assert "Traceback" not in self.error

@@ -48,7 +48,8 @@ def train(request: TrainOptions) -> None:
     _check_supported(layout, settings, model=model)
     if find_launcher() is None:
         _check_folder(settings, model=model, file=request.run)
-        for remark in list_remarks(model, chips, settings.job, layout):
+        used = chips.replace(ranks=layout.world)  # a run may use a part of the machine
+        for remark in list_remarks(model, used, settings.job, layout):
             print_line(f"fivefold: {remark}")
         _check_inputs_exist(settings, model=model)
     if not slurm:  # a Slurm job starts on other chips than this computer's

@@ -82,7 +82,8 @@ class Block(nn.Module):
 
         A layer whose keys and values later layers attend to returns them too, [B, T, K, H] each.
         """
-        parts, lent = None, list[Tensor]()
+        parts: Tensor | None = None
+        lent: list[Tensor] = []  # torch.compile does not trace list[Tensor]()
         if self.altup is not None:
             parts, x_RD = self.altup.predict_parts(x_RD)
         z_RD = self._apply_branches(x_RD, rows, lent)
