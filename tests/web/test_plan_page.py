@@ -174,14 +174,14 @@ def test_pictures_follow_when_they_are_near_the_window(page: Any) -> None:
     pictures = page.locator("#over-time svg.pipeline")
     page.goto(MANY_STAGES)
     assert pictures.count() == 0
-    page.locator("#over-time").scroll_into_view_if_needed()
+    page.locator("#over-time").evaluate("section => section.scrollIntoView()")
     playwright.expect(pictures).to_be_visible()
     page.get_by_role("group", name="micro-batch").get_by_role("link", name="2", exact=True).click()
     page.wait_for_url(re.compile("mbs2"))
-    page.locator("#over-time").scroll_into_view_if_needed()
+    page.locator("#over-time").evaluate("section => section.scrollIntoView()")
     playwright.expect(page.locator("#over-time h2").first).to_contain_text("48 micro-batches")
     page.go_back()
-    page.locator("#over-time").scroll_into_view_if_needed()
+    page.locator("#over-time").evaluate("section => section.scrollIntoView()")
     playwright.expect(page.locator("#over-time h2").first).to_contain_text("96 micro-batches")
     playwright.expect(page.locator("[aria-busy]")).to_have_count(0)
     assert list_violations(page) == []
