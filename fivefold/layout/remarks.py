@@ -39,6 +39,7 @@ def list_remarks(
         _describe_uncounted(model, job),
         _describe_unused_window(model, job),
         _describe_deferred_recompute(layout) if layout else (),
+        _describe_unused_pairs(model, job, layout) if layout else (),
     )
     return tuple(chain.from_iterable(remarks))
 
@@ -94,6 +95,19 @@ def _describe_deferred_recompute(layout: Layout) -> Iterator[str]:
         yield (
             f"{layout.schedule} defers weight gradients (W), which keep recomputed activations until then: "
             f"the memory of ac={layout.ac} is not that of {DEFAULT_SCHEDULE}"
+        )
+
+
+def _describe_unused_pairs(model: Model, job: Job, layout: Layout) -> Iterator[str]:
+    """Yield a remark if ``pairs`` is set where it overlaps no messages of experts."""
+    if not job.stack.pairs:
+        return
+    if model.moe is None or layout.ep == 1:
+        yield "pairs=true changes nothing: it overlaps messages of expert parallelism, and the layout has ep=1"
+    elif "ep" not in job.stack.overlap:
+        axes = ",".join((*job.stack.overlap, "ep"))
+        yield (
+            f"pairs=true changes nothing: messages of ep overlap only if overlap contains ep; add --set overlap={axes}"
         )
 
 

@@ -12,9 +12,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fivefold.job import Job
+from fivefold.layout.mesh import group
 from fivefold.layout.remarks import list_remarks
-from fivefold.layout.spec import Layout
-from fivefold.layout.validity import refuse
+from fivefold.layout.spec import Layout, list_divisors
+from fivefold.layout.validity import is_legal, refuse
+from fivefold.layout.where import Where
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -34,7 +36,10 @@ from fivefold.planner.time.timeline import StepTime, step_seconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time_breakdown import break_down_seconds
 from fivefold.step import FITS_RISK, TIGHT_RISK, Memory, Operation, StageMemory, Step, Time, build_step
-from fivefold.units import show_bytes, show_risk
+from fivefold.units import show_bytes, show_risk, show_seconds
+
+FUSED_DISPATCHER_GENERATIONS = ("ampere", "hopper", "blackwell")  # that DeepEP runs on
+MIN_DISPATCHER_GAIN = 0.01  # share of a step by which the fused dispatcher is shorter, to be named
 
 
 class Estimate(NamedTuple):
@@ -199,6 +204,38 @@ class Planner:
             remarks=list_remarks(model, machine, job, layout),
         )
 
+    def describe_dispatcher(self, layout: Layout, *, where: Where | None = None) -> Iterator[str]:
+        """Yield what the fused dispatcher would give, if the experts' ranks span nodes and the software has one.
+
+        ``where``: constraints of the search that chose the layout; a larger ep that they allow is compared too.
+        """
+        machine, job, moe = self.machine, self.job, self.model.moe
+        has_other = job.stack.runs.fused_dispatcher and job.stack.dispatcher != "fused"
+        if moe is None or not has_other or machine.chip.generation not in FUSED_DISPATCHER_GENERATIONS:
+            return
+        larger = list[Layout]()
+        if where is not None:
+            degrees = list_divisors(layout.ep * layout.expert_replicas)
+            larger = [layout.replace(ep=ep) for ep in degrees if ep > layout.ep and where.is_allowed("ep", ep)]
+        fused = Planner(model=self.model, machine=machine, job=job.replace(dispatcher="fused"), risk=self.risk)
+        seconds = {
+            other: fused.estimate(other).step_time.seconds
+            for other in (layout, *larger)
+            if other.ep > 1
+            and self.units.network.nodes(group(other, "ep")) > 1
+            and is_legal(other, model=self.model, job=job, machine=machine)
+            and (other == layout or fused.fits(other))
+        }
+        before = self.estimate(layout).step_time.seconds
+        best = min(seconds, key=lambda other: seconds[other], default=layout)
+        if seconds.get(best, before) < before * (1 - MIN_DISPATCHER_GAIN):
+            faster = "a step" if best == layout else repr(str(best))
+            yield (
+                "messages of experts on several nodes are those of the all-to-all dispatcher: with the fused one of "
+                f"{job.stack.name} (DeepEP, HybridEP; --set dispatcher=fused) {faster} is predicted to take "
+                f"{show_seconds(seconds[best])} instead of {show_seconds(before)}"
+            )
+
     def _list_operations(self, layout: Layout) -> Iterator[Operation]:
         """Yield every operation of every distinct unit, with the number of such units in the model."""
         part, prices = get_local_degrees(layout), self.units.prices(layout)
@@ -230,7 +267,9 @@ def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: 
 
     ``using``: a planner of this model, machine and job.
     """
-    return (using or get_planner(model, machine, job)).step(layout)
+    planner = using or get_planner(model, machine, job)
+    step = planner.step(layout)
+    return step.replace(remarks=(*step.remarks, *planner.describe_dispatcher(layout)))
 
 
 @lru_cache(maxsize=16)

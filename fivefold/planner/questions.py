@@ -608,6 +608,8 @@ def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tup
         yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")), layout
     if "optimizer" not in layout.list_offloaded(job):
         yield "offload=optimizer", job, with_optimizer_offloaded(layout)
+    if layout.ep > 1 and software.fused_dispatcher:
+        yield "dispatcher=fused", job.replace(dispatcher="fused"), layout
     yield "flash attention", job.replace(attention="flash"), layout
     yield "fused kernels", job.replace(kernels="fused", compile=False), layout
     yield "all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), layout

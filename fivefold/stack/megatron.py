@@ -115,6 +115,13 @@ CORE_RUNS = {
     ),
     "expert_recomputes": Fact(("act", "moe", "shared"), f"{CORE_RECOMPUTES}, with moe_grouped_gemm"),
 }
+FUSED_DISPATCHER = {
+    "fused_dispatcher": Fact(
+        True,
+        "NVIDIA/Megatron-LM@core_v0.16.1:megatron/core/transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher: "
+        "DeepEP or HybridEP",
+    ),
+}
 CORE_CONFIG = "NVIDIA/Megatron-LM@02aa3ee:megatron/core/model_parallel_config.py"
 
 MEGATRON_CORE = StackEntry(
@@ -129,7 +136,7 @@ MEGATRON_CORE = StackEntry(
         ),
         "async_tp": Fact(True, f"{SP} §4.2.2; {LAYERS}, LinearWithGradAccumulationAndAsyncCommunication"),
     },
-    runs=CORE_RUNS,
+    runs=CORE_RUNS | FUSED_DISPATCHER,
 )
 
 # Userbuffers overlap the messages of tensor parallelism; the loss is Transformer Engine's.
@@ -142,7 +149,7 @@ MEGATRON_BRIDGE = StackEntry(
         "overlap": Fact(("dp", "cp", "pp", "tp"), f"{RECIPES}; llama3_llm_pretrain.py: userbuffers"),
         "reduce_in_fp32": Fact(False, f"{RECIPES}: grad_reduce_in_fp32 is off"),
     },
-    runs=CORE_RUNS,
+    runs=CORE_RUNS | FUSED_DISPATCHER,
 )
 
 NEMO = StackEntry(

@@ -43,6 +43,7 @@ class SupportedLayouts(Record):
     # nearest recomputation.
     recomputes: tuple[str, ...] = ()
     expert_recomputes: tuple[str, ...] = ()  # further groups, only in models with experts
+    fused_dispatcher: bool = False  # its experts can have the fused dispatcher, which it is not run with by default
     experts_as_mlp: bool = False  # its config can express etp = tp without ep, and etp = 1 with ep, only
     config_axes: tuple[Axis, ...] = ()  # those of ``axes`` that its config can express; empty: all
     config_zero: tuple[ZeroStage, ...] = ()  # those of ``zero`` that its config can express with pp = 1; empty: all

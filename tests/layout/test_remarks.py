@@ -13,9 +13,15 @@ import fivefold as ff
 from fivefold.job import RECIPES, Job
 from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
+from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
+from fivefold.planner.predict import Planner, predict
+from fivefold.planner.questions import list_changes
 from fivefold.record import UsageWarning
+from fivefold.stack.catalog import build_stack
+from fivefold.stack.spec import Stack
+from fivefold.units import show_seconds
 
 NANO = build_model("nano")
 WINDOW = NANO.replace(window=64, window_pattern=(True, False))
@@ -53,6 +59,45 @@ def test_flash_attention_on_a_chip_that_does_not_run_it_is_said() -> None:
     assert line.startswith("v100 runs no FlashAttention")
     assert list_remarks(NANO, v100, fp16.replace(attention="unfused"), Layout(dp=8)) == ()
     assert list_remarks(NANO, resolve("a100:8", local=Path("/nowhere")), fp16, Layout(dp=8)) == ()
+
+
+def test_pairs_that_overlap_no_messages_are_said_to_change_nothing() -> None:
+    model, hosts = build_model("mixtral-8x7b"), resolve("h100:16", local=Path("/nowhere"))
+    job, layout = Job(sequence=4096, global_batch=64, stack=build_stack("megatron-core")), Layout.parse("dp16 ep16")
+    paired = job.replace(pairs=True)
+
+    def list_pairs(job: Job, layout: Layout) -> list[str]:
+        return [line for line in list_remarks(model, hosts, job, layout) if line.startswith("pairs=true changes")]
+
+    (line,) = list_pairs(paired, layout)
+    assert "add --set overlap=dp,cp,pp,ep" in line
+    (line,) = list_pairs(paired, Layout.parse("dp16"))
+    assert "ep=1" in line
+    assert list_pairs(job, layout) == list_pairs(paired.replace(overlap=("dp", "cp", "pp", "ep")), layout) == []
+
+
+def test_the_fused_dispatcher_of_the_software_is_named_where_experts_span_nodes() -> None:
+    model, hosts = build_model("qwen3-235b-a22b"), resolve("h100:256", local=Path("/nowhere"))
+    job = Job(sequence=4096, global_batch=2048, stack=build_stack("megatron-core"))
+    layout = Layout.parse("dp16 tp2 pp8 ep32 v4 zero1 interleaved mbs1 ac=norm+act")
+
+    def list_dispatchers(job: Job, layout: Layout) -> list[str]:
+        step = predict(model=model, machine=hosts, layout=layout, job=job)
+        return [line for line in step.remarks if "dispatcher" in line]
+
+    (line,) = list_dispatchers(job, layout)
+    fused = predict(model=model, machine=hosts, layout=layout, job=job.replace(dispatcher="fused"))
+    assert f"dispatcher=fused) a step is predicted to take {show_seconds(fused.time.step_seconds)} instead" in line
+    within_a_node = Layout.parse("dp32 pp8 ep8 v4 zero1 interleaved mbs1 ac=full")
+    assert list_dispatchers(job, within_a_node) == list_dispatchers(job.replace(dispatcher="fused"), layout) == []
+    assert list_dispatchers(job.replace(stack=Stack()), layout) == []
+    planner = Planner(model=model, machine=hosts, job=job)
+    (line,) = planner.describe_dispatcher(within_a_node, where=ANY)
+    assert list(planner.describe_dispatcher(within_a_node, where=Where.parse("ep=8"))) == []
+    assert "'dp32 pp8 ep16 v4" in line
+    changes = list_changes(model=model, machine=hosts, job=job, layout=layout)
+    change = next(change for change in changes if change.change == "dispatcher=fused")
+    assert change.step_seconds == fused.time.step_seconds
 
 
 def test_block_scales_are_a_fact_of_the_chip() -> None:

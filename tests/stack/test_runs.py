@@ -85,6 +85,7 @@ def test_every_field_is_refused_by() -> None:
 SEARCHED = {
     "recomputes",
     "expert_recomputes",
+    "fused_dispatcher",
     "experts_as_mlp",
     "config_axes",
     "config_zero",

@@ -25,7 +25,7 @@ from fivefold.layout.validity import validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.predict import Planner
+from fivefold.planner.predict import Planner, get_planner
 from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
@@ -157,6 +157,10 @@ def search(
         result = _rank_until_stopped(result, incumbents, space_arguments=space_arguments, report=report, exact=exact)
     chosen = Layout.parse(result.chosen.step.layout) if result.chosen else None
     remarks = list_remarks(model, machine, job, chosen, is_searched=True, recipes=recipes)
+    if chosen and result.chosen:
+        precision, reduce = result.chosen.step.job["precision"], result.chosen.reduce
+        chosen_job = job.replace(precision=precision, stack=job.stack.replace(reduce=reduce))
+        remarks += tuple(get_planner(model, machine, chosen_job).describe_dispatcher(chosen, where=where))
     reordered = () if by == "robust" else incumbents.describe_reordered()
     return result.replace(remarks=(*remarks, *unsearched, *reordered), seconds=time.perf_counter() - start)
 
