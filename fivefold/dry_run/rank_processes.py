@@ -131,8 +131,9 @@ class RankWorker:
 
     def __init__(self, pickled_job: bytes, waiting: deque[int], results: Results) -> None:
         self._waiting, self._results, self._rank = waiting, results, NO_RANK
+        start = f"from {__name__} import {run_worker.__name__} as run; run()"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import {run_worker.__name__} as run; run()"],
+            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {start}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
