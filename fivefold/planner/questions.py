@@ -611,6 +611,8 @@ def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tup
     if layout.ep > 1 and software.fused_dispatcher:
         yield "dispatcher=fused", job.replace(dispatcher="fused"), layout
     yield "flash attention", job.replace(attention="flash"), layout
+    if job.stack.family == "torch" and job.stack.kernels == "plain" and not job.stack.is_compiled:
+        yield "compile=true", job.replace(compile=True), layout
     yield "fused kernels", job.replace(kernels="fused", compile=False), layout
     yield "all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), layout
 

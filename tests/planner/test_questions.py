@@ -30,6 +30,7 @@ from fivefold.planner.search.neighbours import MIN_GAIN, list_neighbours, walk
 from fivefold.planner.search.work import SearchWork
 from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
+from fivefold.stack.catalog import build_stack
 from fivefold.step import TIGHT_RISK
 from fivefold.units import show_bytes
 from tests.selection import mark_share
@@ -331,6 +332,31 @@ def test_pairs_help_where_neither_change_does(
         assert pair.memory_bytes == Planner(model=base.model, machine=chips, job=job).peak_bytes(
             Layout.parse(pair.layout)
         )
+
+
+@pytest.mark.parametrize(
+    ("stack", "settings", "is_tried"),
+    [
+        ("torchtitan", {"compile": False, "kernels": "plain"}, True),
+        ("torchtitan", {}, False),
+        ("fsdp2", {}, True),
+        ("megatron-core", {}, False),
+        ("fivefold", {}, False),
+    ],
+)
+def test_compiling_is_a_change_of_software_that_runs_pytorch_kernels_one_by_one(
+    stack: str, settings: dict[str, Any], is_tried: bool
+) -> None:
+    job = Job(sequence=8192, global_batch=16, stack=build_stack(stack)).replace(**settings)
+    layout = Layout.parse("dp8 zero1 mbs2" if stack == "megatron-core" else "dp8 zero3 mbs2")
+    changes = questions.list_changes_and_pairs(model=LLAMA, machine=NODE, job=job, layout=layout)
+    compiled = [change for change in changes if change.change == "compile=true"]
+    assert bool(compiled) == is_tried
+    for change in compiled:  # as a config with torch.compile is read
+        read_back = job.replace(compile=True, kernels="fused")
+        estimate = Planner(model=LLAMA, machine=NODE, job=read_back).estimate(layout)
+        assert (change.step_seconds, change.memory_bytes) == (estimate.step_time.seconds, estimate.peak_bytes)
+        assert change.saved_bytes > 0
 
 
 def test_changes_are_relative_to_the_given_layout() -> None:
