@@ -51,6 +51,7 @@ def list_reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | N
     yield from _check_vision(layout, model=model, job=job)
     yield from _check_mixers(layout, model, sequence=job.sequence)
     yield from _check_indexer(layout, model)
+    yield from _check_shared_keys(layout, model)
     yield from _explain_unsharded(layout, model)
     yield from _check_context(layout, model=model, job=job)
     yield from _check_rows(layout, model=model, job=job)
@@ -434,6 +435,15 @@ def _check_indexer(layout: Layout, model: Model) -> Iterator[str]:
         yield (
             f"cp={layout.cp} would shard the keys that the indexer of {model.name} selects, which is not supported; "
             "use cp1"
+        )
+
+
+def _check_shared_keys(layout: Layout, model: Model) -> Iterator[str]:
+    """Yield why Ulysses cannot exchange keys that layers share where only some of these layers are recomputed."""
+    if model.shared_kv_layers and layout.cp > 1 and layout.cp_kind == "ulysses" and layout.recompute_every > 1:
+        yield (
+            f"ac={layout.ac} is not counted with cp=ulysses and keys that layers share of {model.name}; "
+            "use ac=full or cp=ring"
         )
 
 

@@ -95,6 +95,7 @@ ALTUP = INPUTS.replace(
             Drawn(0, LENT, Layout.parse("dp2 zero3 ac=full"), JOB),
             Drawn(0, INPUTS, Layout.parse("dp1 cp2 cp=ulysses ac=rope+up"), JOB),
             Drawn(0, LENT, Layout.parse("tp2 ac=selective"), JOB),
+            Drawn(1, LENT, Layout.parse("dp1 cp2 mbs2 cp=ulysses ac=full"), JOB),
         ],
     ),
     ids=lambda case: f"{case.model.name}, {case.layout}",

@@ -167,7 +167,10 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     else:
         ops += _list_core(local, q=q, k=k, v=v, layer=layer)
     if model.lends_kv(layer):
-        ops[-1] = ops[-1]._replace(always_kept=(k, v))
+        # Ulysses' core keeps what it received instead; layers that are recomputed read the sent keys and values again
+        is_read_again = local.part.cp > 1 and local.part.ulysses and "layer" in local.part.recomputed
+        keeps = (*ops[-1].keeps, k, v) if is_read_again else ops[-1].keeps
+        ops[-1] = ops[-1]._replace(always_kept=(k, v), keeps=keeps)
     out = "o"
     if model.output_gate:
         ops += _gate_output(local, heads=shape.heads, columns=out_columns, gate_columns=gate_columns)

@@ -106,7 +106,9 @@ class UnitCache:
         local = self.get_local(plain_part, kind.frozen)
         block = plain_part, kind, local.has_16bit_stream(layer)
         if block not in self._blocks:
-            attention_part = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
+            # attention keeps the keys that it shares for recomputed layers (``_list_grouped``)
+            rereads = part.recomputed & {"layer"} if self.model.shared_kv_layers and part.ulysses else frozenset()
+            attention_part = part._replace(recomputed=rereads, piped=False, ep=1, etp=1)
             feedforward_part = plain_part._replace(sequences=1, cp=1, ulysses=False)
             attention_key = (attention_part, *block[1:])
             attention = self._build_half(

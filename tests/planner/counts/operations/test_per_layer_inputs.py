@@ -184,6 +184,7 @@ def test_what_is_not_supported_is_one_line() -> None:
     for layout, model, of_job, says in (
         ("tp2", GEMMA, {}, "tp=2 and pp=1 are not counted with inputs of each layer of gemma; take tp1 and pp1"),
         ("pp2", shared, {}, "pp=2 is not counted with keys that layers share of gemma; take pp1"),
+        ("cp2 cp=ulysses ac=full/2", shared, {}, "ac=full/2 is not counted with cp=ulysses and keys that layers share"),
         ("dp1", GEMMA, {"precision": "bf16-autocast", "stack": "ddp"}, "per-layer inputs are not counted under"),
         ("dp1", GEMMA, {"adapter": Adapter()}, "adapters are not modelled with per-layer inputs of gemma"),
         ("dp1", shared, {"adapter": Adapter()}, "adapters are not modelled with keys that layers of gemma share"),
