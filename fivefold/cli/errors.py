@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import typer
 
-from fivefold.cli.options import print_line
+from fivefold.cli.options import drop_warnings, hold_warning, print_line, print_warnings
 from fivefold.record import RunFailure, StopSignal, UsageWarning, UserError, reword
 from fivefold.requests.extras import describe_missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
@@ -48,6 +48,7 @@ def settle(action: Callable[[], object]) -> int:
     """Run ``action``, flush its output, and return its exit code: 2 for a user error, 1 for a system error."""
     try:
         code = action()
+        print_warnings()
         sys.stdout.flush()
     except SystemExit as system_exit:
         code = system_exit.code
@@ -95,6 +96,8 @@ def _print_line(line: str, *, code: int) -> int:
     if line and not (
         find_launcher() is not None and write_error_file(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
     ):
+        if code == 2:
+            drop_warnings()
         print_line(f"fivefold: {line}")
     return code
 
@@ -107,11 +110,11 @@ def print_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print our own warnings in one line, and only once: the processes of a run leave it to their launcher."""
+    """Print our own warnings in one line each before the answer, and only once: a run's launcher does for all."""
     if not issubclass(category, UsageWarning):
         print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
     elif find_launcher() is None:
-        print_line(f"fivefold: {message}")
+        hold_warning(f"fivefold: {message}")
 
 
 def find_launcher() -> int | None:

@@ -27,8 +27,28 @@ def parse_integers(text: str, *, option: str, of: str, such: str) -> tuple[int, 
     return tuple(int(word) for word in words)
 
 
+_held_warnings = list[str]()
+
+
+def hold_warning(line: str) -> None:
+    """Keep a warning until the command prints: a question that ends in an error is answered with that alone."""
+    _held_warnings.append(line)
+
+
+def print_warnings() -> None:
+    """Print the warnings that are held to stderr."""
+    while _held_warnings:
+        print(_held_warnings.pop(0), file=sys.stderr)
+
+
+def drop_warnings() -> None:
+    """Forget the warnings that are held."""
+    _held_warnings.clear()
+
+
 def print_line(line: str) -> None:
-    """Print a line to stderr."""
+    """Print a line to stderr, after the warnings that are held."""
+    print_warnings()
     print(line, file=sys.stderr)
 
 
@@ -54,7 +74,8 @@ def show_question(
 
 
 def show(what: str | RenderableType) -> None:
-    """Print data to stdout."""
+    """Print data to stdout, and to stderr the warnings that are held."""
+    print_warnings()
     if isinstance(what, str):
         print(what)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 
 import pytest
@@ -80,6 +81,10 @@ def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree(
     printed = capsys.readouterr()
     assert f"fivefold: layout {text!r}: dp{layout[2]} is filled in, for all 8 ranks" in printed.err
     assert layout in printed.out
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UsageWarning)
+        assert run(monkeypatch, "predict", "nano", "h100:8", text, "--gbs", "7") == 2
+    assert re.fullmatch(r"fivefold: layout .*global batch 7 is not divisible .*\n", capsys.readouterr().err)
     with pytest.raises(ff.UserError, match="add their number"):
         ff.predict("nano", "h100:8", "tp3 fsdp")
     with pytest.warns(UsageWarning, match=r"dp. is filled in, for all 8 ranks"):
