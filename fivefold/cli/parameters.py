@@ -95,12 +95,6 @@ def make_parameter(
     )
 
 
-def make_option(name: str, schema: type[Request]) -> Any:
-    """Make the option of one field, for a command whose other options are written out."""
-    (option,) = make_parameter(name, schema.model_fields[name]).annotation.__metadata__
-    return option
-
-
 def _find(field: FieldInfo, kind: type[Mark]) -> Mark | None:
     """Return the metadata of one kind of a field; None if it has none."""
     return next((mark for mark in reversed(field.metadata) if isinstance(mark, kind)), None)
