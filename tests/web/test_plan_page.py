@@ -171,17 +171,27 @@ def test_figures_of_many_stages_come_before_their_pictures(client: TestClient) -
 
 @NEEDS_CHROMIUM
 def test_pictures_follow_when_they_are_near_the_window(page: Any) -> None:
-    pictures = page.locator("#over-time svg.pipeline")
     page.goto(MANY_STAGES)
-    assert pictures.count() == 0
-    page.locator("#over-time").evaluate("section => section.scrollIntoView()")
-    playwright.expect(pictures).to_be_visible()
+    assert page.locator("#over-time svg.pipeline").count() == 0
+    _scroll_to_pictures(page, "96 micro-batches")
+    playwright.expect(page.locator("#over-time svg.pipeline")).to_be_visible()
     page.get_by_role("group", name="micro-batch").get_by_role("link", name="2", exact=True).click()
     page.wait_for_url(re.compile("mbs2"))
-    page.locator("#over-time").evaluate("section => section.scrollIntoView()")
-    playwright.expect(page.locator("#over-time h2").first).to_contain_text("48 micro-batches")
+    _scroll_to_pictures(page, "48 micro-batches")
     page.go_back()
-    page.locator("#over-time").evaluate("section => section.scrollIntoView()")
-    playwright.expect(page.locator("#over-time h2").first).to_contain_text("96 micro-batches")
+    _scroll_to_pictures(page, "96 micro-batches")
     playwright.expect(page.locator("[aria-busy]")).to_have_count(0)
     assert list_violations(page) == []
+
+
+def _scroll_to_pictures(page: Any, heading: str) -> None:
+    """Scroll to the pictures until they are those of a heading; going back, the browser scrolls once more by itself."""
+    page.wait_for_function(
+        """heading => {
+          const section = document.getElementById("over-time");
+          section.scrollIntoView();
+          return section.querySelector("h2")?.textContent.includes(heading);
+        }""",
+        arg=heading,
+        polling=200,
+    )
