@@ -229,7 +229,11 @@ def _qwen3_moe(*, layers: int, width: int, heads: int, ffn: int, expert_ffn: int
 
 
 def _qwen3_2507(config: dict[str, Any], rope_theta: float) -> dict[str, Any]:
-    """Return a Qwen3 of July 2025, which reads 262 144 tokens."""
+    """Return a Qwen3 of July 2025, which reads 262 144 tokens.
+
+    The bases of the rotary angles are those of the published configs as others quote them: 4B in
+    akougkas/warpio-cli, 30B in UbiquitousLearning/mllm#619, 235B in radixark/miles#327.
+    """
     return config | {"max_position_embeddings": 262_144, "rope_theta": rope_theta}
 
 
