@@ -124,6 +124,11 @@ NANOTRON = {
     },
     "tokens": {"sequence_length": 2048, "micro_batch_size": 1, "batch_accumulation_per_replica": 2, "train_steps": 10},
 }  # fmt: skip
+CLASSES = {  # of torchtitan 0.3, whose fields are under a group
+    "activation_checkpoint": "SelectiveAC.Config",
+    "loss": "ChunkedLossWrapper.Config",
+    "optimizer": "OptimizersContainer.Config",
+}
 PYTHON = """from torchtitan.models.llama3 import model_registry
 from torchtitan.trainer import Trainer
 def config() -> Trainer.Config:
@@ -177,7 +182,9 @@ def python(keys: Mapping[str, Any], folder: Path) -> list[str]:
     for key, value in keys.items():
         group, _, name = key.rpartition(".")
         groups.setdefault(group, []).append(f"{name}={value!r}")
-    parts = groups.pop("", []) + [f"{group}={group.title()}Config({', '.join(said)})" for group, said in groups.items()]
+    parts = groups.pop("", [])
+    for group, said in groups.items():
+        parts.append(f"{group}={CLASSES.get(group, f'{group.title()}Config')}({', '.join(said)})")
     (folder / "config.py").write_text(PYTHON.replace("{rest}", ", ".join(parts)), encoding="utf-8")
     return [str(folder / "config.py")]
 

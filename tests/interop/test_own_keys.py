@@ -31,18 +31,21 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": "offload", "fp8": True, "rl": "kto", "qat.weight_dtype": "int8",
         "fsdp_config.offload_params": True, "tiled_mlp": True, "batch_flatten": 1,
         "unfrozen_parameters": ["lm_head.weight$[:9]"], "peft_autocast_adapter_dtype": False, "max_length": 512,
-        "per_device_train_batch_size": 4,
+        "per_device_train_batch_size": 4, "base_model_config": "Qwen/Qwen3-8B", "use_cache": True,
+        "bnb_config_kwargs.llm_int8_skip_modules": ["lm_head"], "bnb_config_kwargs.bnb_4bit_compute_dtype": "float32",
     },
     "llamafactory": {
         "finetuning_type": "oft", "quantization_bit": 8, "quantization_method": "hqq",
         "use_galore": True, "use_badam": True, "stage": "kto", "shift_attn": True, "use_unsloth_gc": True,
         "mixture_of_depths": "convert", "upcast_layernorm": True, "use_mca": True, "use_llama_pro": True,
+        "use_cache": True,
     },
     "trainer": {
         "load_in_4bit": True, "activation_offloading": True, "label_smoothing_factor": 0.1,
         "optim": "galore_adamw", "auto_find_batch_size": True, "neftune_noise_alpha": 5, "fsdp": "full_shard offload",
         "ddp_bucket_cap_mb": 100, "model_init_kwargs.attn": "x", "parallelism_config.tp_size": 2, "dtype": "bfloat16",
-        "accelerator_config.split_batches": True, "accelerator_config": "accelerator.json",
+        "accelerator_config.split_batches": True, "accelerator_config": "accelerator.json", "use_cache": True,
+        "config_name": "Qwen/Qwen3-8B", "bnb_4bit_compute_dtype": "float32", "sync_ref_model": True,
     },
     "accelerate": {
         "accelerate.fsdp_config.fsdp_offload_params": True, "accelerate.distributed_type": "MEGATRON_LM",
@@ -62,32 +65,60 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "lora_rank": 16, "cpu_offloading_num_layers": 2, "use_torch_fsdp2": True, "ddp_bucket_size": 1000,
         "no_bias_swiglu_fusion": True, "fp16_lm_cross_entropy": True, "use_checkpoint_args": True, "spec": "mine",
         "deterministic_mode": True, "muon_num_ns_steps": 3, "hybrid_override_pattern": "M*", "encoder_num_layers": 8,
+        "distributed_backend": "gloo", "retro_add_retriever": True, "use_flash_attn_triton": True,
+        "no_bias_activation_fusion": True,
         "moe_layer_recompute": True, "no_scatter_gather_tensors_in_pipeline": True, "model_parallel_size": 2,
     },
     "bridge": {
         "peft": "lora", "ddp.bucket_size": 1000, "ddp.fsdp_double_buffer": True, "model.qk_l2_norm": True,
         "model.deallocate_pipeline_outputs": False, "model.cpu_offloading": True, "model.num_moe_layers": 4,
         "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True, "model.activation_func": "x.tanh",
+        "model.moe_router_topk_limited_devices": 2,
+        "model.param_name_patterns_for_fp32_local_accumulation": ["router"],
+        "trainer.callbacks": [{"_target_": "nemo.lightning.pytorch.callbacks.MegatronTokenDropCallback"}],
     },
     "torchtitan-0.2": {
         "training.enable_cpu_offload": True, "optimizer.name": "Lion", "optimizer.implementation": "for-loop",
         "parallelism.disable_loss_parallel": True, "experimental.custom_import": "x", "comm.mode": "fake_backend",
         "parallelism.pipeline_parallel_schedule_csv": "x.csv", "lora.rank": 8,
         "training.mixed_precision_reduce": "bfloat16", "activation_checkpoint.mode": "memory_budget",
+        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns": ["attention.wq"],
     },
     "torchtitan": {
         "training.enable_cpu_offload": True, "override": "x", "parallelism.enable_fsdp_symm_mem": True,
         "debug.batch_invariant": True, "comm.mode": "fake_backend", "new_key": 1,
+        "optimizer.param_groups": ["x"], "optimizer.optimizer_factory_kwargs_by_name": {"Muon": 1},
+        "optimizer.amsgrad": True, "activation_checkpoint.force_recompute_mm_shapes_by_fqns": ["attention.wq"],
     },
     "nanotron": {
         "parallelism.tp_recompute_allgather": False, "model.ddp_bucket_cap_mb": 50,
         "model.model_config.sliding_window_size": 128, "model.model_config._use_doc_masking": True, "new.key": 1,
     },
 }  # fmt: skip
+# Keys that are read as the nearest setting that is counted.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "axolotl": {"group_by_length": True, "cosine_constant_lr_ratio": 0.8, "lr_scheduler": "one_cycle"},
+    "llamafactory": {"moe_aux_loss_coef": 0.01, "enable_torch_profiler": True, "lr_scheduler_type": "polynomial"},
+    "trainer": {
+        "group_by_length": True, "train_sampling_strategy": "group_by_length", "router_aux_loss_coef": 0.01,
+        "lr_scheduler_type": "cosine_with_restarts",
+    },
+    "accelerate": {"accelerate.deepspeed_config.deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"},
+    "deepspeed": {"deepspeed.flops_profiler.enabled": True, "deepspeed.comms_logger.enabled": True},
+    "megatron": {"timing_log_level": 2, "vocab_extra_ids": 100, "deepspeed_config": "ds.json"},
+    "bridge": {
+        "model.disable_parameter_transpose_cache": True, "model.fused_single_qkv_rope": True,
+        "model.memory_efficient_layer_norm": True, "model.batch_p2p_sync": False,
+        "ddp.fsdp_all_gather_in_start_param_sync": False,
+    },
+    "torchtitan-0.2": {"activation_checkpoint.debug": True},
+    "torchtitan": {"activation_checkpoint.debug": True, "loss.num_chunks": 16},
+    "nanotron": {"general.ignore_sanity_checks": False},
+}  # fmt: skip
 
 
 def test_the_keys_of_every_format_are_tested() -> None:
-    assert set(TABLES) == set(SOFTWARE) == set(EFFECTS)
+    assert set(TABLES) == set(SOFTWARE) == set(EFFECTS) == set(VARIANTS)
 
 
 @pytest.mark.parametrize("name", SOFTWARE)
@@ -113,6 +144,14 @@ def test_a_key_with_an_effect_is_an_error_unless_it_is_ignored(name: str, tmp_pa
         assert "\n" not in str(error.value)
         notes = check_keys(reading, ignore=named)
         assert [said.key for said in notes.ignored] == named
+
+
+@pytest.mark.parametrize("name", SOFTWARE)
+def test_a_variant_is_named_and_is_no_error(name: str, tmp_path: Path) -> None:
+    for key, value in VARIANTS[name].items():
+        reading = read_with(name, {key: value}, tmp_path)
+        assert list_translated_names(key) & {said.key for said in reading.approximated}, key
+        assert reading.not_understood == (), key
 
 
 @pytest.mark.parametrize("name", SOFTWARE)
@@ -196,6 +235,18 @@ def test_the_length_of_generated_text_is_no_sequence_length(tmp_path: Path) -> N
     ("name", "keys", "key"),
     [
         ("axolotl", {"adapter": "lora", "peft_layer_replication": [[0, 4]]}, "peft_layer_replication"),
+        ("axolotl", {"adapter": "lora", "lora_rank_pattern": {"q_proj": 64}}, "q_proj"),
+        ("axolotl", {"rl": "dpo", "dpo_use_liger_kernel": True}, "dpo_use_liger_kernel"),
+        ("axolotl", {"rl": "dpo", "dpo_use_weighting": True}, "dpo_use_weighting"),
+        ("axolotl", {"rl": "dpo", "dpo_use_logits_to_keep": True}, "dpo_use_logits_to_keep"),
+        ("axolotl", {"rl": "dpo", "dpo_norm_loss": True}, "dpo_norm_loss"),
+        ("axolotl", {"rl": "dpo", "dpo_padding_free": True}, "dpo_padding_free"),
+        ("axolotl", {"rl": "dpo", "dpo_loss_type": ["sigmoid", "sft"]}, "dpo_loss_type"),
+        ("axolotl", {"rl": "dpo", "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),
+        ("trainer", {"loss_type": "sigmoid", "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),
+        ("trainer", {"loss_type": "sigmoid", "use_weighting": True}, "use_weighting"),
+        ("llamafactory", {"stage": "dpo", "ref_model": "Qwen/Qwen3-8B"}, "ref_model"),
+        ("llamafactory", {"stage": "dpo", "ref_model_quantization_bit": 4}, "ref_model_quantization_bit"),
         (
             "torchtitan",
             {"training.dtype": "bfloat16", "training.mixed_precision_param": "float32"},
@@ -220,3 +271,39 @@ def test_negated_flag_is_accepted_without_no(fused: bool, tmp_path: Path) -> Non
     reading = read_with("bridge", {"model.gradient_accumulation_fusion": fused}, tmp_path)
     assert reading.job is not None
     assert reading.job.stack.wgrad_accumulation.startswith("fused") is fused
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "rate"),
+    [
+        ("trainer", {"max_steps": 200, "warmup_ratio": 0.101}, ("wsd", 0.0, 21)),
+        ("trainer", {"max_steps": 200, "warmup_steps": 0.101}, ("wsd", 0.0, 21)),
+        ("llamafactory", {"max_steps": 200, "warmup_ratio": 0.05}, ("wsd", 0.0, 10)),
+        ("axolotl", {"max_steps": 200}, ("cosine", 0.0, 6)),
+        ("axolotl", {"max_steps": 50}, ("cosine", 0.0, 2)),
+        ("axolotl", {"max_steps": 200, "warmup_steps": 0, "cosine_min_lr_ratio": 0.1}, ("cosine", 0.1, 0)),
+        ("axolotl", {"max_steps": 200, "warmup_ratio": 0.109}, ("cosine", 0.0, 21)),
+    ],
+)
+def test_warm_up_and_minimum_of_the_rate(
+    name: str, keys: dict[str, Any], rate: tuple[str, float, int], tmp_path: Path
+) -> None:
+    job = read_with(name, keys, tmp_path).job
+    assert job is not None
+    read_rate = job.learning_rate
+    assert (read_rate.kind, read_rate.floor, read_rate.warmup_steps) == rate
+
+
+def test_the_overlap_of_a_nemo_callback_is_read(tmp_path: Path) -> None:
+    callbacks = [
+        {"_target_": "nemo.utils.exp_manager.TimingCallback"},
+        {"_target_": "nemo.lightning.pytorch.callbacks.megatron_comm_overlap.MegatronCommOverlapCallback",
+         "tp_comm_overlap": True},
+    ]  # fmt: skip
+    keys = {"model.tensor_model_parallel_size": 2, "model.sequence_parallel": True}
+    base, overlapped = (read_with("bridge", keys | more, tmp_path) for more in ({}, {"trainer.callbacks": callbacks}))
+    assert base.job is not None
+    assert overlapped.job is not None
+    assert overlapped.not_understood == ()
+    assert "tp" in overlapped.job.stack.overlap
+    assert "tp" not in base.job.stack.overlap

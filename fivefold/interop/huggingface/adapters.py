@@ -77,6 +77,7 @@ AXOLOTL = AdapterKeys(
     (
         "lora_modules_to_save",
         "lora_target_parameters",
+        "lora_rank_pattern",
         "lora_mlp_kernel",
         "lora_qkv_kernel",
         "lora_o_kernel",
@@ -155,8 +156,9 @@ def read_adapter(values: Values) -> dict[str, Any]:
         return {}
     if is_resumed:
         values.approximate(names.resumed, "trained further; its rank and layers are taken from the config, not from it")
-    for key in names.others:
-        if values.given.get(key) not in (None, False, "", [], {}):
+    for key, value in values.given.items():
+        is_variant = any(key == name or key.startswith(f"{name}.") for name in names.others)
+        if is_variant and value not in (None, False, "", [], {}):
             values.mark_not_modelled(key, "a variant of adapters that is not modelled")
     rank = values.optional(names.rank[0]) or names.rank[1]
     alpha = values.number(names.alpha[0])

@@ -68,7 +68,15 @@ LOSS_TERMS = {
     "rpo_alpha": "a loss on the chosen completion is added",
     "label_smoothing": "the loss of pairs smooths its labels",
     "dpo_label_smoothing": "the loss of pairs smooths its labels",
+    "use_weighting": "the loss of pairs needs every probability",
+    "dpo_use_weighting": "the loss of pairs needs every probability",
+    "dpo_use_liger_kernel": "the loss of pairs never makes all logits",
+    "dpo_use_logits_to_keep": "the head runs over completions alone",
+    "dpo_norm_loss": "another loss of pairs",
+    "dpo_padding_free": "pairs without padding",
+    "precompute_ref_log_probs": "the reference runs before the training; counted in every step",
 }
+REFERENCE_KEYS = ("ref_model", "ref_model_adapters", "ref_model_quantization_bit")  # of LLaMA-Factory
 
 SWITCHES = {"trl": ("loss_type", "beta"), "axolotl": ("rl", "rl_beta"), "llamafactory": ("stage", "pref_beta")}
 
@@ -95,10 +103,11 @@ def read_preferences(values: Values) -> dict[str, Any]:
     for key, reason in LOSS_TERMS.items():
         if values.given.get(key):
             values.mark_not_modelled(key, reason)
-    if values.given.get("precompute_ref_log_probs"):
-        values.mark_not_modelled(
-            "precompute_ref_log_probs", "the reference runs before the training; counted in every step"
-        )
+    if values.given.get("dpo_loss_type", "sigmoid") not in SIGMOID:
+        values.mark_not_modelled("dpo_loss_type", "another loss of pairs; counted as DPO's, with a reference")
+    for key in REFERENCE_KEYS:
+        if values.given.get(key):
+            values.mark_not_modelled(key, "a reference of another model; counted as the model before its training")
     strength = values.number(beta)
     return {OBJECTIVE: "dpo"} | ({} if strength is None else {BETA: strength})
 

@@ -74,8 +74,14 @@ AXOLOTL = Dialect(
         ("eager_attention", True): ("attn_implementation", "eager"),
         ("liger_fused_linear_cross_entropy", True): ("use_liger_kernel", True),
     },
-    # bf16 is "auto" by default: on for GPUs that support it (utils/schemas/config.py)
-    defaults={"per_device_train_batch_size": 1, "max_length": 512, "optim": "adamw_torch_fused", "bf16": True},
+    # bf16 is "auto" by default: on for GPUs that support it (utils/schemas/config.py); lr_scheduler: training.py
+    defaults={
+        "per_device_train_batch_size": 1,
+        "max_length": 512,
+        "optim": "adamw_torch_fused",
+        "bf16": True,
+        "lr_scheduler_type": "cosine",
+    },
     table={
         "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
         "fsdp_version": part("the stack: FSDP1 where fsdp_config is given, else no FSDP", None),  # off
@@ -86,6 +92,8 @@ AXOLOTL = Dialect(
         "tiled_mlp": unmodelled_key("an MLP in tiles of the sequence", False),
         "activation_offloading": unmodelled_key("kept activations in host memory", False),
         "batch_size": unmodelled_key("a batch said twice", None),
+        "base_model_config": part("model, where its config is not that of base_model", None),
+        "cosine_min_lr_ratio": part("job.learning_rate.floor", None),
         "lisa_n_layers": unmodelled_key("some layers are frozen", None),
         "gradient_checkpointing": part("layout.ac", False),
         "sparse_attention": unmodelled_key("another attention", None),

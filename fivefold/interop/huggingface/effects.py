@@ -15,6 +15,7 @@ KERNELS = "other kernels"
 EXPERTS = "other kernels of experts"
 QUANTIZED = "weights in few bits"
 OPTIMIZER = "another optimizer, or other states of one"
+ROUTER_LOSS = "the routers' balancing loss: its few operations are not counted"
 VOCABULARY = "the vocabulary grows; counted as the model's own"
 
 TRAINER: Table = {
@@ -26,6 +27,10 @@ TRAINER: Table = {
     **unmodelled_keys("deterministic kernels, which may be slower", "full_determinism", default=False),
     **unmodelled_keys("autograd's checks, which slow every operation", "debug", default=""),
     **unmodelled_keys("no GPU", "use_cpu", "no_cuda", default=False),
+    **unmodelled_keys("copies of keys and values in every layer", "use_cache", default=False),
+    **unmodelled_keys("another model than model_name_or_path", "config_name"),
+    **unmodelled_keys("a second copy of the weights, which follows them", "sync_ref_model", default=False),
+    **unmodelled_keys("matmuls of another type", "bnb_4bit_compute_dtype", default="bfloat16"),
     **unmodelled_keys("a model that differs from its config", "model_init_kwargs.*", "model_init_kwargs"),
     **unmodelled_keys(
         "a degree of parallelism, which accelerate's own file is read for", "parallelism_config.*", "parallelism_config"
@@ -44,6 +49,11 @@ TRAINER: Table = {
     **approximate_keys("a walk over the graph for unused weights", "ddp_find_unused_parameters", default=False),
     **approximate_keys("the graph of weights is known beforehand", "ddp_static_graph", default=False),
     **approximate_keys("one small message a step", "include_num_input_tokens_seen", default="no"),
+    **approximate_keys("batches of similar lengths; sequences are counted as full", "group_by_length", default=False),
+    "train_sampling_strategy": Key(
+        "near", "batches of similar lengths; sequences are counted as full", "random", {"sequential": "random"}
+    ),
+    **approximate_keys(ROUTER_LOSS, "router_aux_loss_coef", "moe_aux_loss_coef", default=0.0),
     **approximate_keys(VOCABULARY, "pad_token", "eos_token", "add_tokens", "add_special_tokens", "special_tokens.*"),
 }
 
@@ -63,6 +73,9 @@ ACCELERATE: Table = {
         "accelerate.dynamo_config.dynamo_use_fullgraph",
         "accelerate.dynamo_config.dynamo_use_regional_compilation",
         default="default",
+    ),
+    **approximate_keys(
+        "the experts of a layer are gathered at once", "accelerate.deepspeed_config.deepspeed_moe_layer_cls_names"
     ),
     **approximate_keys("another attention kernel with context parallelism", f"{PARALLEL}cp_attn_implementation"),
     **approximate_keys("another attention kernel with context parallelism", f"{PARALLEL}sp_attn_implementation"),
@@ -152,6 +165,7 @@ DEEPSPEED: Table = {
     **approximate_keys("gradients are spread over ranks in turn", f"{Z}round_robin_gradients", default=False),
     **approximate_keys("timers of messages that wait for the device", f"{DS}comms_logger.enabled", default=False),
     **approximate_keys("timers that wait for the device", f"{DS}wall_clock_breakdown", default=False),
+    **approximate_keys("timers that wait for the device", f"{DS}flops_profiler.enabled", default=False),
 }
 
 AXOLOTL: Table = {
@@ -195,9 +209,10 @@ AXOLOTL: Table = {
     **unmodelled_keys("another vocabulary", "shrink_embeddings"),
     **unmodelled_keys("adapters in 16 bits", "peft_autocast_adapter_dtype", default=True),
     **approximate_keys("up to 31 entries of the vocabulary more: not counted", "resize_token_embeddings_to_32x"),
-    **approximate_keys(
-        "the routers' balancing loss: its few operations are not counted", "model_config.output_router_logits"
-    ),
+    **approximate_keys(ROUTER_LOSS, "model_config.output_router_logits"),
+    **unmodelled_keys("modules, or matmuls, of another type", "bnb_config_kwargs.*", "bnb_config_kwargs"),
+    **unmodelled_keys("matmuls of another type", "bnb_config_kwargs.bnb_4bit_compute_dtype", default="bfloat16"),
+    **approximate_keys("the rate is at its minimum before the end; read as a cosine", "cosine_constant_lr_ratio"),
     **unmodelled_keys("another model", "overrides_of_model_config.*", "model_config.*", "overrides_of_model_kwargs.*"),
     **unmodelled_keys("another model", "model_kwargs.*", "cls_model_config", "overrides_of_model_config"),
     **unmodelled_keys("another model", "overrides_of_model_kwargs", "model_config", "model_kwargs"),
@@ -228,4 +243,5 @@ LLAMAFACTORY: Table = {
     **unmodelled_keys("images", "freeze_multi_modal_projector", default=True),
     **unmodelled_keys(PARTLY_FROZEN, "freeze_language_model"),
     **approximate_keys(VOCABULARY, "resize_vocab", "new_special_tokens_config"),
+    **approximate_keys("the profiler, which slows the steps that it records", "enable_torch_profiler", default=False),
 }

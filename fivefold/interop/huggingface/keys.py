@@ -34,7 +34,8 @@ ARGUMENTS: Table = {
         f"lr_scheduler_kwargs.{name}": part("job.learning_rate: its floor, or the steps of its decay", None)
         for name in ("min_lr_rate", "min_lr", "min_lr_ratio", "num_decay_steps", "decay_type")
     },
-    "warmup_steps": part("job.learning_rate.warmup_steps", 0),
+    "warmup_steps": part("job.learning_rate.warmup_steps; below 1: a share of the steps", 0),
+    "warmup_ratio": part("job.learning_rate.warmup_steps, as a share of the steps", None),
     "weight_decay": field("job.optimizer.weight_decay", 0.0),
     "adam_beta1": part("job.optimizer.betas", 0.9),
     "adam_beta2": part("job.optimizer.betas", 0.999),

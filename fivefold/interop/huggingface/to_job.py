@@ -5,6 +5,7 @@ ranks = dp·cp·tp; global batch = per_device_train_batch_size · gradient_accum
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
@@ -157,6 +158,8 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
     if overrides:
         return overrides, ()
     model_name = values["model_name_or_path"]
+    if (config_name := values.given.get("base_model_config")) not in (None, "", model_name):  # Axolotl's
+        values.mark_not_modelled("base_model_config", f"the config of {config_name}; counted is {model_name}")
     if model_name is None:
         return None, (f"the model: {NAME_MODEL}",)
     if file := find_config_file(f"{model_name}/config.json", document):
@@ -453,18 +456,44 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
     }
 
 
+SCHEDULES = {
+    "linear", "cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "constant", "constant_with_warmup",
+    "warmup_stable_decay",
+}  # fmt: skip
+
+
+def _read_warmup(values: Values, steps: int) -> int:
+    """Return the steps of the warm-up; a number below 1, or ``warmup_ratio``, is a share of all (training_args.py).
+
+    Axolotl rounds its share down, warms up for 3 % of the steps if nothing is said, at most 100, and makes 1 step two
+    (core/builders/base.py, _configure_warmup_and_logging).
+    """
+    warmup = values.number("warmup_steps") if values.is_set("warmup_steps") else None
+    share = values.number("warmup_ratio")
+    if (warmup or 0) < 0 or (share or 0) < 0:
+        raise UserError(f"{values.origin}: a warm-up of {warmup or share:g}; it must be 0 or more")
+    if values.software != "axolotl":
+        warmup = warmup or share or 0
+        return min(int(warmup) if warmup >= 1 else math.ceil(steps * warmup), steps)
+    if warmup is None:
+        warmup = min(int(0.03 * steps), 100) if share is None else int(share * steps)
+    return min(2 if warmup == 1 else int(warmup) if warmup > 1 else math.ceil(steps * warmup), steps)
+
+
 def read_rate(values: Values) -> dict[str, Any]:
     """Return the learning rate's schedule.
 
     A decay lasts from the end of the warm-up to the end of the run, unless its steps are given.
     """
-    warmup = values["warmup_steps"] if isinstance(values["warmup_steps"], int) else 0
     steps = values["max_steps"] if isinstance(values["max_steps"], int) and values["max_steps"] > 0 else 1000
+    warmup = _read_warmup(values, steps)
     scheduler_type = str(values["lr_scheduler_type"])
     prefix = "lr_scheduler_kwargs."
     floor = values.number(f"{prefix}min_lr_rate") or values.number(f"{prefix}min_lr_ratio") or 0.0
     if (min_rate := values.number(f"{prefix}min_lr")) and values["learning_rate"]:
         floor = divide_rates(min_rate, values["learning_rate"])
+    if values.is_set("cosine_min_lr_ratio") and scheduler_type == "cosine":  # Axolotl's
+        floor = values.number("cosine_min_lr_ratio") or 0.0
     if scheduler_type.startswith("constant"):
         schedule: dict[str, Any] = {"kind": "constant", "floor": 1.0}
     elif scheduler_type.startswith("cosine"):
@@ -472,7 +501,10 @@ def read_rate(values: Values) -> dict[str, Any]:
     else:
         decay = values.optional(f"{prefix}num_decay_steps") or max(1, steps - warmup)
         schedule = {"kind": "wsd", "floor": floor, "decay_steps": decay}
-    schedule["warmup_steps"] = min(warmup, steps)
+    if scheduler_type not in SCHEDULES:
+        shape = "a cosine" if schedule["kind"] == "cosine" else "a linear decay"
+        values.approximate("lr_scheduler_type", f"another schedule of the learning rate; read as {shape}")
+    schedule["warmup_steps"] = warmup
     return {f"job.learning_rate.{name}": value for name, value in schedule.items()}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fivefold.interop.keys import Table
+from fivefold.interop.keys import Table, ignored_keys
 from fivefold.interop.megatron.keys import CORE_FIELDS, TABLE
 
 BRIDGE, NEMO = "0.3.1", "2.x"
@@ -74,6 +74,14 @@ DEFAULTS = {  # of GPTModelProvider and DistributedDataParallelConfig, if they d
     "kv_lora_rank": 512,
 }
 
+OVERLAP_CALLBACK = "MegatronCommOverlapCallback"  # of NeMo 2; its fields are those of comm_overlap
+CALLBACKS_WITHOUT_EFFECT = (  # of NeMo 2 and Lightning (nemo/lightning/pytorch/callbacks, nemo/utils)
+    "DDPParityChecker", "DeltaTimingCallback", "EarlyStopping", "FLOPsMeasurementCallback",
+    "GarbageCollectionCallback", "LearningRateMonitor", "ModelCheckpoint", "NsysCallback", "PreemptionCallback",
+    "ProgressBar", "ProgressPrinter", "RichModelSummary", "RuntimeEstimator", "SpeedMonitor", "TimingCallback",
+    "TQDMProgressBar",
+)  # fmt: skip
+
 RECIPE = {  # values of most of 0.3.1's recipes (megatron/bridge/recipes), which a file of overrides changes
     "bf16": True, "use_distributed_optimizer": True, "grad_reduce_in_bf16": False, "overlap_grad_reduce": True,
     "overlap_param_gather": True, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall",
@@ -95,4 +103,8 @@ def replace_defaults(table: Table, defaults: Mapping[str, Any]) -> Table:
     return {name: key._replace(default=defaults.get(name, key.default)) for name, key in table.items()}
 
 
-BRIDGE_AND_CORE_KEYS: Table = {**replace_defaults(TABLE, DEFAULTS), **CORE_FIELDS}
+BRIDGE_AND_CORE_KEYS: Table = {
+    **replace_defaults(TABLE, DEFAULTS),
+    **CORE_FIELDS,
+    **ignored_keys("callbacks"),  # those with an effect are marked by the parser
+}

@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivefold.interop.format import Document, Overrides, ParsedConfig
-from fivefold.interop.keys import Values
+from fivefold.interop.keys import Values, to_list
 from fivefold.interop.megatron.parse import normalize_names
 from fivefold.interop.megatron_bridge.keys import (
     BRIDGE,
     BRIDGE_AND_CORE_KEYS,
+    CALLBACKS_WITHOUT_EFFECT,
     MODEL_KEYS,
     NAMES,
     NEGATED_KEYS,
     NEMO,
+    OVERLAP_CALLBACK,
     RECIPE,
     SECTIONS,
     replace_defaults,
@@ -76,6 +78,7 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
         gathered |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
     for section in SECTIONS:
         _gather(sections.get(section), gathered, targets, section)
+    other_callbacks = _gather_callbacks(gathered, targets)
     given = _build_arguments(gathered) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
     model = overrides.model or (_find_published(given, gathered) if "num_layers" in given else _find_by_size(targets))
     if model and not overrides.model:
@@ -95,6 +98,8 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
         table = replace_defaults(BRIDGE_AND_CORE_KEYS, RECIPE)
     fields = {"job.stack.expandable_segments": bool(given.pop("expandable_segments", False))}
     values = Values(table, given, origin=document.origin, software=software, version=version)
+    if other_callbacks:
+        values.mark_not_modelled("callbacks", f"{', '.join(other_callbacks)}: not known here, not counted")
     return ParsedConfig(document, values, model=model, stack=software, fields=fields)
 
 
@@ -118,6 +123,18 @@ def _gather(value: Any, arguments: dict[str, Any], targets: list[str], name: str
             _gather(element, arguments, targets, key)
         elif key not in ("_target_", "_call_", "_partial_") and (element is not None or key not in arguments):
             arguments[key] = element
+
+
+def _gather_callbacks(arguments: dict[str, Any], targets: list[str]) -> list[str]:
+    """Collect the fields of NeMo's callback of overlaps; return the names of callbacks that may change the cost."""
+    others: list[str] = []
+    for callback in to_list(arguments.get("callbacks")):
+        name = str(callback.get("_target_", "") if isinstance(callback, dict) else callback).rpartition(".")[2]
+        if name == OVERLAP_CALLBACK:
+            _gather(callback, arguments, targets, "comm_overlap")
+        elif name not in CALLBACKS_WITHOUT_EFFECT:
+            others.append(name or "a callback")
+    return others
 
 
 def _build_arguments(settings: dict[str, Any]) -> dict[str, Any]:

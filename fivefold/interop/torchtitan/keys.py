@@ -88,12 +88,13 @@ SHARED: Table = {
     **ignored_keys(
         "training.gc_freq", "training.gc_debug", "lr_scheduler.total_steps", "debug.deterministic_warn_only"
     ),
-    **ignored_keys("metrics.*", "checkpoint.*", *COMM, "activation_checkpoint.debug"),
+    **ignored_keys("metrics.*", "checkpoint.*", *COMM),
+    **approximate_keys("debug information, which slows recomputation", "activation_checkpoint.debug", default=False),
     **ignored_keys("activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check"),
 }
 
 PYTHON_ONLY = (
-    "activation_checkpoint.force_recompute_mm_shapes_by_fqns", "activation_checkpoint.visualize_memory_budget_pareto",
+    "activation_checkpoint.visualize_memory_budget_pareto",
     "debug.enable_structured_logging", "debug.print_config", "debug.save_config_file", "debug.spmd_typechecking",
     "comm",
 )  # fmt: skip
@@ -126,10 +127,16 @@ PYTHON: Table = {
     "optimizer.eps": field("job.optimizer.epsilon", 1e-8),
     "optimizer.weight_decay": field("job.optimizer.weight_decay", 0.1),
     "optimizer.implementation": unmodelled_key("the optimizer's kernels: counted as fused", "fused"),
+    "optimizer.param_groups": unmodelled_key("an optimizer for some weights: counted as AdamW for all", None),
+    "optimizer.optimizer_factory_kwargs_by_name": unmodelled_key("another optimizer", None),
+    "activation_checkpoint.force_recompute_mm_shapes_by_fqns": unmodelled_key(
+        "matmuls that are recomputed: counted as every second one, and the router's", ["moe.router.gate"]
+    ),
+    "loss.num_chunks": approximate_keys("another number of chunks of the loss", "x", default=8)["x"],
     "override": unmodelled_key("replaces parts of the model by others", None),
     **ignored_keys(*PYTHON_ONLY, "loss.*"),
     **approximate_keys("another way to cut a model over ranks", "parallelism.spmd_backend", default="spmd_types"),
-    **ignored_keys("optimizer.*", "profiler.*", "dataloader.*", "tokenizer.*", "hf_assets_path", "dump_folder"),
+    **ignored_keys("profiler.*", "dataloader.*", "tokenizer.*", "hf_assets_path", "dump_folder"),
     **ignored_keys("parallelism.context_parallel_ptrr_mask_key", "metrics", "checkpoint", "dataloader", "tokenizer"),
     **ignored_keys(
         "validator",

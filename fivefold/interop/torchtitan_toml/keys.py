@@ -64,7 +64,11 @@ TOML: Table = {
         "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset_path"
     ),
     **ignored_keys("training.dataloader.*", "activation_checkpoint.visualize_memory_budget_pareto"),
-    **ignored_keys("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns"),
+    **unmodelled_keys(
+        "matmuls that are recomputed: counted as every second one, and the router's",
+        "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
+        default=["moe.router.gate"],
+    ),
     **ignored_keys("validation.*", "training.data.*"),
     **unmodelled_keys("code of one's own", "experimental.custom_import", "experimental.custom_args_module"),
     **unmodelled_keys("code of one's own", "job.custom_config_module"),
