@@ -9,8 +9,6 @@ norms of W's rows, and n has no gradient. Sources: LoRA, arXiv:2106.09685; QLoRA
 arXiv:2312.03732; DoRA, arXiv:2402.09353 §4.
 """
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import Annotated, Literal
 

@@ -45,7 +45,8 @@ PLAIN = frozenset({int, float, str, type(None)})  # values of these types cannot
 class Record(BaseModel):
     """An immutable record, validated on construction; ``replace`` makes changed copies.
 
-    Its schema is built when it is first validated: most commands use few of the records that they import.
+    Its schema is built when it is first validated: most commands use few of the records that they import. Modules with
+    many fields do without ``from __future__ import annotations``: pydantic would compile the text of each annotation.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -215,12 +216,11 @@ def _list_nested_keys(record: type[BaseModel]) -> Iterator[tuple[str, str]]:
 @lru_cache
 def _list_number_fields(record: type[BaseModel]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the fields with one number and of those with several; none of them accepts a boolean."""
-    kinds = {
-        name: field.annotation
-        for name, field in record.model_fields.items()
-        if (_contains_type(field.annotation, int) or _contains_type(field.annotation, float))
-        and not (_contains_type(field.annotation, bool) or _contains_type(field.annotation, Any))
-    }
+    kinds = {}
+    for name, field in record.model_fields.items():
+        types = list(_list_types(field.annotation))
+        if (int in types or float in types) and not (bool in types or Any in types):
+            kinds[name] = field.annotation
     single = tuple(name for name, kind in kinds.items() if {kind, *get_args(kind)} <= {int, float, type(None)})
     return single, tuple(name for name in kinds if name not in single)
 
@@ -240,9 +240,11 @@ def _replace_booleans(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _contains_type(annotation: Any, kind: Any) -> bool:
-    """Tell whether a field's type is ``kind`` or contains it."""
-    return annotation is kind or any(_contains_type(part, kind) for part in get_args(annotation))
+def _list_types(annotation: Any) -> Iterator[Any]:
+    """Yield a field's type, and all that it contains."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _list_types(part)
 
 
 def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:

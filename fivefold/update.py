@@ -1,7 +1,5 @@
 """Optimizer settings as records: update rule, parameter groups, learning-rate schedule, batch-size ramp-up."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from fivefold import cli
+from fivefold.cli import command_line
 from fivefold.record import UserError
 from tests.forked_python import true_interpreters
 
@@ -153,7 +154,7 @@ def test_a_user_error_is_one_line(
     Path("bad.toml").write_text("steps = 3\nsteps = 4\n")
     Path("unknown.toml").write_text("[learning_rate]\npeek = 1e-3\n")
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        command_line.main()
     out, line = capfd.readouterr()
     assert (ended.value.code, out) == (2, "")
     assert re.fullmatch(rf"fivefold: ({pattern})\n", line), line
@@ -165,7 +166,7 @@ def test_a_signal_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])
     monkeypatch.setattr("fivefold.model.catalog.resolve", lambda _: signal.raise_signal(number))
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        command_line.main()
     assert ended.value.code == 1
     name = signal.Signals(number).name
     assert capfd.readouterr().err == (
@@ -184,7 +185,7 @@ def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch, capfd:
     monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])
     monkeypatch.setattr("fivefold.model.catalog.resolve", go_on)
     with pytest.raises(SystemExit):
-        cli.main()
+        command_line.main()
     assert capfd.readouterr().err == "fivefold: it went on\n"
 
 
@@ -214,7 +215,7 @@ def test_a_full_disk_is_one_line(
     monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])
     monkeypatch.setattr("fivefold.model.catalog.resolve", lambda _: Path(tmp_path / "a" / "b").mkdir())
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        command_line.main()
     assert (ended.value.code, capfd.readouterr().err) == (1, f"fivefold: {tmp_path}/a/b: No such file or directory\n")
 
 

@@ -88,7 +88,7 @@ class Empty:
         if top not in allowed and not top.startswith("_"):
             raise ModuleNotFoundError(f"No module named {{top!r}}", name=top)
 sys.meta_path.insert(0, Empty())
-from fivefold.cli import main
+from fivefold.cli.command_line import main
 main()
 """
 
@@ -187,7 +187,7 @@ def test_every_extra_is_known_by_its_packages() -> None:
 )
 def test_the_shell_completes(line: str, expected: set[str]) -> None:
     words = {"_FIVEFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    code = "import sys; sys.argv = ['fivefold']; from fivefold.cli import main; main()"
+    code = "import sys; sys.argv = ['fivefold']; from fivefold.cli.command_line import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | words,

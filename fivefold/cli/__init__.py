@@ -1,5 +1,6 @@
 """The command line: resolves its arguments, runs a command, prints. Data goes to stdout, the rest to stderr.
 
+command_line   all commands as one application, and its run
 parameters · request_options   a command's arguments and options, derived from its request schema
 options · arguments · completion · errors   shared by all commands; records from words or a file; exit codes
 strict_command   refuses an option that is given twice
@@ -15,81 +16,44 @@ A user error is one line and exit code 2, a system error one line and exit code 
 from __future__ import annotations
 
 import gc
+import os
 import sys
-import warnings
-from collections.abc import Iterable
-from importlib import import_module
-from keyword import iskeyword
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import typer
-
-from fivefold.cli.errors import find_launcher, print_warning, settle
-from fivefold.cli.strict_command import PlainCommand, PlainGroup, StrictCommand
-from fivefold.requests.commands import COMMANDS
-from fivefold.trainer.faults.signals import install_signal_handlers, leave
-from fivefold.version import __version__
+if TYPE_CHECKING:
+    import typer
 
 # Commands that end before garbage matters: to look for it would take a tenth of their time.
 BRIEF_COMMANDS = {"predict", "models", "machines", "stacks", "read", "write", "config", "schema"}
-SETTINGS = {"read": {"ignore_unknown_options": True}}  # its arguments are launch commands of other software
-
-
-def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """Build the command line with the commands of ``names``, importing only their modules."""
-    commands = typer.Typer(name="fivefold", cls=PlainGroup, pretty_exceptions_enable=False)
-    commands.callback()(read_global_options)
-    for name in names:
-        module = f"{name}_" if iskeyword(name) else name
-        command = getattr(import_module(f"fivefold.cli.commands.{module}"), module)
-        panel = COMMANDS[name].panel
-        example = f"Example: fivefold {COMMANDS[name].example}"
-        shape = PlainCommand if name in SETTINGS else StrictCommand
-        commands.command(name, cls=shape, context_settings=SETTINGS.get(name), rich_help_panel=panel, epilog=example)(
-            command
-        )
-    return commands
 
 
 def __getattr__(name: str) -> typer.Typer:
     """Build ``app``, the command line with all commands, on first use."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fivefold.cli.command_line import build_app
+
     app = globals()["app"] = build_app()
     return app
 
 
-def print_version(asked: bool) -> None:
-    """Print the version of the package and exit."""
-    if asked:
-        print(f"fivefold {__version__}")
-        raise typer.Exit
-
-
-def read_global_options(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and end.")
-    ] = False,
-) -> None:
-    """Plan, dry-run, train and verify the training step of a large language model."""
-
-
 def entry() -> NoReturn:
-    """Run ``main`` as a process; one that has trained exits without finalizing the interpreter."""
-    if BRIEF_COMMANDS.intersection(sys.argv[1:2]):
-        gc.disable()
+    """Run the command line as a process; one that has trained exits without finalizing the interpreter.
+
+    What is imported stays, so no garbage is looked for before that is done, and none of it when the process ends.
+    """
+    gc.disable()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # pydantic would read the metadata of all packages
+    from fivefold.cli.command_line import main
+
+    if not BRIEF_COMMANDS.intersection(sys.argv[1:2]):
+        gc.enable()
     try:
         main()
     except SystemExit as system_exit:
         if "fivefold.trainer.loop" in sys.modules:
+            from fivefold.trainer.faults.signals import leave
+
             leave(system_exit.code if isinstance(system_exit.code, int) else 1)
+        gc.freeze()
         raise
-
-
-def main() -> NoReturn:
-    """Run the command line; every expected failure is one line on stderr."""
-    install_signal_handlers(launcher=find_launcher())
-    warnings.showwarning = print_warning
-    words = sys.argv[1:] or ["--help"]
-    names = words[:1] if words[0] in COMMANDS else COMMANDS
-    sys.exit(settle(lambda: build_app(names)(words, standalone_mode=False)))

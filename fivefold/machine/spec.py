@@ -4,8 +4,6 @@ All rates are per chip and direction, in SI units; peaks are dense (no sparsity)
 A calibrated machine (``fivefold calibrate``) carries its measurements.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator

@@ -9,8 +9,6 @@ projected, made as large as the first, and averaged.
 Source: transformers 5.23, ``Gemma3nTextAltUp`` and ``Gemma3nTextModel.forward``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

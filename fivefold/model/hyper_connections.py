@@ -11,8 +11,6 @@ weights of the token.
 Source: transformers 5.23, ``DeepseekV4HyperConnection``, ``DeepseekV4HyperHead`` and ``HYV4HyperConnection``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

@@ -5,8 +5,6 @@
 The queries q_j of its heads are made from the latent of attention's queries; its one key k is normed by a LayerNorm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fivefold.bounded_types import HeadDim, Heads, Tokens

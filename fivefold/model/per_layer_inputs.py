@@ -6,8 +6,6 @@
 Source: transformers 5.23, ``Gemma4TextModel.project_per_layer_inputs`` and ``Gemma4TextDecoderLayer.forward``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

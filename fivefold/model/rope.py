@@ -1,7 +1,5 @@
 """Scaling of rotary positions, a record of its own for attention and for token mixers that rotate."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -4,8 +4,6 @@ Letters (``docs/notation.md``): L ``layers``, D ``width``, F ``ffn``, N ``heads`
 H ``head_dim``, V ``vocab``, E ``moe.experts``.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """The model record: its shape (``shape.py``) with the parameter counts that follow from it (``weights.py``)."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from fivefold.model.shape import ModelShape

@@ -6,8 +6,6 @@ An image of P patches becomes P / ``patches_per_token`` tokens. ``vision_weights
 ``planner/counts/operations/vision.py`` the operations.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, model_validator

@@ -3,8 +3,6 @@
 Options of the terminal name files to read or write and select the output; the web page does not have them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Fields that several requests share, each with its type, bounds and help text. Defaults are set by the request."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

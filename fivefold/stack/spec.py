@@ -3,8 +3,6 @@
 The defaults are those of Fivefold's trainer. Where a named stack differs, its entry has the source (``catalog.py``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
@@ -264,7 +262,7 @@ class Stack(Record):
         """Tell whether torch.compile fuses PyTorch's loss to one kernel, and its backward to another."""
         return self.is_compiled and self.compile_loss
 
-    def with_device_kernels(self, *, gpu: bool) -> Stack:
+    def with_device_kernels(self, *, gpu: bool) -> Self:
         """Return the stack on GPUs or CPUs, with Fivefold's ``fused`` kernels replaced by those that run there."""
         if self.name != "fivefold" or self.kernels != "fused":
             return self

@@ -128,7 +128,7 @@ def test_a_custom_schedule_is_dry_run(tmp_path: Path) -> None:
 SLOW = """
 import sys
 import fivefold.dry_run.rank_processes as dryrun
-from fivefold.cli import main
+from fivefold.cli.command_line import main
 real = dryrun.run_rank
 def slow(**words):
     print("begun", flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from fivefold.cli import build_app
+from fivefold.cli.command_line import build_app
 from fivefold.requests.commands import COMMANDS
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fivefold import cli
-from fivefold.cli import hosts
+from fivefold.cli import command_line, hosts
 from fivefold.cli.commands import train as train_command
 from fivefold.cli.hosts import GLOO_INTERFACE_VARIABLE, choose_interface, find_interface, keeps_store
 from fivefold.layout.spec import Layout
@@ -78,7 +77,7 @@ def test_an_automatic_layout_is_for_the_present_hosts(monkeypatch: pytest.Monkey
         started.append(layout)
 
     monkeypatch.setattr(train_command, "_train_here", train)
-    monkeypatch.setattr(cli, "install_signal_handlers", lambda **_: None)  # the tests' own stay
+    monkeypatch.setattr(command_line, "install_signal_handlers", lambda **_: None)  # the tests' own stay
     monkeypatch.setattr(sys, "argv", ["fivefold", "train", "run.toml"])
     monkeypatch.setenv("RANK", "0")
     for named in ("auto", "dp2 zero2 mbs2"):
@@ -86,5 +85,5 @@ def test_an_automatic_layout_is_for_the_present_hosts(monkeypatch: pytest.Monkey
         for world in ("1", "2"):  # the machine has 2
             monkeypatch.setenv("WORLD_SIZE", world)
             with pytest.raises(SystemExit):
-                cli.main()
+                command_line.main()
     assert [layout.world for layout in started] == [1, 2, 2, 2]

@@ -29,7 +29,7 @@ for name in {POSIX_SIGNALS}:
     delattr(signal, name)
 for name in ("fork", "geteuid", "getuid", "register_at_fork"):
     delattr(os, name)
-from fivefold.cli import build_app
+from fivefold.cli.command_line import build_app
 from tests.selection import mark_share
 for words in (
     ["predict", "nano", "h100:2", "dp2", "--gbs", "8"],

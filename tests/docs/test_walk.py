@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fivefold
-from fivefold import cli
+from fivefold.cli import command_line
 from fivefold.planner.predict import get_planner
 
 Call = tuple[str, str]  # file and qualified name of a function
@@ -38,12 +38,12 @@ def stacks() -> list[list[Call]]:
     get_planner.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", shlex.split(line))
-        patch.setattr(cli, "install_signal_handlers", lambda **_: None)
+        patch.setattr(command_line, "install_signal_handlers", lambda **_: None)
         patch.setattr(warnings, "showwarning", warnings.showwarning)
         sys.setprofile(note)
         try:
             with pytest.raises(SystemExit) as done:
-                cli.main()
+                command_line.main()
         finally:
             sys.setprofile(None)
     assert not done.value.code

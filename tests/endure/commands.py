@@ -26,7 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from fivefold import bounded_file, cli
+from fivefold import bounded_file
+from fivefold.cli import command_line
 from tests.endure.facts import find_ignored
 from tests.endure.files import folder
 from tests.endure.words import Draw
@@ -122,7 +123,7 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
             signal.setitimer(signal.ITIMER_VIRTUAL, limit)
             signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
             try:
-                cli.main()
+                command_line.main()
             finally:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 signal.setitimer(signal.ITIMER_REAL, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold import cli
+from fivefold.cli import command_line
 from tests.docs.figures import list_figures
 from tests.interop.test_published import HERE
 
@@ -25,7 +25,7 @@ LINES = 14  # of an output that are shown
 def output(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setattr("sys.argv", shlex.split(command))
     with pytest.raises(SystemExit):
-        cli.main()
+        command_line.main()
     said = capsys.readouterr()
     lines = [line.rstrip() for line in (said.out + said.err).strip("\n").splitlines()]
     return "\n".join([*lines[:LINES], *(["…"] if len(lines) > LINES else [])]) + "\n"

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from fivefold import cli
+from fivefold.cli import command_line
 from fivefold.record import UserError
 from fivefold.requests.commands import JobOptions
 from fivefold.requests.job import load_job
@@ -55,6 +56,6 @@ def test_the_step_names_its_stack(capsys: pytest.CaptureFixture[str], monkeypatc
     words = ["fivefold", "predict", "tiny", "h100:2", "dp2", "--stack", "fivefold", "--json"]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as done:
-        cli.main()
+        command_line.main()
     assert done.value.code == 0
     assert json.loads(capsys.readouterr().out)["stack"] == "fivefold"

@@ -28,6 +28,7 @@ import pytest
 
 import fivefold.profiling.closed_loop  # torch once, before any fork
 from fivefold import cli
+from fivefold.cli import command_line
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.csv_file import write_table
 from fivefold.layout.spec import Layout
@@ -125,7 +126,7 @@ class Child:
             os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
             sys.argv = ["fivefold", "train", "run.toml", "--json"]
-            cli.main()
+            command_line.main()
         except SystemExit as done:
             code = done.code
         finally:
@@ -202,7 +203,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     def run(*words: str, code: int = 2) -> str:
         monkeypatch.setattr(sys, "argv", ["fivefold", *words])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            command_line.main()
         assert ended.value.code == code
         return Ended(code, capfd.readouterr().err).line
 
@@ -262,7 +263,7 @@ def test_a_folder_of_another_model_is_refused(refused: Callable[..., str], monke
     set_run(**TWO)
     monkeypatch.setattr(sys, "argv", ["fivefold", "train", "run.toml", "--force"])
     with pytest.raises(SystemExit):
-        cli.main()
+        command_line.main()
     assert started[:2] == ["train", "run.toml"]
 
 
@@ -281,7 +282,7 @@ def test_a_step_that_does_not_fit_is_not_started_unless_forced(
     set_run(**TWO)
     monkeypatch.setattr(sys, "argv", ["fivefold", "train", "run.toml", "--force"])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        command_line.main()
     assert not ended.value.code
     assert started[:2] == ["train", "run.toml"]
 

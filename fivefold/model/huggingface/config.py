@@ -4,8 +4,6 @@ Keys with one meaning under several names are one field; ``Family.keys`` says wh
 Source: configuration code of transformers 5.23.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator

@@ -4,8 +4,6 @@ Reads both the old keys (``rope_theta``, ``rope_scaling``) and those of transfor
 Source: ``modeling_rope_utils.py`` of transformers 5.23.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import log, sqrt
 from typing import Any, ClassVar

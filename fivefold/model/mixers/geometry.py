@@ -1,7 +1,5 @@
 """What the geometries of all token mixers other than attention have in common."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, NamedTuple, Self
 
 from fivefold.record import Record

@@ -9,8 +9,6 @@ published runs depends on each constant: docs/explanation/how-a-step-costs/const
 agrees with this record.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Annotated, NamedTuple
 

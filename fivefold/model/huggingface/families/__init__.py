@@ -8,7 +8,7 @@ model does not import them all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.abc import InspectLoader
@@ -33,13 +33,18 @@ def import_modules(name: str | None = None) -> Iterator[ModuleType]:
 def _read_module_words() -> dict[str, frozenset[str]]:
     """Map each module to the words of its source: a model type and a class are one word each."""
     words = {}
-    for module in iter_modules(__path__):
-        spec = find_spec(f"{__name__}.{module.name}")
+    for name in _list_module_names():
+        spec = find_spec(f"{__name__}.{name}")
         assert spec is not None
         assert isinstance(spec.loader, InspectLoader)
         source = spec.loader.get_source(spec.name) or ""
-        words[module.name] = frozenset(re.findall(r"[\w-]+", source))
+        words[name] = frozenset(re.findall(r"[\w-]+", source))
     return words
+
+
+@cache
+def _list_module_names() -> tuple[str, ...]:
+    return tuple(module.name for module in iter_modules(__path__))
 
 
 def list_families(modules: list[ModuleType]) -> Iterator[Family]:
@@ -55,7 +60,10 @@ def list_wrappers(modules: list[ModuleType]) -> Iterator[Wrapper]:
 
 
 class Registry(Mapping[str, R], Generic[R]):
-    """The records of all modules by ``model_type``. To look one up imports the modules that name it; a list, all."""
+    """The records of all modules by ``model_type``.
+
+    To look one up imports the module of that name, if there is none the modules that contain the name; a list, all.
+    """
 
     def __init__(self, list_records: Callable[[list[ModuleType]], Iterator[R]]) -> None:
         self._list_records: Callable[[list[ModuleType]], Iterator[R]] = list_records
@@ -63,9 +71,14 @@ class Registry(Mapping[str, R], Generic[R]):
         self._records: dict[str, R] = {}
 
     def __getitem__(self, model_type: str) -> R:
+        if model_type not in self._records and model_type in _list_module_names():
+            self._add(self._list_records([import_module(f"{__name__}.{model_type}")]))
         if model_type not in self._records:
-            self._records |= {record.model_type: record for record in self.list_named(model_type)}
+            self._add(self.list_named(model_type))
         return self._records[model_type]
+
+    def _add(self, records: Iterable[R]) -> None:
+        self._records |= {record.model_type: record for record in records}
 
     def __iter__(self) -> Iterator[str]:
         return (record.model_type for record in self.list_named(None))

@@ -14,8 +14,6 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
 from fivefold.bounded_types import COUNTED_BYTES
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
@@ -23,16 +21,7 @@ from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.in_flight import (
-    GatheredHeads,
-    Ints,
-    LivePass,
-    LivePasses,
-    PassOptions,
-    group_equal_passes,
-    iterate_passes,
-    list_live_passes,
-)
+from fivefold.planner.counts.memory.in_flight import GatheredHeads, LivePass, PassOptions, list_unpipelined_passes
 from fivefold.planner.counts.memory.passes import (
     PassRules,
     count_b_freed_bytes,
@@ -97,21 +86,55 @@ def count_rank_memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     """Return the memory of every pipeline rank, in order.
 
     It is computed once for layouts with equal stages and schedule.
-
-    All passes of all ranks are compared as arrays.
     """
     cache = counts.caches.get_cache(RankCache)
     key = (*make_stages_key(counts, layout), layout.schedule, layout.pp, layout.v)
     if (known := cache.get(key)) is not None:
         return known
-    stages = build_stages(counts, layout)
-    rules, chunks = pass_rules(counts, layout, stages), stages.chunks
-    rank_bytes = _count_rank_bytes(rules)
-    numbers, rank_of, distinct, places = rank_bytes.passes
+    rank_bytes = _count_rank_bytes(pass_rules(counts, layout, build_stages(counts, layout)))
+    fullest = _find_pipelined_peaks(rank_bytes) if layout.pp > 1 else [_find_unpipelined_peak(rank_bytes)]
+    ranks = cache[key] = [_rank_memory(rank_bytes, rank, peak) for rank, peak in enumerate(fullest)]
+    return ranks
+
+
+class PassesPeak(NamedTuple):
+    """The largest bytes of a rank's passes, including what is in flight, the cause, and the largest activations."""
+
+    live_bytes: int
+    cause: str
+    kept_bytes: int
+
+
+def _find_unpipelined_peak(rank_bytes: RankBytes) -> PassesPeak:
+    """Return the peak of the passes without a pipeline."""
+    rules = rank_bytes.rules
+    passes = list_unpipelined_passes(*rank_bytes.schedule[-2:])
+    peaks = {pass_kind: pass_peak(rules, pass_kind) for pass_kind in dict.fromkeys(kind for kind, _ in passes)}
+    _check_sizes([[size for size, _ in peaks.values()]], rank_bytes.layout)
+    live_bytes, kept_bytes = [], []
+    for live_pass in passes:
+        pass_kind, counts = live_pass
+        in_flight = _multiply_counts(rank_bytes, live_pass, 0)
+        live_bytes.append(sum(in_flight) + peaks[pass_kind][0])
+        own_bytes = _count_micro_batch_bytes(rank_bytes, pass_kind.kind, pass_kind.stage)
+        kept_bytes.append(sum(in_flight[:2]) + counts[-2] * rules.stream_bytes + own_bytes)
+    fullest = passes[live_bytes.index(max(live_bytes))].pass_kind
+    return PassesPeak(max(live_bytes), describe(peaks[fullest][1], rules.stages.chunks[0]), max(kept_bytes))
+
+
+def _find_pipelined_peaks(rank_bytes: RankBytes) -> list[PassesPeak]:
+    """Return the peak of every rank's passes; those of all ranks are compared as arrays."""
+    import numpy as np
+
+    from fivefold.planner.counts.memory.pipelined_passes import group_equal_passes, list_live_passes
+
+    rules, chunks = rank_bytes.rules, rank_bytes.rules.stages.chunks
+    numbers, rank_of, distinct, places = list_live_passes(*rank_bytes.schedule)
     representatives, place = group_equal_passes(*rank_bytes.schedule, rules.first_equal_stages)
     peaks = [pass_peak(rules, distinct[pass_kind]) for pass_kind in representatives]
-    in_flight = numbers * rank_bytes.bytes_per_count[rank_of]
-    live = in_flight.sum(axis=1) + np.array(_check_sizes([[size for size, _ in peaks]], layout)[0])[place]
+    in_flight = numbers * np.array(rank_bytes.bytes_per_count)[rank_of]
+    pass_bytes = np.array(_check_sizes([[size for size, _ in peaks]], rank_bytes.layout)[0])
+    live = in_flight.sum(axis=1) + pass_bytes[place]
     own_bytes = np.array(
         [
             _count_micro_batch_bytes(rank_bytes, distinct[pass_kind].kind, distinct[pass_kind].stage)
@@ -125,12 +148,27 @@ def count_rank_memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     )
     starts = np.searchsorted(rank_of, np.arange(len(rank_bytes.stages) + 1))
     kept_bytes, top_bytes = (np.maximum.reduceat(values, starts[:-1]).tolist() for values in (activations, live))
-    ranks = cache[key] = []
+    ranks = []
     for rank, (start, end) in enumerate(pairwise(starts.tolist())):
         fullest = start + int(live[start:end].argmax())
         cause = describe(peaks[place[fullest]][1], chunks[distinct[places[fullest]].stage])
-        ranks.append(_rank_memory(rank_bytes, rank, top_bytes[rank], cause, kept=kept_bytes[rank]))
+        ranks.append(PassesPeak(top_bytes[rank], cause, kept_bytes[rank]))
     return ranks
+
+
+def _list_passes(rank_bytes: RankBytes, rank: int) -> Iterator[LivePass]:
+    """Yield the passes of a rank that can be its peak; in time order without a pipeline."""
+    if rank_bytes.layout.pp == 1:
+        yield from list_unpipelined_passes(*rank_bytes.schedule[-2:])
+        return
+    from fivefold.planner.counts.memory.pipelined_passes import list_live_passes
+
+    yield from list_live_passes(*rank_bytes.schedule).iterate_rank(rank)
+
+
+def _multiply_counts(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> list[int]:
+    """Return the bytes of each element of ``LivePass.counts``."""
+    return [count * size for count, size in zip(live_pass.counts, rank_bytes.bytes_per_count[rank], strict=True)]
 
 
 def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[PeakMoment]:
@@ -141,11 +179,9 @@ def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Pe
     """
     rank_bytes = _count_rank_bytes(pass_rules(counts, layout, build_stages(counts, layout)))
     fullest: dict[tuple[int, ...], tuple[int, LivePass]] = {}
-    for number, live_pass in enumerate(rank_bytes.passes.iterate_rank(rank)):
+    for number, live_pass in enumerate(_list_passes(rank_bytes, rank)):
         sort_key = (live_pass.pass_kind.stage, ORDER[live_pass.pass_kind.kind]) if layout.pp > 1 else (number,)
-        size = pass_peak(rank_bytes.rules, live_pass.pass_kind)[0] + int(
-            np.dot(live_pass.counts, rank_bytes.bytes_per_count[rank])
-        )
+        size = pass_peak(rank_bytes.rules, live_pass.pass_kind)[0] + sum(_multiply_counts(rank_bytes, live_pass, rank))
         fullest[sort_key] = max(fullest.get(sort_key, (-1, live_pass)), (size, live_pass), key=itemgetter(0))
     moments = [
         moment for sort_key in sorted(fullest) for moment in _list_moments(rank_bytes, fullest[sort_key][1], rank)
@@ -175,11 +211,13 @@ def iterate_pass_moments(
     With a pipeline of every pass of ``micro_batches``, in time order.
     """
     rank_bytes = _count_rank_bytes(pass_rules(counts, layout, build_stages(counts, layout)))
-    row = rank_bytes.passes.iterate_rank(0)
+    passes = _list_passes(rank_bytes, 0)
     if layout.pp > 1:
+        from fivefold.planner.counts.memory.pipelined_passes import iterate_passes
+
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
-        row = iterate_passes(table, rank, rank_bytes.schedule[-1])
-    return (_pass_moments(rank_bytes, live_pass, rank) for live_pass in row)
+        passes = iterate_passes(table, rank, rank_bytes.schedule[-1])
+    return (_pass_moments(rank_bytes, live_pass, rank) for live_pass in passes)
 
 
 def make_table(layout: Layout, job: Job) -> Table:
@@ -212,13 +250,12 @@ class RankBytes(NamedTuple):
     layout: Layout
     rules: PassRules
     schedule: tuple[ScheduleName, int, int, int, PassOptions]  # as ``list_live_passes`` takes it
-    passes: LivePasses
     stages: Sequence[tuple[int, ...]]
     states: list[UnitStates]
     resident_bytes: list[int]  # allocated throughout a step
     recv_buffer_bytes: list[int]  # buffers of messages, also allocated throughout a step
     update_bytes: list[int]  # copies of gradients and scratch of the update
-    bytes_per_count: Ints  # bytes for each element of ``LivePass.counts``, by rank
+    bytes_per_count: list[list[int]]  # bytes for each element of ``LivePass.counts``, by rank
     kept_bytes: list[int]  # by stage: activations of one micro-batch on the device, until its backward
 
 
@@ -232,8 +269,12 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
         reductions.pending_after, rules.keeps_gathered, rules.buffers.has_recv_buffers, gathered_heads
     )
     schedule_key = layout.schedule, layout.pp, layout.v, _count_enough_micro_batches(layout, job), pass_rules_key
-    passes_of_ranks = list_live_passes(*schedule_key)
     stages = make_table(layout, job).rank_stages if layout.pp > 1 else ((0,),)
+    max_count = 1
+    if layout.pp > 1:
+        from fivefold.planner.counts.memory.pipelined_passes import list_live_passes
+
+        max_count = int(list_live_passes(*schedule_key).counts.max())
     kinds = [tuple(rules.first_equal_stages[stage] for stage in held) for held in stages]
     first_equal = [kinds.index(rank_kinds) for rank_kinds in kinds]  # the first rank with equal stages
 
@@ -259,7 +300,6 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
         layout=layout,
         rules=rules,
         schedule=schedule_key,
-        passes=passes_of_ranks,
         stages=stages,
         states=totals,
         resident_bytes=[
@@ -273,23 +313,28 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
         ],
         recv_buffer_bytes=[_count_receive_buffers(rules, held) for held in stages],
         update_bytes=[_count_gradient_copies(job, total) + size for total, size in zip(totals, scratch, strict=True)],
-        bytes_per_count=np.array(_check_sizes(weights, layout, times=int(passes_of_ranks.counts.max(initial=1)))),
+        bytes_per_count=_check_sizes(weights, layout, times=max_count),
         kept_bytes=kept_bytes,
     )
 
 
-def _rank_memory(rank_bytes: RankBytes, rank: int, peak_bytes: int, cause: str, *, kept: int) -> RankMemory:
-    """Return the memory of a rank whose fullest pass takes ``peak_bytes`` bytes, including what is in flight."""
+def _rank_memory(rank_bytes: RankBytes, rank: int, peak: PassesPeak) -> RankMemory:
+    """Return the memory of a rank whose passes have this peak."""
     total = rank_bytes.states[rank]
     base = rank_bytes.resident_bytes[rank] + rank_bytes.recv_buffer_bytes[rank]
     gradients = _count_gradients(rank_bytes.rules, total)
-    passes_peak = base + peak_bytes
+    passes_peak = base + peak.live_bytes
     update = base + (0 if rank_bytes.rules.reductions.is_persistent else gradients) + rank_bytes.update_bytes[rank]
-    if update > passes_peak:
-        cause = "optimizer"
-    parameters = _count_parameters(rank_bytes.rules, total)
-    peak = max(update, passes_peak)
-    return RankMemory(parameters, gradients, total.moments, kept, peak, cause, total.updated_numel, passes_peak)
+    return RankMemory(
+        parameters_bytes=_count_parameters(rank_bytes.rules, total),
+        gradients_bytes=gradients,
+        optimizer_bytes=total.moments,
+        activations_bytes=peak.kept_bytes,
+        peak_bytes=max(update, passes_peak),
+        peak_cause="optimizer" if update > passes_peak else peak.cause,
+        updated_numel=total.updated_numel,
+        passes_bytes=passes_peak,
+    )
 
 
 def _pass_moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> PassMoments:
@@ -306,12 +351,12 @@ def _pass_moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> Pass
 def _list_moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> Iterator[PeakMoment]:
     """Yield the moments of a pass, including what is in flight during it."""
     stages = len(rank_bytes.stages[rank])
-    in_flight = live_pass.counts * rank_bytes.bytes_per_count[rank]
-    other_bytes = int(in_flight[: 2 * stages].sum())
-    gradient_sums = int(in_flight[2 * stages : 6 * stages].sum())
+    in_flight = _multiply_counts(rank_bytes, live_pass, rank)
+    other_bytes = sum(in_flight[: 2 * stages])
+    gradient_sums = sum(in_flight[2 * stages : 6 * stages])
     base = rank_bytes.resident_bytes[rank]
-    gathered = int(in_flight[6 * stages : 7 * stages].sum())
-    messages = int(in_flight[-1]) + rank_bytes.recv_buffer_bytes[rank]
+    gathered = sum(in_flight[6 * stages : 7 * stages])
+    messages = in_flight[-1] + rank_bytes.recv_buffer_bytes[rank]
     if rank_bytes.rules.reductions.is_persistent:
         gradients = _count_gradients(rank_bytes.rules, rank_bytes.states[rank])
         gradient_sums, base = gradient_sums + gradients, base - gradients

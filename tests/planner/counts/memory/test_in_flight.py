@@ -12,14 +12,16 @@ from fivefold.layout.schedule.action import list_dependencies
 from fivefold.layout.schedule.p2p import list_p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES as SCHEDULE_NAMES
-from fivefold.planner.counts.memory import in_flight
+from fivefold.planner.counts.memory import pipelined_passes
 from fivefold.planner.counts.memory.in_flight import (
-    GROUPS,
     GatheredHeads,
     LivePass,
     PassOptions,
     PendingReductions,
     PreviousPass,
+)
+from fivefold.planner.counts.memory.pipelined_passes import (
+    GROUPS,
     group_equal_passes,
     iterate_passes,
     list_live_passes,
@@ -211,7 +213,7 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
         *case, rules = draw_schedule(some)
         name, pp, v, micro_batches = case
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-        monkeypatch.setattr(in_flight, "COUNTED_AT_ONCE", some.choice((1, 100, 2**19)))
+        monkeypatch.setattr(pipelined_passes, "COUNTED_AT_ONCE", some.choice((1, 100, 2**19)))
         listed = list_live_passes.__wrapped__(name, pp, v, micro_batches, rules)
         for rank in range(pp):
             every = list(walk(table, rank, rules))
