@@ -73,11 +73,6 @@ class DryRun(NamedTuple):
         return html.render_dry_run(self.step, self.findings)
 
     @property
-    def first_tapes(self) -> dict[int, Tape]:
-        """Return the tape of the first step, by rank."""
-        return {rank: tapes.first for rank, tapes in self.tapes.items()}
-
-    @property
     def steady_tapes(self) -> dict[int, Tape]:
         """Return the tape of the steady step, by rank."""
         return {rank: tapes.steady for rank, tapes in self.tapes.items()}

@@ -18,8 +18,9 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
+from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import RankMemory
-from fivefold.planner.counts.traffic import count_traffic
+from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.record import UserError
 
@@ -170,9 +171,9 @@ def test_tp_and_pp_divide_the_states(name: str, text: str) -> None:
 # ---- messages
 
 
-def sum_traffic(case: Case, axis: str, **changes: object) -> int:
+def sum_sent(case: Case, axis: str, **changes: object) -> int:
     layout = case.layout.replace(**changes)
-    rows = count_traffic(case.model, layout=layout, job=case.job.replace(global_batch=64 * layout.dp * layout.mbs))
+    rows = sum_traffic(Counts(case.model, case.job.replace(global_batch=64 * layout.dp * layout.mbs)), layout)
     return sum(row.bytes for row in rows if row.axis == axis)
 
 
@@ -194,7 +195,7 @@ def sum_traffic(case: Case, axis: str, **changes: object) -> int:
 def test_more_of_an_axis_never_says_less(name: str, axis: str, text: str, grow: list[dict[str, object]]) -> None:
     """Bytes per rank over the axis itself, at as many micro-batches."""
     case = Case(build_model(name), Layout.parse(text or "dp1"), Job(sequence=2048), resolve_machine("h100", 8))
-    sent = [sum_traffic(case, axis, **changes) for changes in grow]
+    sent = [sum_sent(case, axis, **changes) for changes in grow]
     assert sent == sorted(sent)
     assert sent[-1] > 0 or (axis == "ep" and case.model.moe is None)
 
@@ -202,9 +203,9 @@ def test_more_of_an_axis_never_says_less(name: str, axis: str, text: str, grow: 
 def test_zero_1_says_less_than_zero_0_where_gradients_are_wider_than_weights() -> None:
     """4 + 4 bytes a parameter reduced, or 4 reduced and 2 gathered; as much where both are 2 wide."""
     case = Case(build_model("llama3-8b"), Layout(dp=8), Job(sequence=2048), resolve_machine("h100", 8))
-    assert sum_traffic(case, "dp", zero=1) / sum_traffic(case, "dp", zero=0) == pytest.approx(6 / 8, rel=1e-6)
+    assert sum_sent(case, "dp", zero=1) / sum_sent(case, "dp", zero=0) == pytest.approx(6 / 8, rel=1e-6)
     same = case._replace(job=case.job.replace(precision=get_recipe("bf16-grad16")))
-    assert sum_traffic(same, "dp", zero=1) / sum_traffic(same, "dp", zero=0) == pytest.approx(1, rel=1e-6)
+    assert sum_sent(same, "dp", zero=1) / sum_sent(same, "dp", zero=0) == pytest.approx(1, rel=1e-6)
 
 
 # ---- time

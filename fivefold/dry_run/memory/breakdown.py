@@ -108,15 +108,6 @@ def sum_stage_memory(tape: Tape, stage: int) -> StageMemory:
     )
 
 
-def count_initial_bytes(tape: Tape, category: int) -> int:
-    """Return the bytes of one category that are live before the step.
-
-    INPUTS: tokens, position tables, buffers of modules; SCALES: the scales that fp8 gathers need.
-    """
-    lives, begin = list_lifetimes(tape), _find_last_initial_event(list_events(tape))
-    return int(lives.size[(lives.category == category) & (lives.birth <= begin)].sum())
-
-
 def list_largest(tape: Tape, n: int) -> list[LiveStorage]:
     """Return the ``n`` largest storages that are live at the peak."""
     events, lives = list_events(tape), list_lifetimes(tape)

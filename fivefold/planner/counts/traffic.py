@@ -26,7 +26,6 @@ from fivefold.layout.sharding import (
     shard_numel,
 )
 from fivefold.layout.spec import Layout
-from fivefold.model.spec import Model
 from fivefold.model.vision_weights import is_vision
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
@@ -307,8 +306,3 @@ def sum_traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
         Traffic(axis=axis, collective=collective, calls=count, bytes=sent)
         for (axis, collective), (count, sent) in sorted(totals.items())
     )
-
-
-def count_traffic(model: Model, *, layout: Layout, job: Job) -> tuple[Traffic, ...]:
-    """Return ``sum_traffic`` of a model, layout and job."""
-    return sum_traffic(Counts(model, job), layout)

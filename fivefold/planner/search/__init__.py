@@ -336,13 +336,6 @@ def _find_tight(incumbents: Incumbents) -> TightLayout | None:
     )
 
 
-def has_fitting_layout(
-    *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, using: Planner | None = None
-) -> bool:
-    """Return whether any layout over all ranks fits; ``using`` has the same meaning as in ``find_fitting_layout``."""
-    return find_fitting_layout(ANY, model=model, machine=machine, job=job, risk=risk, using=using) is not None
-
-
 @collect_garbage_rarely()
 def find_fitting_layout(
     where: Where,

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from fivefold.dry_run.fake.world import has_uneven_cp_work, list_representatives
-from fivefold.dry_run.memory.breakdown import INPUTS, SCALES, count_initial_bytes, sum_stage_memory
+from fivefold.dry_run.memory.breakdown import INPUTS, SCALES, list_events, list_lifetimes, sum_stage_memory
 from fivefold.dry_run.rank_tapes import RankTapes, run_rank
-from fivefold.dry_run.record.tape import KERNEL, START, Tape
+from fivefold.dry_run.record.tape import ALLOC, KERNEL, START, Tape
 from fivefold.dry_run.report import find_pipeline_rank
 from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
@@ -116,6 +118,17 @@ def _bytes(ours: StageMemory, plan: StageMemory) -> list[str]:
     return [
         f"stage {ours.stage} {name}: {there} dry-run, {here} planned" for name, there, here in pairs if there != here
     ]
+
+
+def count_initial_bytes(tape: Tape, category: int) -> int:
+    """Return the bytes of one category that are live before the step, which are listed first.
+
+    INPUTS: tokens, position tables, buffers of modules; SCALES: the scales that fp8 gathers need.
+    """
+    events, lives = list_events(tape), list_lifetimes(tape)
+    step_events = np.flatnonzero(events[1:, 0] != ALLOC)
+    first = int(step_events[0]) if len(step_events) else len(events) - 1
+    return int(lives.size[(lives.category == category) & (lives.birth <= first)].sum())
 
 
 def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tuple[int, ...]) -> str:

@@ -18,7 +18,7 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import RepeatedMessage, count_traffic, list_first_stages, list_messages
+from fivefold.planner.counts.traffic import RepeatedMessage, list_first_stages, list_messages, sum_traffic
 from fivefold.step import count_sent_bytes
 
 L, D, K, H, V, T = 4, 128, 8, 16, 1024, 64
@@ -78,7 +78,7 @@ def test_both_forms_send_the_same_but_for_what_is_gathered_again(tp: int) -> Non
     """An all-reduce is a reduce-scatter and a gather (Korthikanti 2022, §4.2.2)."""
 
     def count_sent(text: str) -> int:
-        rows = count_traffic(DENSE, layout=Layout.parse(text), job=JOB)
+        rows = sum_traffic(Counts(DENSE, JOB), Layout.parse(text))
         return sum(row.bytes for row in rows if row.axis == "tp")
 
     again = 8 * (2 * L + 1) * count_sent_bytes("all_gather", payload=2 * T * D * 2, ranks=tp)
@@ -391,8 +391,7 @@ def test_zero_3_moves_half_as_much_again() -> None:
     deep = DENSE.replace(layers=400, vocab=64)
     job = Job(sequence=T, global_batch=4, precision=get_recipe("bf16-grad16"))
     sent = {
-        zero: sum(row.bytes for row in count_traffic(deep, layout=Layout(dp=4, zero=zero), job=job))
-        for zero in range(4)
+        zero: sum(row.bytes for row in sum_traffic(Counts(deep, job), Layout(dp=4, zero=zero))) for zero in range(4)
     }
     assert sent[0] == pytest.approx(sent[1], rel=1e-6)
     assert sent[1] == sent[2]

@@ -19,7 +19,7 @@ from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import elementwise, matmul
 from fivefold.planner.counts.operations.recompute import UnitOperations
-from fivefold.planner.counts.traffic import count_traffic, list_messages
+from fivefold.planner.counts.traffic import list_messages, sum_traffic
 from fivefold.units import MIB
 
 # 7.5e9 parameters, as in table 1 of ZeRO; every dim is divisible by 1024, so that nothing is padded.
@@ -243,7 +243,7 @@ def test_bytes_per_step_are_those_of_the_formulas() -> None:
     job = Job(sequence=16, global_batch=64, precision=get_recipe("bf16-grad16"))
 
     def count_sent(text: str) -> dict[str, int]:
-        result = count_traffic(ZERO_TABLE, layout=Layout.parse(text), job=job)
+        result = sum_traffic(Counts(ZERO_TABLE, job), Layout.parse(text))
         assert [row.bytes for row in result if row.axis == "world"] == [2 * (n - 1) * 12 // n]
         return {row.collective: row.bytes for row in result if row.axis == "dp"}
 
