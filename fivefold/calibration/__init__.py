@@ -110,7 +110,7 @@ def add_steps(
     messages = list[CollectivePoint]()
     assert calibration is not None, "steps are added to curves"
     for ranks in sorted({profile.workers for profile in profiles}):
-        grid = list_grid_runs(ranks, gpu=machine.backend == "nccl", quick=quick)
+        grid = list_grid_runs(ranks, gpu=machine.has_gpus, quick=quick)
         of_runs: dict[int, list[RankProfile]] = defaultdict(list)
         for profile in profiles:
             if profile.workers == ranks and profile.run < len(grid):

@@ -222,7 +222,7 @@ def _build_machine(machines: list[Machine], links: list[CollectivePoint], *, ran
         backend=first.backend,
         torch=calibration.torch,
         # of a host: ranks on CPU share it
-        memory_bytes=min(machine.chip.memory_bytes for machine in machines) * (local if first.backend == "gloo" else 1),
+        memory_bytes=min(machine.chip.memory_bytes for machine in machines) * (1 if first.has_gpus else local),
     )
     host_only = Calibration.model_validate(calibration.model_dump() | {"collectives": slowest["collectives"]})
     host = fit_machine(host_only, facts=facts, ranks=local)

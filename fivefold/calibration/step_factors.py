@@ -271,7 +271,7 @@ def fit_step_factors(
     """Return the factors of the units and updates of ``measured``, by dtype and kind; ``machine`` holds the curves."""
     factors, updates = [], list_updates(machine, measured)
     for dtype, units in collect_units(machine, measured).items():
-        forward, backward = fit(units, counts_host=machine.backend != "nccl")
+        forward, backward = fit(units, counts_host=not machine.has_gpus)
         factors += [
             StepFactor(
                 kind=kind,

@@ -53,7 +53,7 @@ def write_script(
         "job-name": f"fivefold-{run.folder.name}",
         "nodes": nodes,
         "ntasks-per-node": ranks,
-        **({"gpus-per-node": ranks} if machine.backend == "nccl" else {}),
+        **({"gpus-per-node": ranks} if machine.has_gpus else {}),
         "output": run.folder / "slurm-%j.txt",
         "open-mode": "append",
         "signal": f"B:USR1@{WARNING_SECONDS}",

@@ -122,7 +122,7 @@ def assumes_stack(request: Request, machines: Iterable[Machine]) -> bool:
     """Tell whether an answer is for the default software, which nothing names, on machines other than this computer."""
     if request.command not in COMMANDS_WITH_SETTINGS or not isinstance(request, JobOptions) or _names_stack(request):
         return False
-    return all(machine.backend == "nccl" for machine in machines)
+    return all(machine.has_gpus for machine in machines)
 
 
 def _names_stack(request: JobOptions) -> bool:

@@ -55,7 +55,7 @@ def dryrun(
     if unknown_ranks:
         raise UserError(f"no rank {unknown_ranks[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")
     streams = machine.can_overlap
-    job = job.replace(stack=job.stack.with_device_kernels(gpu=machine.backend == "nccl"))
+    job = job.replace(stack=job.stack.with_device_kernels(gpu=machine.has_gpus))
     job = job if streams else job.replace(overlap=())  # one stream: nothing overlaps with compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     kept_ranks = {*list_representatives(layout, by_cp=has_uneven_cp_work(model, layout=layout, job=job)), *ranks}

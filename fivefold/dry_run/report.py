@@ -96,7 +96,7 @@ def summarize_rank(tapes: RankTapes, *, machine: Machine, layout: Layout, job: J
     """Reduce a rank's tapes to a ``RankSummary``, so that the tapes can be freed."""
     stage = find_pipeline_rank(tapes.rank, layout)
     reserved_bytes, shortage = None, ""
-    if machine.backend == "nccl":
+    if machine.has_gpus:
         tapes_of_rank, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
         replayed = replay_allocator(
             tapes_of_rank, expandable=expandable, capacity_bytes=count_available_bytes(machine, layout)

@@ -65,7 +65,7 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
     for recipe in dict.fromkeys(recipes):
         used = chip.format_of(recipe.compute)
         lacks_bf16 = recipe.compute == "bf16" and used == "fp32"
-        if machine.backend != "nccl" or not (recipe.is_low_precision or lacks_bf16):
+        if not machine.has_gpus or not (recipe.is_low_precision or lacks_bf16):
             continue
         if used != recipe.compute:
             other = "; it has fp16 (--precision fp16)" if lacks_bf16 and "fp16" in chip.peak_flops else ""

@@ -532,7 +532,7 @@ def with_ranks(machine: Machine, ranks: int) -> Machine:
     if machine.nodes > 1 and machine.calibration is not None:  # more or fewer hosts
         *inner_links, outer_link = machine.links
         return machine.replace(ranks=ranks, links=(*inner_links, outer_link.replace(span=max(outer_link.span, ranks))))
-    if machine.calibration is None or machine.backend != "gloo":
+    if machine.calibration is None or machine.has_gpus:
         *inner_links, outer_link = machine.links
         return machine.replace(ranks=ranks, links=(*inner_links, outer_link.replace(span=max(outer_link.span, ranks))))
     share = machine.ranks / ranks

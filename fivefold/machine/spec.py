@@ -225,9 +225,14 @@ class Machine(Record):
         return -(-self.ranks // self.ranks_per_node)
 
     @property
+    def has_gpus(self) -> bool:
+        """Tell whether the ranks are GPUs, which communicate by NCCL; else they are processes of a CPU, with gloo."""
+        return self.backend == "nccl"
+
+    @property
     def can_overlap(self) -> bool:
         """Tell whether messages can overlap with compute: on streams of a GPU, or by NICs between hosts."""
-        return self.backend == "nccl" or self.nodes > 1
+        return self.has_gpus or self.nodes > 1
 
     def link(self, span: int) -> Link:
         """Return the nearest tier that connects ``span`` neighboring ranks."""

@@ -78,7 +78,7 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
             f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
             f"{show_bytes(least[0])} of {show_bytes(room)}; take more ranks, or --set offload=optimizer"
         )
-    limit = f"with at most {show_risk(planner.risk)} risk of running out" if planner.machine.backend == "nccl" else ""
+    limit = f"with at most {show_risk(planner.risk)} risk of running out" if planner.machine.has_gpus else ""
     within = " ".join(filter(None, [show_bytes(room), limit]))
     reason = f"{chosen} is the first that fits in {within}: {_fit_words(chosen, planner)}"
     question = f"Which is the simplest layout of {world} ranks that fits in memory?"

@@ -81,8 +81,8 @@ class Planner:
         probability of running out of memory up to which a layout ``fits``. ``constants``: the constants of the time
         model.
         """
-        job = job.replace(stack=job.stack.with_device_kernels(gpu=machine.backend == "nccl"))
-        if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
+        job = job.replace(stack=job.stack.with_device_kernels(gpu=machine.has_gpus))
+        if not machine.has_gpus:  # attention kernels with a single head dim; within one host, no overlap
             attention = "blocks" if job.stack.attention == "flash" else job.stack.attention
             job = job.replace(overlap=job.stack.overlap if machine.can_overlap else (), attention=attention)
         self.model, self.machine, self.job = model, machine, job
@@ -111,7 +111,7 @@ class Planner:
 
     def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:
         """Return the bytes that PyTorch reserves and the bytes that the driver reports; None on a CPU."""
-        return estimate_allocator_totals(self.counts, layout, ranks) if self.machine.backend == "nccl" else None
+        return estimate_allocator_totals(self.counts, layout, ranks) if self.machine.has_gpus else None
 
     def out_of_memory_risk(self, layout: Layout, ranks: list[RankMemory] | None = None) -> float:
         """Return the probability that the layout runs out of memory; ``ranks``: its memory, if known already."""

@@ -113,7 +113,7 @@ def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]
 
     hosts, ranks_per_host = divide_over_hosts(world, machine.ranks_per_node)
     first, *other_commands = start_commands(file, world=world, machine=machine)
-    if machine.backend != "nccl" and hosts == 1:
+    if not machine.has_gpus and hosts == 1:
         return (first,)
     hosts_text = f"on each of {hosts} hosts" if hosts > 1 else "on a host"
     other_lines = (f"{command}   # or as a Slurm job" for command in other_commands)

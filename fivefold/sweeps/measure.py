@@ -62,7 +62,7 @@ def check_here(settings: list[SweepSetting]) -> None:
     for setting in settings:
         if setting.machine.backend != backend:
             expected_device, this_computer = (
-                ("GPUs", "has none") if setting.machine.backend == "nccl" else ("a CPU", "would run on its GPU")
+                ("GPUs", "has none") if setting.machine.has_gpus else ("a CPU", "would run on its GPU")
             )
             raise UserError(
                 f"--measure: {setting.machine_name} has {expected_device}, but this computer {this_computer}; "

@@ -58,14 +58,14 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
     ranks = started or layout.world
     host_division = divide_over_hosts(layout.world, machine.ranks_per_node)
     request = f"machine {named!r}: layout {str(layout)!r} has {_count(layout.world, 'rank')}"
-    if machine.backend == "nccl" or host.gpus:
+    if machine.has_gpus or host.gpus:
         if host.gpus < ranks:
             needs = f"of which {ranks} were started here" if started else "each on a GPU of its own"
             needs = needs if layout.world > 1 else "on a GPU"
             raise UserError(
                 f"{request}, {needs}, but this host has {host}; {_format_advice(host, host_division, layout, file)}"
             )
-        if host.gpu_memory_bytes < SMALLER * machine.chip.memory_bytes and machine.backend == "nccl":
+        if host.gpu_memory_bytes < SMALLER * machine.chip.memory_bytes and machine.has_gpus:
             raise UserError(
                 f"machine {named!r}: {machine.chip.name} has {show_bytes(machine.chip.memory_bytes)}, but this host "
                 f"has {host}; plan for that chip, or --machine local:{ranks} after `fivefold calibrate`"

@@ -49,7 +49,7 @@ class Pricer:
         self.machine, self.job, self.constants = machine, job, constants
         self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job, constants=constants)
         self.network = Network(machine, constants)
-        self.uses_nccl = machine.backend == "nccl"
+        self.uses_nccl = machine.has_gpus
         share = constants.compiled_launch_share if job.stack.is_compiled else 1
         self.kernel_launch_seconds = machine.chip.launch_seconds * share if self.uses_nccl else 0.0
         self.launches_elementwise = (

@@ -33,8 +33,7 @@ from fivefold.planner.counts.memory.states import count_gathered_bytes, count_sc
 from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.op import OpMessage as Exchange
+from fivefold.planner.counts.operations.op import Op, OpMessage
 from fivefold.planner.counts.update import update_messages
 from fivefold.step import Traffic, count_sent_bytes
 
@@ -247,7 +246,7 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
 
 
 def _list_op_messages(
-    op: Op, message: Exchange, layout: Layout, *, times: int, reference: bool
+    op: Op, message: OpMessage, layout: Layout, *, times: int, reference: bool
 ) -> Iterator[RepeatedMessage]:
     """Yield the messages of one operation: forward, backward, and repeated ones (regathered for dW, or recomputed).
 
@@ -280,13 +279,16 @@ def _list_p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batc
     sends = micro_batches * ((chunk < last and chunk != turn_stage) + (chunk > 0 and chunk - 1 != turn_stage))
     if not sends:
         return
+    yield from list_stage_messages(counts, layout, times=sends)  # a rank receives as often as it sends
+
+
+def list_stage_messages(counts: Counts, layout: Layout, *, times: int = 1) -> Iterator[RepeatedMessage]:
+    """Yield the messages that carry a stream to the next stage: one, or a part from each rank of tp, gathered there."""
     size = counts.get_local(get_local_degrees(layout)).entry_bytes
-    tp = layout.tp
-    if counts.job.stack.scatter_gather_tensors and tp > 1 and not layout.sp:
-        yield RepeatedMessage("pp", "p2p", sends, size // tp, 2, "pp")
-        yield RepeatedMessage("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends
-    else:
-        yield RepeatedMessage("pp", "p2p", sends, size, 2, "pp")
+    scatters = counts.job.stack.scatter_gather_tensors and layout.tp > 1 and not layout.sp
+    yield RepeatedMessage("pp", "p2p", times, size // layout.tp if scatters else size, 2, "pp")
+    if scatters:
+        yield RepeatedMessage("tp", "all_gather", times, size, layout.tp, "tp")
 
 
 def list_first_stages(layout: Layout) -> tuple[int, ...]:

@@ -272,7 +272,7 @@ class Bounds:
                     for column in (7, 9)
                 )
                 paired = np.maximum(np.maximum(kernels, overlappable), unpaired / 2)
-            elif self.planner.machine.backend != "gloo":  # else one after the other
+            elif self.planner.machine.has_gpus:  # else one after the other
                 unoverlapped, overlappable, overlapped = (
                     sum_units(forward_units, pair_seconds[:, column])
                     + sum_units(backward_units, pair_seconds[:, 3 + column])

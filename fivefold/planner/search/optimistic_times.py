@@ -62,7 +62,7 @@ def _bound_halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
             (kernels[1] + kernels[2], unit.backward_exposed),
         )
     ]
-    if units.machine.backend != "nccl":
+    if not units.machine.has_gpus:
         return [*kernels_with_messages, 0.0, 0.0]
     overlappable = [
         sum(seconds for axis, seconds in zip(AXES, message, strict=True) if axis in overlap and axis != "tp")

@@ -85,7 +85,7 @@ class Rejections:
         """
         reasons = []
         capacity = show_bytes(machine.chip.memory_bytes)
-        limit = f"{show_risk(risk)} risk of running out of {capacity}" if machine.backend == "nccl" else capacity
+        limit = f"{show_risk(risk)} risk of running out of {capacity}" if machine.has_gpus else capacity
         if self.nearest is not None:
             size, layout = self.nearest
             reasons.append(

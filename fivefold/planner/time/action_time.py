@@ -47,7 +47,7 @@ def estimate_action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[T
             return _with_sends(
                 stages, time.forward if kind == "F" else time.backward if kind == "B" else time.full_backward
             )
-        if stages.units.machine.backend == "gloo":  # one after the other
+        if not stages.units.machine.has_gpus:  # one after the other
             fb_cost = ActionCost(*add_up([(time.forward, 1), (stages.times[task.backward_stage].full_backward, 1)]))
         else:
             fb_cost = _pair_cost(

@@ -76,8 +76,8 @@ class Prices:
         self.high_precision_dtype: Dtype = "bf16" if job.precision.is_low_precision else self.dtype
         self.measured = MeasuredKernels(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
         self.step_factors = find_factors(machine.calibration, ranks=ranks, dtype=self.dtype)
-        self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.backend == "nccl"
-        self.eager = job.stack.kernels == "eager" and self.measured is None and machine.backend == "nccl"
+        self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.has_gpus
+        self.eager = job.stack.kernels == "eager" and self.measured is None and machine.has_gpus
         # our engine on a GPU: one kernel for all experts; separate kernels add gradients and branches
         adds_in_matmul = job.stack.wgrad_accumulation in (
             "fused",

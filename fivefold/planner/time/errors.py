@@ -74,11 +74,7 @@ def estimate_run_interval(
     predicted: float, quantity: Quantity, *, of: RunClass, machine: Machine, ranks: int, path: Path = TABLE
 ) -> Interval | None:
     """Return ``estimate_interval`` for a run on ``ranks`` ranks of ``machine``; None on CPUs (none is published)."""
-    return (
-        estimate_interval(predicted, of=of, ranks=ranks, cells=read(quantity, path))
-        if machine.backend == "nccl"
-        else None
-    )
+    return estimate_interval(predicted, of=of, ranks=ranks, cells=read(quantity, path)) if machine.has_gpus else None
 
 
 def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[ErrorCell]) -> Interval | None:

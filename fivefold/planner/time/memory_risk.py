@@ -67,7 +67,7 @@ class MemoryRisk:
 
     @property
     def _is_on_gpu(self) -> bool:
-        return self.machine.backend == "nccl"
+        return self.machine.has_gpus
 
     def _count_room(self, totals: AllocatorTotals | None, peak_bytes: int, layout: Layout, lost: float) -> float:
         """Return the bytes that are left for the peak."""

@@ -93,7 +93,7 @@ class Network:
 
     def __init__(self, machine: Machine, constants: Constants = PUBLISHED) -> None:
         self._machine, self._constants = machine, constants
-        self._nccl = nccl = machine.backend == "nccl"
+        self._nccl = nccl = machine.has_gpus
         self._launch = (
             constants.collective_launch_seconds if nccl else 0.0
         )  # the measured latency of a gloo link includes it

@@ -96,7 +96,7 @@ def describe_sharding(layout: Layout) -> str:
 
 def count_ranks_per_host(layout: Layout, machine: Machine) -> int:
     """Return the number of ranks that share a computer; 1 on GPUs, because each rank has its own."""
-    return 1 if machine.backend == "nccl" else min(layout.world, machine.ranks_per_node)
+    return 1 if machine.has_gpus else min(layout.world, machine.ranks_per_node)
 
 
 def _hash(facts: object) -> str:

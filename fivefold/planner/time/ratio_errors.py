@@ -64,7 +64,7 @@ class KindErrors(NamedTuple):
 def describe_run(model: Model, machine: Machine, layout: Layout, job: Job) -> RunFacts:
     """Return the facts of a run."""
     return RunFacts(
-        on_gpus=machine.backend == "nccl",
+        on_gpus=machine.has_gpus,
         model=model,
         chip=machine.chip.name,
         ranks=layout.world,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import UnitGroup
-from fivefold.planner.counts.operations.local_shapes import get_local_degrees
+from fivefold.planner.counts.traffic import list_stage_messages
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds, estimate_unit_seconds, overlap_message
 from fivefold.planner.time.unit_time import AXES
@@ -140,7 +140,7 @@ def estimate_stage_message(units: Units, layout: Layout) -> tuple[float, float]:
     if layout.pp == 1:
         return 0.0, 0.0
     message = _estimate_hop(units, layout)
-    gloo = units.machine.backend == "gloo"  # gloo: a send ends when the socket has the data
+    gloo = not units.machine.has_gpus  # gloo: a send ends when the socket has the data
     overlaps = gloo or (units.job.stack.overlaps_p2p(layout.schedule) and units.machine.can_overlap)
     return (
         (message.overlappable_seconds, message.busy) if overlaps else (message.seconds, message.seconds)
@@ -148,14 +148,13 @@ def estimate_stage_message(units: Units, layout: Layout) -> tuple[float, float]:
 
 
 def _estimate_hop(units: Units, layout: Layout) -> MessageTime:
-    """Return the seconds of a message from one stage to the next, gathered over tp by ``scatter_gather_tensors``."""
-    size = units.counts.get_local(get_local_degrees(layout)).entry_bytes
-    network = units.network
-    pp = group(layout, "pp")
-    if layout.tp == 1 or layout.sp or not units.job.stack.scatter_gather_tensors:
-        return MessageTime(network.seconds("p2p", size, pp), network.busy_seconds("p2p", size, pp))
-    p2p_seconds = network.seconds("p2p", size // layout.tp, pp)
-    return MessageTime(p2p_seconds + network.seconds("all_gather", size, group(layout, "tp")), 0.0)
+    """Return the seconds of a stream's messages from one stage to the next."""
+    messages = [
+        (message.collective, message.payload, group(layout, message.axis))
+        for message in list_stage_messages(units.counts, layout)
+    ]
+    seconds = sum(units.network.seconds(*message) for message in messages)
+    return MessageTime(seconds, units.network.busy_seconds(*messages[0]) if len(messages) == 1 else 0.0)
 
 
 def add_up(parts: Iterable[tuple[ActionCost, int]]) -> tuple[float, dict[str, float]]:

@@ -141,7 +141,7 @@ def price_step_end(
     ends = estimate_step_ends(units, layout, rank_stages, seconds)
     small_seconds = (
         {}
-        if units.machine.backend == "nccl"
+        if units.machine.has_gpus
         else estimate_small_messages(units.counts, units.network, layout, chunks=rank_stages)
     )
     update = update_seconds(units, layout, memory, rank_stages)

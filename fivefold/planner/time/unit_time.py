@@ -125,7 +125,7 @@ class UnitTimer:
         self.model, self.machine, self.network, self.job = model, machine, network, job
         self.get_rank_group, self.unit, self.ops, self.times = get_rank_group, unit, unit.ops, unit.times
         self.constants, self.copy_seconds = constants, copy_seconds
-        self.nccl, self.can_overlap = machine.backend == "nccl", machine.can_overlap
+        self.nccl, self.can_overlap = machine.has_gpus, machine.can_overlap
         # without NCCL, the seconds in which messages keep a core busy are exposed instead
         self.contention = constants.hidden_message_slowdown if self.nccl else 0.0
         self.exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # forward, backward

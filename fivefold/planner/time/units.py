@@ -66,7 +66,7 @@ class Units:
             "dp" in self.job.stack.overlap and machine.can_overlap
         )  # data parallelism's messages and compute
         # slowdown of compute per overlapped second; without NCCL, the core's busy seconds are exposed instead
-        self.contention = constants.hidden_message_slowdown if machine.backend == "nccl" else 0.0
+        self.contention = constants.hidden_message_slowdown if machine.has_gpus else 0.0
         self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
         self._prices: dict[int, Prices] = {}
         self._placements: Cache[Layout, UnitTimeKey] = Cache()
@@ -114,7 +114,7 @@ class Units:
         key = self._build_placement_key(layout).gather_reduce, name, self.counts.reduces_every_micro_batch(layout, name)
         time = self._gather_reduces.get(key)
         if time is None:
-            copies = self.job.stack.copies_comm_buffers and self.machine.backend == "nccl"
+            copies = self.job.stack.copies_comm_buffers and self.machine.has_gpus
             copy_seconds = self.prices(layout).memory_bound_seconds if copies else None
             time = gather_reduce_seconds(self.counts, self.network, layout, name, copy_seconds=copy_seconds)
             self._gather_reduces[key] = time
@@ -169,7 +169,7 @@ class Units:
             unit = self._anywhere[key] = build_unit_kernels(ops, times, self.job.stack, extra_launches=further)
         # async tensor parallelism moves the parts of a message by kernels of its own
         copies = self.job.stack.tp_buffers == "copied" and part.sp and part.sequences > 1
-        copies = copies and "tp" not in self.job.stack.overlap and self.machine.backend == "nccl"
+        copies = copies and "tp" not in self.job.stack.overlap and self.machine.has_gpus
         return UnitTimer(
             self.counts.model,
             self.machine,

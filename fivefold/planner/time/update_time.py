@@ -30,7 +30,7 @@ def launch_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> flo
     """
     stack = units.job.stack
     is_measured = units.profiled is not None or "update" in units.prices(layout).step_factors
-    if not stack.update_kernels or units.machine.backend != "nccl" or is_measured:
+    if not stack.update_kernels or not units.machine.has_gpus or is_measured:
         return 0.0
     shards = layout.shards if stack.flat_shards else 1
     work, updated = units.counts.stage_work(layout), 0.0

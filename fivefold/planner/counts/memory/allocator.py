@@ -59,7 +59,7 @@ def bound_driver_bytes(machine: Machine, world: int) -> int:
 
 
 def _sum_driver_bytes(machine: Machine, groups: int) -> int:
-    driver_total = PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes if machine.backend == "nccl" else 0
+    driver_total = PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes if machine.has_gpus else 0
     return min(driver_total, machine.chip.memory_bytes // 2)
 
 
