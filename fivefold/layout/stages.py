@@ -11,14 +11,15 @@ over the ranks.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from fivefold.layout.spec import Layout
 
 
 def list_stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
     """Return the layers of each of the pp·v stages, in the order of the model."""
     sizes = layout.stages or _distribute_evenly(layers, layout.pp * layout.v)
-    starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
-    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
+    return tuple(range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True))
 
 
 def list_recomputed_stages(layout: Layout) -> tuple[bool, ...]:

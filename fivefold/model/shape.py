@@ -864,10 +864,10 @@ class ModelShape(Record):
     def lends_kv(self, layer: int) -> bool:
         """Tell whether later layers attend to the keys and values of ``layer``, the last of its kind that has any."""
         first = self.layers - self.shared_kv_layers
+        if layer >= first or not self.shared_kv_layers:
+            return False
         kinds = [self.has_window(later) for later in range(layer, self.layers)]
-        own = kinds[: max(0, first - layer)]
-        shared = kinds[max(0, first - layer) :]
-        return layer < first and kinds[0] not in own[1:] and kinds[0] in shared
+        return kinds[0] not in kinds[1 : first - layer] and kinds[0] in kinds[first - layer :]
 
     def has_sparse_gates(self, layer: int) -> bool:
         """Tell whether the MLP of ``layer`` sets some of its gates to zero."""

@@ -330,9 +330,10 @@ def find_largest_model(
         if layout is None:
             between_known = fits and eighths < 2 * max(fits)
             work = work_between if between_known else SearchWork(exact_units=DOUBLED_MODEL_UNITS)
-            layout = find_fitting_layout(
-                ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work
-            )
+            if not work.is_spent:
+                layout = find_fitting_layout(
+                    ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work
+                )
             if layout is None and work.is_spent:
                 undecided.append(eighths)
         if layout is not None:

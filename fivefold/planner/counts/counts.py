@@ -218,6 +218,16 @@ class Counts:
             self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
 
+    def count_states_of(self, layout: Layout, name: Name, *, experts: bool) -> UnitStates:
+        """Return the states of a unit's experts, or of its other weights."""
+        weights = self.weights(layout, name)
+        parts = (
+            self._count_part_states(layout, unit, weights, shards=shards)
+            for unit, shards, _ in self.list_local_parts(layout, name)
+            if (unit.name == "experts") == experts
+        )
+        return sum(parts, start=UnitStates())
+
     def count_table_states(self, layout: Layout) -> UnitStates:
         """Return the states of the embedding's tables, without those of a vision tower next to them."""
         return self.parts(layout, "embed")[-1]

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.layout.sharding import Policy, gathers_for_backward, get_policy
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import Layout, find_divisor_below
 from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, get_group_degrees
 from fivefold.planner.counts.memory.liveness import GradientSums
 from fivefold.planner.counts.memory.states import UnitStates
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, factorize
 from fivefold.planner.search.optimistic_times import bound_adjacent_figures, bound_kernels, list_figures
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, encode_rows
@@ -223,25 +223,43 @@ class Estimates(Tables):
         are freed before the last ones are made.
         """
         partials = self.partials.take(candidates.partial)
-        columns = [
-            partials.tp,
-            partials.inner,
-            partials.ep,
-            partials.etp,
-            partials.dp * partials.cp,
-            self._ends_on_different_ranks[candidates.shape],
-            (partials.pp == 1).astype(np.int64),
-        ]
+        replicas = partials.dp * partials.cp
+        unsharded = candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas))
+        fully_sharded = candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas)
+        smallest = np.minimum(self._resting_figures(unsharded), self._resting_figures(fully_sharded))
+        resident_bytes, gradient_bytes = smallest[:, 0], smallest[:, 1]
+        freed = gradient_bytes[:, 0] + gradient_bytes[:, 2:].max(axis=1)
+        return np.asarray((resident_bytes + gradient_bytes) @ self.unit_counts - np.where(partials.pp == 1, freed, 0.0))
 
-        def make(layout: Layout, _: int) -> Floats:
-            sharded = [layout.replace(zero=3)] if layout.dp * layout.cp > 1 else []
-            resident_bytes, gradient_bytes = np.min(
-                [self._count_resting_states(variant) for variant in (layout, *sharded)], axis=0
-            ).T
-            freed = gradient_bytes[0] + gradient_bytes[2:].max() if layout.pp == 1 else 0.0
-            return np.array([[(resident_bytes + gradient_bytes) @ self.unit_counts - freed]])
+    def _resting_figures(self, candidates: CandidateLayouts) -> Floats:
+        """Return the bytes [n, (at rest, gradients at the update), units] of states, under ZeRO-0 or ZeRO-3.
 
-        return self._look_up("resting", candidates, columns, make, cost=self._state_cost // 2)[:, 0, 0]
+        Experts are counted once for all degrees of dense weights, and dense weights once for all expert degrees.
+        """
+        partials = self.partials.take(candidates.partial)
+        inner = np.where(partials.inner > 1, partials.inner, 0)  # under 2D tensor parallelism experts are cut by tp
+        dense = [partials.tp, partials.inner, candidates.shards, self._ends_on_different_ranks[candidates.shape]]
+        experts = [partials.ep, partials.etp, inner, inner * partials.tp, self._count_expert_shards(candidates)]
+
+        def count(columns: list[Ints], *, experts: bool) -> Floats:
+            def make(layout: Layout, _: int) -> Floats:
+                return self._count_resting_states(layout, experts=experts).T
+
+            name, columns = f"resting, experts {experts}", [candidates.zero, *columns]
+            return self._look_up(name, candidates, columns, make, cost=self._state_cost // 8)
+
+        figures = count(dense, experts=False)
+        return figures + count(experts, experts=True) if self.counts.model.moe else figures
+
+    def _count_expert_shards(self, candidates: CandidateLayouts) -> Ints:
+        """Return ``Layout.expert_shards`` of each row."""
+        partials = self.partials.take(candidates.partial)
+        replicas = partials.dp * partials.cp
+        expert_replicas = replicas * partials.tp // (partials.ep * partials.etp)
+        limits = np.maximum(1, expert_replicas * candidates.shards // replicas)
+        _, first_rows, inverse = factorize(encode_rows([expert_replicas, limits]))
+        pairs = zip(expert_replicas[first_rows].tolist(), limits[first_rows].tolist(), strict=True)
+        return np.array([find_divisor_below(count, limit) for count, limit in pairs], np.int64)[inverse]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes of states and the elements updated, [n, figures, units].
@@ -268,13 +286,13 @@ class Estimates(Tables):
 
         return self._look_up("states", candidates, columns, make, cost=self._state_cost)
 
-    def _count_resting_states(self, layout: Layout) -> Floats:
-        """Return the bytes [units, 2] at rest and of gradients at the update, as in ``states``."""
+    def _count_resting_states(self, layout: Layout, *, experts: bool) -> Floats:
+        """Return the bytes [units, 2] at rest and of gradients at the update, of experts or of dense weights."""
         keeps = get_policy(layout, self.counts.job)
         names = [self._pick_representative_unit(run.name) for run in self.runs]
         rows = {}
         for name in dict.fromkeys(names):
-            rows[name] = list_resting_bytes(self.counts.states(layout, name), keeps)
+            rows[name] = list_resting_bytes(self.counts.count_states_of(layout, name, experts=experts), keeps)
         return np.array([rows[name] for name in names], float)
 
     def _count_states(self, layout: Layout) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fivefold.job import Job, get_recipe
+from fivefold.layout.sharding import get_policy
 from fivefold.layout.validity import refuse
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
@@ -18,6 +19,7 @@ from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import TIME_PARTS, Bounds
+from fivefold.planner.search.estimates import list_resting_bytes
 from fivefold.planner.search.simulated_bound import group_schedules, simulate_group
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import MICRO_BATCH_SIZES, SMALL_MICRO_BATCH
@@ -96,6 +98,32 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     assert parts.shape == (len(tight), len(TIME_PARTS))
     few = job.global_batch < 32  # micro-batches: which sums are held with how many is known only for many
     assert np.median(tight, axis=0).min() > (0.69 if few else 0.88)  # and they are worth having
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b h100:24", "deepseek-v3-mtp h800:32", "gemma3-4b h100:16"])
+def test_bytes_at_rest_are_those_of_the_smaller_policy(name: str) -> None:
+    """Experts and other weights are counted apart, each once for all degrees of the other."""
+    model, machine, job = build_model(name.split()[0]), resolve(name.split()[1], local=NOWHERE), Job(global_batch=48)
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
+    bounds, estimates = Bounds(planner, space, space.partials), Bounds(planner, space, space.partials).estimates
+    candidates = bounds._pick_first_candidates()
+    found = bounds.resting_bytes()
+    for row in np.random.default_rng(1).integers(0, len(found), 60):
+        layout = space.layout(space.partials, candidates, int(row))
+        variants = [layout, layout.replace(zero=3)] if layout.dp * layout.cp > 1 else [layout]
+        units = [estimates._pick_representative_unit(run.name) for run in estimates.runs]
+        resident, gradients = np.min(
+            [
+                [
+                    list_resting_bytes(planner.counts.states(variant, unit), get_policy(variant, planner.job))
+                    for unit in units
+                ]
+                for variant in variants
+            ],
+            axis=0,
+        ).T
+        freed = gradients[0] + gradients[2:].max() if layout.pp == 1 else 0
+        assert found[row] == ((resident + gradients) @ estimates.unit_counts - freed) / layout.pp, layout
 
 
 def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() -> None:

@@ -23,15 +23,15 @@ MARGIN = 1.05  # of units, which do not depend on the computer
 SEARCHES = [  # model, machine, sequence, batch: units, and seconds of a step of the best layout; None: none fits
     ("llama3.2-1b", "h100:8", 4096, 64, 508_499, 0.56118),
     ("gemma3-4b", "h100:16", 8192, 64, 665_935, 1.68818),
-    ("llama3-70b", "h200:8", 4096, 8, 333_078, None),
-    ("deepseek-v3", "h200:64", 4096, 64, 58_414, None),
+    ("llama3-70b", "h200:8", 4096, 8, 316_693, None),
+    ("deepseek-v3", "h200:64", 4096, 64, 78_706, None),
 ]
 LONG_SEARCHES = [
     ("llama3-8b", "h100:8", 8192, 64, 444_696, 6.72612),
     ("llama3-8b", "h200:16", 8192, 64, 509_891, 3.16291),
     ("llama3-8b", "h100:64", 8192, 256, 507_986, 3.32677),
     ("qwen3-8b", "a100:16", 4096, 256, 551_877, 16.59458),
-    ("qwen3-8b", "h200:8", 4096, 64, 504_278, 2.99497),
+    ("qwen3-8b", "h200:8", 4096, 64, 499_793, 2.98167),
     ("lfm2-1.2b", "a100:8", 4096, 64, 686_430, 1.22026),
 ]
 
