@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.layout.where import Where
 from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.simplest import Evaluated
@@ -14,6 +16,7 @@ from fivefold.units import show_bytes, show_risk, show_seconds
 from tests.docs import questions
 from tests.docs.figures import list_figures
 from tests.docs.questions import PAGE, QUESTIONS
+from tests.planner.search.test_alternatives import change_layout
 from tests.selection import mark_share
 
 PARTS = questions.sections(PAGE.read_text(encoding="utf-8"))
@@ -54,10 +57,25 @@ def test_printed_proposal_equals_its_prediction(number: int) -> None:
     others = every[1:] if asked.options.find("--stack") < 0 else []
     printed = list_figures(" ".join(text.partition("why")[2].split()))  # a line may end within a figure
     made = explain_choices(
-        chosen, where=Where.parse(asked.where), planners=[entry for entry in others if entry.job != every[0].job]
+        chosen,
+        where=Where.parse(asked.where),
+        planners=[entry for entry in others if entry.job != every[0].job],
+        evaluated=list_printed_alternatives(" ".join(text.partition("why")[2].split()), chosen),
     )
     for item in made:
         assert set(list_figures(item.line)) <= set(printed), f"python -m tests.docs.questions {number}"
+
+
+def list_printed_alternatives(text: str, chosen: Evaluated) -> Iterator[Evaluated]:
+    """Yield the layouts of other degrees that a search found, as its reasons name them."""
+    for words in re.findall(r"\b((?:tp|cp|pp|ep)\d+(?: (?!takes)[^ ;()]+)*) takes", text):
+        words = words.partition(" leaves the node")[0]
+        choice, *rest = words.split()
+        name = " ".join(rest) if rest and rest[0][:2] == choice[:2] else words  # the choice's own word is before it
+        layout = change_layout(chosen.layout, name)
+        if is_legal(layout, model=chosen.planner.model, job=chosen.planner.job, machine=chosen.planner.machine):
+            result = chosen.planner.estimate(layout)
+            yield Evaluated(layout, result.step_time, result.peak_bytes, chosen.planner)
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ def _propose(
         unchanged=build_alternative(fastest_unchanged, chosen),
         similar_layouts=sum(entry.seconds <= simplest.max_seconds for entry in simplest.evaluated.values()),
         choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
-        why=tuple(explain_choices(chosen, where=where, planners=same_precision)),
+        why=tuple(explain_choices(chosen, where=where, planners=same_precision, evaluated=simplest.evaluated.values())),
         remark="; ".join(
             filter(
                 None,

@@ -1,21 +1,23 @@
 """Why each choice of a proposed layout is as it is: what its nearest alternatives would cost, and what of.
 
 An alternative differs in one choice, and in what that choice takes with it: the ranks of an axis come from dp (or, if
-dp has none, from pp or cp), a pipeline of other ranks may have other virtual stages. The fastest that fits speaks.
+dp has none, from pp or cp), a pipeline of other ranks may have other virtual stages and uneven ones. The fastest that
+fits speaks; for a degree of an axis that may be one that the search evaluated, of the same degrees of the other axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, get_1f1b_name
 from fivefold.layout.spec import Layout, format_stages
 from fivefold.layout.where import ANY, Where
-from fivefold.planner.predict import Estimate, Planner
+from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, with_virtual_stages
 from fivefold.planner.search.simplest import Evaluated
+from fivefold.planner.search.stage_balance import balance
 from fivefold.planner.time.ratio_errors import estimate_speed_ratio
 from fivefold.results.difference import name_largest_part
 from fivefold.results.search_result import Why
@@ -23,29 +25,68 @@ from fivefold.results.search_result import Why
 CandidateList = list[Layout | None]  # of one alternative
 Fields = dict[str, Any]
 VIRTUAL_STAGES = (1, 2, 4)  # virtual stages that are tried where there was no pipeline
+DEGREES = ("tp", "cp", "pp", "ep")  # axes whose degree is a choice
+NEAR_SHARE = 0.1  # of a step, by which a layout takes longer that is near the best
 EQUAL_TIME_SHARE = 5e-4  # share of a step that prints as 0.0 %
 
 
-def explain_choices(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = ()) -> Iterator[Why]:
+def explain_choices(
+    chosen: Evaluated,
+    *,
+    where: Where = ANY,
+    planners: Sequence[Planner] = (),
+    evaluated: Iterable[Evaluated] = (),
+) -> Iterator[Why]:
     """Yield a line per choice. A choice without a legal alternative has none.
 
-    ``planners``: besides that of ``chosen`` those that reduce gradients of ZeRO-2 and -3 otherwise.
+    ``planners``: besides that of ``chosen`` those that reduce gradients of ZeRO-2 and -3 otherwise. ``evaluated``: the
+    layouts of the search that fit.
     """
     every = list(dict.fromkeys((chosen.planner, *planners)))
+    known = list(evaluated)
     for choice, alternatives in _list_choices(chosen.layout):
         explanations = [
             cost
             for name, layouts in alternatives
-            if (cost := _describe_cost(name, layouts, chosen, where=where, planners=every))
+            if (
+                cost := _describe_cost(
+                    name, layouts, chosen, where=where, planners=every, known=_select_degree(known, name, chosen.layout)
+                )
+            )
         ]
         if explanations:
             yield Why(choice=choice, line="; ".join(explanations))
 
 
+def _select_degree(evaluated: Iterable[Evaluated], name: str, chosen: Layout) -> list[Evaluated]:
+    """Return the layouts that differ from ``chosen`` in the degree that ``name`` says (``pp2``) and in no other but dp.
+
+    None for a choice that is no degree.
+    """
+    axis, degree = name.rstrip("0123456789"), name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    if axis not in DEGREES or not degree:
+        return []
+    wanted = {other: getattr(chosen, other) for other in DEGREES} | {axis: int(degree)}
+    return [
+        candidate
+        for candidate in evaluated
+        if all(getattr(candidate.layout, other) == wanted[other] for other in DEGREES)
+    ]
+
+
 def _describe_cost(
-    name: str, layouts: CandidateList, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]
+    name: str,
+    layouts: CandidateList,
+    chosen: Evaluated,
+    *,
+    where: Where,
+    planners: Sequence[Planner],
+    known: Sequence[Evaluated],
 ) -> str:
-    """Return what an alternative costs; "" if it is illegal. The text says if ``where`` excludes it."""
+    """Return what an alternative costs; "" if it is illegal. The text says if ``where`` excludes it.
+
+    ``known``: layouts of the alternative that fit, of which the fastest may be faster than any of ``layouts``.
+    """
     planner = chosen.planner
     legal = [
         candidate
@@ -61,19 +102,23 @@ def _describe_cost(
         for planner_of_candidate in (planners if candidate.zero > 1 else [planner])
     }
     fitting = [
-        (planner_of_candidate.estimate(candidate), planner_of_candidate)
+        _evaluate(candidate, planner_of_candidate)
         for (candidate, planner_of_candidate), excess in excess_by_candidate.items()
         if not excess
     ]
+    fitting += [other for candidate in fitting[:] if name.startswith("pp") and (other := _balance(candidate, where))]
+    # without a close alternative that fits, one of the search speaks near the best only, where it has evaluated all
+    max_seconds = float("inf") if fitting else chosen.seconds * (1 + NEAR_SHARE)
+    fitting += [candidate for candidate in known if candidate.seconds <= max_seconds]
     suffix = "" if admitted else " (excluded)"
     if not fitting:
         least, planner_of_candidate = min(excess_by_candidate, key=lambda pair: excess_by_candidate[pair])
         return (
             f"{_describe_alternative(name, least, chosen.layout)}{suffix} {planner_of_candidate.describe_miss(least)}"
         )
-    best, planner_of_candidate = min(fitting, key=lambda item: item[0].step_time.seconds)
-    suffix += f" (--set reduce={planner_of_candidate.job.stack.reduce})" if planner_of_candidate is not planner else ""
-    slower = best.step_time.seconds / chosen.seconds - 1
+    best = min(fitting, key=lambda candidate: candidate.seconds)
+    suffix += f" (--set reduce={best.planner.job.stack.reduce})" if best.planner is not planner else ""
+    slower = best.seconds / chosen.seconds - 1
     node = planner.machine.ranks_per_node
     leaves = " leaves the node:" if best.layout.tp > node >= chosen.layout.tp else ""
     cost = (
@@ -81,16 +126,29 @@ def _describe_cost(
         if abs(slower) > EQUAL_TIME_SHARE
         else "takes as long"
     )
-    part = name_largest_part(chosen.time.split, best.step_time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
-    uncertainty = "" if _is_distinguishable(chosen, planner_of_candidate, best) else ", within the uncertainty"
+    part = name_largest_part(chosen.time.split, best.time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
+    uncertainty = "" if _is_distinguishable(chosen, best) else ", within the uncertainty"
     reason = f" ({part})" if part else ""
     return f"{_describe_alternative(name, best.layout, chosen.layout)}{suffix}{leaves} {cost}{reason}{uncertainty}"
 
 
-def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool:
+def _evaluate(layout: Layout, planner: Planner) -> Evaluated:
+    estimate = planner.estimate(layout)
+    return Evaluated(layout, estimate.step_time, estimate.peak_bytes, planner)
+
+
+def _balance(even: Evaluated, where: Where) -> Evaluated | None:
+    """Return a pipeline with its work spread evenly over its ranks; None if it cannot be, or does not fit."""
+    balanced = balance(even.layout, even.planner)
+    if balanced is None or not where.is_satisfied_by(balanced) or not even.planner.fits(balanced):
+        return None
+    return _evaluate(balanced, even.planner)
+
+
+def _is_distinguishable(chosen: Evaluated, other: Evaluated) -> bool:
     """Tell whether published pairs of runs that differ like these let their times be told apart."""
-    facts = chosen.planner.describe(chosen.layout), by.describe(other.layout)
-    ratio = estimate_speed_ratio(*facts, (1 / chosen.seconds, 1 / other.step_time.seconds))
+    facts = chosen.planner.describe(chosen.layout), other.planner.describe(other.layout)
+    ratio = estimate_speed_ratio(*facts, (1 / chosen.seconds, 1 / other.seconds))
     return ratio is None or ratio.verdict != "not distinguishable"
 
 
@@ -98,14 +156,17 @@ def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:
     """Return an alternative's name, and what it changes besides dp."""
     if other == chosen.replace(stages=()):
         return "an even split"
-    words = list_changed_keywords(chosen, other).partition("without")[0].split()
+    added, _, dropped = list_changed_keywords(chosen, other).partition("without")
     implied = {*name.split(), get_1f1b_name(2)}  # which v says
-    return " ".join([name, *(word for word in words if word not in implied and not word.startswith("dp"))])
+    words = [word for word in added.split() if word not in implied and not word.startswith("dp")]
+    is_dropped = tuple(kind for kind in ("ac=", "order=") if not name.startswith(kind))  # v and stages go with pp
+    without = [word for word in dropped.split() if word.startswith(is_dropped)]
+    return " ".join([name, *words, *(["without", *without] if without else [])])
 
 
 def _list_choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, CandidateList]]]]:
     """Yield each choice in the layout's own keywords, with the ways of its closest alternatives by name."""
-    for axis in ("tp", "cp", "pp", "ep"):
+    for axis in DEGREES:
         degree = getattr(layout, axis)
         other_degrees = [size for size in (degree // 2, 2 * degree) if size >= 1]
         alternatives = [

@@ -40,8 +40,10 @@ def list_reasons(planner: Planner, text: str, where: Where = ANY) -> dict[str, s
 
 def change_layout(chosen: Layout, name: str) -> Layout:
     """The layout that differs from the chosen one in the words of ``name``, and in dp."""
-    given = {key: value for word in name.split() for key, value in read_token(word).items()}
-    fields = {key: getattr(chosen, key) for key in Layout.model_fields} | given
+    added, _, dropped = name.partition(" without ")
+    given = {key: value for word in added.split() for key, value in read_token(word).items()}
+    defaults = {key: Layout.model_fields[key].default for word in dropped.split() for key in read_token(word)}
+    fields = {key: getattr(chosen, key) for key in Layout.model_fields} | defaults | given
     if "zero" in given:
         fields["shard_group"] = given.get("shard_group")
     if given.get("schedule", "interleaved") != "interleaved":
@@ -124,6 +126,40 @@ def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> 
     by = once.estimate(Layout.parse(text.replace("zero1", "zero2"))).step_time.seconds / chosen.seconds - 1
     assert by < 0
     assert f"zero2 (--set reduce=step) takes {-by:.1%} less" in line
+
+
+def test_the_fastest_known_layout_of_a_degree_speaks_for_it() -> None:
+    """A reason said that pp2 takes longer, above a row of the table whose uneven pp2 takes as long."""
+    planner = Planner(
+        model=build_model("llama3-8b"), machine=resolve("h100:64", local=Path("none")),
+        job=Job(sequence=8192, global_batch=512, stack=stack("torchtitan")),
+    )  # fmt: skip
+    texts = ("dp64 zero3 mbs1", "dp32 pp2 zero2 1f1b mbs1 stages=17-15", "dp16 cp2 pp2 v2 zero2 zbv mbs1")
+    chosen, *others = (
+        Evaluated(Layout.parse(text), result.step_time, result.peak_bytes, planner)
+        for text in texts
+        for result in [planner.estimate(Layout.parse(text))]
+    )
+    lines = {item.choice: item.line for item in explain_choices(chosen, evaluated=others)}
+    assert lines["pp1"].startswith("pp2 zero2 1f1b stages=17-15 takes ")
+    assert lines["cp1"].startswith("cp2 takes ")  # not the pipeline with cp2, whose pp is another
+    plain = {item.choice: item.line for item in explain_choices(chosen)}
+    assert "stages=" in plain["pp1"], "a pipeline has uneven stages here without any search"
+    assert {choice: line for choice, line in lines.items() if choice != "pp1"} == {
+        choice: line for choice, line in plain.items() if choice != "pp1"
+    }
+
+
+def test_what_an_alternative_drops_is_said() -> None:
+    planner = Planner(model=SMALL, machine=NODE, job=FEW)
+    texts = ("dp4 tp2 zero1 mbs1 ac=full", "dp8 zero1 mbs1")
+    chosen, other = (
+        Evaluated(Layout.parse(text), result.step_time, result.peak_bytes, planner)
+        for text in texts
+        for result in [planner.estimate(Layout.parse(text))]
+    )
+    line = next(item.line for item in explain_choices(chosen, evaluated=[other]) if item.choice == "tp2")
+    assert line.startswith("tp1 without ac=full takes ")
 
 
 def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:
