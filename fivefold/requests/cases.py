@@ -104,6 +104,10 @@ def _list_file_cases(
     run_cases = []
     for run in (Run.load(Path(word)) for word in words):
         model, machine = resolve(run.model), resolve_machine(run.machine)
-        layout = find_fastest(model, machine, run.job, risk=risk) if run.layout == "auto" else Layout.parse(run.layout)
+        layout = (
+            find_fastest(model, machine, run.job, risk=risk)
+            if run.layout == "auto"
+            else Layout.parse(run.layout, ranks=machine.ranks)
+        )
         run_cases.append(ComparedCase(model, machine, layout, run.job))
     return run_cases

@@ -38,7 +38,7 @@ class Predictor:
         search_request = parse_best(request)
         try:
             if search_request is None:
-                layout = Layout.parse(request)
+                layout = Layout.parse(request, ranks=machine.ranks)
                 step = predict(
                     model=setting.model, machine=machine, layout=layout, job=job, using=self._get_planner(setting)
                 )

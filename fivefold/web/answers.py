@@ -24,7 +24,7 @@ from fivefold.results.search_result import Batch, Change, FineTune, Lengths, Que
 from fivefold.results.spans import Level
 from fivefold.step import Step
 from fivefold.web.folder import ServedFolder
-from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion
+from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion, parse_layout
 
 MAX_DRAWN_MICRO_BATCHES = 16  # largest number of micro-batches in a picture of a step
 Report = Callable[..., None]  # called with done, total, and what is being done
@@ -79,7 +79,7 @@ def answer_question(
         about,
         resolved.model,
         machine,
-        Layout.parse(question.layout) if question.layout else None,
+        parse_layout(question.layout, machine) if question.layout else None,
         job=resolved.job,
         tokens=question.tokens,
         site=apply_assumptions(question.assume),

@@ -65,12 +65,12 @@ def _add_short_routes(api: APIRouter, site: WebServer) -> None:
     @api.get("/predict")
     async def predict(asked: Annotated[PredictQuestion, Query()]) -> Step:
         """Estimate memory, FLOPs, communication and time of one training step: ``fivefold predict --json``."""
-        return await site.answer(asked, lambda resolved: answers.step(resolved, asked.parsed_layout()))
+        return await site.answer(asked, lambda resolved: answers.step(resolved, asked.parse_layout(resolved.machine)))
 
     @api.post("/predict")
     async def predict_posted(asked: Annotated[PredictQuestion, Body()]) -> Step:
         """Answer the same question with a body, for a question that is too long for a URL."""
-        return await site.answer(asked, lambda resolved: answers.step(resolved, asked.parsed_layout()))
+        return await site.answer(asked, lambda resolved: answers.step(resolved, asked.parse_layout(resolved.machine)))
 
     @api.get("/compare")
     async def compare(asked: Annotated[CompareQuestion, Query()]) -> Comparison:

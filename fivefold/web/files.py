@@ -41,7 +41,7 @@ def trace(question: TraceQuestion, resolved: ResolvedRequest, files: list[Path],
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
 
-    layout = question.parsed_layout() if question.against else None
+    layout = question.parse_layout(resolved.machine) if question.against else None
     predicted = (
         predict(model=resolved.model, machine=resolved.machine, layout=layout, job=resolved.job) if layout else None
     )
@@ -70,7 +70,7 @@ def explain(question: FilesQuestion, resolved: ResolvedRequest, files: list[Path
     explanations = read(files)
     comparison = None
     if question.against:
-        layout = question.parsed_layout()
+        layout = question.parse_layout(resolved.machine)
         comparison = compare_largest(
             explanations, model=resolved.model, machine=resolved.machine, layout=layout, job=resolved.job
         )

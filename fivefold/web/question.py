@@ -207,9 +207,9 @@ class PredictQuestion(JobQuestion, LayoutRequest, defer_build=False):
 
     layout: LayoutText = "dp8 zero3 mbs1"
 
-    def parsed_layout(self) -> Layout:
-        """Parse the layout."""
-        return Layout.parse(self.layout)
+    def parse_layout(self, machine: Machine) -> Layout:
+        """Parse the layout, of which ``machine`` may fill in the data-parallel ranks."""
+        return parse_layout(self.layout, machine)
 
 
 class DryrunQuestion(PredictQuestion, defer_build=False):
@@ -245,10 +245,23 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
                 "stack": stack or self.stack,
                 "precision": precision or self.precision,
             }
-            url_by_case[ComparedCase(resolved.model, machine, Layout.parse(text), job)] = self.to_shared().url(
+            url_by_case[ComparedCase(resolved.model, machine, parse_layout(text, machine), job)] = self.to_shared().url(
                 "/plan", **words
             )
         return url_by_case
+
+
+def parse_layout(text: str, machine: Machine) -> Layout:
+    """Parse a layout as the command line does: the machine may fill in its data-parallel ranks."""
+    return parse_with_remarks(text, machine)[0]
+
+
+def parse_with_remarks(text: str, machine: Machine) -> tuple[Layout, tuple[str, ...]]:
+    """Parse a layout as ``parse_layout`` does, and say what the machine filled in."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UsageWarning)
+        layout = Layout.parse(text, ranks=machine.ranks)
+    return layout, tuple(str(warning.message) for warning in caught)
 
 
 def split_names(fields: Iterable[str]) -> tuple[str, ...]:

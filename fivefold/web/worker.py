@@ -21,7 +21,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, get_args
 
-from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.record import RunFailure, StopSignal, UserError
@@ -42,6 +41,7 @@ from fivefold.web.question import (
     SearchQuestion,
     SweepStart,
     TraceQuestion,
+    parse_layout,
 )
 
 MEMORY_BYTES = 24 * 2**30  # limit of the address space
@@ -174,7 +174,8 @@ def compute_ratios(asked: dict[str, Any], report: Report) -> Any:
     from fivefold.planner.ratios import compute_ratios as run
 
     question, (model, machine, job, *_) = read_question(asked, RatiosQuestion)
-    return run(model, machine=machine, layout=Layout.parse(question.layout), job=job).model_dump(mode="json")
+    layout = parse_layout(question.layout, machine)
+    return run(model, machine=machine, layout=layout, job=job).model_dump(mode="json")
 
 
 def run_dry_run(asked: dict[str, Any], report: Report) -> Any:
@@ -183,7 +184,7 @@ def run_dry_run(asked: dict[str, Any], report: Report) -> Any:
     from fivefold.planner.predict import predict
 
     question, (model, machine, job, *_) = read_question(asked, DryrunQuestion)
-    layout = question.parsed_layout()
+    layout = question.parse_layout(machine)
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     report(0, 0, "PyTorch and the training code are loaded")
     from fivefold.dry_run import dryrun as run

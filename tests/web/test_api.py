@@ -51,6 +51,29 @@ def test_a_hugging_face_repository_names_a_model(client: TestClient) -> None:
     assert "downloads nothing" in client.get("/api/predict", params=query | {"model": "foo/bar"}).json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("fsdp", "dp8 zero3 mbs1"),
+        ("hsdp/4 tp2", "dp4 tp2 zero3/4 mbs1"),
+        ("ddp", "dp8 zero0 mbs1"),
+        ("zero3", "dp8 zero3 mbs1"),
+        ("dp=4,tp=2", "dp4 tp2 zero0 mbs1"),
+    ],
+)
+def test_a_layout_is_understood_as_on_the_command_line(client: TestClient, text: str, printed: str) -> None:
+    """The page said of fsdp that a number of ranks is missing, which the command line takes from the machine."""
+    query = {"model": "nano", "machine": "h100:8", "layout": text, "gbs": 8}
+    assert client.get("/api/predict", params=query).json()["layout"] == printed
+    degree = printed.partition(" ")[0]
+    page = client.get("/plan", params=query).text
+    assert (f"{degree} is filled in, for all 8 ranks" in page) == (not text.startswith("dp"))
+    for address in ("/api/ratios", "/plan/config", "/plan/over-time", "/plan/changes"):
+        assert client.get(address, params=query).status_code == 200, address
+    compared = client.get("/api/compare", params=query | {"layout": [text, "dp8 zero1"]}).json()
+    assert compared["variants"][0]["step"]["layout"] == printed
+
+
 @pytest.mark.slow
 def test_ask_is_what_the_command_prints(client: TestClient) -> None:
     words, query = CASES[0]

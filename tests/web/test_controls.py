@@ -15,7 +15,8 @@ from fivefold.web.question import PRECISION_PARTS, PredictQuestion, ResolvedRequ
 
 def resolve_question(**fields: object) -> tuple[ResolvedRequest, Layout]:
     question = PredictQuestion.model_validate(fields)
-    return question.resolve(folder=ServedFolder(Path()), local=Path("none.toml")), question.parsed_layout()
+    resolved = question.resolve(folder=ServedFolder(Path()), local=Path("none.toml"))
+    return resolved, question.parse_layout(resolved.machine)
 
 
 @pytest.mark.parametrize(

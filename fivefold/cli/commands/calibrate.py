@@ -98,7 +98,11 @@ def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -
         of, job, name = settings.model, settings.job, settings.layout
     model = resolve(of)
     for _ in range(PICKS):  # what was measured may make another layout the fastest
-        chosen = find_fastest(model, machine, job) if name in (None, "auto") else Layout.parse(str(name))
+        chosen = (
+            find_fastest(model, machine, job)
+            if name in (None, "auto")
+            else Layout.parse(str(name), ranks=machine.ranks)
+        )
         refuse(chosen, model=model, job=job)
         check_supported(chosen, job, model=model)
         if name == "auto" and is_profiled(machine, model=model, layout=chosen, job=job):

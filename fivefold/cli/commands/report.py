@@ -156,7 +156,7 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
         raise UserError("a report needs a run's folder, files that a command wrote, or MODEL MACHINE [LAYOUT]")
     model, machine = resolve(what[0]), load_machine(what[1])
     if len(what) == 3:
-        layout = Layout.parse(what[2])
+        layout = Layout.parse(what[2], ranks=machine.ranks)
         step = predict(model=model, machine=machine, layout=layout, job=job)
         parts = page.report_step(step, draw_step(get_planner(model, machine, job), layout, step))
         return _format_title(model.name, machine.name, machine.ranks), parts, [format_command("predict", what, job)]

@@ -68,5 +68,6 @@ def _predict(
             raise UserError("job options apply to a prediction only; add --against MODEL MACHINE LAYOUT")
         return None, None, links
     model, machine, text = against
-    chips, layout = load_machine(machine), Layout.parse(text)
+    chips = load_machine(machine)
+    layout = Layout.parse(text, ranks=chips.ranks)
     return predict(model=resolve(model), machine=chips, layout=layout, job=job), layout, links or chips

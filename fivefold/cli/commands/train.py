@@ -42,7 +42,7 @@ def train(request: TrainOptions) -> None:
     settings = Run.load(request.run).replace(**{name: value for name, value in overrides.items() if value is not None})
     model = resolve(settings.model)
     chips = calibrate_if_needed(partial(_resolve_machine, settings), allowed=not (request.no_calibrate or slurm))
-    layout = Layout.parse(_resolve_layout(settings, chips))
+    layout = Layout.parse(_resolve_layout(settings, chips), ranks=chips.ranks)
     chips = _resolve_machine(settings) if settings.measure else chips  # includes the measurements just made
     refuse(layout, model=model, job=settings.job, machine=chips)
     _check_supported(layout, settings, model=model)

@@ -36,7 +36,7 @@ from fivefold.web import answers
 from fivefold.web.controls import Control, JobChoice, Size, list_controls, list_job_choices, list_sizes
 from fivefold.web.pages.ask import mark_plans
 from fivefold.web.pages.render import render_fragment, render_page
-from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest
+from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest, parse_with_remarks
 from fivefold.web.site import WebServer
 
 MAX_ACTIONS_AT_ONCE = 256  # actions of the schedule up to which the first answer has the pictures over time
@@ -77,7 +77,9 @@ def build_router(site: WebServer) -> APIRouter:
     @pages.get("/plan/over-time")
     async def pictures(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return the pictures of a step over time, which take longer than its figures if it has many stages."""
-        values = await site.answer(asked, lambda resolved: draw_over_time(resolved, asked.parsed_layout(), asked))
+        values = await site.answer(
+            asked, lambda resolved: draw_over_time(resolved, asked.parse_layout(resolved.machine), asked)
+        )
         return HTMLResponse(render_fragment("over_time.html", a=values))
 
     @pages.get("/plan/config")
@@ -98,13 +100,14 @@ def build_router(site: WebServer) -> APIRouter:
     @pages.get("/plan/changes")
     async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return what changes would give, with the plans of those that change the layout only."""
-        change_list = await site.answer(
-            asked,
-            lambda resolved: questions.list_changes_and_pairs(
-                model=resolved.model, machine=resolved.machine, job=resolved.job, layout=asked.parsed_layout()
-            ),
-        )
-        own_layout = str(asked.parsed_layout())
+
+        def find_changes(resolved: ResolvedRequest) -> tuple[str, list[Change]]:
+            layout = asked.parse_layout(resolved.machine)
+            return str(layout), questions.list_changes_and_pairs(
+                model=resolved.model, machine=resolved.machine, job=resolved.job, layout=layout
+            )
+
+        own_layout, change_list = await site.answer(asked, find_changes)
 
         def address(change: Change | None) -> str:
             is_plan = change is not None and change.layout != own_layout
@@ -123,9 +126,10 @@ def look(site: WebServer, asked: PlanQuestion) -> View:
     except UserError as mistake:
         return View(mistake=str(mistake))
     try:
-        layout = asked.parsed_layout()
+        layout, filled_in = parse_with_remarks(asked.layout, resolved.machine)
     except UserError as mistake:
         return View(resolved, mistake=str(mistake), start=f"dp{resolved.machine.ranks} zero3 mbs1")
+    resolved = resolved._replace(remarks=(*resolved.remarks, *filled_in))
     view = View(
         resolved,
         list_controls(resolved, layout),
@@ -141,7 +145,8 @@ def look(site: WebServer, asked: PlanQuestion) -> View:
 def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfig:
     """Write the plan as a config of the format ``to``; raises ``UserError`` for what that cannot express."""
     machine = f"{resolved.machine.name}:{resolved.machine.ranks}"
-    plan = ConfigPlan(resolved.model, asked.parsed_layout(), resolved.job, resolved.machine.ranks_per_node, machine)
+    layout = asked.parse_layout(resolved.machine)
+    plan = ConfigPlan(resolved.model, layout, resolved.job, resolved.machine.ranks_per_node, machine)
     config = write(plan, to=asked.to or list_formats(resolved)[0].name)
     defaults = describe_defaults(resolved.job, stated=resolved.stated)
     return config._replace(remarks=(*config.remarks, *((defaults,) if defaults else ())))
