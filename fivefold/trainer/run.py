@@ -112,6 +112,8 @@ class Run(Record):
     def load(cls, path: Path) -> Run:
         """Read a run file; files that it names are next to it or in the working directory, as ``folder`` is."""
         values = read_file(path)
+        if not values:
+            raise UserError(f'{path} is empty; a run file names at least its model, such as model = "nano"')
         if isinstance(values.get("model"), str):  # before the run's folder is named after it
             values["model"] = locate_model(values["model"], named_in=path)
         run = cls.read(values, origin=str(path))

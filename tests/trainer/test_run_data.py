@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fivefold.job import Job
@@ -15,6 +17,14 @@ from fivefold.trainer.run import Data, Run
 MODEL = Model(name="m", layers=2, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=300)
 SFT = Job(objective="sft", sequence=64)
 DPO = Job(objective="dpo", sequence=64)
+
+
+@pytest.mark.parametrize("name", ["run.toml", "run.json", "log.jsonl"])
+def test_an_empty_file_is_no_run(name: str, tmp_path: Path) -> None:
+    """It trained the default model, for as long as that takes."""
+    (tmp_path / name).write_text("{}" if name.endswith(".json") else " \n")
+    with pytest.raises(UserError, match=r"is empty; a run file names at least its model"):
+        Run.load(tmp_path / name)
 
 
 def test_sft_keeps_documents_separate_unless_they_are_joined() -> None:
