@@ -1,6 +1,8 @@
 """Patterns of layouts: tokens with alternatives in braces, and one degree ``*`` that fills the remaining ranks.
 
 "dp* tp{1,2} pp{1,2 v2} zero1{, nosp}"     on 8 ranks → dp8 …, dp4 pp2 v2 …, dp4 tp2 … nosp, …
+
+``fsdp``, or ``zero3`` as the only keyword of a mesh, is ``dp* zero3``.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import re
 from itertools import product
 from math import prod
 
-from fivefold.layout.spec import read_token, spell_token
+from fivefold.layout.spec import leaves_dp_open, read_token, spell_token
 from fivefold.record import UserError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -23,7 +25,7 @@ def expand_alternatives(pattern: str) -> list[str]:
     if any(mark in part for part in parts for mark in "{}"):
         raise UserError(f"layouts: {pattern!r} has an unmatched brace, or braces within braces")
     choices = [part.split(",") if index % 2 else [part.replace(",", " ")] for index, part in enumerate(parts)]
-    texts = list(dict.fromkeys(" ".join(map(spell_token, "".join(chosen).split())) for chosen in product(*choices)))
+    texts = list(dict.fromkeys(_spell("".join(chosen)) for chosen in product(*choices)))
     for text in texts:
         tokens = text.split()
         if sum("*" in token for token in tokens) > 1:
@@ -34,12 +36,22 @@ def expand_alternatives(pattern: str) -> list[str]:
     return texts
 
 
+def _spell(text: str) -> str:
+    """Return the text of a layout in canonical keywords, with ``dp*`` where it leaves the degree open."""
+    words = text.split()
+    spelled = " ".join(map(spell_token, words))
+    is_open = any("*" in word for word in words)
+    return spelled if is_open or not leaves_dp_open(text, _read_fields(spelled)) else f"dp* {spelled}"
+
+
+def _read_fields(text: str) -> dict[str, object]:
+    """Return what the tokens of ``text`` set, without open degrees."""
+    return {key: value for word in text.split() if not _REST.fullmatch(word) for key, value in read_token(word).items()}
+
+
 def count_ranks(text: str) -> int:
     """Return the product of the degrees of ``text``; an open one counts as 1."""
-    fields: dict[str, object] = {}
-    for word in text.split():
-        if not _REST.fullmatch(word):
-            fields.update(read_token(word))
+    fields = _read_fields(text)
     return prod(degree for axis in DEGREES if isinstance(degree := fields.get(axis, 1), int))
 
 

@@ -292,7 +292,7 @@ _FORMS = (
 def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | None) -> dict[str, int]:
     """Return the degree dp that a layout without dp and cp leaves open: all ranks of the machine are used."""
     sharding = _DATA_PARALLEL.search(" ".join(split_tokens(text)))
-    if not (sharding or (ranks and fields.get("zero") and not fields.keys() & {*DEFAULT_ORDER, "ep"})):
+    if not (sharding or (ranks and leaves_dp_open(text, fields))):
         return {}
     degrees = [degree for axis in ("tp", "pp") if isinstance(degree := fields.get(axis, 1), int)]
     if ranks and ranks % prod(degrees) == 0:
@@ -304,6 +304,17 @@ def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | No
         f"layout {text!r}: {word} says what the data-parallel ranks share, not how many there are; "
         f"add their number, such as 'dp8 {word}', or dp1 for one rank"
     )
+
+
+def leaves_dp_open(text: str, fields: Mapping[str, object]) -> bool:
+    """Tell whether a layout has as many data-parallel ranks as the machine allows: ``fsdp``, or ``zero3`` alone.
+
+    ``fields``: what its tokens set.
+    """
+    if fields.keys() & {"dp", "cp"}:
+        return False
+    is_named = _DATA_PARALLEL.search(" ".join(split_tokens(text))) is not None
+    return is_named or bool(fields.get("zero") and not fields.keys() & {*DEFAULT_ORDER, "ep"})
 
 
 def split_tokens(text: str) -> list[str]:

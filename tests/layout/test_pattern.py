@@ -26,6 +26,16 @@ def test_pattern_without_wildcards_is_unchanged() -> None:
         "dp* tp2 zero3",
         "dp* tp2 zero0",
     ]
+    assert expand_alternatives("tp{1,2} {fsdp,hsdp/4,zero3}") == [
+        "dp* tp1 zero3",
+        "dp* tp1 zero3/4",
+        "tp1 zero3",
+        "dp* tp2 zero3",
+        "dp* tp2 zero3/4",
+        "tp2 zero3",
+    ]
+    assert expand_alternatives("{ddp,zero3 mbs2}") == ["dp* zero0", "dp* zero3 mbs2"]
+    assert expand_alternatives("fsdp cp2") == ["zero3 cp2"]
     assert fill_degree("dp* tp2 pp2 v2 mbs4", ranks=16) == "dp4 tp2 pp2 v2 mbs4"
     assert fill_degree("dp2 tp* zero1", ranks=16) == "dp2 tp8 zero1"
     assert fill_degree("dp* tp2x2", ranks=8) == "dp2 tp2x2"
