@@ -71,7 +71,7 @@ def test_a_corpus_where_the_command_runs_comes_before_the_data_of_a_runs_folder(
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("", "tiny"),
+        ("[job]", "tiny"),
         ('model = "llama3.2-1b"', "llama3.2-1b"),
         ('model = "meta-llama/Llama-3.1-8B"', "Llama-3.1-8B"),
         ('model = "mine.toml"', "mine"),
