@@ -9,6 +9,7 @@ A key in no table is unknown, and is treated as one that may change the cost of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard
 
@@ -143,7 +144,7 @@ class Values:
     def number(self, key: str) -> float | None:
         """Return the value as a number, or None if it is unset; raise ``UserError`` for anything else."""
         value = self[key]
-        if value is None or is_number(value):
+        if value is None or (is_number(value) and math.isfinite(value)):
             return value
         raise UserError(f"{self.origin}: {key} must be a number, not {shorten_value(value)!r}")
 

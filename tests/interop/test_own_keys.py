@@ -217,6 +217,12 @@ def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path
             "field of datasets must be the name of a column",
         ),
         ("axolotl", {"datasets": [{"path": "d", "field_messages": ["m"]}]}, "field_messages of datasets must be"),
+        ("trainer", {"warmup_steps": float("nan")}, "warmup_steps must be a number"),
+        ("axolotl", {"warmup_ratio": float("inf")}, "warmup_ratio must be a number"),
+        ("axolotl", {"warmup_steps": -1}, "a warm-up of -1; it must be 0 or more"),
+        ("trainer", {"max_steps": 2.5}, "max_steps must be a whole number"),
+        ("llamafactory", {"learning_rate": "${RATE}"}, "learning_rate must be a number"),
+        ("axolotl", {"micro_batch_size": "auto"}, "per_device_train_batch_size must be a number"),
     ],
 )
 def test_a_value_that_cannot_be_is_one_line(name: str, keys: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -307,3 +313,26 @@ def test_the_overlap_of_a_nemo_callback_is_read(tmp_path: Path) -> None:
     assert overlapped.not_understood == ()
     assert "tp" in overlapped.job.stack.overlap
     assert "tp" not in base.job.stack.overlap
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "same"),
+    [
+        ("trainer", {"max_steps": 4.0}, {"max_steps": 4}),
+        ("trainer", {"learning_rate": "2e-5", "bf16": "true"}, {"learning_rate": 2e-5, "bf16": True}),
+        ("axolotl", {"fsdp_version": "false"}, {"fsdp_version": False}),
+        ("axolotl", {"warmup_steps": "null", "max_steps": 200}, {"max_steps": 200}),
+        ("deepspeed", {"deepspeed.gradient_clipping": "auto"}, {}),
+    ],
+)
+def test_another_spelling_of_a_value_is_read_equally(
+    name: str, keys: dict[str, Any], same: dict[str, Any], tmp_path: Path
+) -> None:
+    results = [read_with(name, given, tmp_path) for given in (keys, same)]
+    assert results[0].layout == results[1].layout
+    assert results[0].job == results[1].job is not None
+
+
+def test_a_size_without_a_value_is_missing(tmp_path: Path) -> None:
+    result = read_with("nanotron", {"model.model_config.num_hidden_layers": None}, tmp_path)
+    assert any("num_hidden_layers" in missing for missing in result.missing)

@@ -156,6 +156,7 @@ def translate(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[
         name = dialect.names.get(name, name)
         name, value = dialect.words.get((name, value) if _is_hashable(value) else ("", None), (name, value))
         translated_values[name] = value
+    version = None if str(version).lower() in ("none", "null") else 0 if str(version).lower() == "false" else version
     if version is not None and not version:  # off, as Axolotl reads it: with or without fsdp_config
         translated_values["fsdp_version"] = version
     if fsdp or version:

@@ -317,9 +317,18 @@ def _read_batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, 
                 f"{values.origin}: train_batch_size={global_batch} is not micro-batch·accumulation·dp="
                 f'{mbs}·{accumulated}·{dp}={mbs * accumulated * dp}; set DeepSpeed\'s to "auto"'
             )
-    steps = values["max_steps"]
     batch_fields = {"layout.mbs": mbs, "job.global_batch": mbs * accumulated * dp}
-    return batch_fields | ({"job.steps": steps} if isinstance(steps, int) and steps > 0 else {})
+    return batch_fields | ({"job.steps": steps} if (steps := _read_steps(values)) else {})
+
+
+def _read_steps(values: Values) -> int | None:
+    """Return the steps of the run, or None if epochs give them."""
+    steps = values.number("max_steps")
+    if steps is None or steps <= 0:
+        return None
+    if steps != int(steps):
+        raise UserError(f"{values.origin}: max_steps must be a whole number, not {steps:g}")
+    return int(steps)
 
 
 def _read_agreeing_integer(values: Values, key: str, other_key: str) -> int:
@@ -468,7 +477,7 @@ def _read_warmup(values: Values, steps: int) -> int:
     Axolotl rounds its share down, warms up for 3 % of the steps if nothing is said, at most 100, and makes 1 step two
     (core/builders/base.py, _configure_warmup_and_logging).
     """
-    warmup = values.number("warmup_steps") if values.is_set("warmup_steps") else None
+    warmup = values.number("warmup_steps") if values.given.get("warmup_steps") is not None else None
     share = values.number("warmup_ratio")
     if (warmup or 0) < 0 or (share or 0) < 0:
         raise UserError(f"{values.origin}: a warm-up of {warmup or share:g}; it must be 0 or more")
@@ -485,7 +494,7 @@ def read_rate(values: Values) -> dict[str, Any]:
 
     A decay lasts from the end of the warm-up to the end of the run, unless its steps are given.
     """
-    steps = values["max_steps"] if isinstance(values["max_steps"], int) and values["max_steps"] > 0 else 1000
+    steps = _read_steps(values) or 1000
     warmup = _read_warmup(values, steps)
     scheduler_type = str(values["lr_scheduler_type"])
     prefix = "lr_scheduler_kwargs."

@@ -79,7 +79,7 @@ def _read_model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
         return None, (f"the model, which by {other_family} is neither Llama nor Qwen2: {NAME_MODEL}",)
     if config.get("moe_config"):
         return None, (f"the model, whose moe_config is not read: {NAME_MODEL}",)
-    if missing_sizes := [name for name in NUMBERS if config.get(name) is None]:
+    if missing_sizes := [name for name in ("num_hidden_layers", *NUMBERS) if config.get(name) is None]:
         return None, (f"the model: its model_config has no {', '.join(missing_sizes)}; or add --model NAME",)
     hf_values = {name: config[name] for name in MODEL_FIELDS if config.get(name) is not None}
     hf_values.setdefault("rms_norm_eps", 1e-6)
