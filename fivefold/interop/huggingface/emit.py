@@ -117,6 +117,15 @@ def emit_schedule(job: Job) -> dict[str, Any]:
     return {"lr_scheduler_type": "cosine_with_min_lr", f"{name}.min_lr_rate": rate.floor}
 
 
+def describe_schedule(job: Job) -> tuple[str, ...]:
+    """Return a remark if transformers' schedule (optimization.py, get_wsd_schedule) does not warm up from 0."""
+    rate = job.learning_rate
+    if rate.kind != "wsd" or not rate.floor or not rate.warmup_steps:
+        return ()
+    lowest = f"{rate.floor * rate.peak:g}"
+    return (f"transformers' warmup_stable_decay warms up from its minimum, {lowest}, and not from 0 (same cost)",)
+
+
 def _emit_files(plan: ConfigPlan, launch: str, *, config: str, about: str, deepspeed: bool) -> dict[str, str]:
     """Return the files that all strategies have; the script is first, since ``read`` takes the first one."""
     extra = {"output_dir": ("./outputs", "logs and checkpoints")}
@@ -138,7 +147,8 @@ def emit_accelerate(plan: ConfigPlan) -> WrittenConfig:
         )
     launch, config = "accelerate launch --config_file accelerate.yaml", "On every host, each with its machine_rank."
     files = _emit_files(plan, launch, config=config, about="accelerate", deepspeed=False)
-    return WrittenConfig(files | {"accelerate.yaml": _emit_accelerate_file(plan, _emit_fsdp(plan))})
+    files |= {"accelerate.yaml": _emit_accelerate_file(plan, _emit_fsdp(plan))}
+    return WrittenConfig(files, describe_schedule(plan.job))
 
 
 def _check_no_adapter(plan: ConfigPlan) -> None:
@@ -215,7 +225,7 @@ def emit_deepspeed(plan: ConfigPlan) -> WrittenConfig:
     text = _emit_deepspeed_file(plan)
     about = "deepspeed.json: see https://www.deepspeed.ai/docs/config-json for each of its keys"
     files = _emit_files(plan, _emit_deepspeed_launch(plan), config=about, about="DeepSpeed", deepspeed=True)
-    return WrittenConfig(files | {DEEPSPEED_FILE: text})
+    return WrittenConfig(files | {DEEPSPEED_FILE: text}, describe_schedule(plan.job))
 
 
 def _emit_deepspeed_launch(plan: ConfigPlan) -> str:
@@ -310,10 +320,10 @@ def _emit_fine_tuning_keys(plan: ConfigPlan, software: str) -> tuple[ConfigPlan,
 def _emit_fine_tuning_files(plan: ConfigPlan, values: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the files of the model and of DeepSpeed, and remarks on them."""
     files = dict[str, str]()
-    remarks: tuple[str, ...] = ()
+    remarks = describe_schedule(plan.job)
     if values["model_name_or_path"] == ".":
         files["config.json"] = json.dumps(to_config(plan.model), indent=2) + "\n"
-        remarks = ("config.json has no weights: put the model's weights and tokenizer next to it",)
+        remarks += ("config.json has no weights: put the model's weights and tokenizer next to it",)
     if plan.job.stack.name == "deepspeed":
         files[DEEPSPEED_FILE] = _emit_deepspeed_file(plan)
     return files, remarks
