@@ -671,12 +671,16 @@ def _list_unfused(local: Local, core: Op, *, dims: tuple[int, int]) -> list[Op]:
         )
         for dim in dims
     )
-    scores = of_scores._replace(name="attention.core.scores", reads=(q, k), writes={"s": n_pairs * width}, keeps=(q, k))
-    softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=n_pairs * width, keeps=("p",))
-    ops, probabilities = [scores, softmax], "p"
+    scores = of_scores._replace(
+        name="attention.core.scores", reads=(q, k), writes={"core.s": n_pairs * width}, keeps=(q, k)
+    )
+    softmax = elementwise(
+        "attention.core.softmax", "activation", ("core.s",), "core.p", size=n_pairs * width, keeps=("core.p",)
+    )
+    ops, probabilities = [scores, softmax], "core.p"
     if local.model.dropout_rates.attention:
-        ops.append(dropout("attention.core.dropout", "p", "pd", size=n_pairs * width, mask=n_pairs))
-        probabilities = "pd"
+        ops.append(dropout("attention.core.dropout", "core.p", "core.pd", size=n_pairs * width, mask=n_pairs))
+        probabilities = "core.pd"
     out = next(iter(core.writes))
     output = of_values._replace(
         name="attention.core.values",

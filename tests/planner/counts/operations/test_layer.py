@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -18,9 +19,11 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.attention import count_attended_pairs
 from fivefold.planner.counts.operations.layer import list_block, list_embedding
-from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
+from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.mtp import build_head_unit
 from fivefold.planner.counts.operations.op import Op
+from tests.agree.drawn import Drawn, draw_cases
+from tests.planner.counts.operations.test_altup import GEMMA
 
 GPT = Model(
     name="gpt",
@@ -214,3 +217,18 @@ def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
     # each further token predicted is a use of the embedding, and of the head: a gradient each
     again = (model.tied_embeddings + 2 * model.mtp_depth) * model.vocab * model.width
     assert counted - again + indexers == model.parameters
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Drawn(0, GEMMA.replace(attention_dropout=0.1), Layout(), Job(sequence=8, stack="megatron-lm")),
+        *itertools.islice(draw_cases(5), 100),
+    ],
+    ids=lambda case: str(case.number),
+)
+def test_each_tensor_of_a_unit_has_a_name_of_its_own(case: Drawn) -> None:
+    counts, part = Counts(case.model, case.job), get_local_degrees(case.layout)
+    for name in ("embed", *counts.example, "head"):
+        written = Counter(tensor for op in counts.unit(part, name).ops for tensor in op.writes)
+        assert [tensor for tensor, times in written.items() if times > 1] == []
