@@ -163,7 +163,14 @@ class Dropout(PlacedDropout):
 
 
 class AdapterDropout(PlacedDropout):
-    """Dropout of the input of an adapter, of which a rank may hold some columns."""
+    """Dropout of the input of an adapter, of which a rank may hold some columns, or some rows.
+
+    ``row_part``: which of how many equal parts of the rows of all sequences; tensor parallelism sets it.
+    """
+
+    def __init__(self, rate: float, *, place: int) -> None:
+        super().__init__(rate, place=place)
+        self.row_part = (0, 1)
 
     @property
     def scale(self) -> float:
@@ -171,8 +178,9 @@ class AdapterDropout(PlacedDropout):
         return scale_of(self.rate)
 
     def draw(self, keys_B: Tensor, *, rows: int, columns: range) -> Tensor:
-        """Return the mask [rows, columns] of the input of all sequences with keys ``keys_B``."""
-        keys = self.make_row_keys(keys_B, rows // len(keys_B))
+        """Return the mask [rows, columns] of this rank's rows of all sequences with keys ``keys_B``."""
+        part, parts = self.row_part
+        keys = self.make_row_keys(keys_B, rows * parts // len(keys_B)).chunk(parts)[part]
         mask: Tensor = dropout_mask(keys, len(columns), self.rate, columns.start)
         return mask
 

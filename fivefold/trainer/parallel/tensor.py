@@ -219,7 +219,7 @@ def _logsumexp_over_ranks(lse: Tensor, axis: AxisGroup) -> Tensor:
     return all_reduce(lse.sub_(top).exp_(), axis).wait().log_().add_(top)
 
 
-# parallel style by the end of a weight's name (model/weights.py); q_down and kv_down are replicated, on local rows
+# parallel style by the end of a weight's name (model/weights.py)
 PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q": ColumnParallel, "attention.k": ColumnParallel, "attention.v": ColumnParallel,
     "attention.gate": ColumnParallel, "attention.out": RowParallel,
@@ -230,6 +230,7 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "mixer.out": RowParallel,
     "head.out": ColumnParallel,
 }  # fmt: skip
+LOCAL_ROWS = ("attention.q_down", "attention.kv_down")  # replicated; under sequence parallelism on a rank's rows
 
 
 HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
@@ -252,6 +253,8 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
         for ending, style in PLAN.items():
             if name.endswith(ending) and isinstance(submodule, Linear):
                 submodule.hooks = style(axis, sp=sp)
+        if sp and name.endswith(LOCAL_ROWS) and isinstance(submodule, Linear) and submodule.lora_dropout is not None:
+            submodule.lora_dropout.row_part = (axis.rank, axis.size)
         if isinstance(shape := getattr(submodule, "shape", None), MixerGeometry):
             submodule.shape = shape.shard(axis.size)
         if hasattr(submodule, "sums_over_ranks"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fivefold.adapter import Adapter
 from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
 from fivefold.model.per_layer_inputs import PerLayerInputs
@@ -109,3 +110,11 @@ def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
     verdict = run(Drawn(0, model, layout, job_for(layout)))
     assert verdict.is_equal, verdict
     assert verdict.said == ()
+
+
+@pytest.mark.parametrize("text", ["tp2", "tp2 cp2"])
+def test_adapters_of_latents_drop_the_same_inputs_on_a_rank_with_some_of_the_rows(text: str) -> None:
+    layout = Layout.parse(text)
+    job = job_for(layout).replace(adapter=Adapter(rank=3, targets=("q_a_proj", "kv_a_proj_with_mqa"), dropout=0.25))
+    verdict = run(Drawn(0, SMALL.replace(name="latent", kv_heads=8, mla=LATENT), layout, job))
+    assert verdict.is_equal, verdict
