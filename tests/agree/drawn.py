@@ -26,13 +26,14 @@ from fivefold.model.altup import AltUp
 from fivefold.model.attention import Sliding
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.rope import RopeScaling
-from fivefold.model.shape import MLA, MTP, Mixer, MoE, Temperature
+from fivefold.model.shape import MLA, MTP, Mixer, MoE, ResidualFactors, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.trainer.supported import check_supported
@@ -121,6 +122,9 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "mamba2": lambda model: "mamba2" in model.non_attention_mixers,
     "rg lru": lambda model: "rg_lru" in model.non_attention_mixers,
     "kimi delta": lambda model: "kimi_delta" in model.non_attention_mixers,
+    "lightning": lambda model: "lightning" in model.non_attention_mixers,
+    "normed stream": lambda model: model.block == "norm_stream",
+    "residual factors": lambda model: model.residual_factors is not None,
     "half layers": lambda model: bool(model.feed_forwards),
     "output gate": lambda model: model.output_gate,
     "norm after experts": lambda model: model.moe is not None and model.moe.post_norm,
@@ -224,6 +228,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
             model = _with_other_mixers_and_heads(chance, number, model, layout=layout)
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
         model = model.replace(**_draw_position_fields(random.Random(f"{number} positions"), model))
+        model = model.replace(**_draw_factor_fields(random.Random(f"{number} factors"), model))
         model = model.replace(**_draw_sum_fields(random.Random(f"{number} sums"), model))
         model = model.replace(**_draw_end_fields(random.Random(f"{number} ends"), model, adapted=frame.adapted))
         refuse(layout, model=model, job=job)
@@ -464,6 +469,7 @@ def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int, cp: int)
         "kimi_delta": KimiDelta(
             heads=4 * shards, dim=5, taps=taps, rank=3 if has_bias else None, lower_bound=-5.0 if groups == 2 else None
         ),
+        "lightning": Lightning(heads=shards * groups * 2, dim=5, chunk=16),
         "rg_lru": RGLRU(inner=12 * shards, blocks=shards * groups, taps=taps),
         "mamba": Mamba(
             inner=20 * shards,
@@ -547,6 +553,18 @@ def _draw_gate_fields(chance: random.Random, model: Model) -> dict[str, Any]:
         fields |= {"moe": model.moe.replace(shared_gate=chance.random() < 0.5)}
     if model.moe is not None and model.block not in ("post", "sandwich"):
         fields |= {"moe": fields.get("moe", model.moe).replace(post_norm=chance.random() < 0.3)}
+    return fields
+
+
+def _draw_factor_fields(chance: random.Random, model: Model) -> dict[str, Any]:
+    """Return a stream that norms make, and factors on stream and branches, each in some of the models."""
+    fields: dict[str, Any] = {}
+    if model.block == "pre" and chance.random() < 0.15:
+        fields |= {"block": "norm_stream"}
+    if model.residual_scale == 1 and chance.random() < (0.5 if fields else 0.1):
+        pairs = ((1.0, 1.0), (1.5, 1.0), (1.0, 0.7), (0.8, 1.2))
+        fields |= {"residual_factors": ResidualFactors(**{name: chance.choice(pairs) for name in
+                   ("attention", "mixer", "feed_forward")})}  # fmt: skip
     return fields
 
 

@@ -56,6 +56,7 @@ GEOMETRIES = {
     "mamba2": "{ heads = 4, head_dim = 8, state = 6, groups = 2, chunk = 16 }",
     "gated_delta_net": "{ key_heads = 2, value_heads = 4, key_dim = 8, value_dim = 8 }",
     "kimi_delta": "{ heads = 4, dim = 8, rank = 8 }",
+    "lightning": "{ heads = 4, dim = 8, chunk = 16 }",
     "mamba": "{ inner = 64, rank = 2 }",
     "rg_lru": "{ inner = 32, blocks = 2 }",
 }

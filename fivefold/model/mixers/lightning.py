@@ -2,7 +2,8 @@
 
     q, k, v = act(project(h))        S ← γ S + k vᵀ        o = q S        out(σ(gate(h)) · norm(o))
 
-Each head has its own γ.
+Each head has its own γ, ln γ = −2^(−8 head / heads) · (1 − layer / (layers − 1)), heads counted from 1. The
+columns of q, k and v of a head lie side by side.
 
 Source: transformers 5.23, ``models/minimax/modeling_minimax.py``, ``MiniMaxLightningAttention``.
 """
@@ -10,11 +11,11 @@ Source: transformers 5.23, ``models/minimax/modeling_minimax.py``, ``MiniMaxLigh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from fivefold.bounded_types import HeadDim, Heads
+from fivefold.bounded_types import HeadDim, Heads, Positive
 from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.weight import Weight
 
@@ -22,14 +23,21 @@ from fivefold.model.weight import Weight
 class Lightning(MixerGeometry):
     """The geometry of lightning attention: a state [dim, dim] for each head."""
 
+    context_parallel: ClassVar[Literal["none", "heads", "halo"]] = "heads"
     heads: Heads  # heads of queries, keys and values
     dim: HeadDim  # dims of a head
     chunk: Annotated[int, Field(ge=1, le=2**16)] = 256  # tokens of a chunk, between which the state is handed on
+    norm_epsilon: Positive | None = None  # of the norm of the outputs; None: the model's
 
     @property
     def inner_width(self) -> int:
         """Return the width of all heads."""
         return self.heads * self.dim
+
+    def list_decay_rates(self, layer: int, *, layers: int) -> tuple[float, ...]:
+        """Return −ln γ of each head of ``layer`` in a model of ``layers``, as MiniMax-01 sets them."""
+        factor = 1 - layer / (layers - 1 + 1e-5) + 1e-5
+        return tuple(factor * 2 ** (-8 * head / self.heads) for head in range(1, self.heads + 1))
 
     def get_sharded_units(self, width: int) -> ShardedUnits:
         """Return the heads."""
@@ -42,7 +50,7 @@ class Lightning(MixerGeometry):
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
         inner = (self.inner_width,)
-        yield Weight("mixer.project.weight", (3 * self.inner_width, width), "column", parts=inner * 3)
+        yield Weight("mixer.project.weight", (3 * self.inner_width, width), "column", parts=(3 * self.inner_width,))
         yield Weight("mixer.gate.weight", (self.inner_width, width), "column", parts=inner)
         yield Weight("mixer.norm.weight", inner, "norm", initial="ones", parts=inner)
         yield Weight("mixer.out.weight", (width, self.inner_width), "row")

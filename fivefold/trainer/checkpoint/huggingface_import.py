@@ -34,8 +34,11 @@ from fivefold.trainer.build import Built, start_magnitudes
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-# Buffers of constants: rotary frequencies, causal masks.
-BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
+# Buffers of constants: rotary frequencies, causal masks, decays.
+BUFFERS = (
+    *("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias"),
+    *(f"self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),  # MiniMax-01
+)
 HEADS = ("lm_head.weight", "embed_out.weight")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 ROWS = 4096  # rows of a tied head that are compared at once

@@ -5,10 +5,12 @@ post      y = x + n1(A(x))           z = y + n2(F(y))                 OLMo 2
 sandwich  y = x + n1'(A(n1(x)))      z = y + n2'(F(n2(y)))            Gemma 2
 post_sum  y = n1(x + A(x))           z = n2(y + F(y))                 GPT
 parallel  y = x + A(n1(x))           z = y + F(n2(x))                 GPT-NeoX     shared: F(n1(x)), Command-R
+norm_stream   y = h + A(h)           z = g + F(g)                     MiniMax-01: h = n1(x), g = n2(y)
 
-A layer may lack either branch, with its norms: Mamba has no feed-forward, Nemotron-H one branch in each layer. The
-first layer of ModernBERT has no n1. Gemma 3n and Gemma 4 add an input of each layer to z (``per_layer_inputs.py``);
-Gemma 3n has a stream of several parts, of which a layer computes the first (``altup.py``).
+Factors may multiply both summands of a sum. A layer may lack either branch, with its norms: Mamba has no feed-forward,
+Nemotron-H one branch in each layer. The first layer of ModernBERT has no n1. Gemma 3n and Gemma 4 add an input of each
+layer to z (``per_layer_inputs.py``); Gemma 3n has a stream of several parts, of which a layer computes the first
+(``altup.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.altup import AltUpLayer, Laurel, add_to_others
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.dropout import ATTENTION, FEED_FORWARD, Dropout, place_in
-from fivefold.trainer.model.mixers import MODULES
+from fivefold.trainer.model.mixers import build_mixer
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.norm import build_norm
@@ -41,6 +43,7 @@ class Block(nn.Module):
         super().__init__()
         self.run: Run = call_directly
         self.kind = model.get_block(layer)
+        self.factors = dict(zip(("attention", "mlp"), model.get_residual_factors(layer), strict=True))
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
         mixer, feeds = model.mixer_name(layer), model.has_feed_forward(layer)
         mixes = mixer != "none"
@@ -50,7 +53,7 @@ class Block(nn.Module):
         self.altup = AltUpLayer(model) if model.altup is not None else None
         self.norm1 = build_norm(model, model.width) if model.has_norm1(layer) else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
-        self.mixer = MODULES[mixer](model) if mixes and not attends else None
+        self.mixer = build_mixer(model, layer=layer) if mixes and not attends else None
         self.norm1_post = build_norm(model, model.width) if mixes and self.kind == "sandwich" else None
         self.norm2 = build_norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
         self.moe = Moe(model) if routes else None
@@ -104,6 +107,7 @@ class Block(nn.Module):
         """Add attention and feed-forward to the stream [R, D]; keys and values for later layers go to ``lent``."""
         is_post = self.kind in ("post", "post_sum")
         is_parallel = self.kind in ("parallel", "parallel_shared")
+        norms_stream = self.kind == "norm_stream"
         y_RD, entry_RD = x_RD, None
         if self.token_mixer is not None:
             h_RD: Tensor = x_RD if is_post or self.norm1 is None else self.run("norm1", self.norm1, x_RD)
@@ -113,9 +117,10 @@ class Block(nn.Module):
             del mixed
             entry_RD = h_RD if self.kind == "parallel_shared" else None  # input of the feed-forward too
             laurel_RD = h_RD if self.laurel is not None else None
+            stream_RD = h_RD if norms_stream else x_RD
             del h_RD
-            y_RD = self._add_branch("attention", x_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
-            del a_RD
+            y_RD = self._add_branch("attention", stream_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
+            del a_RD, stream_RD
             if self.laurel is not None:
                 y_RD = self.laurel(laurel_RD, y_RD)
             del laurel_RD
@@ -125,6 +130,8 @@ class Block(nn.Module):
             stream_RD = x_RD if is_parallel else y_RD
             entry_RD = stream_RD if is_post else self.run("norm2", self.norm2, stream_RD)
             del stream_RD
+        if norms_stream:
+            y_RD = entry_RD
         d_RD: Tensor = self.feed_forward(entry_RD, rows.keys)
         del entry_RD
         return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
@@ -139,6 +146,11 @@ class Block(nn.Module):
             out_RD = self.run(name, post_norm, out_RD)
         if rows.keys is not None and branch in self.drops:
             out_RD = self.run(f"{branch}.dropout", self.drops[branch], out_RD, rows.keys, rows.tokens)
+        onto_factor, out_factor = self.factors[branch]
+        if onto_factor != 1:
+            onto_RD = self.run(f"{branch}.scale", torch.mul, onto_RD, onto_factor)
+        if out_factor != 1:
+            out_RD = self.run(f"{branch}.scale", torch.mul, out_RD, out_factor)
         sum_RD: Tensor = self.run(f"{branch}.add", self.add, onto_RD, out_RD)
         if norms_sum:
             del onto_RD, out_RD

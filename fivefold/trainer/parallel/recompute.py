@@ -67,7 +67,7 @@ def attach(
 def list_groups(name: str) -> frozenset[str]:
     """Return the groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
     first, _, second = name.partition(".")
-    if second in ("add", "dropout"):  # of the residual stream: an addition saves nothing, a mask is small
+    if second in ("add", "dropout", "scale"):  # of the residual stream: sums save nothing, a mask is small
         return frozenset()
     if first.startswith("norm") or second.endswith("norm"):
         return frozenset({"norm", *({first} & {"mlp"})})

@@ -27,6 +27,7 @@ from fivefold.trainer.model.kernels.loss import skip_rows
 from fivefold.trainer.model.kernels.norms import RankSums
 from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.trainer.model.logits import PLAIN, LogitTransform
+from fivefold.trainer.model.norm import RmsNorm
 from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.parallel.collectives import all_gather, all_reduce, reduce_scatter, sum_rows
 from fivefold.trainer.parallel.mesh import AxisGroup
@@ -226,7 +227,7 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
     "mlp.gate": ColumnParallel, "mlp.up": ColumnParallel, "mlp.down": RowParallel,
     "moe.shared.gate": ColumnParallel, "moe.shared.up": ColumnParallel, "moe.shared.down": RowParallel,
-    **{f"mixer.{name}": ColumnParallel for name in ("q", "k", "v", "z", "b", "a", "x", "y", "project")},
+    **{f"mixer.{name}": ColumnParallel for name in ("q", "k", "v", "z", "b", "a", "x", "y", "project", "gate")},
     "mixer.out": RowParallel,
     "head.out": ColumnParallel,
 }  # fmt: skip
@@ -235,6 +236,7 @@ LOCAL_ROWS = ("attention.q_down", "attention.kv_down")  # replicated; under sequ
 
 HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
 SUB_NORMS = ("attention.out_norm", "mlp.norm")  # of the inputs of row-parallel layers
+HEADS_NORM = "mixer.norm"  # of all heads of lightning attention; other mixers norm the heads or groups of a rank
 
 
 def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
@@ -257,6 +259,9 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
             submodule.lora_dropout.row_part = (axis.rank, axis.size)
         if isinstance(shape := getattr(submodule, "shape", None), MixerGeometry):
             submodule.shape = shape.shard(axis.size)
+        if hasattr(submodule, "decay_rates"):
+            held = len(submodule.decay_rates) // axis.size
+            submodule.decay_rates = submodule.decay_rates[axis.rank * held :][:held]
         if hasattr(submodule, "sums_over_ranks"):
             submodule.sums_over_ranks.append(partial(sum_rows, axis))
         if hasattr(submodule, "core"):
@@ -265,7 +270,8 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
             heads = model.heads if name.endswith("q_norm") else model.kv_heads
             holders = max(1, axis.size // heads)
             submodule.sums = NormSums(axis, width=heads * model.head_dim, holders=holders)
-        if model.sub_norm and name.endswith(SUB_NORMS):
+        is_heads_norm = name.endswith(HEADS_NORM) and isinstance(submodule, RmsNorm)
+        if is_heads_norm or (model.sub_norm and name.endswith(SUB_NORMS)):
             submodule.sums = NormSums(axis, width=cast(nn.Parameter, submodule.weight).shape[0], holders=1)
         if hasattr(submodule, "share"):
             submodule.share = GatherRows(axis, sp=sp)

@@ -23,11 +23,12 @@ from fivefold.model.attention import Sliding
 from fivefold.model.catalog import build_model
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MTP, MoE, Temperature
+from fivefold.model.shape import MLA, MTP, MoE, ResidualFactors, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 
@@ -188,6 +189,12 @@ OWN: Mapping[str, Model] = {
     ),
     "kimi delta": TINY.replace(mixers=("kimi_delta", "attention"), kimi_delta=KimiDelta(heads=4, dim=12, rank=10)),
     "bounded kimi delta": TINY.replace(mixers=("kimi_delta",), kimi_delta=KimiDelta(heads=4, dim=12, lower_bound=-5.0)),
+    "lightning": TINY.replace(
+        mixers=("lightning", "attention"),
+        lightning=Lightning(heads=4, dim=12, chunk=64),
+        block="norm_stream",
+        residual_factors=ResidualFactors(attention=(3.5, 1.0), mixer=(3.5, 1.0), feed_forward=(3.5, 0.8)),
+    ),
     "recurrent gemma": TINY.replace(
         activation="gelu_tanh",
         out_bias=True,

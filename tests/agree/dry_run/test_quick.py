@@ -159,6 +159,10 @@ CASES = (
     Case("mamba2", 4, "dp2 cp2 zero3 mbs1 cp=ulysses ac=core", 192, 8),
     Case("mamba", 4, "dp2 cp2 zero3 mbs1 cp=ulysses ac=core", 192, 8),
     Case("falcon mamba", 4, "tp2 cp2 mbs2 cp=ulysses", 96, 8),
+    Case("lightning", 4, "dp2 zero3 mbs2", 192, 8),
+    Case("lightning", 4, "tp2 pp2 zb1p zero1 mbs2 nosp", 100, 16, "fp32"),  # a chunk and a part of one
+    Case("lightning", 4, "dp2 cp2 zero3 mbs1 cp=ulysses ac=core", 192, 8),
+    Case("lightning", 4, "tp2 pp2 zbv zero1 mbs1 ac=full", 192, 8),
     Case("recurrent gemma", 4, "dp2 cp2 zero3 mbs1 cp=ulysses ac=core", 192, 8),
     Case("recurrent gemma", 4, "cp2 pp2 zb1p zero1 mbs2 cp=ulysses", 100, 16, "fp32"),
     Case("nemotron", 4, "cp2 pp2 zb1p zero1 mbs2 cp=ulysses", 100, 16, "fp32"),

@@ -17,11 +17,12 @@ from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MTP, MoE
+from fivefold.model.shape import MLA, MTP, MoE, ResidualFactors
 from fivefold.model.spec import Model
 from fivefold.trainer.data.packing import IGNORED, LAST
 
@@ -94,6 +95,13 @@ MODELS: dict[str, Model] = {
             position="none",
             mla=LATENT,
             norm_epsilon=1e-4,  # as of "delta"
+        ),
+        DENSE.replace(
+            name="lightning",
+            mixers=("lightning", "attention"),
+            lightning=Lightning(heads=4, dim=6, chunk=16),
+            block="norm_stream",
+            residual_factors=ResidualFactors(attention=(1.5, 1.0), mixer=(1.0, 0.7), feed_forward=(0.8, 1.2)),
         ),
         DENSE.replace(
             name="griffin",

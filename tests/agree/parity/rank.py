@@ -89,7 +89,7 @@ class _Watch(Meter):
         self._counted, self._inside = counted, False
         for name, module in built.module.named_modules():
             if name.startswith("blocks.") and name.count(".") == 1:
-                (module.norm1 or module.norm2).register_forward_pre_hook(self._forward)
+                (module.norm1 or module.norm2 or module.token_mixer).register_forward_pre_hook(self._forward)
 
     def _forward(self, _module: torch.nn.Module, _inputs: Any) -> None:
         self._counted["forwards"] += self._inside

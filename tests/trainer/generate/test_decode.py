@@ -14,6 +14,7 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
@@ -66,6 +67,8 @@ SCANS = [
         gated_delta_net=GatedDeltaNet(key_heads=2, value_heads=4, key_dim=6, value_dim=5), **PLAIN,
     ),
     Model(name="kimi_delta", layers=2, mixers=("kimi_delta", "attention"), kimi_delta=KimiDelta(heads=4, dim=5, rank=3),
+          **PLAIN),
+    Model(name="lightning", layers=2, mixers=("lightning", "attention"), lightning=Lightning(heads=4, dim=5, chunk=16),
           **PLAIN),
     Model(name="mamba", layers=2, mixers=("mamba",), mamba=Mamba(inner=20, state=6, rank=3), **PLAIN),
     Model(

@@ -27,6 +27,7 @@ FACTORS = {  # our field → the names of its factors on the stream and on the b
     field: (f"{key}_alpha_factor", f"{key}_beta_factor")
     for field, key in (("attention", "full_attn"), ("mixer", "linear_attn"), ("feed_forward", "mlp"))
 }
+NORM_EPSILON = 1e-6  # of the outputs of lightning attention; no key sets it
 KINDS: dict[str, MixerName] = {"full_attention": "attention", "linear_attention": "lightning"}
 
 
@@ -34,7 +35,12 @@ def _build_minimax(config: Config) -> Model:
     """Build MiniMax-01, whose norms make the stream that branches are added to, each with a factor."""
     dim = config.head_dim or config.hidden_size // config.num_attention_heads
     geometry: dict[MixerName, Any] = {
-        "lightning": {"heads": config.num_attention_heads, "dim": dim, "chunk": config.ssm_chunk}
+        "lightning": {
+            "heads": config.num_attention_heads,
+            "dim": dim,
+            "chunk": config.ssm_chunk,
+            "norm_epsilon": NORM_EPSILON,
+        }
     }
     default: tuple[MixerName, ...] = tuple(
         "lightning" if layer % 2 else "attention" for layer in range(config.num_hidden_layers)
@@ -122,7 +128,6 @@ MINIMAX = Family(
         "mixer.out": "self_attn.out_proj",
     },
     stacked_tensors=decoder.name_stacked_experts(),
-    is_trained=False,
 )
 
 FAMILIES = (MINIMAX_M2, MINIMAX)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.op import Float8Casts, Op, OpMessage, exchange, matmul, norm
+from fivefold.planner.counts.operations.op import Float8Casts, NormKind, Op, OpMessage, exchange, matmul, norm
 from fivefold.units import ceil_div
 
 
@@ -166,15 +166,16 @@ def list_norm(local: Local, op: Op) -> Op:
     return op._replace(message=OpMessage("tp_inner", "all_reduce", "all_reduce", sums_bytes * local.stream_rows))
 
 
-def list_sub_norm(local: Local, name: str, source: str, *, dim: int) -> Op:
+def list_sub_norm(local: Local, name: str, source: str, *, dim: int, kind: NormKind | None = None) -> Op:
     """Return the norm of a row-parallel layer's input, ``dim`` columns on this rank: ``source`` → ``source``n.
 
-    Under tp the sums of each row are all-reduced.
+    Under tp the sums of each row are all-reduced. ``kind``: by default the model's norm.
     """
-    op = norm(name, source, f"{source}n", rows=local.rows, dim=dim, width=local.width, kind=local.norm)
+    kind = kind or local.norm
+    op = norm(name, source, f"{source}n", rows=local.rows, dim=dim, width=local.width, kind=kind)
     if local.part.tp == 1:
         return op
-    sums_bytes = 4 * local.norm.norm.statistics * local.rows
+    sums_bytes = 4 * kind.norm.statistics * local.rows
     return op._replace(message=OpMessage("tp", "all_reduce", "all_reduce", sums_bytes))
 
 

@@ -43,7 +43,7 @@ def _parse_groups(name: str, kind: str) -> frozenset[str]:
         op_groups.add("out" if second.partition(".")[0] == "out" else "qkv")
         if second.endswith("_up"):
             op_groups.add("up")
-    if first in ("mlp", "moe", "rope") and name not in (*RESIDUAL, "moe.add"):
+    if first in ("mlp", "moe", "rope") and not name.startswith((*RESIDUAL, "moe.add")):
         op_groups.add(first)
     if second.startswith("shared"):
         op_groups = (op_groups - {"moe"}) | {"shared"}

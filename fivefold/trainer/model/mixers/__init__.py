@@ -1,10 +1,11 @@
-"""Token mixers other than attention: one module for each kind.
+"""Token mixers other than attention: one module for each kind, which ``build_mixer`` makes.
 
 short_conv         gated short convolution
 gated_delta_net    Gated DeltaNet with an output gate
 kimi_delta         Kimi delta attention
 mamba              Mamba
 mamba2             Mamba-2
+lightning          lightning attention, whose heads decay at rates of their layer
 rg_lru             RG-LRU
 convolution · chunks   what several kinds share: the causal convolution; a scan in chunks of tokens
 heads              the share of the heads that a rank of context parallelism computes
@@ -20,6 +21,7 @@ from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 from fivefold.trainer.model.mixers.gated_delta_net import GatedDeltaNetMixer
 from fivefold.trainer.model.mixers.kimi_delta import KimiDeltaMixer
+from fivefold.trainer.model.mixers.lightning import LightningMixer
 from fivefold.trainer.model.mixers.mamba import MambaMixer
 from fivefold.trainer.model.mixers.mamba2 import Mamba2Mixer
 from fivefold.trainer.model.mixers.rg_lru import RGLRUMixer
@@ -33,3 +35,13 @@ MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {
     "mamba2": Mamba2Mixer,
     "rg_lru": RGLRUMixer,
 }
+
+MODULES_BY_LAYER: Mapping[MixerName, Callable[..., nn.Module]] = {  # of kinds whose modules depend on their layer
+    "lightning": LightningMixer,
+}
+
+
+def build_mixer(model: Model, *, layer: int) -> nn.Module:
+    """Build the token mixer of ``layer``, which is not attention."""
+    name = model.mixer_name(layer)
+    return MODULES[name](model) if name in MODULES else MODULES_BY_LAYER[name](model, layer=layer)

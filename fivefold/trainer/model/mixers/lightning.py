@@ -1,0 +1,103 @@
+"""Lightning attention (MiniMax-01, arXiv:2501.08313 §2.2) on rows [R, D], chunk by chunk.
+
+    q, k, v = act(h W)        o = scan(q, k, v)        out(norm(o) · σ(h W_gate))
+
+The columns of q, k and v of a head lie side by side. The scan (``chunks.py``) saves its inputs alone and is in fp32.
+Same formulas as transformers 5.23, ``MiniMaxLightningAttention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.model.mixers.lightning import Lightning
+from fivefold.model.spec import Model
+from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.mixers import chunks
+from fivefold.trainer.model.mixers.convolution import get_sum_dtype
+from fivefold.trainer.model.mixers.heads import MixerHooks
+from fivefold.trainer.model.norm import RmsNorm
+from fivefold.trainer.model.operation import Run, call_directly
+from fivefold.trainer.model.rotary import RowInputs
+
+
+class LightningMixer(nn.Module):
+    """The token mixer of a layer that is lightning attention.
+
+    ``decay_rates``: of the heads that this rank of tensor parallelism holds.
+    """
+
+    def __init__(self, model: Model, *, layer: int) -> None:
+        super().__init__()
+        shape = model.lightning
+        assert shape is not None
+        self.run: Run = call_directly
+        self.kernels: Kernels = EAGER
+        self.hooks: MixerHooks | None = None
+        self.shape, self.activation = shape, model.activation
+        self.decay_rates = shape.list_decay_rates(layer, layers=model.layers)
+        self.project = Linear(model.width, 3 * shape.inner_width, bias=False)
+        self.gate = Linear(model.width, shape.inner_width, bias=False)
+        self.norm = RmsNorm(shape.inner_width, epsilon=shape.norm_epsilon or model.norm_epsilon)
+        self.out = Linear(shape.inner_width, model.width, bias=False)
+
+    def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
+        """Mix the tokens of each sequence: [R, D] → [R, D]."""
+        projected, gate = self.run("mixer.project", fused_linears, h_RD, self.project, self.gate)
+        qkv = self.run("mixer.core.act", self.kernels.activate, projected, self.activation)
+        del projected
+        tokens, rates = rows.tokens, self.decay_rates
+        if self.hooks is not None:
+            share, held = self.hooks.share, self.shape.heads  # heads of this rank of cp
+            tokens, rates = tokens * share.ranks, rates[share.rank * held :][:held]
+            (qkv,) = self.run("mixer.enter", self.hooks.enter, rows.tokens, qkv)
+        o = self.run("mixer.core.scan", scan, qkv, rates, tokens, self.shape)
+        del qkv
+        if self.hooks is not None:
+            o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
+        o = self.run("mixer.norm", self.norm, o)
+        y = self.run("mixer.core.gate", self.kernels.gate_output, o, gate, "sigmoid")
+        del o, gate
+        out_RD: Tensor = self.run("mixer.out", self.out, y)
+        return out_RD
+
+
+def scan(qkv: Tensor, rates: Sequence[float], tokens: int, shape: Lightning) -> Tensor:
+    """Return the outputs [R, heads · dim] of the decayed sums; ``qkv`` [R, heads · 3 · dim], ``rates`` of each head."""
+    chunk = partial(decayed_chunk, rates=rates)
+    return chunks.scan(chunk, (qkv,), (), columns=shape.inner_width, tokens=tokens, size=shape.chunk)
+
+
+def decayed_chunk(
+    inputs: Sequence[Tensor],
+    state: Tensor | None,
+    *,
+    rates: Sequence[float],
+    is_last: bool = False,
+    only_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs [B, C, heads · dim] of a chunk, and the state after it (``ChunkFunction``).
+
+    ``inputs``: queries, keys and values [B, C, heads · 3 · dim]. The state is [B, heads, dim, dim].
+    """
+    (qkv,) = inputs
+    dtype = get_sum_dtype(qkv.dtype)
+    q, k, v = qkv.to(dtype).unflatten(-1, (len(rates), 3, -1)).permute(3, 0, 2, 1, 4)  # [B, heads, C, dim] each
+    rate = torch.tensor(rates, dtype=dtype, device=qkv.device)[:, None, None]
+    place = torch.arange(1, q.shape[2] + 1, dtype=dtype, device=qkv.device)[:, None]
+    out = v
+    if not only_state:
+        pairs = torch.exp(-rate * (place - place.mT).relu()).tril()  # decay from a token to a later one
+        out = ((q @ k.mT) * pairs) @ v
+        if state is not None:
+            out = out + (q * torch.exp(-rate * place)) @ state
+        out = out.transpose(1, 2).flatten(2)
+    if is_last:
+        return out, None
+    added = (k * torch.exp(-rate * (len(place) - place))).mT @ v
+    return out, added if state is None else added + state * torch.exp(-rate * len(place))

@@ -1,0 +1,53 @@
+"""The scan of lightning attention against its recurrence, token by token in fp64, with the gradients of its input."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.model.mixers.lightning import Lightning
+from fivefold.planner.counts.operations.mixers.lightning import scan_flops
+from fivefold.trainer.model.mixers.lightning import scan
+
+SEQUENCES, SHAPE = 2, Lightning(heads=3, dim=4, chunk=16)
+RATES = SHAPE.list_decay_rates(1, layers=4)
+
+
+def recur(qkv: Tensor, *, tokens: int) -> Tensor:
+    """S ← γ S + k vᵀ and o = Sᵀ q, as in arXiv:2501.08313, equation 7."""
+    q, k, v = qkv.view(SEQUENCES, tokens, SHAPE.heads, 3, SHAPE.dim).unbind(3)
+    decay = torch.exp(-torch.tensor(RATES, dtype=qkv.dtype))[:, None, None]
+    state, outs = torch.zeros((), dtype=qkv.dtype), []
+    for t in range(tokens):
+        state = decay * state + k[:, t, :, :, None] * v[:, t, :, None]
+        outs.append((q[:, t, :, None] @ state).flatten(1))
+    return torch.stack(outs, 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("tokens", [1, 11, 16, 50])  # within a chunk, one, and several with a rest
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
+def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: float) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    exact = torch.randn(SEQUENCES * tokens, 3 * SHAPE.inner_width, generator=generator, dtype=torch.float64)
+    exact_grad = torch.randn(SEQUENCES * tokens, SHAPE.inner_width, generator=generator, dtype=torch.float64)
+    ours, exact = exact.to(dtype).requires_grad_(), exact.requires_grad_()
+    out, expected = scan(ours, RATES, tokens, SHAPE), recur(exact, tokens=tokens)
+    assert (out - expected).norm() <= bound * expected.norm()
+    (gradient,) = torch.autograd.grad(out, ours, exact_grad.to(dtype))
+    (wanted,) = torch.autograd.grad(expected, exact, exact_grad)
+    assert (gradient - wanted).norm() <= bound * wanted.norm()
+
+
+def test_decays_fall_with_the_head_and_with_the_layer() -> None:
+    rates = [SHAPE.list_decay_rates(layer, layers=4) for layer in range(4)]
+    assert [pytest.approx(rate) for rate in rates[0]] == [(1 + 1e-5) * 2 ** (-8 * head / 3) for head in (1, 2, 3)]
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates))
+
+
+def test_the_flops_of_two_chunks() -> None:
+    """Pairs of tokens, then the state: made in the first chunk, read in the second; the backward makes it again."""
+    pairs, state = 4 * 16 * 16 * 4, 2 * 16 * 4 * 4
+    assert scan_flops([16, 16], dim=4) == (2 * (pairs + state), 3 * 2 * (pairs + state) + state)
