@@ -27,7 +27,12 @@ from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.run_estimate import validate_tokens
 from fivefold.planner.search import find_fitting_layout, search
-from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
+from fivefold.planner.search.layout_changes import (
+    with_8bit_optimizer,
+    with_optimizer_offloaded,
+    with_virtual_stages,
+    with_zero,
+)
 from fivefold.planner.search.neighbours import climb, shrink
 from fivefold.planner.search.work import CLIMBING_UNITS, EXACT_UNITS, SearchWork
 from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
@@ -605,8 +610,8 @@ def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tup
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
     if not job.precision.is_low_precision:
         yield "fp8", job.replace(precision=get_recipe("fp8")), layout
-    if job.optimizer.kind == "adamw":
-        yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")), layout
+    if smaller := with_8bit_optimizer(job):
+        yield smaller.optimizer.kind, smaller, layout
     if "optimizer" not in layout.list_offloaded(job):
         yield "offload=optimizer", job, with_optimizer_offloaded(layout)
     if layout.ep > 1 and software.fused_dispatcher:

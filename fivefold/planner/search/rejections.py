@@ -17,7 +17,7 @@ from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Estimate, Planner, find_max_peak_bytes
 from fivefold.planner.search.bounds import TIME_PARTS
 from fivefold.planner.search.columns import Ints
-from fivefold.planner.search.layout_changes import with_optimizer_offloaded
+from fivefold.planner.search.layout_changes import with_8bit_optimizer, with_optimizer_offloaded
 from fivefold.results.search_result import NearMiss, Reason
 from fivefold.units import show_bytes, show_risk, show_seconds
 
@@ -154,8 +154,8 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
 
 
 def _list_changes(job: Job) -> Iterator[tuple[str, Job]]:
-    if job.optimizer.kind == "adamw":
-        yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit"))
+    if smaller := with_8bit_optimizer(job):
+        yield smaller.optimizer.kind, smaller
     if job.precision.accumulated_bytes:
         recipe = job.precision.replace(name=f"{job.precision.name}, gradients not widened", accumulated_bytes=0)
         yield "gradients summed in their own width", job.replace(precision=recipe)
