@@ -32,11 +32,11 @@ BOUNDS = {
     ("korthikanti2022", "time"): 8.5,
     ("korthikanti2022", "states"): 0.5,
     ("korthikanti2022", "activations"): 1.0,
-    ("vtrain", "time"): 11.5,  # of those that ran
+    ("vtrain", "time"): 10.5,  # of those that ran
     ("vtrain", "composed"): 11.0,
-    ("simumax_b200", "time"): 4.5,
+    ("simumax_b200", "time"): 4.0,
     ("simumax_b200", "peak"): 0.5,
-    ("zero_bubble", "time"): 5.5,
+    ("zero_bubble", "time"): 4.5,
     ("zero_bubble", "peak"): 4.0,
     ("llm_foundry", "time"): 6.0,
     ("nemo_perf", "time"): 5.0,
@@ -44,44 +44,44 @@ BOUNDS = {
     ("megatron2021", "time"): 10.5,
     ("megatron_bridge_perf", "time"): 10.0,
     ("megatron_bridge_perf", "time, held out"): 22.5,
-    ("megatron_bridge_memory", "time"): 12.5,
-    ("megatron_bridge_memory", "peak"): 6.5,
+    ("megatron_bridge_memory", "time"): 12.0,
+    ("megatron_bridge_memory", "peak"): 5.5,
     ("megatron_bridge_memory", "peak, held out"): 4.0,
-    ("ultrascale_playbook", "time"): 15.5,  # one row of 15 at -62 %
-    ("ultrascale_playbook", "peak"): 8.0,
-    ("kempnerforge", "time"): 12.0,
-    ("kempnerforge", "peak"): 3.5,
+    ("ultrascale_playbook", "time"): 14.0,  # one row of 15 at -62 %
+    ("ultrascale_playbook", "peak"): 7.5,
+    ("kempnerforge", "time"): 11.0,
+    ("kempnerforge", "peak"): 2.0,
     ("torchtitan", "time"): 8.5,
-    ("torchtitan", "time, held out"): 29.0,  # three of four with tp over eight GPUs in eager mode, all at -36 %
-    ("torchtitan", "peak, held out"): 11.0,
+    ("torchtitan", "time, held out"): 28.0,  # three of four with tp over eight GPUs in eager mode, all at -36 %
+    ("torchtitan", "peak, held out"): 10.0,
     ("finetune_memory", "adapters"): 15.0,  # of four: LoRA within 7 %, QLoRA of an older bitsandbytes at -24 %
-    ("bloom_prequel", "peak"): 11.0,
-    ("bloom_prequel", "time"): 11.0,
-    ("misc_throughput", "time"): 9.5,
-    ("prime_rl", "peak"): 11.0,
+    ("bloom_prequel", "peak"): 10.5,
+    ("bloom_prequel", "time"): 9.5,
+    ("misc_throughput", "time"): 8.0,
+    ("prime_rl", "peak"): 6.5,
     ("prime_rl", "peak, held out"): 8.5,
-    ("prime_rl", "time"): 23.0,
-    ("paddlenlp", "time"): 7.5,
-    ("paddlenlp", "time, held out"): 7.5,
-    ("paddlenlp", "peak"): 7.5,
-    ("paddlenlp", "peak, held out"): 8.5,
-    ("flagperf", "time"): 12.0,
-    ("flagperf", "time, held out"): 20.5,
-    ("xtuner", "time"): 18.0,
-    ("xtuner", "time, held out"): 15.5,
-    ("megatron_moe_zoo", "time"): 12.0,
-    ("nemo_automodel", "time, held out"): 13.0,
-    ("nanotron_bench", "time"): 14.5,
-    ("nanotron_bench", "time, held out"): 13.5,
+    ("prime_rl", "time"): 21.0,
+    ("paddlenlp", "time"): 6.0,
+    ("paddlenlp", "time, held out"): 6.0,
+    ("paddlenlp", "peak"): 7.0,
+    ("paddlenlp", "peak, held out"): 8.0,
+    ("flagperf", "time"): 9.0,
+    ("flagperf", "time, held out"): 18.0,
+    ("xtuner", "time"): 17.5,
+    ("xtuner", "time, held out"): 15.0,
+    ("megatron_moe_zoo", "time"): 8.0,
+    ("nemo_automodel", "time, held out"): 10.5,
+    ("nanotron_bench", "time"): 13.5,
+    ("nanotron_bench", "time, held out"): 11.5,
     ("megascale", "time, held out"): 7.0,
     ("llama3_table4", "time, held out"): 7.5,
-    ("deepseek_v3", "time, held out"): 20.0,
+    ("deepseek_v3", "time, held out"): 17.0,
     ("mosaicgpt", "time, held out"): 11.5,
-    ("nanotron_bench", "peak"): 8.0,
-    ("nanotron_bench", "peak, held out"): 8.0,
-    ("nccl_logs", "message"): 35.0,
-    ("nccl_logs", "message, held out"): 38.5,
-    ("nccl_efa", "message, held out"): 22.5,
+    ("nanotron_bench", "peak"): 7.0,
+    ("nanotron_bench", "peak, held out"): 7.5,
+    ("nccl_logs", "message"): 31.0,
+    ("nccl_logs", "message, held out"): 35.0,
+    ("nccl_efa", "message, held out"): 21.0,
 }
 
 
@@ -94,6 +94,19 @@ def test_the_error_of_each_source_is_within_its_bound(report: Report) -> None:
     means = {(row.source, row.quantity): 100 * row.mean for row in report.summaries}
     assert {key: mean for key, mean in means.items() if mean > BOUNDS.get(key, 100.0)} == {}
     assert BOUNDS.keys() <= means.keys()
+
+
+def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
+    """By constants set without the source, all of its runs together; the mean over sources."""
+    errors: dict[str, list[float]] = {}
+    for score in report.scores:
+        if score.quantity == "time":
+            errors.setdefault(score.source, []).append(score.predicted_without_source / score.measured - 1)
+    means = {source: fmean(map(abs, values)) for source, values in errors.items()}
+    assert fmean(means.values()) <= 0.096
+    assert abs(fmean(map(fmean, errors.values()))) <= 0.033
+    assert max(means.values()) <= 0.185
+    assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
 
 def test_repeats_of_a_run_differ_by_the_stated_resolution(report: Report) -> None:
