@@ -80,6 +80,7 @@ endure: $(BIN)/fivefold  ## long tests: kills, faults, drawn jobs, layouts, comm
 	$(BIN)/python -m tests.endure.catalog
 	$(BIN)/python -m tests.endure.plans --count 5000
 	$(BIN)/python -m tests.endure.bounds --count 2000
+	$(BIN)/python -m tests.agree.planned_time
 	$(BIN)/python -m tests.endure.formats --count 1700 --broken 500 --searched 8
 	$(BIN)/python -m tests.endure.keys --configs 100
 	$(BIN)/python -m tests.endure.requests --count 10000

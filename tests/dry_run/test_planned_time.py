@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 
 from fivefold.dry_run import DryRun, dryrun
-from fivefold.dry_run.record.tape import KERNEL
+from fivefold.dry_run.record.tape import KERNEL, SCOPE
+from fivefold.dry_run.time.prices import Pricer
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
+from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import get_group_degrees
+from fivefold.planner.counts.operations.launches import LAUNCHES_PER_CHUNK
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import Planner
+from tests.agree.dry_run.cases import OWN
 from tests.selection import mark_share
 
 CASES = {  # model, machine, layers, layout, sequence, global batch
@@ -24,6 +28,11 @@ CASES = {  # model, machine, layers, layout, sequence, global batch
     "narrow": ("llama3.2-1b", "h200:8", 16, "dp8 zero3 mbs1 ac=full", 512, 8),
     "narrow long": ("llama3.2-1b", "h100:8", 16, "dp8 mbs1", 8192, 8),
     "wide": ("llama3-8b", "h100:8", 4, "dp8 zero3 mbs1", 8192, 8),
+}
+# chunks of a scan are launched one after another by the host
+HYBRIDS = {
+    "mamba": ("nemotron3-nano-30b-a3b", "h100:8", 4, "dp8 ep8 zero1 mbs1", 1024, 8),
+    "gated delta": ("qwen3-next-80b-a3b", "h200:8", 2, "dp8 ep8 zero1 mbs1", 1024, 8),
 }
 # dW of experts is computed in the all_to_all's wait; messages of data parallelism run while stages wait for each other
 OVERLAPPED = {
@@ -34,7 +43,7 @@ OVERLAPPED = {
 
 @cache
 def plan_and_dry_run(case: str) -> tuple[Planner, Layout, DryRun]:
-    name, text, layers, words, sequence, batch = (CASES | OVERLAPPED)[case]
+    name, text, layers, words, sequence, batch = (CASES | OVERLAPPED | HYBRIDS)[case]
     model, machine = build_model(name).replace(layers=layers), resolve(text, local=Path())
     job, layout = Job(sequence=sequence, global_batch=batch), Layout.parse(words)
     planner = Planner(model=model, machine=machine, job=job)
@@ -42,7 +51,7 @@ def plan_and_dry_run(case: str) -> tuple[Planner, Layout, DryRun]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*mark_share(4, CASES), *OVERLAPPED])
+@pytest.mark.parametrize("case", [*mark_share(4, CASES), *OVERLAPPED, *HYBRIDS])
 def test_a_step_is_planned_as_it_is_dry_run(case: str) -> None:
     planner, layout, dry_run = plan_and_dry_run(case)
     assert dry_run.step is not None
@@ -70,3 +79,55 @@ def test_planned_kernel_count_equals_executed_count(case: str) -> None:
                 time = planner.units.prices(layout).operation(op)
                 products += times * (time.kernels * (1 + op.recomputed) + time.backward_kernels - 1)  # less the sum
     assert (sums, products) == (ran["Gradients.accumulate"], ran["matmul"])
+
+
+SCANS = {  # of one layer, and tokens of a chunk
+    "mamba2": (build_model("nemotron3-nano-30b-a3b"), 128),
+    "gated_delta_net": (build_model("qwen3-next-80b-a3b"), 64),
+    "kimi_delta": (build_model("kimi-linear-48b-a3b"), 64),
+    "mamba": (build_model("jamba-v0.1"), 16),
+    "rg_lru": (OWN["recurrent gemma"], 64),
+}
+
+
+@cache
+def count_launches(model: Model, text: str, words: str, tokens: int) -> dict[str, int]:
+    """Return the kernels that the host launches in the passes of a micro-batch, by their scope."""
+    machine, layout = resolve(text, local=Path()), Layout.parse(words)
+    job = Job(sequence=tokens, global_batch=layout.dp)
+    tape = dryrun(model=model, machine=machine, layout=layout, job=job).tapes[0].steady
+    pricer = Pricer(machine=machine, job=job, world=layout.world)
+    seconds, counted, scope = pricer.price_tape(tape).kernel_launches, Counter[str](), ""
+    for kind, place, _, _ in tape:
+        if kind == SCOPE:
+            scope = str(tape.scopes[place]).partition(" of ")[0]
+        elif kind == KERNEL:
+            counted[scope] += round(seconds[place] / machine.chip.launch_seconds)
+    return counted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", mark_share(5, SCANS))
+def test_the_kernels_of_a_chunk_are_those_that_a_dry_run_counts(mixer: str) -> None:
+    model, chunk = SCANS[mixer]
+    few, many = (count_launches(model.replace(layers=1), "h100:1", "dp1 mbs1", n * chunk) for n in (4, 8))
+    counted = tuple((many[scope] - few[scope]) / 4 for scope in ("forward", "backward"))
+    assert counted == LAUNCHES_PER_CHUNK[mixer]  # type: ignore[index]
+
+
+def test_every_mixer_that_scans_in_chunks_is_counted() -> None:
+    assert SCANS.keys() == LAUNCHES_PER_CHUNK.keys()
+
+
+@pytest.mark.slow
+def test_a_layer_of_experts_launches_as_many_kernels_as_are_planned() -> None:
+    model, words = build_model("qwen3-30b-a3b"), "dp8 ep8 zero1 mbs1"
+    few, many = (count_launches(model.replace(layers=n), "h200:8", words, 1024) for n in (2, 4))
+    layout = Layout.parse(words)
+    job = Job(sequence=1024, global_batch=8)
+    planner = Planner(model=model.replace(layers=4), machine=resolve("h200:8", local=Path()), job=job)
+    (run,) = (group for group, times in planner.counts.stage_work(layout)[0] if times == 4)
+    times = planner.units.kernels(get_local_degrees(layout), run)
+    planned = sum(time.kernels for time in times), sum(time.backward_kernels for time in times)
+    ran = tuple((many[scope] - few[scope]) / 2 for scope in ("forward", "backward"))
+    assert planned == pytest.approx(ran, rel=0.06)  # 3 more each way: casts and copies

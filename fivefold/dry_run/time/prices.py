@@ -3,6 +3,10 @@
 matmul (rows, columns, inner, batch)   →  planner/time/compute.py      attention: half of the square if causal
 moving: bytes ÷ bandwidth              →  the same                   message: planner/time/network.py, by its ranks
 launch: the host's seconds per kernel and message, as in planner/time/unit_time.py
+
+On a GPU the trainer's norms, rotary embeddings, activations and losses are one kernel each (``trainer/model/kernels``,
+``CURVES``). Its other functions, such as routing and the chunks of a scan, are PyTorch's operations, one kernel each,
+unless torch.compile fuses them.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ DTYPES: dict[str, Dtype] = {
     "float8_e5m2": "fp8",
     "uint8": "fp4",
 }
+FUSED_KERNELS = "fivefold/trainer/model/kernels/"
 COUNT_DTYPES = ("int64", "int32", "uint8")  # messages of these dtypes hold counts, for which the host waits
 
 
@@ -64,7 +69,7 @@ class Pricer:
         return Costs(
             kernels=[self.price_kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
             kernel_launches=[
-                self.kernel_launch_seconds * (kernel.launches if self.launches_elementwise else 1)
+                self.kernel_launch_seconds * self._count_launches(kernel, line=tape.sites[kernel.site].line)
                 for kernel in tape.kernels
             ],
             messages=[self.price_message(message, rank=tape.rank) for message in tape.messages],
@@ -84,11 +89,20 @@ class Pricer:
             return self.prices.matmul(rows, columns, inner, dtype=self._choose_dtype(kernel), batch=batch)
         if kernel.kind.startswith("attention"):
             return self._price_attention(kernel)
-        if self.prices.eager:
-            extra_seconds = (kernel.launches - 1) * self.constants.smallest_kernel_seconds
+        launches = self._count_launches(kernel, line=line)
+        if self.prices.eager or launches > 1:
+            extra_seconds = (launches - 1) * self.constants.smallest_kernel_seconds
             return self.prices.memory_bound_seconds(max(kernel.moved_bytes, kernel.unfused_bytes)) + extra_seconds
         curve = CURVES.get(line.rpartition(" ")[2], "copy")
         return self.prices.memory_bound_seconds(kernel.moved_bytes, kernel=curve)
+
+    def _count_launches(self, kernel: Kernel, *, line: str) -> int:
+        """Return the number of GPU kernels of a tape's kernel, which may stand for several operations of a function."""
+        if self.launches_elementwise:
+            return kernel.launches
+        is_fused = not self.uses_nccl or self.job.stack.is_compiled or self.prices.measured is not None
+        is_fused = is_fused or line.startswith(FUSED_KERNELS) or line.rpartition(" ")[2] in CURVES
+        return 1 if is_fused else kernel.launches
 
     def _choose_dtype(self, kernel: Kernel) -> Dtype:
         """Return the dtype of the matrix units: tf32 for fp32 if the job computes in tf32."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Chip, Machine
+from fivefold.planner.counts.operations.launches import EXPERT_LAUNCHES
 from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.counts.operations.op import Op, list_gradient_sums
 from fivefold.planner.time import roofline
@@ -194,17 +195,24 @@ class Prices:
     def _scan(self, op: Op) -> OpTime:
         """Return the seconds of a scan: its matmuls of chunks, all at once, or its bytes, whichever takes longer.
 
-        Our engine computes in fp32; the kernels of flash-linear-attention multiply in the dtype of the activations. The
-        chain of states from chunk to chunk is priced as if it were parallel too.
+        Our engine computes in fp32, and launches PyTorch's operations chunk after chunk (``Op.launches``); the kernels
+        of flash-linear-attention multiply in the dtype of the activations. The chain of states from chunk to chunk is
+        priced as if it were parallel too.
         """
         rows, columns, inner = op.shape
         product = self.matmul(
             rows, columns, inner, dtype="fp32" if self.ours else self.high_precision_dtype, batch=op.batch
         )
         per_flop = product / (2 * rows * columns * inner * op.batch)
+        forward, backward = op.launches if self.ours and self.machine.backend == "nccl" else (1, 1)
+        min_kernel = self.constants.smallest_kernel_seconds
+        backward_flops = op.backward_flops or 2 * op.flops
         return OpTime(
-            max(self.memory_bound_seconds(op.moved_bytes), op.flops * per_flop),
-            max(self.memory_bound_seconds(op.moved_backward_bytes), (op.backward_flops or 2 * op.flops) * per_flop),
+            max(self.memory_bound_seconds(op.moved_bytes), op.flops * per_flop) + (forward - 1) * min_kernel,
+            max(self.memory_bound_seconds(op.moved_backward_bytes), backward_flops * per_flop)
+            + (backward - 1) * min_kernel,
+            kernels=forward,
+            backward_kernels=backward,
         )
 
     def _price_eager_kernels(self, op: Op, cost: EagerKernelCost) -> OpTime:
@@ -222,7 +230,7 @@ class Prices:
 
     def _price_permutation(self, op: Op) -> OpTime:
         """Return the seconds of the router's top-k, and of permuting tokens by expert and back."""
-        forward, backward = self.constants.moe_kernels[op.name]
+        forward, backward = (EXPERT_LAUNCHES if self.ours else self.constants.moe_kernels)[op.name]
         if op.kind == "activation":  # top-k: many kernels on few bytes
             min_kernel = self.constants.smallest_kernel_seconds
             return OpTime(

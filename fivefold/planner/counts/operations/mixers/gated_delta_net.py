@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
+from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, rename_tensors, swap_heads
@@ -139,6 +140,7 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.key_dim),
         batch=heads * len(chunks),
+        launches=count_launches("gated_delta_net", len(chunks)),
         moved_bytes=moved,
         moved_backward_bytes=3 * moved,
         forward_scratch=4 * 3 * chunk_rows * largest + 2 * state,

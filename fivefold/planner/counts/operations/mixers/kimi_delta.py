@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.kimi_delta import CHUNK, SUBCHUNK, KimiDelta
+from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_convolution, list_gate, list_swapped
@@ -83,6 +84,7 @@ def _scan(local: Local, net: KimiDelta) -> Op:
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.dim),
         batch=heads * len(chunks),
+        launches=count_launches("kimi_delta", len(chunks)),
         moved_bytes=moved,
         moved_backward_bytes=3 * moved,
         forward_scratch=12 * numbers + 4 * triangle + 3 * last_pairs + 2 * state,

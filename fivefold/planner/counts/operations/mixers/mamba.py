@@ -14,6 +14,7 @@ a rank has some channels for all tokens, and dt, B and C, which all channels mak
 from __future__ import annotations
 
 from fivefold.model.mixers.mamba import CHUNK, Mamba
+from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -76,6 +77,7 @@ def _list_core(local: Local, net: Mamba) -> list[Op]:
         causal_flops=rows * forward,
         backward_flops=rows * backward,
         shape=(rows * cp, selected, net.inner // cp),
+        launches=count_launches("mamba", chunks),
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
         forward_scratch=size + 4 * states + channels,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -78,6 +79,7 @@ def _build_core(local: Local, net: Mamba2) -> Op:
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.head_dim),
         batch=heads * len(chunks),
+        launches=count_launches("mamba2", len(chunks)),
         # convolution: x, B, C in and out; scan: these, dt, o and the states; gate: o, z and its output
         moved_bytes=2 * rows * convolved * width + scanned + 2 * states + 3 * rows * inner * width,
         moved_backward_bytes=5 * rows * convolved * width + 3 * scanned + 6 * states + 6 * rows * inner * width,
