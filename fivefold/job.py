@@ -35,7 +35,7 @@ def count_norm_programs(rows: int, width: int) -> int:
     return max(1, min(NORM_PROGRAMS, ceil_div(rows, tile_rows(rows, width))))
 
 
-Offloaded = Literal["optimizer", "activations"]
+Offloaded = Literal["optimizer", "activations", "parameters"]
 Objective = Literal["pretrain", "sft", "dpo"]
 # by the format of the data that it is trained on ([data] format of a run file)
 FORMAT_OBJECTIVES: dict[str, Objective] = {
@@ -301,7 +301,8 @@ class Job(Record):
     # emulate fp8, fp4 and tf32 on devices without kernels for them: operands are cast, then multiplied in fp32
     emulate: bool = False
     imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the most loaded expert-parallel rank over the average
-    offload: tuple[Offloaded, ...] = ()  # kept in host memory, under every layout
+    # kept in host memory, under every layout; parameters: with gradients and optimizer states, as FSDP2's CPU offload
+    offload: tuple[Offloaded, ...] = ()
     optimizer: Optimizer = Optimizer()  # update rule and its settings
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate
     ramp: Ramp | None = None  # batch-size ramp-up to ``global_batch``; plans are for the final size

@@ -30,7 +30,7 @@ class JobWords(TypedDict, total=False):
     documents: Literal["joined", "separate"]
     emulate: bool
     imbalance: float
-    offload: Sequence[Literal["optimizer", "activations"]]
+    offload: Sequence[Literal["optimizer", "activations", "parameters"]]
     optimizer: Mapping[str, Any]
     learning_rate: Mapping[str, Any]
     ramp: Mapping[str, Any] | None

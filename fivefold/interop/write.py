@@ -40,7 +40,8 @@ def write(plan: ConfigPlan, *, to: str) -> WrittenConfig:
         plan = plan._replace(job=set_objective(plan))
     plan = plan._replace(layout=drop_default_stages(plan.layout, plan.model))
     if plan.layout.offload:  # in configs a setting of the job
-        job = plan.job.replace(offload=tuple(sorted(plan.layout.list_offloaded(plan.job), reverse=True)))
+        offloaded = {*plan.layout.offload, *plan.job.offload}
+        job = plan.job.replace(offload=tuple(sorted(offloaded, reverse=True)))
         plan = plan._replace(layout=plan.layout.replace(offload=()), job=job)
     refuse(plan.layout, model=plan.model, job=plan.job)
     if stack and plan.layout.ac != plan.layout.recomputation:

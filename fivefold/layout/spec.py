@@ -256,8 +256,9 @@ class Layout(Record):
         return find_divisor_below(self.expert_replicas, max(1, max_shards))
 
     def list_offloaded(self, job: Job) -> frozenset[Offloaded]:
-        """Return what is kept in host memory, by the layout or by the job."""
-        return frozenset((*self.offload, *job.offload))
+        """Return what is kept in host memory, by the layout or by the job; with the parameters the optimizer too."""
+        offloaded = frozenset((*self.offload, *job.offload))
+        return offloaded | {"optimizer"} if "parameters" in offloaded else offloaded
 
     def micro_batches(self, job: Job) -> int:
         """Return the micro-batches per pipeline and optimizer step (m): global batch / (dp·mbs)."""
@@ -279,7 +280,7 @@ _WORDS = [
     *(f"{axis}2" for axis in ("dp", "tp", "cp", "pp", "ep", "etp", "v")),
     *("mbs1", "zero1", "nosp", *SCHEDULES, *_ZERO_STAGES),
     *("ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses"),
-    *("offload=optimizer", "offload=activations", "offload=optimizer+activations"),
+    *("offload=optimizer", "offload=activations", "offload=optimizer+activations", "offload=parameters"),
 ]
 _FORMS = (
     "dpN, tpN, tpNxN, cpN, ppN, vN, epN, etpN, mbsN, zero0 to zero3, zero3/N, "

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from fivefold.adapter import ALL_LINEAR, Adapter
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
-from fivefold.job import Job
+from fivefold.job import Job, Offloaded
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, find_divisor_below, format_stages, list_divisors
@@ -59,6 +59,7 @@ def list_reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | N
     yield from _check_pipeline(layout, model=model, job=job)
     yield from _check_ramp(layout, model=model, job=job)
     yield from _check_frozen_layout(layout, model=model, job=job)
+    yield from _check_offload(layout, job)
     yield from _check_preferences(layout, model=model, job=job)
 
 
@@ -669,6 +670,33 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
     yield from filter(None, (schedule, base))
+
+
+def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int, shards: int) -> str | None:
+    """Return why what is in host memory cannot be sharded like this, in one line; None if it can be."""
+    if "parameters" not in offloaded or (zero == 3 and shards > 1):
+        return None
+    feature = f"zero{zero}" if zero < 3 else "zero3 on one rank"
+    return f"offload=parameters is not modelled with {feature}; take zero3 on 2 ranks or more, or offload=optimizer"
+
+
+def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
+    """Yield the reasons why parameters in host memory are not modelled with this layout or job."""
+    if "parameters" not in layout.list_offloaded(job):
+        return
+    if (reason := explain_unsharded_offload(("parameters",), zero=layout.zero, shards=layout.shards)) is not None:
+        yield reason
+    for is_present, feature, fix in (
+        (
+            job.stack.zero3_gather == "weights",
+            f"the stack {job.stack.name}, which gathers weight by weight",
+            "the stack fsdp2, or offload=optimizer",
+        ),
+        (job.precision.gathers == "fp8", f"precision {job.precision.name}, which gathers weights in fp8", "bf16"),
+        (job.copies_reference, "objective=dpo without an adapter", "an adapter"),
+    ):
+        if is_present:
+            yield f"offload=parameters is not modelled with {feature}; take {fix}"
 
 
 def _check_preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

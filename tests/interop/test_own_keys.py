@@ -29,7 +29,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "adapter": "llama-adapter", "s2_attention": True, "gptq": True, "relora": True, "relora_steps": 100,
         "unsloth_lora_mlp": True, "load_in_8bit": True, "layer_offloading": True, "activation_offloading": True,
         "gradient_checkpointing": "offload", "fp8": True, "rl": "kto", "qat.weight_dtype": "int8",
-        "fsdp_config.offload_params": True, "tiled_mlp": True, "batch_flatten": 1,
+        "tiled_mlp": True, "batch_flatten": 1,
         "unfrozen_parameters": ["lm_head.weight$[:9]"], "peft_autocast_adapter_dtype": False, "max_length": 512,
         "per_device_train_batch_size": 4, "base_model_config": "Qwen/Qwen3-8B", "use_cache": True,
         "bnb_config_kwargs.llm_int8_skip_modules": ["lm_head"], "bnb_config_kwargs.bnb_4bit_compute_dtype": "float32",
@@ -48,7 +48,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "config_name": "Qwen/Qwen3-8B", "bnb_4bit_compute_dtype": "float32", "sync_ref_model": True,
     },
     "accelerate": {
-        "accelerate.fsdp_config.fsdp_offload_params": True, "accelerate.distributed_type": "MEGATRON_LM",
+        "accelerate.distributed_type": "MEGATRON_LM",
         "accelerate.megatron_lm_config.megatron_lm_tp_degree": 2, "accelerate.fsdp_config.fsdp_forward_prefetch": True,
         "accelerate.fsdp_config.fsdp_ignored_modules": "x",
         "accelerate.fsdp_config.fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer,Embedding",

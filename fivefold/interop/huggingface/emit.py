@@ -180,7 +180,7 @@ def _emit_fsdp(plan: ConfigPlan) -> dict[str, Any]:
         f"{FSDP}version": 2,
         f"{FSDP}reshard_after_forward": job.stack.reshard == "forward",
         f"{FSDP}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        f"{FSDP}offload_params": False,
+        f"{FSDP}offload_params": "parameters" in layout.list_offloaded(job),
         f"{FSDP}activation_checkpointing": False,
     }
     if layout.shard_group or layout.cp > 1 or layout.tp > 1:

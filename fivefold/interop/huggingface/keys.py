@@ -82,7 +82,7 @@ ACCELERATE: Table = {
     f"{FSDP}version": part("FSDP1 or FSDP2", 1),
     f"{FSDP}reshard_after_forward": part(f"{ZERO} and job.stack.reshard", True),
     f"{FSDP}sharding_strategy": part(f"{ZERO} and its shard group, of FSDP1", "FULL_SHARD"),
-    f"{FSDP}offload_params": unmodelled_key("weights, gradients and optimizer in host memory: not counted", False),
+    f"{FSDP}offload_params": part("job.offload: weights, gradients and optimizer in host memory", False),
     f"{FSDP}activation_checkpointing": part("layout.ac", False),
     f"{FSDP}auto_wrap_policy": part("blocks are FSDP's units", "NO_WRAP"),
     f"{FSDP}backward_prefetch": unmodelled_key("another order of gathers", "BACKWARD_PRE"),

@@ -458,9 +458,15 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
         or values["accelerate.deepspeed_config.offload_optimizer_device"] not in ("none", None)
         or bool(values["deepspeed.zero_optimization.cpu_offload"])
     )
+    offloaded = ("optimizer",) if kind == "deepspeed" and offload else ()
+    if values[f"{FSDP}offload_params"] is True:
+        if kind == "fsdp":
+            offloaded = ("parameters",)
+        else:
+            values.mark_not_modelled(f"{FSDP}offload_params", "weights in host memory without FSDP: not counted")
     return fields | {
         "job.optimizer.betas": betas,
-        "job.offload": ("optimizer",) if kind == "deepspeed" and offload else (),
+        "job.offload": offloaded,
         **read_rate(values),
     }
 

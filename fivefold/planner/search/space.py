@@ -27,6 +27,7 @@ from fivefold.layout.validity import (
     can_simulate,
     explain_unpiped_freeze,
     explain_unsharded_base,
+    explain_unsharded_offload,
     explain_unsupported_2d,
     explain_unsupported_schedule,
     is_divisible_by_tp,
@@ -285,6 +286,7 @@ class Space:
             if self.where.is_allowed("zero", zero)
             and self.where.is_allowed("shards", size)
             and explain_unsharded_base(self.job, tp=1, zero=zero, shards=size) is None
+            and explain_unsharded_offload(self.job.offload, zero=zero, shards=size) is None
         ]
 
     def _encode_zeros(self, partials: PartialLayouts) -> Ints:

@@ -53,6 +53,7 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
         layout.pipeline.enters_both_ends,
         ends_on_different_ranks(layout),
         counts.job.stack.replicated_grad_reduce == "weight" and layout.mbs,
+        layout.offload,
     )
 
 
@@ -62,10 +63,12 @@ def gather_reduce_seconds(
     layout: Layout,
     name: Name,
     *,
+    host_link_bandwidth: float,
     copy_seconds: Callable[[float], float] | None = None,
 ) -> GatherReduceTime:
     """Return the seconds of one unit's messages, each sent once.
 
+    ``host_link_bandwidth``: bytes/s between a rank and its host, over which offloaded shards go before and after.
     ``copy_seconds``: of a kernel that reads and writes n bytes, if a stack copies between the buffers of messages
     and the tensors of weights and gradients.
     """
@@ -90,6 +93,10 @@ def gather_reduce_seconds(
             _find_dualpipe_replicas(layout) if is_dualpipe else make_group(layout, message.group, message.ranks)
         )
         copies += message.times * network.seconds(message.collective, message.payload, mesh_group)
+    if "parameters" in layout.list_offloaded(counts.job):
+        for part in counts.parts(layout, name):
+            gather += part.offloaded / host_link_bandwidth
+            reduce += part.updated_numel * counts.job.precision.summed_bytes / host_link_bandwidth
     time = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
     if copy_seconds is None:
         return time

@@ -116,7 +116,14 @@ class Units:
         if time is None:
             copies = self.job.stack.copies_comm_buffers and self.machine.has_gpus
             copy_seconds = self.prices(layout).memory_bound_seconds if copies else None
-            time = gather_reduce_seconds(self.counts, self.network, layout, name, copy_seconds=copy_seconds)
+            time = gather_reduce_seconds(
+                self.counts,
+                self.network,
+                layout,
+                name,
+                host_link_bandwidth=self.constants.host_link_share * self.constants.host_link_bandwidth,
+                copy_seconds=copy_seconds,
+            )
             self._gather_reduces[key] = time
         return time
 

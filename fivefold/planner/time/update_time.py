@@ -68,6 +68,8 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
     if "optimizer" in layout.list_offloaded(job):
         constants = units.constants
         transfer_bytes = numel * (recipe.summed_bytes + recipe.weights_bytes)
+        if "parameters" in layout.list_offloaded(job):  # with the gathers and reductions of each pass
+            transfer_bytes = 0
         seconds = (
             transfer_bytes / (constants.host_link_share * constants.host_link_bandwidth)
             + update_bytes / constants.host_memory_bandwidth

@@ -1,5 +1,6 @@
 """Host memory of a node that offloading takes: optimizer states and activations of its ranks.
 
+parameters    those of the optimizer, and the rank's shards of frozen weights (FSDP2's CPUOffloadPolicy)
 optimizer     (master weights + moments + summed gradients) of the rank's shard, which the CPU updates
               (DeepSpeed's ZeRO-Offload, arXiv:2101.06840)
 activations   those that the rank with the highest peak would keep on the device at its peak
@@ -23,9 +24,12 @@ def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
     if not offloaded:
         return 0
     counts_without_offload = counts if not job.offload else Counts(counts.model, job.replace(offload=()))
-    width = job.precision.updated_bytes + job.precision.summed_bytes
+    offloads_parameters = "parameters" in offloaded
+    # the shards of parameters hold what the optimizer updates
+    width = job.precision.summed_bytes + (0 if offloads_parameters else job.precision.updated_bytes)
     rank_bytes = max(
         (rank.optimizer_bytes + rank.updated_numel * width if "optimizer" in offloaded else 0)
+        + (rank.parameters_bytes if offloads_parameters else 0)
         + (rank.activations_bytes if "activations" in offloaded else 0)
         for rank in count_rank_memory(counts_without_offload, layout.replace(offload=()))
     )

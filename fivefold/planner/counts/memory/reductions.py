@@ -126,14 +126,14 @@ class Reductions(NamedTuple):
         table_sums -= unit.first_sums.table if table_sums else 0
         dense = unit.first_sums.dense - table_sums if self.reduces_every_micro_batch(unit) else 0
         looked_up = 0 if table.waits_for_last_pass else unit.first_sums.table
-        experts = unit.first_sums.experts if count_shard_bytes(unit.parts[-1]) else 0
+        experts = unit.first_sums.experts if frees_sums(unit.parts[-1]) else 0
         return GradientSums(dense, experts, table=looked_up, tied=unit.first_sums.tied)
 
     def get_waiting(self, unit: UnitGroupMemory) -> WaitingGradients:
         """Return which gradients made in B wait for W: those of experts only if experts are sharded."""
         return WaitingGradients(
             self.every_micro_batch,
-            self.every_micro_batch and unit.first_sums.experts > 0 and count_shard_bytes(unit.parts[-1]) > 0,
+            self.every_micro_batch and unit.first_sums.experts > 0 and frees_sums(unit.parts[-1]),
         )
 
     def count_bias_sum_bytes(self, unit: UnitGroupMemory) -> int:
@@ -191,7 +191,7 @@ class Reductions(NamedTuple):
         elif first or not self.reduces_every_micro_batch(unit):
             sums_bytes = state.sums if first else 0
         else:
-            sums_bytes = sum(part.sums for part in unit.parts if count_shard_bytes(part))
+            sums_bytes = sum(part.sums for part in unit.parts if frees_sums(part))
         is_first_gradient = first or (self.every_micro_batch and not table.waits_for_last_pass)
         waiting_bytes = (
             table.states.sums
@@ -200,7 +200,7 @@ class Reductions(NamedTuple):
         )
         wait_bytes = {"head": waiting_bytes, "embed": -waiting_bytes}.get(str(unit.group.name), 0)
         shard_bytes = self.count_new_shards(unit, first=first)
-        freed = sum(part.sums for part in unit.parts if count_shard_bytes(part)) if reduces else 0
+        freed = sum(part.sums for part in unit.parts if frees_sums(part)) if reduces else 0
         if reduces and self.release == "next_copy":  # the copy is made, gradients are freed, the shard is made
             copies_made = self.copies_gradients(first=first)
             made_bytes_freed, sums_before = (
@@ -327,3 +327,8 @@ def count_shard_bytes(part: UnitStates) -> int:
     0 if there is one shard, which is the buffer of the sums.
     """
     return part.reduced if part.reduced < part.sums else 0
+
+
+def frees_sums(part: UnitStates) -> bool:
+    """Tell whether a reduction frees the sums: its result is a shard of them, on the device or in host memory."""
+    return count_shard_bytes(part) > 0 or (part.offloaded > 0 and part.sums > 0)

@@ -41,6 +41,7 @@ class UnitStates(NamedTuple):
     moments: int = 0
     gather_buffers: int = 0  # buffers of the all-gather: output, and input if it is a copy
     updated_numel: int = 0  # elements that this rank's optimizer updates
+    offloaded: int = 0  # this rank's weights in host memory, which each gather copies to the device
 
     def __add__(self, other: UnitStates) -> UnitStates:  # type: ignore[override]
         return UnitStates._make(ours + theirs for ours, theirs in zip(self, other, strict=True))
@@ -113,9 +114,20 @@ def count_part_states(
     if updates_flat_tensor(layout, job):
         moments -= 4 * len(unit.weights)
     offloaded = "optimizer" in layout.list_offloaded(job)
+    offloads_parameters = "parameters" in layout.list_offloaded(job)
     bytes_per_element = recipe.updated_bytes if has_own_shard else 0  # per element of this rank's shard
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes
+    if offloads_parameters:  # this rank's shards come to the device for each gather, and gradients leave it
+        offloaded_bytes = frozen.shard + shard_numel_padded * recipe.updated_bytes
+        return UnitStates(
+            gathered=weights_bytes + frozen.gathered,
+            separate=frozen.scales,
+            sums=padded * recipe.summed_bytes,
+            gather_buffers=gather_buffers + offloaded_bytes,
+            updated_numel=shard_numel_padded,
+            offloaded=offloaded_bytes,
+        )
     return UnitStates(
         gathered=0 if stays_gathered else weights_bytes + frozen.gathered,
         separate=shard_numel_padded * bytes_per_element

@@ -8,13 +8,16 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import count_host_bytes
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.questions import search_longest_sequence
 from fivefold.planner.search.rejections import find_fixes
+from fivefold.planner.time.constants import PUBLISHED
 from fivefold.record import UserError
 from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported
@@ -67,6 +70,51 @@ def test_a_node_that_is_half_full_holds_what_its_ranks_have() -> None:
     assert result == pytest.approx(16 * LLAMA.parameters, rel=1e-3)
 
 
+SHARDED = Layout.parse("dp16 zero3 mbs1 ac=full offload=parameters")
+
+
+def test_offloaded_parameters_leave_buffers_of_gathers_and_nothing_else() -> None:
+    """All 16 bytes of a parameter are in host memory (bf16: 4 of the copy, 8 of moments, 4 of gradients)."""
+    counts = Counts(LLAMA, JOB.replace(stack="fsdp2"))
+    (rank,) = count_rank_memory(counts, SHARDED)
+    assert (rank.parameters_bytes, rank.gradients_bytes, rank.optimizer_bytes) == (0, 0, 0)
+    assert count_host_bytes(counts, SHARDED, TWO_NODES) == pytest.approx(16 * LLAMA.parameters / 2, rel=1e-3)
+    (stays,) = count_rank_memory(counts, SHARDED.replace(offload=()))
+    states = stays.parameters_bytes + stays.gradients_bytes + stays.optimizer_bytes
+    shard = 4 * LLAMA.parameters // 16 // 10  # of a unit, copied to the device: at most a tenth of all
+    assert stays.peak_bytes - states <= rank.peak_bytes <= stays.peak_bytes - states + shard
+
+
+def test_offloaded_parameters_cross_the_link_to_the_host_with_every_gather() -> None:
+    """Llama 3 8B over 2 ranks: 16 GB of each rank's shard in fp32, twice a micro-batch, and its gradients once."""
+    job = JOB.replace(stack="fsdp2", global_batch=2, sequence=512)
+    planner = Planner(model=LLAMA, machine=resolve("h100:2", local=Path("/nowhere")), job=job)
+    stays, offloads = (
+        planner.step(Layout.parse(f"dp2 zero3 mbs1 ac=full{words}")) for words in ("", " offload=parameters")
+    )
+    link = PUBLISHED.host_link_share * PUBLISHED.host_link_bandwidth
+    sent = 3 * 4 * LLAMA.parameters / 2 / link
+    assert offloads.time.step_seconds - stays.time.step_seconds == pytest.approx(
+        sent + (3 * 4 + 4 * 4) * LLAMA.parameters / 2 / PUBLISHED.host_memory_bandwidth, rel=0.15
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "words"),
+    [
+        ("dp8 zero1 mbs1", {}, "offload=parameters is not modelled with zero1"),
+        ("dp8 zero3 mbs1", {"stack": "deepspeed"}, "the stack deepspeed, which gathers weight by weight"),
+        ("dp8 zero3 mbs1", {"stack": "fsdp2", "objective": "dpo", "sequence": 512}, "objective=dpo without an adapter"),
+    ],
+)
+def test_offloaded_parameters_that_are_not_modelled_are_an_error(
+    text: str, changes: dict[str, object], words: str
+) -> None:
+    layout = Layout.parse(f"{text} offload=parameters")
+    job = JOB.replace(**changes)
+    assert any(words in reason for reason in list_reasons(layout, model=LLAMA, job=job, machine=None))
+
+
 def test_what_does_not_fit_is_told_to_offload_and_the_host_memory_that_it_takes() -> None:
     """16 bytes of each of Llama 3 70B's 70.6 B parameters are 1.03 TiB of the one node."""
     model, job, node = build_model("llama3-70b"), Job(global_batch=8), resolve("h100:8", local=Path("/nowhere"))
@@ -82,3 +130,5 @@ def test_what_does_not_fit_is_told_to_offload_and_the_host_memory_that_it_takes(
 def test_the_engine_says_that_it_has_none() -> None:
     with pytest.raises(UserError, match="offload=optimizer: the trainer keeps everything on the device"):
         check_supported(Layout.parse("dp8 mbs1 offload=optimizer"), JOB, model=LLAMA)
+    with pytest.raises(UserError, match=r"offload=parameters\+optimizer: the trainer keeps everything on the device"):
+        check_supported(Layout.parse("dp8 zero3 mbs1 offload=parameters"), JOB, model=LLAMA)
