@@ -39,6 +39,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "up_proj": ("mlp.up", "moe.shared.up"),
     "down_proj": ("mlp.down", "moe.shared.down"),
 }
+# The ends of a model that may be trained in full next to the factors, as peft's ``modules_to_save`` names them, by the
+# beginnings of the names of their weights and of the operations that read these.
+SavedModule = Literal["embed_tokens", "lm_head"]
+SAVED: dict[SavedModule, tuple[str, ...]] = {"embed_tokens": ("embed.tokens",), "lm_head": ("head.out", "loss")}
 ADAPTERS = ("lora", "qlora", "dora", "qdora")  # as in ``--adapter lora:16``; with q: over a base in nf4
 
 # bitsandbytes' 4-bit NormalFloat with double quantization (bitsandbytes@0.50.2:bitsandbytes/functional.py,
@@ -49,7 +53,7 @@ NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CODEBOOK_BYTES = 64, 256, 4 * (16 + 256)
 
 
 class Adapter(Record):
-    """A low-rank adapter (LoRA or DoRA): everything else of the model is frozen."""
+    """A low-rank adapter (LoRA or DoRA): everything else of the model is frozen, but for ``modules_to_save``."""
 
     kind: Literal["lora", "dora"] = "lora"  # method
     rank: Rank = 16  # rank of the update
@@ -57,6 +61,8 @@ class Adapter(Record):
     dropout: float = Field(0.0, ge=0, lt=1)  # dropout of the adapter's input
     targets: tuple[str, ...] = (ALL_LINEAR,)  # linear layers with an adapter, such as q_proj,v_proj; or all-linear
     rank_stabilized: bool = False  # scale by alpha / sqrt(rank)
+    # modules that are trained in full next to the adapter: embed_tokens, lm_head or both. PEFT trains copies of them
+    modules_to_save: tuple[SavedModule, ...] = ()
     # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
     # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
     # bitsandbytes' LLM.int8, planned only
@@ -74,6 +80,12 @@ class Adapter(Record):
                     f"{target!r} is not a linear layer of a block; take {ALL_LINEAR}, or some of {', '.join(TARGETS)}"
                 )
         return (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in TARGETS if name in targets)
+
+    @field_validator("modules_to_save")
+    @classmethod
+    def _sort_modules(cls, modules: tuple[SavedModule, ...]) -> tuple[SavedModule, ...]:
+        """Return the modules in the order of the model, each once."""
+        return tuple(module for module in SAVED if module in modules)
 
     @property
     def scale_numerator(self) -> float:
@@ -99,6 +111,10 @@ class Adapter(Record):
         """Tell whether a linear layer of a block, such as ``attention.q``, has an adapter."""
         targets = TARGETS if self.targets == (ALL_LINEAR,) else self.targets
         return any(linear in TARGETS[target] for target in targets)
+
+    def is_saved(self, name: str) -> bool:
+        """Tell whether a weight, such as ``head.out.weight``, is trained in full, or an operation reads such a one."""
+        return any(f"{name}.".startswith(f"{start}.") for module in self.modules_to_save for start in SAVED[module])
 
 
 def parse_adapter(text: str) -> dict[str, object]:

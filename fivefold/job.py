@@ -390,6 +390,16 @@ class Job(Record):
         return 2 if self.objective == "dpo" else 1
 
     @property
+    def saved_precision(self) -> Recipe:
+        """Return the precision of modules that are trained in full next to an adapter (``Adapter.modules_to_save``).
+
+        Under autocast PEFT casts the factors to fp32, and these stay in 16 bits, as the base is loaded.
+        """
+        if not self.precision.autocasts:
+            return self.precision
+        return self.precision.replace(weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
+
+    @property
     def freezes_text(self) -> bool:
         """Tell whether weights of the text model are frozen: some parts, or all next to adapters."""
         return self.adapter is not None or bool(self.freeze)

@@ -267,12 +267,20 @@ def select_trained(unit: FsdpUnit, job: Job) -> FsdpUnit:
 
 
 def is_trained(weight: Weight, job: Job) -> bool:
-    """Tell whether a weight is trained: not one next to an adapter, nor one of a frozen part, tower or projector."""
+    """Tell whether a weight is trained: not one next to an adapter, nor one of a frozen part, tower or projector.
+
+    Next to an adapter, modules may be trained in full (``Adapter.modules_to_save``).
+    """
     if job.adapter is not None:
-        return weight.is_adapter
+        return weight.is_adapter or job.adapter.is_saved(weight.name)
     if is_vision(weight):
         return not (job.freeze_projector if is_connector(weight) else job.freeze_vision_tower)
     return not weight.frozen
+
+
+def trains_saved_modules(unit: FsdpUnit, job: Job) -> bool:
+    """Tell whether the unit's trained weights are of modules that are trained in full next to an adapter."""
+    return job.adapter is not None and any(job.adapter.is_saved(weight.name) for weight in unit.weights)
 
 
 class FrozenBytes(NamedTuple):
@@ -289,8 +297,10 @@ def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
     base = "bf16" if job.adapter is None else job.adapter.base
     if not job.freezes_text and not job.freeze_vision_tower:
         return FrozenBytes(0, 0, 0)
+    # peft trains copies of the modules that are trained in full, and keeps the modules themselves
+    copies_saved = job.adapter is not None and not job.stack.kernel_facts.fuses_linears
     for weight in unit.weights:
-        if is_trained(weight, job):
+        if is_trained(weight, job) and (weight.is_adapter or not copies_saved):
             continue
         elements = shard_numel(weight, shards=shards)
         if base == "nf4" and is_quantized(weight):

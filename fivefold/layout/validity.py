@@ -616,10 +616,29 @@ def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     if next(list_adapter_weights(model, adapter), None) is None:
         targets = ",".join(adapter.targets)
         yield f"adapter.targets={targets}: {model.name} has no such layer; take up_proj, down_proj or {ALL_LINEAR}"
+    if adapter.modules_to_save:
+        yield from _check_saved_modules(model, job, adapter)
     in_fp32 = job.activation_bytes == 4
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         feature, fix = f"{job.precision.name} activations", "fp32" if in_fp32 else "bf16"
         yield f"adapter.base={adapter.base} is not modelled with {feature}; take base={fix} or nf4"
+
+
+def _check_saved_modules(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
+    """Yield the reasons why modules that are trained in full next to the adapter are not modelled."""
+    saved = f"adapter.modules_to_save={','.join(adapter.modules_to_save)}"
+    for is_present, feature, fix in (
+        (model.tied_embeddings, f"{model.name}, whose embedding and head are one weight", "a model with two weights"),
+        (job.objective == "dpo", "objective=dpo, whose reference is the model without them", "sft"),
+        (
+            job.precision.autocasts and job.precision.compute == "fp16",
+            f"precision {job.precision.name}, as its gradients of them cannot be unscaled",
+            "bf16-autocast",
+        ),
+        (job.images > 0, f"images={job.images}", "text alone"),
+    ):
+        if is_present:
+            yield f"{saved} is not modelled with {feature}; take {fix}"
 
 
 def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None:

@@ -31,6 +31,7 @@ __all__ = [
     "list_embedding_weights",
     "list_head_weights",
     "list_targets",
+    "list_trained_weights",
     "list_weights",
     "mark_frozen",
     "name_block",
@@ -184,9 +185,16 @@ def list_targets(model: ModelShape, adapter: Adapter) -> tuple[str, ...]:
     return tuple(target for target, targeted in TARGETS.items() if not linears.isdisjoint(targeted))
 
 
+def list_trained_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
+    """Yield the weights that are trained with an adapter: its own, and those of modules that are trained in full."""
+    yield from (weight for weight in list_embedding_weights(model) if adapter.is_saved(weight.name))
+    yield from list_adapter_weights(model, adapter)
+    yield from (weight for weight in list_head_weights(model) if adapter.is_saved(weight.name))
+
+
 def count_adapters(model: ModelShape, adapter: Adapter) -> int:
-    """Count the parameters of all adapters of a model."""
-    return sum(weight.numel for weight in list_adapter_weights(model, adapter))
+    """Count the parameters that are trained with an adapter."""
+    return sum(weight.numel for weight in list_trained_weights(model, adapter))
 
 
 class FrozenWeights(NamedTuple):

@@ -17,7 +17,7 @@ from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import list_vision_weights
-from fivefold.model.weights import Weight, list_adapter_weights
+from fivefold.model.weights import Weight, list_trained_weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.results.run_estimate import Goodput, RunEstimate
@@ -216,14 +216,20 @@ def count_checkpoint_bytes(model: Model, job: Job) -> int:
     Frozen weights are in it too, but those under adapters.
     """
     if job.adapter is not None:
-        trained = list(list_adapter_weights(model, job.adapter))
-        frozen = list[Weight]()
-    else:
-        tower = list_vision_weights(model.vision) if model.vision is not None and job.images else ()
-        every = [*(weight for unit in list_units(model, job) for weight in unit.weights), *tower]
-        trained = [weight for weight in every if is_trained(weight, job)]
-        frozen = [weight for weight in every if not is_trained(weight, job)]
-    scaled = frozenset(weight.name for weight in trained if is_quantized(weight.numel, vector=weight.is_vector))
-    states = find_cost(job.optimizer.kind).state_bytes(tuple(trained), shards=1, quantised=scaled, job=job)
-    updated_numel, frozen_numel = (sum(weight.numel for weight in weights) for weights in (trained, frozen))
-    return updated_numel * job.precision.updated_bytes + states + frozen_numel * job.activation_bytes
+        in_full = job.replace(precision=job.saved_precision)
+        weights = list(list_trained_weights(model, job.adapter))
+        factors = [weight for weight in weights if weight.is_adapter]
+        saved = [weight for weight in weights if not weight.is_adapter]
+        return _count_updated_bytes(factors, job) + _count_updated_bytes(saved, in_full)
+    tower = list_vision_weights(model.vision) if model.vision is not None and job.images else ()
+    every = [*(weight for unit in list_units(model, job) for weight in unit.weights), *tower]
+    trained = [weight for weight in every if is_trained(weight, job)]
+    frozen_bytes: int = job.activation_bytes * sum(weight.numel for weight in every if not is_trained(weight, job))
+    return _count_updated_bytes(trained, job) + frozen_bytes
+
+
+def _count_updated_bytes(weights: list[Weight], job: Job) -> int:
+    """Return the bytes of the weights that the optimizer updates and of its states, each once."""
+    scaled = frozenset(weight.name for weight in weights if is_quantized(weight.numel, vector=weight.is_vector))
+    states: int = find_cost(job.optimizer.kind).state_bytes(tuple(weights), shards=1, quantised=scaled, job=job)
+    return sum(weight.numel for weight in weights) * job.precision.updated_bytes + states

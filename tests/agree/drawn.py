@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from fivefold.adapter import TARGETS, Adapter
+from fivefold.adapter import TARGETS, Adapter, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
@@ -174,6 +174,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "unfused": lambda _, job: job.stack.attention == "unfused",
     "adapters": lambda _, job: job.adapter is not None,
     "adapter dropout": lambda _, job: job.adapter is not None and job.adapter.dropout > 0,
+    "modules to save": lambda _, job: job.adapter is not None and bool(job.adapter.modules_to_save),
     "freeze": lambda _, job: bool(job.freeze),
     "sft": lambda _, job: job.objective == "sft",
     "dpo": lambda _, job: job.objective == "dpo",
@@ -310,6 +311,10 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     quantized = adapter.replace(base="nf4")
     if chance.random() < 0.5 and _is_supported_with(quantized, case):
         adapter = quantized
+    both: tuple[SavedModule, ...] = ("embed_tokens", "lm_head")
+    saved = adapter.replace(modules_to_save=chance.choice(((), (), both[:1], both[1:], both)))
+    if _is_supported_with(saved, case):
+        adapter = saved
     return case._replace(job=case.job.replace(adapter=adapter)) if _is_supported_with(adapter, case) else case
 
 

@@ -88,6 +88,7 @@ def draw_adapter(some: random.Random) -> Adapter | None:
         targets=pick((("all-linear",), ("q_proj", "v_proj"), ("gate_proj", "down_proj", "o_proj"))),
         rank_stabilized=pick((False, True)),
         base=base,
+        modules_to_save=pick(((), (), ("lm_head",), ("embed_tokens", "lm_head"))),
     )
 
 

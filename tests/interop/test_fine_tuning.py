@@ -33,7 +33,15 @@ NOT_EXPRESSED = {
     "llamafactory": {"chat_template", "excess"},
     "trl": {"key", "excess", "heldout", "chat_template"},  # the template is expressed without pairs
 }
-REFUSED = ("precision", "zero2", "adapter.dropout", "adapter.base", "cp=ring", "shard groups")
+REFUSED = (
+    "precision",
+    "zero2",
+    "adapter.dropout",
+    "adapter.base",
+    "adapter.modules_to_save",
+    "cp=ring",
+    "shard groups",
+)
 
 
 @pytest.mark.parametrize("stack", mark_share(2, ["ddp", "fsdp2", "deepspeed"]))
@@ -76,6 +84,7 @@ EXPECTED = {
     "axolotl": {
         "base_model": "meta-llama/Meta-Llama-3-8B", "adapter": "qlora", "load_in_4bit": True, "lora_r": 8,
         "lora_alpha": 24, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"], "peft_use_rslora": True,
+        "lora_modules_to_save": ["lm_head"],
         "sequence_len": 2048, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "train_on_inputs": True,
         "datasets": [{"path": "chat.jsonl", "ds_type": "json", "type": "chat_template", "field_messages": "talk"}],
         "sample_packing": False, "val_set_size": 0.1, "fsdp_version": 2,
@@ -83,12 +92,14 @@ EXPECTED = {
     "llamafactory": {
         "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "finetuning_type": "lora", "quantization_bit": 4,
         "lora_rank": 8, "lora_alpha": 24, "lora_dropout": 0.05, "lora_target": "q_proj,v_proj", "use_rslora": True,
+        "additional_target": "lm_head",
         "cutoff_len": 2048, "per_device_train_batch_size": 2, "train_on_prompt": True, "stage": "sft",
         "packing": False, "val_size": 0.1, "disable_gradient_checkpointing": True,
     },
     "trl": {
         "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "use_peft": True, "load_in_4bit": True, "lora_r": 8,
         "lora_alpha": 24, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"], "use_rslora": True,
+        "lora_modules_to_save": ["lm_head"],
         "max_length": 2048, "assistant_only_loss": False, "packing": False, "use_bnb_nested_quant": True,
         "datasets": [{"path": "json", "data_files": "chat.jsonl"}],
     },
@@ -97,7 +108,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_file_says_it_in_the_softwares_words(name: str) -> None:
-    files = write(plan_of({"adapter": ADAPTER}, data=DATA), to=name).files
+    files = write(plan_of({"adapter": ADAPTER | {"modules_to_save": ["lm_head"]}}, data=DATA), to=name).files
     values = yaml.safe_load(files["axolotl.yaml" if name == "axolotl" else "train.yaml"])
     expected = EXPECTED[name]
     assert {key: values.get(key) for key in expected} == expected

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from tests.third_party import loops
 from tests.third_party.loops import Batch, Loop
 
+M = TypeVar("M", bound=nn.Module)
 RANK = 4
 NAMES = {
     "q_proj": "q",
@@ -20,6 +23,7 @@ NAMES = {
     "up_proj": "up",
     "down_proj": "down",
 }
+SAVED_MODULES = {"embed_tokens": "embed", "lm_head": "head"}
 
 
 def loop(
@@ -30,17 +34,17 @@ def loop(
     targets: tuple[str, ...] = tuple(NAMES),
     half: bool = False,
     dora: bool = False,
+    modules_to_save: tuple[str, ...] = (),
 ) -> Loop:
     """A loop over all blocks' linear layers with adapters, under DistributedDataParallel.
 
+    ``modules_to_save``: modules that are trained in full, of which peft trains a copy.
+
     ``autocast``: bf16 weights and fp32 adapters, as Trainer(bf16=True); ``half``: both in bf16.
     """
-    from peft import LoraConfig, inject_adapter_in_model
-
     llama = loops.Llama().to(torch.bfloat16 if half or autocast else torch.float32)
     names = [NAMES[name] for name in targets]
-    config = LoraConfig(r=RANK, lora_alpha=8, lora_dropout=dropout, target_modules=names, use_dora=dora)
-    model: nn.Module = inject_adapter_in_model(config, llama)
+    model = adapt(llama, modules_to_save=modules_to_save, lora_dropout=dropout, target_modules=names, use_dora=dora)
     if autocast:
         for name, parameter in model.named_parameters():
             if "lora_" in name:
@@ -63,3 +67,30 @@ def loop(
         optimizer.zero_grad()
 
     return ddp, optimizer, step, None, 0
+
+
+def build_sharded_loop(*, reshard: bool = True, recompute: bool = False, modules_to_save: tuple[str, ...] = ()) -> Loop:
+    """The same under FSDP2, in fp32."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    llama = adapt(loops.Llama(), modules_to_save=modules_to_save)
+    if recompute:
+        llama.embed.register_forward_hook(lambda module, ids, x: x.requires_grad_())
+        loops.apply_ac(llama, every=1)
+    loops.fully_sharded(llama, mesh, reshard=reshard)
+    optimizer = torch.optim.AdamW([item for item in llama.parameters() if item.requires_grad], fused=True)
+    return llama, optimizer, loops.plain_step(llama, optimizer), mesh, 0
+
+
+def adapt(model: M, *, modules_to_save: tuple[str, ...] = (), **how: object) -> M:
+    """Return a model whose linear layers have adapters; ``how``: as ``LoraConfig`` takes it."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.utils.other import ModulesToSaveWrapper
+
+    config = LoraConfig(r=RANK, lora_alpha=8, **{"target_modules": list(NAMES.values())} | how)
+    adapted: M = inject_adapter_in_model(config, model)
+    for name in modules_to_save:
+        module = SAVED_MODULES[name]
+        wrapper = ModulesToSaveWrapper(getattr(adapted, module), "default")
+        wrapper.modules_to_save.requires_grad_(True)  # as PeftModel does
+        setattr(adapted, module, wrapper)
+    return adapted

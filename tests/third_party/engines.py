@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from tests.third_party import adapters
 from tests.third_party.loops import SEQUENCE, SHAPE, Batch, CausalLM, Loop, Pretrained, adamw, loss, plain_step
 
 
@@ -89,14 +90,14 @@ def trainer(*, half: bool = False) -> Loop:
 BUCKET = 300_000  # elements: DeepSpeed's default of 5e8 would be 2 GB here
 
 
-def deepspeed(*, zero: int, micro_batches: int = 1, **keys: int) -> Loop:
-    """DeepSpeed's engine on the CPU; ``keys``: of its ``zero_optimization``."""
+def deepspeed(*, zero: int, micro_batches: int = 1, adapts: bool = False, **keys: int) -> Loop:
+    """DeepSpeed's engine on the CPU; ``adapts``: with PEFT's adapters; ``keys``: of its ``zero_optimization``."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": "2"}
     import deepspeed as package
 
     package.init_distributed(dist_backend="gloo")
-    model = CausalLM()
+    model = adapters.adapt(CausalLM()) if adapts else CausalLM()
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": micro_batches,
@@ -104,7 +105,8 @@ def deepspeed(*, zero: int, micro_batches: int = 1, **keys: int) -> Loop:
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": zero, "reduce_bucket_size": BUCKET, **keys},
     }
-    engine, wrapped, *_ = package.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
+    trained = (weight for weight in model.parameters() if weight.requires_grad)
+    engine, wrapped, *_ = package.initialize(model=model, optimizer=adamw(trained), config=config)
     optimizer = getattr(wrapped, "optimizer", wrapped)
 
     def step(micro: list[Batch]) -> None:

@@ -157,14 +157,17 @@ CASES = {
 }
 
 
-def deepspeed(zero: int, micro_batches: int = 1, **facts: int) -> Case:
-    """``facts``: limits of ZeRO-3's gathers."""
+def deepspeed(zero: int, micro_batches: int = 1, *, adapts: bool = False, **facts: int) -> Case:
+    """``adapts``: with PEFT's adapters; ``facts``: limits of ZeRO-3's gathers."""
     keys = {f"stage3_{KEYS[name]}": value for name, value in facts.items()}
-    loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, **keys)
+    loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, adapts=adapts, **keys)
     changed = {"loss": "low_precision", "reduce_bucket": engines.BUCKET, **facts}
     changed |= {} if zero == 3 else {"overlap": ()}  # overlap_comm is on by itself under stage 3
     norm = 8 if zero == 3 else 4
-    return Case(loop, "deepspeed", f"dp2 zero{zero}", 2, micro_batches, changed, norm=norm, flat=zero == 3)
+    adapter: dict[str, object] | None = {"rank": adapters.RANK} if adapts else None
+    return Case(
+        loop, "deepspeed", f"dp2 zero{zero}", 2, micro_batches, changed, norm=norm, flat=zero == 3, adapter=adapter
+    )
 
 
 KEYS = {
@@ -212,7 +215,7 @@ BF16 = RECIPES["bf16-pure"].replace(name="bf16-moments", moments_bytes=(2, 2))  
 def peft(layout: str, micro_batches: int = 1, *, precision: str | Recipe = "fp32", **how: object) -> Case:
     """A loop over a PEFT adapter; ``how``: as ``adapters.loop`` takes it."""
     adapter: dict[str, object] = {"rank": adapters.RANK}
-    adapter |= {name: how[name] for name in ("dropout", "targets") if name in how}
+    adapter |= {name: how[name] for name in ("dropout", "targets", "modules_to_save") if name in how}
     adapter |= {"kind": "dora"} if how.get("dora") else {}
     loop = partial(adapters.loop, autocast=precision == "bf16-autocast", half=precision == BF16, **how)
     return Case(loop, "ddp", layout, 2, micro_batches, precision=precision, adapter=adapter)
@@ -233,6 +236,34 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
     CASES["peft DoRA on q and v, DDP, 2 micro-batches"] = peft("dp2 zero0", 2, targets=("q_proj", "v_proj"), dora=True)
     CASES["peft DoRA, bf16"] = peft("dp1", precision=BF16, dora=True)
     CASES["peft DoRA, autocast"] = peft("dp1", precision="bf16-autocast", dora=True)
+    SHARDED = {"rank": adapters.RANK}
+    CASES["peft LoRA, FSDP2"] = Case(adapters.build_sharded_loop, "fsdp2", "dp2 zero3", 2, 1, adapter=SHARDED)
+    CASES["peft LoRA, FSDP2, recomputed, 2 micro-batches"] = Case(
+        partial(adapters.build_sharded_loop, recompute=True), "fsdp2", "dp2 zero3 ac=full", 2, 2, adapter=SHARDED
+    )
+    CASES["peft LoRA, FSDP2, gathered, as zero2"] = Case(
+        partial(adapters.build_sharded_loop, reshard=False), "fsdp2", "dp2 zero2", 2, 2, adapter=SHARDED
+    )
+    CASES["peft LoRA, embedding and head trained, FSDP2"] = Case(
+        partial(adapters.build_sharded_loop, modules_to_save=("embed_tokens", "lm_head")),
+        "fsdp2",
+        "dp2 zero3",
+        2,
+        1,
+        adapter=SHARDED | {"modules_to_save": ("embed_tokens", "lm_head")},
+    )
+    if importlib.util.find_spec("deepspeed") is not None:
+        CASES |= {f"peft LoRA, DeepSpeed, ZeRO-{zero}": deepspeed(zero, adapts=True) for zero in (1, 2)}
+    CASES["peft LoRA, head trained, bf16"] = peft("dp1", precision=BF16, modules_to_save=("lm_head",))
+    CASES["peft LoRA, embedding and head trained, recomputed"] = peft(
+        "dp1 ac=full", recompute=True, modules_to_save=("embed_tokens", "lm_head")
+    )
+    CASES["peft LoRA, embedding trained, DDP, 2 micro-batches"] = peft(
+        "dp2 zero0", 2, modules_to_save=("embed_tokens",)
+    )
+    CASES["peft LoRA, embedding and head trained, autocast, DDP"] = peft(
+        "dp2 zero0", precision="bf16-autocast", modules_to_save=("embed_tokens", "lm_head")
+    )
     CASES["peft LoRA, autocast"] = peft("dp1", precision="bf16-autocast")
     CASES["peft LoRA, autocast, recomputed"] = peft("dp1 ac=full", precision="bf16-autocast", recompute=True)
 

@@ -14,6 +14,9 @@ PEFT = (
     "peft LoRA, autocast",
     "peft DoRA on q and v, DDP, 2 micro-batches",
     "peft DoRA, autocast",
+    "peft LoRA, FSDP2, recomputed, 2 micro-batches",
+    "peft LoRA, embedding and head trained, FSDP2",
+    "peft LoRA, embedding and head trained, autocast, DDP",
 )
 FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 

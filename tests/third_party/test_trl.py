@@ -246,20 +246,25 @@ def test_a_step_equals_that_of_trl(
 # Preference optimization
 
 BETA, PAIR_SEQUENCE = 0.3, 128  # a few completions lose their end
+# a reward is a difference of two sums of log-probabilities in fp32, each of up to as many nats
+REWARDS_ROUNDING = BETA * PAIR_SEQUENCE * np.log(VOCAB) * 2.0**-23
 
 
 def preference_step_of_trl(
     base: Path, tokenizer: Path, records: list[Any], out: Path, adapter: Adapter | None
 ) -> tuple[float, Rewards]:
-    """Loss and rewards of a step of DPO over all records; the policy is not the reference."""
-    model = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    """Loss and rewards of a step of DPO over all records; the policy is not the reference.
+
+    In fp64: the loss is of differences of sums of log-probabilities, which TRL rounds to 3e-6 of it in fp32.
+    """
+    model = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float64)
     if adapter is None:
         torch.manual_seed(5)
         with torch.no_grad():
             for weight in model.parameters():
                 weight.add_(torch.randn_like(weight), alpha=0.01)
         model.save_pretrained(out / "policy")
-    reference = None if adapter else transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    reference = None if adapter else transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float64)
     trainer = trl.DPOTrainer(
         model,
         ref_model=reference,
@@ -328,7 +333,7 @@ def test_a_step_of_preferences_equals_that_of_trl(
     for ours, our_rewards, error in forked(
         world, preference_step_of_ours, base, tmp_path, tmp_path / "data", text, adapter
     ):
-        assert ours == pytest.approx(theirs, rel=3e-6)  # of differences of sums of log-probabilities
-        assert our_rewards == pytest.approx(rewards, rel=1e-5)
+        assert ours == pytest.approx(theirs, rel=1e-6)
+        assert np.abs(np.subtract(our_rewards, rewards)).max() <= REWARDS_ROUNDING
         assert error <= 1e-5
     assert 0 < rewards.accuracy < 1

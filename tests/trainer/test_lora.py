@@ -25,6 +25,7 @@ STEPS, BATCH, TOKENS = 6, 8, 24
 LORA = Adapter(rank=4, alpha=12)
 QLORA = LORA.replace(base="nf4")
 DORA = LORA.replace(kind="dora")
+SAVED = LORA.replace(modules_to_save=("embed_tokens", "lm_head"))
 SOME = Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
 
 
@@ -64,7 +65,9 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
         }
     magnitudes = [weight.name for weight in listed if weight.name.endswith(MAGNITUDE)]
     drawn |= {name: drawn[f"{name.removesuffix(MAGNITUDE)}.weight"].norm(dim=1) for name in magnitudes}
-    factors = {name: value.requires_grad_() for name, value in drawn.items() if ".lora_" in name}
+    factors = {
+        name: value.requires_grad_() for name, value in drawn.items() if ".lora_" in name or adapter.is_saved(name)
+    }
     linears = [linear for linears in TARGETS.values() for linear in linears if adapter.has_adapter(linear)]
     names = [f"blocks.{layer}.{linear}" for layer in range(PLAIN.layers) for linear in linears]
     adapted = [name for name in names if f"{name}.weight" in drawn]
@@ -149,6 +152,15 @@ LAYOUTS = (
         ("dp2 pp3 zero3 mbs1 ac=norm+act", DORA, PLAIN),
         *mark_share(99, [(layout, DORA, model) for layout in LAYOUTS for model in (TIED, PLAIN)]),
         ("dp2 zero3 mbs2 ac=full", DORA.replace(base="nf4"), PLAIN),
+        ("tp2 dp2 zero3 mbs2 ac=full", SAVED, PLAIN),
+        *mark_share(99, [(layout, SAVED, PLAIN) for layout in LAYOUTS]),
+        *mark_share(
+            2,
+            [
+                ("dp2 pp3 zero2 mbs1", QLORA.replace(modules_to_save=("embed_tokens",)), PLAIN),
+                ("dp2 zero3 mbs2", SOME.replace(modules_to_save=("lm_head",)), PLAIN),
+            ],
+        ),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from fivefold.adapter import ALL_LINEAR, TARGETS, Adapter
+from fivefold.adapter import ALL_LINEAR, SAVED, TARGETS, Adapter
 from fivefold.interop.keys import Table, Values, part, to_list
 from fivefold.model.catalog import CATALOG
 from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, NAMED_W1, count_expert_adapters
@@ -40,6 +40,7 @@ class AdapterKeys(NamedTuple):
     four: tuple[str, Any]  # the key of a base in 4 bits, and its value
     eight: tuple[str, Any]  # the same in 8 bits
     nested: tuple[str, bool]  # double quantization
+    saved: str  # the key of modules that are trained in full
     others: tuple[str, ...]  # keys of variants that are not modelled, if they are on
     resumed: str = ""  # the key of an adapter's folder, whose factors are trained further
 
@@ -58,7 +59,8 @@ TRL = AdapterKeys(
     ("load_in_4bit", True),
     ("load_in_8bit", True),
     ("use_bnb_nested_quant", False),
-    ("lora_modules_to_save", "lora_target_parameters"),
+    "lora_modules_to_save",
+    ("lora_target_parameters",),
 )
 AXOLOTL = AdapterKeys(
     "adapter",
@@ -74,8 +76,8 @@ AXOLOTL = AdapterKeys(
     ("load_in_4bit", True),
     ("load_in_8bit", True),
     ("bnb_config_kwargs.bnb_4bit_use_double_quant", True),
+    "lora_modules_to_save",
     (
-        "lora_modules_to_save",
         "lora_target_parameters",
         "lora_rank_pattern",
         "lora_mlp_kernel",
@@ -102,7 +104,8 @@ LLAMAFACTORY = AdapterKeys(
     ("quantization_bit", 4),
     ("quantization_bit", 8),
     ("double_quantization", True),
-    ("additional_target",),
+    "additional_target",
+    (),
     resumed="adapter_name_or_path",
 )
 ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
@@ -121,6 +124,7 @@ def _build_table(names: AdapterKeys) -> Table:
         names.four[0]: part(BASE, None),
         names.eight[0]: part(BASE, None),
         names.nested[0]: part(BASE, None),
+        names.saved: part("job.adapter.modules_to_save", None),
         **({names.resumed: part(ADAPTER, None)} if names.resumed else {}),
     }
     return keys | ({"lora_target_linear": part("job.adapter.targets", None)} if names is AXOLOTL else {})
@@ -176,8 +180,31 @@ def read_adapter(values: Values) -> dict[str, Any]:
             "targets": _resolve_targets(values, names),
             "rank_stabilized": values[names.rank_stabilized] is True,
             "base": base,
+            "modules_to_save": _read_saved_modules(values, names),
         }
     }
+
+
+def _read_saved_modules(values: Values, names: AdapterKeys) -> tuple[str, ...]:
+    """Return the modules that are trained in full next to the adapter; doubt others than the embedding and the head."""
+    words = [word.strip() for text in to_list(values[names.saved]) for word in str(text).split(",") if word.strip()]
+    unsupported = [word for word in words if word not in SAVED]
+    if unsupported:
+        what = f"{', '.join(unsupported)}: not among {', '.join(SAVED)}, which alone may be trained in full"
+        values.mark_not_modelled(names.saved, what)
+    return tuple(word for word in words if word in SAVED)
+
+
+def drop_autocast_modules(values: Values, fields: dict[str, Any]) -> None:
+    """Leave out modules that LLaMA-Factory trains in fp32 under autocast, which are not modelled, and mark their key.
+
+    Under TRL and Axolotl they have the dtype in which the base is loaded (llamafactory 0.9.5 model/adapter.py casts
+    trained weights to fp32).
+    """
+    adapter = fields.get("job.adapter", {})
+    if adapter.get("modules_to_save") and values.software == "llamafactory":
+        values.mark_not_modelled(LLAMAFACTORY.saved, "trained in fp32 under autocast; counted as frozen")
+        adapter["modules_to_save"] = ()
 
 
 def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) -> None:
@@ -263,6 +290,8 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         values["lora_target_linear"] = True
     else:
         values[names.targets] = names.every[0]
+    if saved := adapter.modules_to_save:
+        values[names.saved] = ",".join(saved) if names is LLAMAFACTORY else list(saved)
     if adapter.rank_stabilized:
         values[names.rank_stabilized] = True
     if adapter.has_magnitudes:

@@ -99,7 +99,7 @@ vllm vllm.* world_size
 """
 
 LLAMAFACTORY = """
-adapter_folder additional_target apollo_* asft_alpha audio_* badam_* batch_size block_diag_attn buffer_size cache_path
+adapter_folder apollo_* asft_alpha audio_* badam_* batch_size block_diag_attn buffer_size cache_path
 compute_accuracy compute_dtype create_new_adapter crop_to_patches data_shared_file_system default_system
 disable_shuffling do_sample download_mode dpo_label_smoothing eaft_alpha early_stopping_steps enable_thinking export_*
 fp8_* freeze_* galore_* generating_args.* hf_hub_token hyper_parallel_args ignore_pad_token_for_loss image_*

@@ -19,7 +19,7 @@ from fivefold.interop.format import (
     compute_replicas,
     resolve_world,
 )
-from fivefold.interop.huggingface.adapters import check_expert_adapters, read_adapter
+from fivefold.interop.huggingface.adapters import check_expert_adapters, drop_autocast_modules, read_adapter
 from fivefold.interop.huggingface.data import read_data, read_preferences
 from fivefold.interop.huggingface.freeze import read_freeze
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FSDP, PARALLEL, PREFIX, STAGE_3
@@ -83,6 +83,8 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         check_loaded_type(values)
     fields["job.sequence"] = values.to_int("max_length")
     fields["job.precision"] = _read_precision(values, kind)
+    if fields["job.precision"].autocasts:
+        drop_autocast_modules(values, fields)
     # TRL's best-fit packing keeps samples separate (trl/trainer/sft_trainer.py); LLaMA-Factory's does only with neat
     keeps_separate = values["packing"] and values["packing_strategy"] == "bfd" and "stage" not in values.table
     fields["job.documents"] = "separate" if values["padding_free"] or keeps_separate else "joined"

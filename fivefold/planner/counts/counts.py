@@ -105,7 +105,9 @@ class Counts:
     @property
     def trains_table(self) -> bool:
         """Tell whether the embedding's table is trained."""
-        return self.job.adapter is None and "embed_tokens" not in self.frozen.ends
+        if self.job.adapter is not None:
+            return "embed_tokens" in self.job.adapter.modules_to_save
+        return "embed_tokens" not in self.frozen.ends
 
     def get_local(self, part: LocalDegrees) -> Local:
         """Return the model's local sizes on one rank."""
@@ -159,12 +161,17 @@ class Counts:
         return simulated
 
     def _make_simulated_unit(self, part: LocalDegrees, name: Name) -> SimulatedUnit:
-        local, width = self.get_local(part), self.job.precision.gradients_bytes
+        local, width = self.get_local(part), self._get_gradient_width(name)
         input_name, input_bytes = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
         fuses = self.job.stack.kernel_facts.fuses_linears and (self.job.adapter is None or name == "head")
         unit = fuse_linears(unit, width=width) if fuses else unit
         return SimulatedUnit(unit, input_name=input_name, input_bytes=input_bytes, wgrad_element_bytes=width)
+
+    def _get_gradient_width(self, name: Name) -> int:
+        """Return the bytes of an element of the weight gradients that a unit makes; its ends have modules to save."""
+        is_end = self.job.adapter is not None and name in ("embed", "head")
+        return (self.job.saved_precision if is_end else self.job.precision).gradients_bytes
 
     def fused_wgrad_shapes(self, part: LocalDegrees, name: Name) -> frozenset[tuple[int, int]]:
         """Return the (out, in) shapes of a block's weights whose matmul fuses the gradient's accumulation."""
@@ -178,7 +185,7 @@ class Counts:
         """Return the bytes of the two largest tensors that one unit makes: activations, weight gradients, scratch."""
         key = part, name
         if key not in self._largest:
-            width = self.job.precision.gradients_bytes
+            width = self._get_gradient_width(name)
             sizes = [
                 size
                 for op in self.unit(part, name).ops

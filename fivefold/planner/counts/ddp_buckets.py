@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fivefold.layout.sharding import FsdpUnit, get_policy, select_trained, shard_numel
+from fivefold.layout.sharding import FsdpUnit, get_policy, select_trained, shard_numel, trains_saved_modules
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.states import count_gathered_bytes
@@ -27,9 +27,10 @@ ALIGNED = 2  # elements; DeepSpeed pads each rank's part of all weights to a mul
 
 
 class BucketGradient(NamedTuple):
-    """The gradient of a weight: elements that are sent, the number of shards, and of replicas of the shards."""
+    """The gradient of a weight: elements that are sent, their bytes, the number of shards, and of their replicas."""
 
     numel: int
+    width: int
     shards: int
     replicas: int
 
@@ -71,9 +72,13 @@ def _list_weights(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iter
 
 def list_gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[BucketGradient]:
     """Return the gradients of the stages in the order of their trained weights."""
+    job = counts.job
     return [
         BucketGradient(
-            shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel, shards, replicas
+            shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel,
+            (job.saved_precision if trains_saved_modules(unit, job) else job.precision).summed_bytes,
+            shards,
+            replicas,
         )
         for unit, shards, replicas in _list_weights(counts, layout, chunks)
         for weight in select_trained(unit, counts.job).weights
@@ -101,7 +106,9 @@ def _list_reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...])
     width, ranks = job.precision.summed_bytes, layout.dp * layout.cp
     reduced = [gradient for gradient in reduced if gradient.shards * gradient.replicas > 1]
     if job.stack.wgrad_accumulation == "ddp_buckets":
-        yield from _fill_buckets(reversed(reduced), width=width)
+        for width in sorted({gradient.width for gradient in reduced}):  # DDP joins gradients of one dtype
+            joined = [gradient for gradient in reversed(reduced) if gradient.width == width]
+            yield from _fill_buckets(joined, width=width)
         return
     bucket_elements = job.stack.reduce_bucket if layout.shards > 1 else UNSHARDED
     if layout.zero <= 1:

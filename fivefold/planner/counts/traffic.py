@@ -24,6 +24,7 @@ from fivefold.layout.sharding import (
     regathers_vision,
     select_trained,
     shard_numel,
+    trains_saved_modules,
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.vision_weights import is_vision
@@ -77,10 +78,11 @@ def list_unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[R
 
     Where a message joins several units (``ddp_buckets.py``), this is the unit's share, which it is charged for.
     """
-    recipe, micro_batches = counts.job.precision, count_passes(layout, counts.job)
+    micro_batches = count_passes(layout, counts.job)
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     for whole_unit, shards, replicas in counts.list_local_parts(layout, name):
         unit = select_trained(whole_unit, counts.job)
+        recipe = counts.job.saved_precision if trains_saved_modules(unit, counts.job) else counts.job.precision
         stay = get_policy(layout, counts.job).weights_stay
         padded = count_padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""

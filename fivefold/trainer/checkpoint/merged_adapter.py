@@ -4,7 +4,7 @@ W + s · B A; with DoRA its rows have the trained magnitudes as norms.
 
 A base that the run held in nf4 is quantized and dequantized first, as the adapters were trained over these values.
 
-A checkpoint of such a run holds the factors alone, and names the folder of the base.
+A checkpoint of such a run holds the trained weights alone, and names the folder of the base.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from fivefold.adapter import Adapter
 from fivefold.layout.sharding import is_quantized
 from fivefold.model.weight import MAGNITUDE
-from fivefold.model.weights import Weight, list_adapter_weights, list_weights
+from fivefold.model.weights import Weight, list_trained_weights, list_weights
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
@@ -38,6 +38,7 @@ from fivefold.trainer.model.precision import Dtypes
 class MergedFolder:
     """The folder of a base, of which every box that is read has its part of the adapters added.
 
+    ``factors``: weights of adapters, and those that were trained in full next to them, which replace the base's.
     ``nf4``: the dtype in which the run dequantized the matrices of blocks; None: they were not quantized.
     """
 
@@ -50,6 +51,8 @@ class MergedFolder:
         """Read a box of our weight ``ours``: in fp32 if an adapter is merged into it, else in its stored dtype."""
         linear = ours.removesuffix(".weight")
         slices = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+        if (trained := self.factors.get(ours)) is not None:
+            return trained[slices]
         if f"{linear}.lora_a" in self.factors:
             rows, columns = slices
             return self._merge_rows(linear, rows)[:, columns]
@@ -110,11 +113,11 @@ def find_base(opened: peft_adapter.AdapterFolder, *, base: Path | None) -> Huggi
 
 
 def read_checkpoint_factors(path: Path, manifest: Checkpoint) -> dict[str, Tensor]:
-    """Return the full factors of the checkpoint ``path`` in fp32; raises ``RunFailure`` if it is unreadable."""
+    """Return the full trained weights of the checkpoint ``path`` in fp32; raises ``RunFailure`` if it is unreadable."""
     assert manifest.job.adapter is not None
     checkpoint_folder.verify(path, manifest.files)
     factors = {
-        weight.name: torch.empty(weight.shape) for weight in list_adapter_weights(manifest.model, manifest.job.adapter)
+        weight.name: torch.empty(weight.shape) for weight in list_trained_weights(manifest.model, manifest.job.adapter)
     }
     targets = {f"weights/{name}": factor for name, factor in factors.items()}
     try:

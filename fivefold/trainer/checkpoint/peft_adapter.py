@@ -3,6 +3,7 @@
     blocks.3.attention.q.lora_a = base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight   [rank, in]
     blocks.3.attention.q.lora_b = base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [out, rank]
     blocks.3.attention.q.lora_magnitude = base_model.model.….q_proj.lora_magnitude_vector          [out]
+    head.out.weight = base_model.model.lm_head.weight, if it is trained in full (``modules_to_save``)
 
 The rows of B and the magnitudes are in the order of the rows of W there. Source: huggingface/peft@0.21.2:
 src/peft/utils/save_and_load.py, src/peft/tuners/lora/config.py.
@@ -21,13 +22,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fivefold.adapter import TARGETS, Adapter
+from fivefold.adapter import SAVED, TARGETS, Adapter, SavedModule
 from fivefold.job import Job
 from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS
 from fivefold.model.huggingface.read import find_text_model
 from fivefold.model.huggingface.tensors import TensorPart, list_tensors
 from fivefold.model.spec import Model
-from fivefold.model.weights import list_adapter_weights
+from fivefold.model.weights import list_trained_weights
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import huggingface_import
@@ -43,7 +44,6 @@ PLAIN_KEYS: dict[str, tuple[object, ...]] = {
     "bias": ("none",),
     "fan_in_fan_out": (False,),
     "lora_bias": (False,),
-    "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
     "layers_to_transform": (None, []),
@@ -67,6 +67,7 @@ class AdapterFolder:
     adapter: Adapter
     base: str
     tensors: Mapping[str, Tensor]
+    saved: tuple[str, ...] = ()  # names of modules that are stored in full, as its config has them
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -102,21 +103,30 @@ class AdapterFolder:
             "rank_stabilized": config.get("use_rslora", False),
         }
         adapter = Adapter.read(values, origin=str(path / CONFIG))
-        return cls(path, adapter, str(config.get("base_model_name_or_path") or ""), tensors)
+        saved = tuple(map(str, config.get("modules_to_save") or ()))
+        return cls(path, adapter, str(config.get("base_model_name_or_path") or ""), tensors, saved)
 
     def read_factors(self, model: Model, *, family: str) -> tuple[Adapter, dict[str, Tensor]]:
         """Return the adapter with its targets, and its factors by our names, in the order of our rows.
 
-        Raises ``UserError`` unless the tensors are the factors of the same linear layers in every block of ``model``.
+        Raises ``UserError`` unless the tensors are the factors of the same linear layers in every block of ``model``,
+        and modules that are trained in full.
         """
-        every = dict(_list_tensor_names(model, family, Adapter(kind=self.adapter.kind, rank=self.adapter.rank)))
+        saved = self._resolve_saved(model, family)
+        every = dict(
+            _list_tensor_names(
+                model, family, Adapter(kind=self.adapter.kind, rank=self.adapter.rank, modules_to_save=saved)
+            )
+        )
         if unknown := sorted(self.tensors.keys() - {name for name, _ in every.values()}):
             raise UserError(
                 f"{self.path} holds {len(unknown)} tensors that are not factors of the linear layers of "
                 f"{model.name}, such as {unknown[0]}"
             )
         linears = {
-            ours.rpartition(".")[0].split(".", 2)[2] for ours, (name, _) in every.items() if name in self.tensors
+            ours.rpartition(".")[0].split(".", 2)[2]
+            for ours, (name, _) in every.items()
+            if name in self.tensors and ours.startswith("blocks.")
         }
         targets = tuple(target for target, targeted in TARGETS.items() if not linears.isdisjoint(targeted))
         if not targets:
@@ -124,9 +134,9 @@ class AdapterFolder:
                 f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers ({', '.join(TARGETS)}); "
                 "name a folder whose adapter targets these"
             )
-        adapter = self.adapter.replace(targets=targets)
+        adapter = self.adapter.replace(targets=targets, modules_to_save=saved)
         factors: dict[str, Tensor] = {}
-        for weight in list_adapter_weights(model, adapter):
+        for weight in list_trained_weights(model, adapter):
             name, part = every[weight.name]
             tensor = self.tensors.get(name)
             if tensor is None or tuple(tensor.shape) != weight.shape:
@@ -134,6 +144,22 @@ class AdapterFolder:
                 raise UserError(f"{self.path}: {name} {state}; all blocks need factors of rank {adapter.rank}")
             factors[weight.name] = tensor[torch.tensor(part.order())] if weight.name.endswith(BY_ROWS) else tensor
         return adapter, factors
+
+    def _resolve_saved(self, model: Model, family: str) -> tuple[SavedModule, ...]:
+        """Return the modules that are stored in full; raise ``UserError`` for any but the embedding and the head."""
+        modules = {
+            _name_module(part): module
+            for part in list_tensors(model, family=family)
+            for module in SAVED
+            if Adapter(modules_to_save=(module,)).is_saved(part.ours)
+        }
+        names = {name.rpartition(".")[2] for name in self.saved}
+        if unknown := sorted(names - modules.keys()):
+            raise UserError(
+                f"{self.path}: {CONFIG} has modules_to_save={', '.join(unknown)}, and only {' and '.join(modules)} of "
+                f"{model.name} are read; merge the adapter into its base with peft's merge_and_unload"
+            )
+        return tuple(modules[name] for name in sorted(names))
 
 
 def write(
@@ -145,6 +171,7 @@ def write(
     """
     tensors: dict[str, Tensor] = {}
     modules: list[str] = []
+    saved: list[str] = []
     for ours, (name, part) in _list_tensor_names(model, family, adapter):
         factor = factors[ours]
         if ours.endswith(BY_ROWS):
@@ -152,7 +179,7 @@ def write(
             rows[torch.tensor(part.order())] = factor
             factor = rows
         tensors[name] = factor.contiguous()
-        modules.append(part.name.removesuffix(".weight").rpartition(".")[2])
+        (saved if adapter.is_saved(ours) else modules).append(_name_module(part))
     if family in NAMED_AS_MLPS and (as_experts := [name for name in EXPERT_LAYERS if name in modules]):
         raise UserError(
             f"model {model.name!r}: peft (0.21) takes {', '.join(as_experts)} of {family} as those of its routed "
@@ -169,6 +196,7 @@ def write(
         "use_rslora": adapter.rank_stabilized,
         "use_dora": adapter.has_magnitudes,
         "target_modules": list(dict.fromkeys(modules)),
+        "modules_to_save": list(dict.fromkeys(saved)) or None,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -201,7 +229,7 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
     if adapter is None:
         raise UserError(f"{path}: needs [job] adapter, such as 'lora:16'; `fivefold import {path}` writes a run file")
     stored, factors = AdapterFolder.open(path).read_factors(model, family=find_family(base))
-    wanted = {weight.name for weight in list_adapter_weights(model, adapter)}
+    wanted = {weight.name for weight in list_trained_weights(model, adapter)}
     if (stored.rank, stored.scale, set(factors)) != (adapter.rank, adapter.scale, wanted):
         raise UserError(
             f"{path} holds an adapter of {_describe(stored)}, and [job] adapter has {_describe(adapter)}; "
@@ -221,21 +249,28 @@ def find_family(base: Path) -> str:
 def _describe(adapter: Adapter) -> str:
     """Return what two adapters must have in common, in words."""
     targets = ", ".join(adapter.targets)
-    return f"kind {adapter.kind}, rank {adapter.rank}, scale {adapter.scale:g} and targets {targets}"
+    saved = f", and modules_to_save {', '.join(adapter.modules_to_save)}" if adapter.modules_to_save else ""
+    return f"kind {adapter.kind}, rank {adapter.rank}, scale {adapter.scale:g} and targets {targets}{saved}"
+
+
+def _name_module(part: TensorPart) -> str:
+    """Return the name by which peft's config has the module of a tensor: ``q_proj`` or ``lm_head``."""
+    return part.name.rpartition(".")[0].rpartition(".")[2]
 
 
 def _list_tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, TensorPart]]]:
-    """Yield our name of each factor, its tensor in a PEFT adapter folder, and the part of the weight under it.
+    """Yield our name of each trained weight, its tensor in a PEFT adapter folder, and the part of the base's weight.
 
     Raises ``UserError`` for a layer that ``family`` stores fused with others or transposed.
     """
     every = {part.ours: part for part in list_tensors(model, family=family)}
-    for weight in list_adapter_weights(model, adapter):
+    for weight in list_trained_weights(model, adapter):
         linear, _, factor = weight.name.rpartition(".")
-        part = every[f"{linear}.weight"]
+        part = every[weight.name if adapter.is_saved(weight.name) else f"{linear}.weight"]
         if part.transposed or part.rows not in (None, part.shape[part.dim]):
             raise UserError(
                 f"model {model.name!r}: {family} stores {linear} fused with others or transposed; PEFT adapters on "
                 "such weights are not supported"
             )
-        yield weight.name, (f"{PREFIX}{part.name.removesuffix('weight')}{FACTORS[factor]}", part)
+        stored = part.name if weight.name == part.ours else f"{part.name.removesuffix('weight')}{FACTORS[factor]}"
+        yield weight.name, (f"{PREFIX}{stored}", part)

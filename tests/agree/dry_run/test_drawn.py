@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import Adapter, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
@@ -201,6 +201,27 @@ def test_dora_is_counted(number: int, base: Literal["nf4"] | None, text: str) ->
     """With the norms' product and, under tp, their all-reduce, which run again where a block is recomputed."""
     model, job = DENSE.replace(qkv_bias=True), FP32.replace(adapter=Adapter(kind="dora", rank=3, base=base))
     assert list_miscounts(Drawn(number, model, Layout.parse(text), job)) == []
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("text", "saved", "loss"),
+    mark_share(
+        2,
+        [
+            ("dp2 zero3 mbs2 ac=full", ("embed_tokens", "lm_head"), "fused"),
+            ("dp2 tp2 zero1 mbs2", ("lm_head",), "chunked"),
+            ("tp2 nosp mbs2", ("embed_tokens",), "fused"),
+            ("dp2 pp2 zero2 mbs1", ("embed_tokens", "lm_head"), "chunked"),
+        ],
+    ),
+)
+def test_modules_to_save_are_counted(
+    number: int, text: str, saved: tuple[SavedModule, ...], loss: Literal["fused", "chunked"]
+) -> None:
+    """The embedding and the head are trained in full next to an adapter, and the gradient goes down to the former."""
+    job = FP32.replace(adapter=Adapter(rank=3, modules_to_save=saved), loss=loss)
+    assert list_miscounts(Drawn(number, DENSE, Layout.parse(text), job)) == []
 
 
 COMPRESSED = LATENT.mla.replace(q_rank=12) if LATENT.mla else None

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, Ernie4_5Config,
 from fivefold.adapter import Adapter
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.weights import list_adapter_weights
+from fivefold.model.weights import list_adapter_weights, list_trained_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
@@ -106,6 +106,8 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
             ],
         ),
         ("ernie4_5", "tp2 dp2 zero3 mbs1", ADAPTER.replace(kind="dora")),
+        ("phi", "tp2 dp2 zero3 mbs1", ADAPTER.replace(modules_to_save=("lm_head",))),
+        ("llama", "dp2 pp3 zero1 mbs1", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
     ],
 )
 def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str, text: str, adapter: Adapter) -> None:
@@ -114,7 +116,7 @@ def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str
     model = HuggingFaceFolder.open(base).model
 
     done = export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=ignore_progress)
-    names = {weight.name for weight in list_adapter_weights(model, adapter)}
+    names = {weight.name for weight in list_trained_weights(model, adapter)}
     assert (done.family, done.holds, done.dtype, done.tensors) == (family, "adapters", "fp32", len(names))
     again = forked(2, start, tmp_path / "lora", base, Layout.parse("dp2 zero3 mbs1"), adapter)[0]
     assert again.keys() == weights.keys()
@@ -191,7 +193,8 @@ def folder_of(path: Path, base: Path) -> Path:
     [
         ({"peft_type": "IA3"}, "peft_type IA3"),
         ({"use_dora": True}, r"lora_magnitude_vector is missing"),
-        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save="),
+        ({"modules_to_save": ["norm"]}, "modules_to_save=norm, and only embed_tokens and lm_head of"),
+        ({"modules_to_save": ["embed_tokens"]}, r"model\.embed_tokens\.weight is missing"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern="),
         ({"target_parameters": ["gate_up_proj"]}, "target_parameters=gate_up_proj: adapters of routed experts"),

@@ -22,6 +22,7 @@ from fivefold.layout.sharding import (
     select_trained,
     shard_numel,
     shard_weight,
+    trains_saved_modules,
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -80,6 +81,8 @@ def count_part_states(
     ``unsharded``: the unit's unsharded weights. Of ``layout`` only the ZeRO stage matters, whether it shards, and
     whether it has pipeline stages.
     """
+    if trains_saved_modules(unit, job):
+        job = job.replace(precision=job.saved_precision)
     quantised_names = frozenset(
         weight.name for weight in unsharded if is_quantized(weight.numel, vector=weight.is_vector)
     )  # if moments scale

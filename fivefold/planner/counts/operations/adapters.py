@@ -53,6 +53,9 @@ def is_per_step(op: Op) -> bool:
 
 def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     """Yield an operation with frozen weights, followed by those of its adapter if it has one."""
+    if local.trains(op.name):
+        yield op
+        return
     if op.kind != "matmul" or not adapter.has_adapter(op.name) or op.name == "head.out":
         yield _freeze(op, local, adapter)
         return

@@ -93,6 +93,8 @@ class Local:
 
     def trains(self, name: str) -> bool:
         """Tell whether the weights of an operation of the unit are trained."""
+        if self.job.adapter is not None:
+            return self.job.adapter.is_saved(name)
         return not is_frozen(name, self.frozen)
 
     def attention(self, layer: int) -> AttentionShape:
