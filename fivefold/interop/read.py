@@ -37,6 +37,11 @@ def read(
     config_format, document = next(pairs, (None, documents[0]))
     if config_format is None:
         formats = ", ".join(dict.fromkeys(format_.name for format_ in FORMATS if format_.parse))
+        if _is_torchtune(document):
+            raise UserError(
+                f"{document.origin}: a recipe of torchtune, which is not read; give its model, layout and job as "
+                "options, or a config of " + formats
+            )
         raise UserError(
             f"{document.origin}: not a config that is known: it has no keys of {formats}; name a config of one of these"
         )
@@ -47,6 +52,13 @@ def read(
         return result
     errors = tuple(list_reasons(result.layout, model=result.model, job=result.job, machine=None))
     return result.replace(errors=errors)
+
+
+def _is_torchtune(document: Document) -> bool:
+    """Return whether a file names the parts of a recipe as torchtune does."""
+    values = document.values
+    sections = values.values() if isinstance(values, dict) else ()
+    return any(isinstance(section, dict) and "_component_" in section for section in sections)
 
 
 def _find_known(model: Model) -> Model:

@@ -240,3 +240,49 @@ def test_a_run_file_keeps_its_data(tmp_path: Path) -> None:
     assert back.data.fields == DATA
     assert back.job is not None
     assert back.job.adapter == Adapter.model_validate(ADAPTER)
+
+
+@pytest.mark.parametrize(
+    ("command", "objective", "learning_rate"),
+    [
+        ("python trl/scripts/sft.py", "pretrain", 2e-5),
+        ("trl sft", "pretrain", 2e-5),
+        ("accelerate launch -m trl.scripts.dpo", "dpo", 1e-6),
+        ("python examples/scripts/dpo.py", "dpo", 1e-6),
+    ],
+)
+def test_a_script_of_trl_has_its_defaults(command: str, objective: str, learning_rate: float) -> None:
+    words = [*command.split(), "--model_name_or_path", "meta-llama/Llama-3.1-8B"]
+    result = read(words, Overrides(ranks=8))
+    assert (result.missing, result.not_understood) == ((), ())
+    assert result.job is not None
+    assert result.layout is not None
+    assert (result.job.objective, result.job.learning_rate.peak) == (objective, learning_rate)
+    assert (result.job.sequence, result.layout.ac, result.job.precision.compute) == (1024, "full", "bf16")
+    plain = read([*words, "--no_gradient_checkpointing", "--no_remove_unused_columns"], Overrides(ranks=8))
+    assert plain.layout is not None
+    assert (plain.layout.ac, plain.not_understood) == ("none", ())
+    half = read([*words, "--fp16", "true"], Overrides(ranks=8))
+    assert half.job is not None
+    assert half.job.precision.compute == "fp16"
+
+
+def test_recomputation_that_trl_turns_on_by_itself_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    values = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "max_length": 512, "bf16": True, "learning_rate": 1e-5,
+              "per_device_train_batch_size": 1}  # fmt: skip
+    for more, named in (
+        ({}, False),
+        ({"use_peft": True}, True),
+        ({"use_peft": True, "gradient_checkpointing": 0}, False),
+    ):
+        path.write_text(yaml.safe_dump(values | more))
+        result = read([str(path)], Overrides(ranks=8))
+        assert ("gradient_checkpointing" in {key.key for key in result.approximated}) == named
+
+
+@pytest.mark.parametrize("script", ["reward_modeling", "kto", "ppo/ppo", "sft_vlm"])
+def test_another_script_of_trl_is_an_error_by_name(script: str) -> None:
+    words = ["python", f"examples/scripts/{script}.py", "--model_name_or_path", "meta-llama/Llama-3.1-8B"]
+    result = read([*words, "--max_length", "512", "--per_device_train_batch_size", "2"], Overrides(ranks=8))
+    assert "script" in {key.key for key in result.not_understood}

@@ -7,6 +7,7 @@ and accelerate/utils/dataclasses.py; deepspeed/runtime/constants.py, config.py a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from fivefold.interop.huggingface import adapters, data, effects, harmless
 from fivefold.interop.keys import Table, field, ignored_keys, part, unmodelled_key
@@ -72,6 +73,21 @@ ARGUMENTS: Table = {
     **adapters.TABLES["trl"],
     **data.TABLES["trl"],
 }
+
+_OF_TRL = {"max_length": 1024, "gradient_checkpointing": True}  # base_config.py, sft_config.py, dpo_config.py
+# Defaults of TRL's scripts that differ from those of TrainingArguments; bf16 is on, too, unless fp16 is.
+TRL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "sft": {**_OF_TRL, "learning_rate": 2e-5},
+    "dpo": {**_OF_TRL, "learning_rate": 1e-6, "loss_type": "sigmoid"},
+}
+
+# Keys of TRL's configs that TrainingArguments does not have.
+TRL_SIGNS = frozenset(
+    {
+        "assistant_only_loss", "chat_template_path", "completion_only_loss", "dataset_text_field", "loss_type",
+        "packing_strategy", "truncation_mode", "use_peft",
+    }
+)  # fmt: skip
 
 FSDP = "accelerate.fsdp_config.fsdp_"
 

@@ -5,7 +5,8 @@ A launch line names files, and so do configs: ``--config_file``, ``--deepspeed``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,14 @@ from fivefold.interop.files import read_document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.axolotl_deepspeed import find_shipped
 from fivefold.interop.huggingface.dialects import AXOLOTL, DIALECTS, SEQUENCE, Dialect
-from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER, STAGE_3, TABLE, VERSIONS
+from fivefold.interop.huggingface.keys import (
+    DERIVED_FROM_WIDTH,
+    FILLED_BY_TRAINER,
+    STAGE_3,
+    TABLE,
+    TRL_DEFAULTS,
+    VERSIONS,
+)
 from fivefold.interop.keys import Values, flatten
 from fivefold.interop.shell.launch import parse_keys
 from fivefold.record import UserError
@@ -33,13 +41,25 @@ LAUNCHER_KEYS = {
 class CollectedKeys(NamedTuple):
     """Keys with the prefixes of their table, the dialect of the trainer, and the ranks that a file gives.
 
-    ``assumed``: files that are missing here and were read as the trainer ships them.
+    ``assumed``: files that are missing here and were read as the trainer ships them. ``script``: TRL's, if it is one.
     """
 
     given: dict[str, Any]
     dialect: Dialect | None = None
     ranks: int | None = None
     assumed: tuple[ParsedKey, ...] = ()
+    script: str | None = None
+
+
+TRL_SCRIPT = re.compile(r"(?:.*/)?(?:trl|examples)/scripts/(?:.*/)?(\w+)\.py|trl\.scripts\.(\w+)")
+
+
+def find_trl_script(words: Sequence[str]) -> str | None:
+    """Return which of TRL's scripts a command runs, such as ``sft`` of ``trl sft``; None for other programs."""
+    if list(words[:1]) == ["trl"]:
+        return words[1] if len(words) > 1 else None
+    match = TRL_SCRIPT.fullmatch(words[0]) if words else None
+    return (match[1] or match[2]) if match else None
 
 
 def is_huggingface(document: Document) -> bool:
@@ -51,6 +71,7 @@ def is_huggingface(document: Document) -> bool:
             "per_device_train_batch_size" in option_names
             or "config_file" in document.options
             or "deepspeed" in option_names
+            or find_trl_script(document.words)
         ) or (
             bool(document.words)
             and any(is_huggingface(_load(word, document)) for word in files if find_config_file(word, document))
@@ -72,12 +93,19 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     if dialect:
         table |= dialect.table
         table |= {name: table[name]._replace(default=value) for name, value in dialect.defaults.items()}
+    if collected.script in TRL_DEFAULTS:
+        defaults = TRL_DEFAULTS[collected.script] | {"bf16": not given.get("fp16")}
+        table |= {name: table[name]._replace(default=value) for name, value in defaults.items()}
     strategy = find_strategy(given)
     name = dialect.name if dialect else "deepspeed" if strategy == "deepspeed" else "accelerate"
     version = dialect.version if dialect else VERSIONS[name]
+    if is_other_script := collected.script is not None and collected.script not in TRL_DEFAULTS:
+        given["script"] = f"{collected.script}.py"
     unset = tuple(key for key, value in given.items() if key in DERIVED_FROM_WIDTH and value == "auto")
     given = {key: value for key, value in given.items() if key not in unset}
     values = Values(table, given, origin=document.origin, software=name, version=version)
+    if is_other_script:
+        values.mark_not_modelled("script", "of TRL, with another objective than sft.py and dpo.py; read as sft.py")
     document = document._replace(
         ranks=document.ranks or collected.ranks, assumed=(*document.assumed, *collected.assumed)
     )
@@ -116,7 +144,7 @@ def _parse_words(document: Document) -> CollectedKeys:
                 file_keys = _parse_file(file)
                 given |= file_keys.given
                 dialect = file_keys.dialect
-    line_keys = {_normalize_argument(key): value for key, value in parse_keys(document.words[1:]).items()}
+    line_keys = dict(_read_flag(key, value) for key, value in parse_keys(document.words[1:]).items())
     given |= {key: value for key, value in line_keys.items() if key not in ("config", "config_file")}
     options = document.options
     if file_name := options.get("config_file"):
@@ -127,7 +155,14 @@ def _parse_words(document: Document) -> CollectedKeys:
         given["accelerate.distributed_type"] = "DEEPSPEED"
     given |= {LAUNCHER_KEYS[name]: value for name, value in options.items() if name in LAUNCHER_KEYS}
     given |= {f"accelerate.fsdp_config.{name}": value for name, value in options.items() if name.startswith("fsdp_")}
-    return CollectedKeys(given, dialect)
+    return CollectedKeys(given, dialect, script=find_trl_script(document.words))
+
+
+def _read_flag(key: str, value: Any) -> tuple[str, Any]:
+    """Return the name and value of an option; ``--no_NAME``, which HfArgumentParser adds, turns NAME off."""
+    name = _normalize_argument(key)
+    off = name.removeprefix("no_")
+    return (off, False) if value is True and off != name and name not in TABLE and off in TABLE else (name, value)
 
 
 def _parse_file(document: Document) -> CollectedKeys:

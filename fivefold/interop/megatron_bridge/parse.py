@@ -56,9 +56,9 @@ def is_bridge(document: Document) -> bool:
     target = str(document.values.get("_target_", ""))
     values = _rename_sections(document.values)
     sections = values.keys() & {"model", "train", "ddp", "optimizer", "trainer", "optim", "data", "dataset"}
-    return target.startswith(("megatron.bridge", "nemo.")) or (
-        isinstance(values.get("model"), dict) and len(sections) >= 3
-    )
+    model = values.get("model")
+    is_override = isinstance(model, dict) and "_component_" not in model and len(sections) >= 3  # torchtune's key
+    return target.startswith(("megatron.bridge", "nemo.")) or is_override
 
 
 def _rename_sections(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,113 @@
+"""Count what becomes of folders of recipes: predicted, predicted with another model, named in one line, or an error.
+
+    python -m tests.endure.recipes FOLDER... [--gpus h100:8] [--model llama3-8b] [--ext yaml,yml,json] [--verbose]
+
+Each file is read and predicted without ``--ignore``; if only its model is not known, once more with ``--model``. Files
+that equal an earlier one are left out. With ``--ext py``, the launch commands in the head of each script are the
+recipes, and files that they name are looked for in the folder. Exits 1 if a recipe ends in anything but an answer or an
+error of one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import fivefold
+from fivefold.record import UserError
+from fivefold.rendering.progress import show_progress
+from fivefold.requests.configs import build_request, load_config
+
+KINDS = ("predicted", "predicted with --model", "named", "error of Fivefold")
+
+
+def list_recipes(folder: Path, suffixes: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the files of a folder, and the commands of its scripts, as words; no copies of earlier ones."""
+    seen = set[str]()
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.suffix.lstrip(".") not in suffixes:
+            continue
+        content = path.read_text(encoding="utf-8", errors="replace")
+        commands = list_commands(content) if path.suffix == ".py" else [[str(path.resolve())]]
+        for words in commands:
+            if (key := content if path.suffix != ".py" else " ".join(words)) not in seen:
+                seen.add(key)
+                yield words
+
+
+def list_commands(text: str) -> Iterator[list[str]]:
+    """Yield the launch commands in the text of a script; their lines end in a backslash but for the last."""
+    for match in re.finditer(r"^(?:accelerate launch|python |torchrun |trl )(?:.*\\\n)*.*$", text, re.MULTILINE):
+        try:
+            yield shlex.split(match[0].replace("\\\n", " "))
+        except ValueError:
+            continue
+
+
+def predict_recipe(words: list[str], *, gpus: str, model: str | None) -> None:
+    """Predict a recipe; raise ``UserError`` for what is not read."""
+    loaded = load_config(words, build_request(gpus, model))
+    fivefold.predict(loaded.model, gpus, loaded.layout, job=loaded.job)
+
+
+def judge(words: list[str], *, gpus: str, model: str) -> tuple[str, str]:
+    """Return what became of a file, one of ``KINDS``, and the line that says why."""
+    lines = list[str]()
+    for kind, other in ((KINDS[0], None), (KINDS[1], model)):
+        try:
+            predict_recipe(words, gpus=gpus, model=other)
+        except UserError as error:
+            lines.append(str(error))
+            if "\n" in lines[-1]:
+                return KINDS[3], f"several lines: {lines[-1]}"
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            return KINDS[3], f"{type(error).__name__} {error} ({place.filename}:{place.lineno})".replace("\n", " ")
+        else:
+            return kind, ""
+        if "the model" not in lines[-1]:
+            break
+    return KINDS[2], lines[-1]
+
+
+def shorten_line(line: str) -> str:
+    """Return a line without paths and numbers, so that equal reasons are counted together."""
+    return re.sub(r"\d+", "N", re.sub(r"\S*/\S*", "…", line))[:110]
+
+
+def main() -> int:
+    """Count every folder."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("folders", nargs="+", type=Path)
+    options.add_argument("--gpus", default="h100:8")
+    options.add_argument("--model", default="llama3-8b")
+    options.add_argument("--ext", default="yaml,yml,json")
+    options.add_argument("--verbose", action="store_true")
+    asked = options.parse_args()
+    wrong = 0
+    for folder in asked.folders:
+        counts, reasons = collections.Counter[str](), collections.Counter[str]()
+        recipes = list(list_recipes(folder, asked.ext.split(",")))
+        with show_progress(folder.name) as progress, contextlib.chdir(folder):
+            for number, words in enumerate(recipes):
+                progress(words[-1], number, len(recipes))
+                kind, line = judge(words, gpus=asked.gpus, model=asked.model)
+                counts[kind] += 1
+                reasons[shorten_line(line)] += bool(line)
+                wrong += kind == KINDS[3]
+                if asked.verbose or kind == KINDS[3]:
+                    print(f"{' '.join(words)}: {kind}: {line}")
+        print(f"{folder}: {len(recipes)} recipes: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
+        print(*(f"  {count}: {line}" for line, count in reasons.most_common(12) if line), sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
