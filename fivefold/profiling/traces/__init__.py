@@ -9,7 +9,7 @@ breakdown · messages · critical_path · prediction     the results; comparison
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,10 +19,10 @@ from fivefold.profiling.traces import breakdown, messages
 from fivefold.profiling.traces.breakdown import Timeline
 from fivefold.profiling.traces.critical_path import (
     EndOrder,
+    PathSums,
     Segment,
     count_late_arrivals,
     find_critical_path,
-    list_path_parts,
 )
 from fivefold.profiling.traces.job_traces import JobTraces, Progress, read_traces
 from fivefold.profiling.traces.matching import find_starts, match, measure_waits
@@ -81,9 +81,10 @@ def read(
     lowest = job.ranks[0]
     kinds, kernels = breakdown.sum_kernel_lines(pairs)
     orders = {trace.rank: EndOrder(trace) for trace in job.ranks}
-    paths_of = _find_paths(
-        job, chosen, lambda windows: find_critical_path(orders, windows, matched=matched, starts=starts), progress
-    )
+    sums, last_path = PathSums(), list[Segment]()
+    for windows in _list_steps(job, chosen, progress):
+        last_path = find_critical_path(orders, windows, matched=matched, starts=starts)
+        sums.add(last_path)
     report = TraceReport(
         device="GPU" if job.device == "GPU" else "CPU",
         world=job.world,
@@ -95,13 +96,13 @@ def read(
         categories=tuple(kinds),
         kernels=tuple(kernels[:top]),
         messages=tuple(messages_of(pairs)),
-        path_seconds=sum(path[-1].end - path[0].start for path in paths_of if path) / max(1, len(paths_of)) / 1e9,
-        path=tuple(list_path_parts(paths_of, named=False)),
-        path_names=tuple(list_path_parts(paths_of, named=True)[:top]),
+        path_seconds=sums.mean_seconds,
+        path=tuple(sums.list_parts(named=False)),
+        path_names=tuple(sums.list_parts(named=True)[:top]),
         arrivals=tuple(count_late_arrivals(job, matched, starts)),
         remarks=(*job.remarks, *matched.remarks),
     )
-    return AnalyzedTraces(report, messages_of([(lowest, window) for window in chosen[lowest.rank]]), paths_of[-1])
+    return AnalyzedTraces(report, messages_of([(lowest, window) for window in chosen[lowest.rank]]), last_path)
 
 
 def _choose_windows(job: JobTraces, step: int | None) -> dict[int, list[StepWindow]]:
@@ -123,18 +124,13 @@ def _choose_windows(job: JobTraces, step: int | None) -> dict[int, list[StepWind
     return {rank: [windows[number] for number in sorted(chosen_steps)] for rank, windows in by_number.items()}
 
 
-def _find_paths(
-    job: JobTraces,
-    chosen: dict[int, list[StepWindow]],
-    path_of: Callable[[dict[int, StepWindow]], list[Segment]],
-    progress: Progress | None,
-) -> list[list[Segment]]:
-    """Return the critical path of every step."""
+def _list_steps(
+    job: JobTraces, chosen: dict[int, list[StepWindow]], progress: Progress | None
+) -> Iterator[dict[int, StepWindow]]:
+    """Yield the windows of every step by rank, and report how many have been passed."""
     ranks = [trace.rank for trace in job.ranks]
     steps = list(zip(*(chosen[rank] for rank in ranks), strict=True))
-    paths = []
     for done, windows in enumerate(steps):
         if progress:
             progress("critical paths", done, len(steps))
-        paths.append(path_of(dict(zip(ranks, windows, strict=True))))
-    return paths
+        yield dict(zip(ranks, windows, strict=True))

@@ -93,18 +93,34 @@ def _explain_gap(trace: RankEvents, row: int, ended: int) -> Activity:
     return "waiting" if int(trace.launch[row]) + trace.shift < ended else "host"
 
 
-def list_path_parts(paths: Sequence[Sequence[Segment]], *, named: bool) -> list[PathPart]:
-    """Return what ranks (or, if ``named``, kernels of ranks) contribute, as means over paths, the largest first."""
-    sums: dict[tuple[int, Activity, str], int] = {}
-    for path in paths:
-        for segment in path:
-            key = (segment.rank, segment.activity, segment.name if named else "")
-            sums[key] = sums.get(key, 0) + segment.end - segment.start
-    path_parts = [
-        PathPart(rank=rank, activity=activity, name=name, seconds=total / len(paths) / 1e9)
-        for (rank, activity, name), total in sums.items()
-    ]
-    return sorted(path_parts, key=lambda part: (-part.seconds, part.rank, part.name))
+class PathSums:
+    """Sums of what ranks and kernels contribute to the critical paths of steps, so that no path has to be kept."""
+
+    def __init__(self) -> None:
+        self.steps, self.total_ns = 0, 0
+        self.by_rank: dict[tuple[int, Activity, str], int] = {}
+        self.by_kernel: dict[tuple[int, Activity, str], int] = {}
+
+    def add(self, path: Sequence[Segment]) -> None:
+        """Add the path of a step."""
+        self.steps += 1
+        self.total_ns += path[-1].end - path[0].start if path else 0
+        for rank, activity, name, start, end in path:
+            for sums, key in ((self.by_rank, (rank, activity, "")), (self.by_kernel, (rank, activity, name))):
+                sums[key] = sums.get(key, 0) + end - start
+
+    @property
+    def mean_seconds(self) -> float:
+        """Return the mean length of a path."""
+        return self.total_ns / max(1, self.steps) / 1e9
+
+    def list_parts(self, *, named: bool) -> list[PathPart]:
+        """Return what ranks (or, if ``named``, kernels of ranks) contribute, as means over paths, the largest first."""
+        path_parts = [
+            PathPart(rank=rank, activity=activity, name=name, seconds=total / self.steps / 1e9)
+            for (rank, activity, name), total in (self.by_kernel if named else self.by_rank).items()
+        ]
+        return sorted(path_parts, key=lambda part: (-part.seconds, part.rank, part.name))
 
 
 def count_late_arrivals(job: JobTraces, matched: Matched, starts: dict[MessagePart, int]) -> list[Arrivals]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import defaultdict
 from itertools import pairwise
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from fivefold.machine.catalog import resolve
 from fivefold.profiling.traces import read
+from fivefold.profiling.traces.critical_path import Segment
 from fivefold.profiling.traces.recording import TraceEvents
 from fivefold.record import UserError
 from fivefold.results.trace_report import TraceReport
@@ -119,6 +121,19 @@ def test_the_path_covers_the_step_and_changes_ranks_at_messages(
     end = max(item.start_seconds + item.window_seconds for item in last)
     assert (path[-1].end - path[0].start) / 1e9 == pytest.approx(end - begin, abs=1e-9)
     assert traced.pieces()[-1].end == pytest.approx(end - begin, abs=1e-9)
+
+
+def test_only_the_path_of_one_step_is_kept(tmp_path: Path) -> None:
+    kept: list[int] = []
+
+    def count(doing: str, _done: int, _total: int) -> None:
+        if doing == "critical paths":
+            kept.append(sum(isinstance(item, Segment) for item in gc.get_objects()))
+
+    gc.collect()  # paths of other tests
+    traced = read(kineto.write(kineto.draw(0, kineto.Shape(steps=8)), tmp_path), progress=count)
+    assert len(kept) == 8
+    assert max(kept) - kept[0] < 3 * len(traced.path)
 
 
 def waits_of(job: kineto.DrawnJob) -> dict[int, int]:
