@@ -392,7 +392,7 @@ def compare(
     Parameters
     ----------
     *what
-        A model, machines and layouts in this order, or run files; machines and layouts may be lists.
+        Models, machines and layouts in this order, or run files; machines and layouts may be lists.
 
     Returns
     -------

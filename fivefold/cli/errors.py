@@ -38,6 +38,7 @@ OTHER_OPTIONS = {
     ),
     **dict.fromkeys(("--global-batch", "--global-batch-size"), "; the global batch is --gbs, in sequences"),
     **dict.fromkeys(("--seq-length", "--sequence", "--seq-len"), "; the tokens of a sequence are --seq"),
+    **dict.fromkeys(("--machine", "--machines"), "; machines are arguments after the model, such as h100:64 gb200:64"),
     "--lr": "; the learning rate is --set learning_rate.peak=3e-4",
 }
 NEEDS_SEQUENCES = "; it counts sequences, not tokens: 2M tokens are 512 sequences of 4096"
@@ -87,7 +88,19 @@ def _explain_usage(message: str, option: str) -> str:
         return "--against needs MODEL MACHINE LAYOUT, such as --against llama3-8b h100:8 'dp8 zero3 mbs1'"
     if match := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
         return f"{match[1]!r}: one argument too many; quote a value that contains spaces, as 'dp8 zero3 mbs1'"
+    if message.startswith(f"No such option: {option}") and (commands := _list_commands_with(option)):
+        names = ", ".join(f"`fivefold {name}`" for name in commands)
+        return f"{message.rstrip('.')}; {names} {'has' if len(commands) == 1 else 'have'} it"
     return reword(message) + NEEDS_SEQUENCES * (message.startswith("Invalid value for '--gbs'"))
+
+
+def _list_commands_with(option: str) -> list[str]:
+    """Return the commands that have an option; none if there are more than three, which would say nothing."""
+    from fivefold.cli.parameters import list_options
+    from fivefold.requests.commands import COMMANDS
+
+    commands = [name for name, schema in COMMANDS.items() if option and option in list_options(schema)]
+    return commands if len(commands) <= 3 else []
 
 
 def _print_line(line: str, *, code: int) -> int:

@@ -42,6 +42,15 @@ def make_parameters(schema: type[Request]) -> Iterator[inspect.Parameter]:
         yield make_parameter(name, fields[name], optional=in_config or in_settings, panel=panel)
 
 
+def list_options(schema: type[Request]) -> set[str]:
+    """Return the names of the options of a command, such as ``--seq``."""
+    options: set[str] = set()
+    for name, field in schema.model_fields.items():
+        if _find(field, Argument) is None:
+            options.update((_find(field, Option) or Option()).names or (f"--{name.replace('_', '-')}",))
+    return options
+
+
 def _find_panel(name: str, schema: type[Request]) -> str | None:
     """Return the group of an option on the help page; None for the main one."""
     if name in COMPARES_MACHINES and issubclass(schema, SearchRequest):

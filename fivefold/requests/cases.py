@@ -52,10 +52,10 @@ def _list_combinations(
     precisions: Sequence[str],
     resolve_machine: Callable[[str], Machine],
 ) -> list[ComparedCase]:
-    """Return every combination of the machines, layouts, stacks and precisions."""
+    """Return every combination of the models, machines, layouts, stacks and precisions."""
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
-    from fivefold.model.catalog import resolve
+    from fivefold.model.catalog import find_published, resolve
     from fivefold.planner.compare import ComparedCase
 
     if not words:
@@ -63,19 +63,21 @@ def _list_combinations(
             "nothing to compare; give a model, machines and layouts, or run files, or --from FILE --gpus h100:64"
         )
     names = [word for word in words[1:] if is_named(word)]
-    texts = [word for word in words[1:] if not is_named(word)]
+    more_models = [word for word in words[1:] if word not in names and find_published(word) is not None]
+    texts = [word for word in words[1:] if word not in (*names, *more_models)]
     if not names or not texts:
         missing = "machine" if not names else "layout"
         raise UserError(
             f"compare needs a {missing}; write for example: fivefold compare llama3-8b h100:8 'dp8 zero1' "
             "'dp4 tp2 zero1'"
         )
-    model = resolve(words[0])
+    models = [resolve(name) for name in (words[0], *more_models)]
     machines = [resolve_machine(name) for name in names]
     layouts = [(machine, Layout.parse(text, ranks=machine.ranks)) for machine, text in product(machines, texts)]
     jobs = list_jobs(job, stacks, precisions)
     return [
-        ComparedCase(model, machine, layout, job_variant) for job_variant, (machine, layout) in product(jobs, layouts)
+        ComparedCase(model, machine, layout, job_variant)
+        for model, job_variant, (machine, layout) in product(models, jobs, layouts)
     ]
 
 

@@ -303,8 +303,8 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
     example = "compare llama3-8b h100:8 'dp8 zero3 mbs1' 'dp4 tp2 zero1 mbs1' --gbs 64"
     words: Annotated[
         tuple[str, ...],
-        Field(description="A model, machines and layouts; or run files."),
-        Argument(metavar="MODEL MACHINE… LAYOUT… | RUN.toml…"),
+        Field(description="One or more models, machines and layouts; or run files."),
+        Argument(metavar="MODEL… MACHINE… LAYOUT… | RUN.toml…"),
     ] = ()
     from_files: Annotated[
         tuple[Path, ...],

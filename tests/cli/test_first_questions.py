@@ -51,6 +51,16 @@ def test_a_search_says_that_the_default_batch_is_few_for_many_ranks(
     assert ("a global batch of 8" in result._repr_html_()) == is_assumed
 
 
+def test_compare_takes_several_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("qwen3-0.6b", "nano", "h100:4", "dp4 zero1", "dp2 tp2", "--seq", "256")
+    assert run(monkeypatch, "compare", *words, "--json") == 0
+    variants = json.loads(capsys.readouterr().out)["variants"]
+    steps = [variant["step"] for variant in variants]
+    assert [(step["model"], step["layout"].split()[0]) for step in steps] == [
+        ("qwen3-0.6b", "dp4"), ("qwen3-0.6b", "dp2"), ("nano", "dp4"), ("nano", "dp2")
+    ]  # fmt: skip
+
+
 def test_compare_takes_a_price(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("nano", "h100:8", "dp8 zero1", "dp8 zero3", "--price", "h100=2/h", "--json")
     assert run(monkeypatch, "compare", *words) == 0
