@@ -70,18 +70,32 @@ def is_legal(layout: Layout, *, model: Model, job: Job, machine: Machine | None 
 
 def can_express(layout: Layout, *, model: Model, job: Job) -> bool:
     """Tell whether the config of the job's stack can express axes, ZeRO stage, recomputation and experts."""
-    runs, moe = job.stack.runs, model.moe is not None
-    default_etp = layout.tp if layout.ep == 1 else 1
+    runs = job.stack.runs
     axes = all(getattr(layout, axis) == 1 for axis in get_args(Axis) if axis not in (runs.config_axes or runs.axes))
-    zero = layout.dp * layout.cp == 1 or (
-        layout.zero in runs.expressible_zero(layout.pp, layout.cp) and runs.can_express_shards(layout.shards, layout.cp)
-    )
-    return (
-        axes
-        and zero
-        and runs.can_express(layout.ac, experts=moe)
-        and (not (moe and runs.experts_as_mlp) or layout.etp == default_etp)
-    )
+    return axes and next(list_inexpressible(layout, model=model, job=job), None) is None
+
+
+def list_inexpressible(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Yield what the config of the job's stack cannot express of a layout with these axes, one line each.
+
+    Such a layout is predicted all the same, as some configs are read as the nearest one, but it is neither searched nor
+    written.
+    """
+    runs, moe = job.stack.runs, model.moe is not None
+    config = f"a config of {job.stack.name} cannot express"
+    if layout.dp * layout.cp > 1:
+        stages = runs.expressible_zero(layout.pp, layout.cp)
+        if layout.zero not in stages:
+            fix = " or ".join(f"zero{stage}" for stage in stages)
+            yield f"{config} zero{layout.zero}; use {f'{fix} or another stack' if fix else 'another stack'}"
+        elif not runs.can_express_shards(layout.shards, layout.cp):
+            yield f"{config} shard groups that are not whole groups of cp={layout.cp}; use a multiple of it"
+    if not runs.can_express(layout.ac, experts=moe):
+        known = [f"ac={ac}" for ac in ("none", *runs.recomputes, *(runs.expert_recomputes if moe else ()))]
+        yield f"{config} ac={layout.ac}; use {', '.join(known[:-1])} or {known[-1]}, or another stack"
+    default_etp = layout.tp if layout.ep == 1 else 1
+    if moe and runs.experts_as_mlp and layout.etp != default_etp:
+        yield f"{config} etp{layout.etp} with tp{layout.tp} and ep{layout.ep}; use etp{default_etp}"
 
 
 def validate_job(model: Model, job: Job) -> None:

@@ -8,6 +8,7 @@ values that divide.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from math import log2
 from typing import Any, NamedTuple, get_args
 
@@ -17,7 +18,7 @@ from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
 from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
-from fivefold.layout.validity import list_reasons
+from fivefold.layout.validity import list_inexpressible, list_reasons
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
@@ -75,7 +76,8 @@ def list_controls(resolved: ResolvedRequest, layout: Layout) -> list[Control]:
 
 
 def list_choices(resolved: ResolvedRequest, layout: Layout, field: str) -> Iterator[LayoutOption]:
-    """Yield the choices of one keyword."""
+    """Yield the choices of one keyword; of what the software's config cannot express, only what ``layout`` has not."""
+    known = set(list_inexpressible(layout, model=resolved.model, job=resolved.job))
     for value in _list_values(resolved, layout, field):
         text = _format_value(value)
         try:
@@ -83,7 +85,12 @@ def list_choices(resolved: ResolvedRequest, layout: Layout, field: str) -> Itera
         except UserError as mistake:
             yield LayoutOption(text, "", False, use_page_words(mistake).removeprefix("layout: "))
             continue
-        why = next(list_reasons(other, model=resolved.model, job=resolved.job, machine=resolved.machine), "")
+        inexpressible = list_inexpressible(other, model=resolved.model, job=resolved.job)
+        reasons = chain(
+            list_reasons(other, model=resolved.model, job=resolved.job, machine=resolved.machine),
+            (reason for reason in inexpressible if reason not in known),
+        )
+        why = next(reasons, "")
         yield LayoutOption(text, str(other), getattr(layout, field) == value, use_page_words(why))
 
 
@@ -158,7 +165,8 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
         return [*(group for group in groups if group < replicas or group == current), None] if layout.zero else []
     if field == "ac":
         pipeline_choices = ["full@1"] if layout.pp > 1 else []
-        return [*dict.fromkeys(["none", "selective", "norm+act", *pipeline_choices, "full", current])]
+        joint = resolved.job.stack.runs.list_joint_recomputes()
+        return [*dict.fromkeys(["none", "selective", "norm+act", *joint, *pipeline_choices, "full", current])]
     if field == "offload":
         return [(), ("optimizer",), ("activations",), ("optimizer", "activations")]
     if field == "schedule":
@@ -324,7 +332,10 @@ def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, value: 
         job = _change_job(resolved.job, field, value)
     except UserError as error:
         return str(error).removeprefix("precision: ")
-    return next(list_reasons(layout, model=resolved.model, job=job, machine=resolved.machine), "")
+    reasons = list_reasons(layout, model=resolved.model, job=job, machine=resolved.machine)
+    if field == "stack":
+        reasons = chain(reasons, list_inexpressible(layout, model=resolved.model, job=job))
+    return next(reasons, "")
 
 
 def _change_job(job: Job, field: str, value: str) -> Job:

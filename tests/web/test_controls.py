@@ -85,6 +85,31 @@ def test_sharding_group_is_a_control() -> None:
     assert "shard_group" not in {row.word for row in list_controls(resolved, now)}
 
 
+def test_what_a_config_cannot_express_is_no_choice() -> None:
+    asked = {"model": "llama3-8b", "machine": "h100:8", "gbs": 64, "stack": "torchtitan"}
+
+    def list_options(layout: str, word: str, **other: str) -> dict[str, str]:
+        resolved, now = resolve_question(**asked | {"layout": layout} | other)
+        row = next(row for row in list_controls(resolved, now) if row.word == word)
+        return {option.text: option.reason for option in row.options}
+
+    recomputations = list_options("dp8 zero3 mbs1", "ac")
+    assert [text for text, reason in recomputations.items() if not reason] == ["none", "norm+rope+act", "full"]
+    assert recomputations["selective"] == (
+        "a config of torchtitan cannot express ac=selective; use ac=none, ac=full or ac=norm+rope+act, or another stack"
+    )
+    assert list_options("dp8 zero3 mbs1", "zero")["2"].startswith("a config of torchtitan cannot express zero2")
+    typed = "dp8 zero3 mbs1 ac=norm+act"  # is predicted, and does not switch off what it could change to
+    assert [text for text, reason in list_options(typed, "ac").items() if not reason] == [
+        "none", "norm+act", "norm+rope+act", "full"
+    ]  # fmt: skip
+    assert list_options(typed, "tp")["2"] == ""
+    assert list_options("dp8 zero3 mbs1", "ac", stack="fivefold")["selective"] == ""
+    resolved, now = resolve_question(**asked | {"layout": typed, "stack": "fivefold"})
+    reasons = {choice.value: choice.reason for choice in list_job_choices(resolved, now)["stack"]}
+    assert reasons["torchtitan"].startswith("a config of torchtitan cannot express ac=norm+act")
+
+
 def test_parts_of_the_precision_are_controls() -> None:
     resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
     reasons = {(part, choice.value): choice.reason for part, choices in list_job_choices(resolved, now).items()
