@@ -57,6 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only the cases marked `long`, which are left out otherwise, and all examples of drawn tests",
     )
+    parser.addoption(
+        "--throttle",
+        type=float,
+        metavar="N",
+        help="slow the browser down by N, and delay what it is answered by 300 ms",
+    )
     parser.addoption("--cpu-times", metavar="FILE", help="write there the CPU seconds of each test")
 
 

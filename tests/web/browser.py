@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,3 +45,27 @@ def is_whole(page: Any, name: str) -> bool:
     """Whether all of a table is seen without scrolling it sideways."""
     table = page.get_by_role("region", name=name, exact=True)
     return bool(table.evaluate("each => each.scrollWidth <= each.clientWidth + 1"))
+
+
+def read_tip(page: Any, element: Any) -> str:
+    """Point at an element until its tooltip is shown, and return its text.
+
+    The first movement may come before the window has scrolled to the element, which hides the tooltip.
+    """
+    deadline = time.monotonic() + 60
+    while True:
+        element.hover()
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        if page.locator("#tip").is_visible():
+            return str(page.locator("#tip").inner_text())
+        assert time.monotonic() < deadline, "no tooltip is shown"
+        page.mouse.move(0, 0)
+
+
+def slow_down(page: Any, *, throttle: float) -> None:
+    """Make the processor of a page slower and its answers late, so that a test that does not wait for them fails."""
+    session = page.context.new_cdp_session(page)
+    session.send("Emulation.setCPUThrottlingRate", {"rate": throttle})
+    conditions = {"offline": False, "latency": 300, "downloadThroughput": -1, "uploadThroughput": -1}
+    session.send("Network.enable")
+    session.send("Network.emulateNetworkConditions", conditions)

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from fivefold.web.app import create
 from tests.forked_python import true_interpreters
-from tests.web.browser import CHROMIUM, Server
+from tests.web.browser import CHROMIUM, Server, slow_down
 
 SECRET = "a-secret-outside-of-the-folder"
 OWN = "layers = 4\nwidth = 256\nheads = 8\nkv_heads = 2\nhead_dim = 32\nffn = 512\nvocab = 1000\n"
@@ -74,11 +74,13 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Any]:
+def page(browser: Any, server: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A fresh page; at its end nothing may have been said on the console, and nothing asked of another host."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=server.address)
     context.set_default_timeout(60_000)
     result = context.new_page()
+    if throttle := request.config.getoption("--throttle"):
+        slow_down(result, throttle=throttle)
     said: list[str] = []
     result.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     result.on("pageerror", lambda error: said.append(str(error)))

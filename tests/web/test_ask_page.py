@@ -89,6 +89,8 @@ def test_a_question_is_chosen_and_asked(page: Any) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     assert is_within_window(page)
     page.get_by_label("question").select_option("micro-batch")
+    page.wait_for_url(re.compile("question=micro-batch"))
     page.get_by_role("button", name="Ask", exact=True).click()
+    page.wait_for_url(re.compile("(?=.*question=micro-batch).*run=1"))  # from now on the former answer is gone
     page.locator("#answer td a").first.click()
     page.wait_for_url(re.compile("/plan.*layout=dp2"))

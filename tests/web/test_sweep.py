@@ -153,6 +153,7 @@ def test_a_sweep_is_started_on_the_page(page: Any, folder: Path) -> None:
     expect = pytest.importorskip("playwright.sync_api").expect
     page.goto("/sweep")
     page.get_by_role("link", name="Start a sweep").click()
+    page.wait_for_url("**/sweep/start*")
     page.locator("input[name=model]").fill("nano")
     page.locator("input[name=machine]").fill("h100:2")
     page.locator("input[name=gbs]").fill("8")

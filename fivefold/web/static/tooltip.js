@@ -1,9 +1,13 @@
 // The tooltip: shows the text of data-tip for the element under the mouse or with the focus.
 
 const tip = document.getElementById("tip");
+let focused = null; // the element with the focus, while the tooltip shows its text
 
 /** Hide the tooltip. */
-export function hideTip() { tip.hidden = true; }
+export function hideTip() {
+  tip.hidden = true;
+  focused = null;
+}
 
 /** Show `text` next to a point of the window. */
 export function showTip(text, x, y) {
@@ -22,13 +26,18 @@ export function showTipBelow(text, element) {
 
 document.addEventListener("pointermove", (event) => {
   const element = event.target.closest?.("[data-tip]");
+  hideTip();
   if (element) showTip(element.dataset.tip, event.clientX, event.clientY);
-  else hideTip();
 });
 document.addEventListener("focusin", (event) => {
   const element = event.target.closest?.("[data-tip]");
-  if (element) showTipBelow(element.dataset.tip, element);
-  else hideTip();
+  hideTip();
+  if (!element) return;
+  showTipBelow(element.dataset.tip, element);
+  focused = element;
 });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
-document.addEventListener("scroll", hideTip, { passive: true });
+document.addEventListener("scroll", () => { // also into which the focus has brought its element
+  if (focused) showTipBelow(focused.dataset.tip, focused);
+  else hideTip();
+}, { passive: true });
