@@ -134,6 +134,28 @@ def test_another_site_cannot_drop_files(examples: TestClient) -> None:
 
 
 @NEEDS_CHROMIUM
+def test_a_file_that_is_too_large_is_not_copied(page: Any) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    page.goto("/trace")
+    assert "up to 2.00 GiB" in page.locator("[data-drop]").inner_text()
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    page.evaluate(
+        """() => {
+            const data = new DataTransfer();
+            data.items.add(new File(["x".repeat(3e6)], "long.json"));
+            const area = document.querySelector("[data-drop]");
+            area.dataset.largest = 2e6;
+            area.dispatchEvent(new DragEvent("drop", {dataTransfer: data}));
+        }"""
+    )
+    playwright.expect(page.locator("#answer .mistake")).to_contain_text(
+        "long.json has 3 MB, and this page reads up to 2"
+    )
+    assert sent == []
+
+
+@NEEDS_CHROMIUM
 @pytest.mark.slow
 def test_files_are_chosen_read_and_kept_in_the_address(page: Any) -> None:
     playwright = pytest.importorskip("playwright.sync_api")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 
+from fivefold.web.dropped import MAX_FILE_BYTES
 from fivefold.web.guard import DROPPED_PATH
 from fivefold.web.pages.render import render_page
 from fivefold.web.pages.stream import Begun, Stream
@@ -37,7 +38,7 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/trace")
     async def show_trace(request: Request, asked: Annotated[TracePage, Query()]) -> HTMLResponse:
-        return render_page("trace.html", request, asked=asked)
+        return render_page("trace.html", request, asked=asked, largest_bytes=MAX_FILE_BYTES)
 
     @pages.get("/trace/events")
     async def stream_trace(asked: Annotated[TracePage, Query()]) -> StreamingResponse:
@@ -45,7 +46,7 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/explain")
     async def show_explanation(request: Request, asked: Annotated[ExplainPage, Query()]) -> HTMLResponse:
-        return render_page("explain.html", request, asked=asked)
+        return render_page("explain.html", request, asked=asked, largest_bytes=MAX_FILE_BYTES)
 
     @pages.get("/explain/events")
     async def stream_explanation(asked: Annotated[ExplainPage, Query()]) -> StreamingResponse:

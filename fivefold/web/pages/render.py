@@ -35,6 +35,7 @@ PROSE = (
     "name",
     "line",
     "made by",
+    "meaning and source",
 )  # columns that need room to wrap
 
 

@@ -4,9 +4,14 @@ import { showPage } from "./navigation.js";
 import { buildUrl } from "./question.js";
 import { endWork, showLine, showProgress } from "./stream.js";
 
-async function readFiles(files) {
+/** Send files, each of at most `largest` bytes, and show what is in them. */
+async function readFiles(files, largest) {
   const names = [];
   endWork();
+  for (const { name, size } of files) if (size > largest) return showLine(
+    "mistake",
+    `${name} has ${writeMegabytes(size)} MB, and this page reads up to ${writeMegabytes(largest)}: read it on the command line`,
+  );
   for (const [place, file] of [...files].entries()) {
     const { file: name, detail } = await sendFile(file, files.length > 1 ? ` (${place + 1} of ${files.length})` : "");
     if (!name) {
@@ -42,12 +47,12 @@ const writeMegabytes = (bytes) => Math.ceil(bytes / 1e6).toLocaleString("en");
 
 for (const area of document.querySelectorAll("[data-drop]")) {
   area.querySelector("[data-chosen]").addEventListener("change", (event) => {
-    if (event.target.files.length) readFiles([...event.target.files]);
+    if (event.target.files.length) readFiles([...event.target.files], Number(area.dataset.largest));
     event.target.value = "";
   });
   for (const name of ["dragover", "dragleave", "drop"]) area.addEventListener(name, (event) => {
     event.preventDefault();
     area.classList.toggle("over", name === "dragover");
-    if (name === "drop" && event.dataTransfer.files.length) readFiles([...event.dataTransfer.files]);
+    if (name === "drop" && event.dataTransfer.files.length) readFiles([...event.dataTransfer.files], Number(area.dataset.largest));
   });
 }
