@@ -26,7 +26,7 @@ CandidateList = list[Layout | None]  # of one alternative
 Fields = dict[str, Any]
 VIRTUAL_STAGES = (1, 2, 4)  # virtual stages that are tried where there was no pipeline
 DEGREES = ("tp", "cp", "pp", "ep")  # axes whose degree is a choice
-NEAR_SHARE = 0.1  # of a step, by which a layout takes longer that is near the best
+ALTERNATIVE_TIME_SHARE = 0.1  # of a step, by which a layout takes longer that is near the best
 EQUAL_TIME_SHARE = 5e-4  # share of a step that prints as 0.0 %
 
 
@@ -108,7 +108,7 @@ def _describe_cost(
     ]
     fitting += [other for candidate in fitting[:] if name.startswith("pp") and (other := _balance(candidate, where))]
     # without a close alternative that fits, one of the search speaks near the best only, where it has evaluated all
-    max_seconds = float("inf") if fitting else chosen.seconds * (1 + NEAR_SHARE)
+    max_seconds = float("inf") if fitting else chosen.seconds * (1 + ALTERNATIVE_TIME_SHARE)
     fitting += [candidate for candidate in known if candidate.seconds <= max_seconds]
     suffix = "" if admitted else " (excluded)"
     if not fitting:
