@@ -53,8 +53,11 @@ def attach(
             torch._dynamo.eval_frame.skip_code(_FullRecompute.run.__code__)  # compiled within its callers only
         if not block_groups:
             continue
+        ends: tuple[str, ...] = END_OF_MIXER if block.feed_forward is None else END_OF_FEED_FORWARD
+        if compiled is None:  # a frozen feed-forward may save nothing: a watched operation would cut a compiled graph
+            ends = (*END_OF_MIXER, *END_OF_FEED_FORWARD)
         recorder = (
-            _FullRecompute(block.forward, ends=END_OF_MIXER if block.feed_forward is None else END_OF_FEED_FORWARD)
+            _FullRecompute(block.forward, ends=ends)
             if "layer" in block_groups
             else _SelectiveRecompute(block.forward, block_groups, compiled)
         )

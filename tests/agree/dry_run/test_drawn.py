@@ -501,6 +501,13 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def test_a_frozen_feed_forward_of_a_first_parallel_block_is_not_recomputed() -> None:
+    """Nothing of it is saved, so that the recomputation ends before the projection out of attention."""
+    job = JOB.replace(adapter=Adapter(rank=2, targets=("q_proj", "o_proj")))
+    case = Drawn(0, MIXTURE.replace(moe=None, block="parallel"), Layout.parse("ac=full"), job)
+    assert list_miscounts(case) == []
+
+
 @cache
 def draw_many(count: int) -> tuple[Drawn, ...]:
     return tuple(itertools.islice(draw_cases(0), count))
