@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
+from fivefold.planner.counts.operations.chunks import group_chunks
 from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
@@ -156,13 +157,12 @@ def scan_flops(chunks: Sequence[int], *, key_dim: int, value_dim: int) -> tuple[
     triangle of C tokens takes C³, and its backward 4C³.
     """
     forward = backward = 0
-    for index, tokens in enumerate(chunks):
-        has_state, updates = index > 0, index + 1 < len(chunks)
+    for tokens, has_state, updates, count in group_chunks(chunks):
         pairs = 2 * tokens * tokens
         through_state = 2 * tokens * key_dim * value_dim
         of_state = pairs * (key_dim + value_dim) + has_state * through_state  # what the next state needs
         of_output = pairs * (key_dim + value_dim) + has_state * through_state
         products = of_state + of_output + updates * through_state
-        forward += products + tokens**3
-        backward += 3 * products + 5 * tokens**3 + updates * (of_state + through_state + tokens**3)
+        forward += count * (products + tokens**3)
+        backward += count * (3 * products + 5 * tokens**3 + updates * (of_state + through_state + tokens**3))
     return forward, backward

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.kimi_delta import CHUNK, SUBCHUNK, KimiDelta
+from fivefold.planner.counts.operations.chunks import group_chunks
 from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
@@ -100,15 +101,14 @@ def scan_flops(chunks: Sequence[int], *, dim: int) -> tuple[int, int]:
     triangle of C tokens takes C³, and its backward 4C³.
     """
     forward = backward = 0
-    for index, tokens in enumerate(chunks):
-        has_state, updates = index > 0, index + 1 < len(chunks)
+    for tokens, has_state, updates, count in group_chunks(chunks):
         pairs = 2 * _count_pairs(tokens) * dim
         triangle = 2 * tokens * tokens * dim
         through_state = 2 * tokens * dim * dim
         half = pairs + triangle + has_state * through_state  # of what the next state needs, and of the output
         products = 2 * half + updates * through_state
-        forward += products + tokens**3
-        backward += 3 * products + 5 * tokens**3 + updates * (half + through_state + tokens**3)
+        forward += count * (products + tokens**3)
+        backward += count * (3 * products + 5 * tokens**3 + updates * (half + through_state + tokens**3))
     return forward, backward
 
 

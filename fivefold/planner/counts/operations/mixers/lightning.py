@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.norms import NORMS
+from fivefold.planner.counts.operations.chunks import group_chunks
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel, list_sub_norm
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -96,10 +97,9 @@ def scan_flops(chunks: Sequence[int], *, dim: int) -> tuple[int, int]:
     The backward computes the updates of the states again, then each chunk, then twice the FLOPs of its matmuls.
     """
     forward = backward = 0
-    for index, tokens in enumerate(chunks):
-        has_state, updates = index > 0, index + 1 < len(chunks)
+    for tokens, has_state, updates, count in group_chunks(chunks):
         through_state = 2 * tokens * dim * dim
         products = 4 * tokens * tokens * dim + (has_state + updates) * through_state
-        forward += products
-        backward += 3 * products + updates * through_state
+        forward += count * products
+        backward += count * (3 * products + updates * through_state)
     return forward, backward

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.planner.counts.operations.chunks import group_chunks
 from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
@@ -133,11 +134,10 @@ def scan_flops(chunks: Sequence[int], net: Mamba2) -> tuple[int, int]:
     The backward computes the states again, then each chunk, then twice the FLOPs of its matmuls.
     """
     forward = backward = 0
-    for index, tokens in enumerate(chunks):
-        has_state, updates = index > 0, index + 1 < len(chunks)
+    for tokens, has_state, updates, count in group_chunks(chunks):
         pairs = 2 * tokens * tokens * (net.groups * net.state + net.inner_width)
         through_state = 2 * tokens * net.state * net.inner_width
         products = pairs + (has_state + updates) * through_state
-        forward += products
-        backward += 3 * products + updates * through_state
+        forward += count * products
+        backward += count * (3 * products + updates * through_state)
     return forward, backward
