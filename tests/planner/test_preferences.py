@@ -49,6 +49,7 @@ def test_adapters_need_no_copy_and_do_not_run_in_the_reference() -> None:
     assert 3 * (dpo.work.hardware_flops - sft.work.hardware_flops) == full.work.hardware_flops
 
 
+@pytest.mark.slow
 def test_every_command_keeps_pairs_together() -> None:
     best = search(model=MODEL, machine=MACHINE, job=DPO).best
     assert {Layout.parse(entry.step.layout).mbs % 2 for entry in best} == {0}

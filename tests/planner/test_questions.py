@@ -86,6 +86,7 @@ def test_a_sequence_is_not_shorter_than_its_images() -> None:
         questions.search_longest_sequence(machine=small, job=job, **about)
 
 
+@pytest.mark.slow
 def test_methods_that_are_not_modelled_are_named_next_to_those_that_are() -> None:
     model = build_model("gemma3-4b")
     job = Job(sequence=4096, global_batch=8, images=2, freeze_vision_tower=True, freeze_projector=True)
@@ -210,6 +211,7 @@ def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
     assert answer.memory_bytes <= NODE.chip.memory_bytes
 
 
+@pytest.mark.slow
 def test_fewest_gpus_have_the_layout_that_fits_if_the_search_finds_no_faster_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -538,6 +540,7 @@ def test_a_noise_scale_is_positive(noise: float) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no layout was found to fit with sequences")
 def test_the_longest_sequence_is_found_where_no_layout_fits_at_the_job_length() -> None:
     """A layout that is given and one that is found have the same answer."""
@@ -573,6 +576,7 @@ def test_offloading_is_advised_only_where_it_fits(model: str, helps: bool) -> No
         assert questions.find_fewest_gpus(**about, job=job.replace(offload=("optimizer",))).value <= 8
 
 
+@pytest.mark.slow
 def test_each_global_batch_has_its_fastest_layout_and_one_is_recommended() -> None:
     import fivefold as ff
 
@@ -601,6 +605,7 @@ def test_where_nothing_fits_the_layout_of_least_risk_is_named_first() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_fastest_layout_of_a_question_is_the_first_of_search() -> None:
     """``search`` balances the stages of pipelines; the questions did not."""
     import fivefold as ff

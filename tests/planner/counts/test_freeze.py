@@ -123,6 +123,7 @@ def test_what_is_not_modelled_is_one_line(
     assert words in lines[0]
 
 
+@pytest.mark.slow
 def test_finetune_compares_freezing_with_full_training_and_adapters() -> None:
     machine = resolve("h100:1", local=Path("/nowhere"))
     chosen = job("embed_tokens", "layers[:-2]", "norm", "lm_head", sequence=2048)
