@@ -153,6 +153,7 @@ ADAPTER: dict[str, Draw] = {
     "targets": choose(("all-linear",), ("q_proj", "v_proj"), ("down_proj",), ("o_proj", "up_proj")),
     "rank_stabilized": choose(False, True),
     "base": choose(None, "int8", "nf4", "nf4", "bf16", "fp32"),
+    "modules_to_save": choose((), (), ("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")),
 }
 
 
