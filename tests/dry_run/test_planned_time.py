@@ -85,6 +85,7 @@ SCANS = {  # of one layer, and tokens of a chunk
     "mamba2": (build_model("nemotron3-nano-30b-a3b"), 128),
     "gated_delta_net": (build_model("qwen3-next-80b-a3b"), 64),
     "kimi_delta": (build_model("kimi-linear-48b-a3b"), 64),
+    "lightning": (OWN["lightning"], 64),
     "mamba": (build_model("jamba-v0.1"), 16),
     "rg_lru": (OWN["recurrent gemma"], 64),
 }

@@ -16,6 +16,7 @@ LAUNCHES_PER_CHUNK: Mapping[MixerName, tuple[int, int]] = {
     "mamba2": (36, 131),
     "gated_delta_net": (58, 220),
     "kimi_delta": (145, 519),
+    "lightning": (30, 63),
     "mamba": (44, 183),
     "rg_lru": (51, 226),
 }

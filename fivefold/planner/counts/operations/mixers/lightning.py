@@ -26,6 +26,7 @@ from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.norms import NORMS
 from fivefold.planner.counts.operations.chunks import group_chunks
+from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel, list_sub_norm
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -85,6 +86,7 @@ def _build_scan(local: Local, net: Lightning) -> Op:
         batch=heads * len(chunks),
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
+        launches=count_launches("lightning", len(chunks)),
         forward_scratch=2 * pairs + decays + 3 * dims + casts + states,
         backward_scratch=2 * pairs + decays + 6 * dims + 2 * casts + 2 * states,
         scratch_tensor=max(pairs, states),
