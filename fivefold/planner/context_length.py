@@ -1,6 +1,6 @@
 """Memory and MFU against the length of sequences, by recomputation and cp, and how to get to a million tokens.
 
-Ranks of dp become ranks of cp; a step keeps about its number of tokens, so that figures compare.
+Ranks of dp become ranks of cp. Every step has the job's global batch, as the longest sequences have.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def compute_lengths(
         sizes = [size for size in sizes if size <= model.positions]
 
     @lru_cache(maxsize=64)
-    def get_planner(tokens: int, batch: int) -> Planner:
-        return Planner(model=model, machine=machine, job=job.replace(sequence=tokens, global_batch=batch), risk=risk)
+    def get_planner(tokens: int) -> Planner:
+        return Planner(model=model, machine=machine, job=job.replace(sequence=tokens), risk=risk)
 
     curves = []
     for other in _vary_layout(layout):
         if not is_legal(other, model=model, job=job, machine=machine):
             continue
-        points = tuple(_list_points(other, sizes, get_planner, job=job))
+        points = tuple(_list_points(other, sizes, get_planner))
         tokens = _find_longest(model, machine, job, other, risk=risk)
         curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=tokens, points=points))
     best_curve = max(curves, key=lambda curve: curve.longest, default=None)
@@ -180,13 +180,9 @@ def _vary_layout(layout: Layout) -> Iterator[Layout]:
                 yield other
 
 
-def _list_points(
-    layout: Layout, sizes: list[int], planner: Callable[[int, int], Planner], *, job: Job
-) -> Iterator[LengthPoint]:
-    chunk = layout.dp * layout.mbs
+def _list_points(layout: Layout, sizes: list[int], planner: Callable[[int], Planner]) -> Iterator[LengthPoint]:
     for tokens in sizes:
-        batch = max(1, round(job.tokens_per_step / tokens / chunk)) * chunk
-        length_planner = planner(tokens, batch)
+        length_planner = planner(tokens)
         if not is_legal(layout, model=length_planner.model, job=length_planner.job, machine=length_planner.machine):
             continue
         step = length_planner.step(layout)

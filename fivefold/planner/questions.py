@@ -249,6 +249,9 @@ def find_fewest_gpus(
         remarks.append("the search ended at its work limit: its layout is the first one that fits")
     if undecided:
         remarks.append(f"whether {_join_numbers(undecided)} GPUs would fit was not decided within the work limit")
+    node = machine.ranks_per_node
+    tried = f", then multiples of {node} between {too_few} and {enough}" if too_few + node < enough else ""
+    remarks.append(f"tried: powers of two{tried}; weights and optimizer states alone fill {max(1, ceil(least)):,} GPUs")
     planner = Planner(model=model, machine=resized, job=job, counts=planner.counts, risk=risk)
     bound = "at most " if undecided else ""
     answer = _answer("fewest GPUs", f"{bound}{ranks} of {machine.name}", ranks, planner, layout)
@@ -294,6 +297,11 @@ def _fits_offloaded(model: Model, machine: Machine, job: Job, *, risk: float) ->
 
 def _bound_ranks(model: Model, machine: Machine, job: Job) -> float:
     """Return a lower bound of the ranks whose memory holds the model's states."""
+    return count_least_state_bytes(model, job) / machine.chip.memory_bytes
+
+
+def count_least_state_bytes(model: Model, job: Job) -> float:
+    """Return the bytes that weights and optimizer states take at least, over all ranks together."""
     precision = job.precision
     held: float = precision.weights_bytes  # of a parameter, over all ranks at least
     if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
@@ -301,7 +309,7 @@ def _bound_ranks(model: Model, machine: Machine, job: Job) -> float:
     if job.freezes_text:  # frozen weights have no states, and in nf4 half a byte
         base = job.adapter.base if job.adapter else None
         held = {"nf4": 0.5, "int8": 1.0}.get(base or "", job.activation_bytes)
-    return model.parameters * held / machine.chip.memory_bytes
+    return model.parameters * held
 
 
 def _list_node_multiples(low: int, high: int, node: int) -> list[int]:

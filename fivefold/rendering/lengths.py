@@ -33,7 +33,7 @@ def list_sections(lengths: Lengths) -> list[AnswerSection]:
         AnswerSection(
             (Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),),
             f"{lengths.answer.layout}, with other context parallelism ({kind}) and recomputation",
-            f"{_choose_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",
+            f"{_choose_unit(lengths)[1]} of the rank with the highest peak, and MFU; same batch; –: does not fit",
         ),
         AnswerSection(
             tuple(Text(f"· {line}", overflow="fold") for line in lengths.changes),

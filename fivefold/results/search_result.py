@@ -378,7 +378,7 @@ class Walk(Shown):
 
 
 class LengthPoint(Record):
-    """A step with sequences of ``tokens`` tokens; the total number of tokens per step stays about the same."""
+    """A step with sequences of ``tokens`` tokens, and the job's global batch."""
 
     tokens: PositiveInt
     fits: bool

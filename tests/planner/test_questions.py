@@ -429,8 +429,7 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
         other = Layout.parse(curve.layout)
         assert (other.world, other.cp, other.ac) == (4, curve.cp, curve.ac)
         for point in curve.points:
-            batch = max(1, round(4096 * 64 / point.tokens / other.dp)) * other.dp
-            planner = Planner(model=SMALL, machine=machine, job=job.replace(sequence=point.tokens, global_batch=batch))
+            planner = Planner(model=SMALL, machine=machine, job=job.replace(sequence=point.tokens))
             step = planner.step(other)
             assert (step.memory.peak_bytes, step.mfu.causal) == (point.peak_bytes, point.mfu)
             assert point.fits == planner.fits(other)
@@ -486,12 +485,29 @@ def test_a_length_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pyt
     assert "was not decided within the work limit" in longest.remarks[0]
 
 
+def test_a_length_fits_if_it_is_no_longer_than_the_longest_in_pipelines_too() -> None:
+    """A batch with fewer sequences would not fill the interleaved pipeline, or keep fewer micro-batches in memory."""
+    model, machine = build_model("llama3-8b"), resolve("h100:32", local=Path("/nowhere"))
+    job, layout = Job(global_batch=8), Layout.parse("dp2 tp2 cp2 pp4 v2 zero1 interleaved mbs1")
+    result = compute_lengths(
+        model=model,
+        machine=machine,
+        job=job,
+        layout=layout,
+        search=lambda job: search(model=model, machine=machine, job=job, top=1, axes=("cp",), placements=False),
+    )
+    points = [(point, curve.longest) for curve in result.curves for point in curve.points]
+    assert {curve.cp for curve in result.curves for point in curve.points if point.tokens == 8192} == {2, 4}
+    assert [point.fits for point, _ in points] == [point.tokens <= longest for point, longest in points]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("word", "ranks"), mark_share(2, [("h200", 16), ("h100", 24)]))
 def test_fewest_gpus_are_sought_without_a_number(word: str, ranks: int) -> None:
     result = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", word, "--gbs", "48", "--json"])
     (answer,) = json.loads(result.stdout)
     assert answer["value"] == ranks
+    assert "tried: powers of two" in str(answer["remarks"])
 
 
 def test_a_number_of_gpus_is_a_limit() -> None:

@@ -167,7 +167,9 @@ def _find_fewest_ranks(
             last -= 1
         else:
             first, last = (first, middle) if kept else (middle + 1, last)
-    return offers[remaining[last]] if remaining[last] in offers else offer(machine, remaining[last])
+    fewest = offers[remaining[last]] if remaining[last] in offers else offer(machine, remaining[last])
+    tried = f"tried: {', '.join(f'{ranks:,}' for ranks in sorted({*offers, fewest.ranks}))} GPUs"
+    return fewest.replace(remark="; ".join(filter(None, (fewest.remark, tried))))
 
 
 def _describe_miss(run: RunEstimate, machine: Machine, *, ranks: int, deadline: float) -> str:
