@@ -71,7 +71,7 @@ class Recipe(Record):
     dispatches: Literal["rows", "fp8"] = "rows"  # format of tokens and gradients sent to experts; fp8: in tiles
 
     @model_validator(mode="after")
-    def _payloads(self) -> Self:
+    def _check_payloads(self) -> Self:
         """Check that what is sent in fp8 has the format to which the matmuls would cast it."""
         scaled = self.compute == "fp8" and self.scaling in ("tensorwise", "tiles")
         if self.gathers == "fp8" and not (scaled and self.master_bytes):

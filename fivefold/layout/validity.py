@@ -218,7 +218,7 @@ def can_shard_tower(model: Model, job: Job, tp: int) -> bool:
     return gcd(tower.heads, tower.ffn, *mlps) % tp == 0
 
 
-def neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:
+def are_neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> bool:
     """Tell whether axes that share a process group are adjacent in ``order``, which lists axes with more than one rank.
 
     dp and cp share ZeRO's group. If experts are ``spread`` over tp, tp must be adjacent to both, and it must be the
@@ -376,8 +376,9 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
 def _check_context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     parts = 2 * layout.cp if layout.cp_kind == "ring" else layout.cp
     if layout.cp > 1 and job.sequence % parts:
-        near = ceil_div(job.sequence, parts) * parts
-        yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind}); try seq {near}"
+        multiples = (job.sequence // parts * parts, ceil_div(job.sequence, parts) * parts)
+        near = " or ".join(f"seq {multiple}" for multiple in multiples if multiple)
+        yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind}); try {near}"
     heads = gcd(*(shape.heads for shape in model.attention_shapes)) // layout.tp
     if layout.cp_kind == "ulysses" and heads % layout.cp:
         cp = find_divisor_below(heads, layout.cp)
@@ -480,7 +481,7 @@ def _order(layout: Layout, model: Model) -> Iterator[str]:
 
     def is_legal(order: Sequence[MeshAxis]) -> bool:
         in_use = [axis for axis in order if getattr(layout, axis) > 1]
-        return neighbours(in_use, spread=spread, partly=partly)
+        return are_neighbours(in_use, spread=spread, partly=partly)
 
     if not is_legal(layout.order):
         moves: Iterable[tuple[MeshAxis, ...]] = filter(is_legal, permutations(DEFAULT_ORDER))

@@ -223,7 +223,7 @@ def resolve_freeze(model: ModelShape, freeze: tuple[str, ...]) -> FrozenWeights:
             ends.add(part.module)
         for layer in range(model.layers)[part.layers] if part.layers is not None else ():
             blocks[layer].add(part.module)
-        if not any(_has_part(model, part)):
+        if not any(_match_part(model, part)):
             raise UserError(f"freeze: {text} is no part of {model.name}, which has {model.layers} layers; leave it out")
     if model.tied_embeddings and "lm_head" in ends and "embed_tokens" not in ends:
         raise UserError(f"freeze: lm_head of {model.name} is its embedding; write embed_tokens")
@@ -243,8 +243,8 @@ def resolve_freeze(model: ModelShape, freeze: tuple[str, ...]) -> FrozenWeights:
     return FrozenWeights(frozen_ends, frozen_blocks, first, len(trained), trains_embedding, trains_head)
 
 
-def _has_part(model: ModelShape, part: FrozenPart) -> Iterator[bool]:
-    """Yield for the weights that may be of a frozen part whether they are; none if it has no layers."""
+def _match_part(model: ModelShape, part: FrozenPart) -> Iterator[bool]:
+    """Yield, for each weight in the layers of ``part``, whether it is of the part's module; nothing without layers."""
     modules = frozenset({part.module})
     if part.layers is None:
         yield part.module == "lm_head" and model.tied_embeddings

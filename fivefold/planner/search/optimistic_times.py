@@ -44,7 +44,7 @@ def bound_adjacent_figures(
     """
     known: dict[tuple[LocalDegrees, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
-        timer = units.adjacent_unit(part, run) if complete or not run.routes else bound_unit(units, part, run)
+        timer = units.bound_adjacent_unit(part, run) if complete or not run.routes else bound_unit(units, part, run)
         known[get_group_degrees(part, run), run.name] = [
             *list_figures(timer.time),
             *(_bound_halves(units, timer) if pairs else [0.0] * 4),
@@ -77,7 +77,7 @@ def bound_kernels(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *
 
 
 def bound_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
-    """Return a lower bound of ``Units.adjacent_unit`` of a unit with experts, for any etp.
+    """Return a lower bound of ``Units.bound_adjacent_unit`` of a unit with experts, for any etp.
 
     The host's launches, and the slowdown by overlapped messages, are not counted. Experts take as long as their FLOPs
     at the chip's sustained rate, whatever their number on a rank, so that the operations are those of two ranks that

@@ -23,6 +23,7 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import (
+    are_neighbours,
     can_shard_tower,
     can_simulate,
     explain_unpiped_freeze,
@@ -32,7 +33,6 @@ from fivefold.layout.validity import (
     explain_unsupported_schedule,
     is_divisible_by_tp,
     list_unsharded,
-    neighbours,
 )
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
@@ -305,7 +305,7 @@ class Space:
         for index, order in enumerate(self.orders):
             active_order = tuple(axis for axis in order if axis in active_axes)
             is_default = active_order == tuple(axis for axis in DEFAULT_ORDER if axis in active_axes)
-            if neighbours(active_order, spread=spread, partly=partly) and (self.usual_order or not is_default):
+            if are_neighbours(active_order, spread=spread, partly=partly) and (self.usual_order or not is_default):
                 index_by_order.setdefault(active_order, index)
         return list(index_by_order.values())
 

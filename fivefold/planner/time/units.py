@@ -127,8 +127,11 @@ class Units:
             self._gather_reduces[key] = time
         return time
 
-    def adjacent_unit(self, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
-        """Return ``unit`` for adjacent ranks in each group, a lower bound: no order of the mesh makes it faster."""
+    def bound_adjacent_unit(self, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
+        """Return the seconds of one unit whose groups are of adjacent ranks: no order of the mesh makes them fewer.
+
+        ``part``: the degrees that split a layer; ``run``: the group of equal units that it is one of.
+        """
         key = get_group_degrees(part, run), run.name
         time = self._nearest.get(key)
         if time is None:
@@ -138,7 +141,7 @@ class Units:
         return time
 
     def with_expert_ranks(self, part: LocalDegrees, run: UnitGroup, *, ep: int) -> UnitTimer:
-        """Return the timer of ``adjacent_unit`` with ``ep`` ranks that exchange tokens.
+        """Return the timer of ``bound_adjacent_unit`` with ``ep`` ranks that exchange tokens.
 
         It serves any number of experts per rank of ``part``.
         """

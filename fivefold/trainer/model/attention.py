@@ -67,7 +67,7 @@ class _Attention(nn.Module):
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Apply attention: [R, D] → [R, D]; with keys and values [B, T, K, H], if later layers attend to them."""
-        heads, gate = self._heads(x_RD, rows)
+        heads, gate = self._compute_heads(x_RD, rows)
         lent = heads[1:] if self.lends_kv else None
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
@@ -105,7 +105,7 @@ class _Attention(nn.Module):
             out_BTNH = self.run("attention.core", self.core, q, k, v, documents, self.sinks, keys)
         return out_BTNH
 
-    def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
+    def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]; and the gate, [R, N · H] or [R, N]."""
         raise NotImplementedError
 
@@ -139,7 +139,7 @@ class GroupedAttention(_Attention):
         self.v_norm = UnitNorm(epsilon=model.norm_epsilon) if model.value_norm else None
         self.out = Linear(shape.output_dims, model.width, bias=model.has_out_bias(layer))
 
-    def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
+    def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run
         linears = [linear for linear in (self.k, self.v, self.gate) if linear is not None]
         q, *others = project(self.run, "attention.qkv", x_RD, self.q, *linears, keys_B=rows.keys)
@@ -216,7 +216,7 @@ class LatentAttention(_Attention):
         self.gate = Linear(model.width, gate_width, bias=False) if model.output_gate else None
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 
-    def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
+    def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         mla, tokens = self.mla, rows.tokens
         tables = rows.rotary(sliding=self.has_sliding_rope) if self.rotates else None
         q, kv, gate = self._project_down(x_RD, rows.keys)

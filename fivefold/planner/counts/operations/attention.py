@@ -19,7 +19,7 @@ from fivefold.model.norms import NORMS
 from fivefold.model.shape import MLA, Multipliers
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
-from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel, list_sub_norm
+from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import (
     Op,
@@ -179,7 +179,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ops += _subtract_heads(local, out, columns=out_columns, dim=shape.head_dim)
         out = "on"
     if model.sub_norm:
-        ops.append(list_sub_norm(local, "attention.out_norm", out, dim=out_columns))
+        ops.append(build_sub_norm(local, "attention.out_norm", out, dim=out_columns))
         out = f"{out}n"
     if local.job.stack.transposes_attention and local.part.sequences > 1:
         ops.append(elementwise("attention.transpose", "cast", (out,), f"{out}.t", size=rows * out_columns * width))

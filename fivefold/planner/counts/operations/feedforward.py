@@ -17,11 +17,11 @@ from fivefold.model.shape import Multipliers
 from fivefold.planner.counts.operations.linear import (
     LinearInput,
     add_casts,
+    build_sub_norm,
     cast,
     drop_wgrad,
     keeps_casts,
     list_row_parallel,
-    list_sub_norm,
 )
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.rwkv import mix, shift
@@ -392,7 +392,7 @@ def _list_mlp(local: Local, source: str, out: str, *, name: str, ffn: int, spars
         act = rename_tensors(act, {gate: f"{gate}.sparse"})
     ops.append(act)
     if model.sub_norm:
-        ops.append(list_sub_norm(local, f"{name}.norm", m, dim=inner))
+        ops.append(build_sub_norm(local, f"{name}.norm", m, dim=inner))
         m = f"{m}n"
     down = out if factors.down == 1 else f"{out}.unscaled"
     ops += list_row_parallel(

@@ -166,8 +166,10 @@ def list_norm(local: Local, op: Op) -> Op:
     return op._replace(message=OpMessage("tp_inner", "all_reduce", "all_reduce", sums_bytes * local.stream_rows))
 
 
-def list_sub_norm(local: Local, name: str, source: str, *, dim: int, kind: NormKind | None = None) -> Op:
-    """Return the norm of a row-parallel layer's input, ``dim`` columns on this rank: ``source`` → ``source``n.
+def build_sub_norm(local: Local, name: str, source: str, *, dim: int, kind: NormKind | None = None) -> Op:
+    """Return the norm of a row-parallel layer's input, of which this rank holds ``dim`` columns.
+
+    It reads the tensor ``source`` and writes the tensor of that name with an appended n.
 
     Under tp the sums of each row are all-reduced. ``kind``: by default the model's norm.
     """

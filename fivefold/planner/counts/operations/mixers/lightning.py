@@ -27,7 +27,7 @@ from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.norms import NORMS
 from fivefold.planner.counts.operations.chunks import group_chunks
 from fivefold.planner.counts.operations.launches import count_launches
-from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel, list_sub_norm
+from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
 from fivefold.planner.counts.operations.mixers.mamba2 import split_chunks
@@ -53,7 +53,7 @@ def operations(local: Local, source: str) -> list[Op]:
         gate,
         act._replace(forward_scratch=scratch, backward_scratch=scratch),
         *list_swapped(local, [_build_scan(local, net)], sizes={"qkv": 3 * inner}, out_features=inner),
-        list_sub_norm(local, "mixer.norm", "o", dim=inner, kind=kind),
+        build_sub_norm(local, "mixer.norm", "o", dim=inner, kind=kind),
         elementwise("mixer.core.gate", "activation", kept, "og", size=size, keeps=kept, backward_scratch=size),
         *list_row_parallel(local, "mixer.out", "og", "a", in_features=inner, out_features=model.width, bias=False),
     ]
