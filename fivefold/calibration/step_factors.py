@@ -147,7 +147,8 @@ def fit(units: Sequence[MeasuredUnit], *, counts_host: bool = True) -> tuple[Fac
 def _fit(passes: Sequence[tuple[UnitWork, float, float]], *, counts_host: bool) -> Factors:
     """Return the factors of one direction, by least squares with a weak prior: of all kinds the same factor.
 
-    ``passes``: kernels, seconds, and the seconds that an error is relative to.
+    ``passes``: kernels, seconds, and the seconds that an error is relative to. ``counts_host``: whether the host's time
+    for each kernel is fitted too; else it is 0.
     """
     works = [work for work, *_ in passes]
     scale = np.array([longest for *_, longest in passes])

@@ -13,7 +13,7 @@ from fivefold.cli.options import print_line, show
 from fivefold.record import UserError
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.job import list_stated, load_job
-from fivefold.requests.machines import load_machine
+from fivefold.requests.machines import check_is_model, load_machine
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
@@ -24,6 +24,7 @@ def read_words(
     words: dict[str, str | None], gpus: str | None, options: dict[str, Any], *, required: Sequence[str]
 ) -> dict[str, Any]:
     """Resolve the records that the arguments name, of which those ``required`` must be given."""
+    check_is_model(words.get("model"))
     if missing := [name for name in required if words[name] is None]:
         fix = {
             "layout": "add it, such as 'dp8 zero3 mbs1', or let `search` find one",

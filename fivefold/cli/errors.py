@@ -41,7 +41,9 @@ OTHER_OPTIONS = {
     **dict.fromkeys(("--machine", "--machines"), "; machines are arguments after the model, such as h100:64 gb200:64"),
     "--lr": "; the learning rate is --set learning_rate.peak=3e-4",
 }
-NEEDS_SEQUENCES = "; it counts sequences, not tokens: 2M tokens are 512 sequences of 4096"
+NEEDS_SEQUENCES = (
+    "; it counts sequences: a batch given in tokens is divided by --seq, so 2M tokens of --seq 4096 are 512"
+)
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fivefold.record import UserError, read_file
 from fivefold.requests.commands import CompareOptions, ConfigOptions, JobOptions, MachineRequest
-from fivefold.requests.machines import load_machine
+from fivefold.requests.machines import check_is_model, load_machine
 from fivefold.requests.schema import Request
 from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings, load_settings, show_settings_file
 
@@ -35,6 +35,7 @@ def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
             request = request.model_copy(update={"stack": settings.stack})
             applied = applied.replace(stack=settings.stack)
         if isinstance(request, MachineRequest) and not isinstance(request, ConfigOptions) and request.machine is None:
+            check_is_model(request.model)
             raise UserError(
                 "Missing argument 'machine'; add it, such as h100:64, or set it for all commands: "
                 "fivefold config set machine h100:64"

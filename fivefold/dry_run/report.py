@@ -189,7 +189,9 @@ def describe_peak(tapes: RankTapes, *, rows: int = 16) -> RankPeak:
     groups: dict[tuple[str, str, str], list[LiveStorage]] = {}
     for storage in storages:
         bytes_by_category[storage.category] += storage.bytes
-        module = ".".join("*" if part.isdigit() else part for part in storage.site.module.split("."))
+        parts = ["*" if part.isdigit() else part for part in storage.site.module.split(".")]
+        # one message gathers or reduces a block, in whichever of its modules the block begins or ends
+        module = ".".join(parts[:2] if storage.category in ("gathers", "gradients") else parts)
         groups.setdefault((storage.category, module, storage.site.line), []).append(storage)
     tensor_groups = [_summarize_group(group, *key) for key, group in groups.items()]
     tensor_groups.sort(key=lambda tensors: -tensors.bytes)

@@ -119,8 +119,11 @@ def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str
     remarks += describe_data(plan.data, read_back.data)
     if plan.data is None and form.sample_data:
         remarks.append(f"no data set is given, so it trains on {form.sample_data}: put yours there")
-    if differences := list(list_differences(read_back.job.stack, plan.job.stack, skip=("runs",))):
-        remarks.append(f"{form.name} {form.version} runs with {', '.join(differences)}")
+    recomputes = plan.layout.ac != "none"
+    skipped_facts = ("runs",) if recomputes else ("runs", "early_stop")  # which ends a recomputation
+    if differences := list(list_differences(read_back.job.stack, plan.job.stack, skip=skipped_facts)):
+        way = next((" (--set early_stop=false predicts it)" for line in differences if "early_stop=False" in line), "")
+        remarks.append(f"{form.name} {form.version} runs with {', '.join(differences)}{way}")
     return tuple(remarks)
 
 

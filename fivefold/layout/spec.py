@@ -272,6 +272,7 @@ _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
 _ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
 _OPTION = re.compile(r"--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
+_NUMBER_WORDS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 _JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
 _DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
 _COUNTED_DATA_PARALLEL = re.compile(r"(ddp|fsdp)(\d+)")
@@ -372,10 +373,10 @@ def read_token(token: str) -> Mapping[str, object]:
     name, assigned, value = token.partition("=")
     if assigned and name in _JOB_OPTIONS:
         raise UserError(f"layout token {token!r} is not part of a layout; give the option --{name} {value}")
-    if token.lower() in ("thousand", "million", "billion", "trillion"):
-        raise UserError(
-            f"unknown layout token {token!r}; write a number of tokens as one word: --tokens 15{token[0].upper()}"
-        )
+    if letter := _NUMBER_WORDS.get(token.lower()):
+        raise UserError(f"unknown layout token {token!r}; write a number of tokens as one word: --tokens 15{letter}")
+    if token == "sp":
+        raise UserError("unknown layout token 'sp'; sequence parallelism is on wherever tp is, and nosp turns it off")
     raise make_unknown_name_error(token, _WORDS, kind="layout token", forms=_FORMS)
 
 

@@ -323,6 +323,8 @@ def _list_defaults() -> dict[str, CatalogEntry]:
         name, model_type, folder, config_class = line.split()
         source = f"{config_class}, transformers 5.23:models/{folder}/configuration_{folder}.py"
         entries[name] = CatalogEntry(source, {"model_type": model_type})
+    scout = entries["llama4-scout"]  # the class has 131,072 positions, and the config.json of the base model has more
+    entries["llama4-scout"] = scout._replace(config=scout.config | {"max_position_embeddings": 262_144})
     return entries
 
 

@@ -65,15 +65,17 @@ class MLA(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.indexer is not None and self.q_rank is None:
-            raise ValueError("an indexer makes its queries from compressed queries: give q_rank, or no indexer")
+            raise ValueError("an indexer needs compressed queries: give q_rank, or no indexer")
         if self.indexer is not None and not self.indexer.has_own(0):
             raise ValueError("layer 0 must have an indexer of its own: begin indexer.pattern with true")
         if self.scaled == "queries" and self.indexer is not None:
             raise ValueError("mla.scaled='queries' is not supported with mla.indexer: leave one out")
-        if self.gates_queries and (self.q_rank is None or self.scaled != "none"):
-            raise ValueError("gates_queries is of compressed queries that are not scaled: give q_rank")
+        if self.gates_queries and self.q_rank is None:
+            raise ValueError("gates_queries needs compressed queries: give q_rank")
+        if self.gates_queries and self.scaled != "none":
+            raise ValueError(f"gates_queries is not supported with scaled={self.scaled!r}: leave one out")
         if self.scaled != "none" and self.q_rank is None:
-            raise ValueError(f"scaled={self.scaled!r} is of compressed queries: give q_rank, or leave it out")
+            raise ValueError(f"scaled={self.scaled!r} needs compressed queries: give q_rank, or leave it out")
         return self
 
 

@@ -87,7 +87,8 @@ class VisionTower(Record):
                 raise ValueError(f"the vision tower has {self.layers} layers, and no layer {layer}")
         if self.patches is not None and self.patches % self.patches_per_token:
             raise ValueError(
-                f"{self.patches} patches of an image are no multiple of the {self.patches_per_token} of a token"
+                f"patches={self.patches} of an image are not divisible by the {self.patches_per_token} of a token: "
+                "change one"
             )
         return self
 

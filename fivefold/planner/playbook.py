@@ -194,9 +194,12 @@ def plan_speed_stage(walk: Walk, proposal: Proposal) -> Stage:
         )
     )
     before = walk.start.step_seconds / step.time.step_seconds - 1
+    if proposal.layout == walk.start.layout:
+        gained = "it is that of step 3"
+    else:
+        gained = f"{before:+.1%} faster than the layout of step 3 ({show_seconds(walk.start.step_seconds)})"
     reason = (
-        f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the fastest, and {before:+.1%} "
-        f"faster than the layout of step 3 ({show_seconds(walk.start.step_seconds)}); "
+        f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the fastest, and {gained}; "
         f"most time in {step.time.longest_part}"
     )
     why = "; ".join(f"{reason.choice}: {reason.line}" for reason in proposal.why)

@@ -28,13 +28,16 @@ DAY = 86400.0
 POINTS = 33  # of the curve of goodput against the interval
 MAX_EXPONENT = 600.0  # exponent beyond which a float overflows: nothing is ever done
 ENDLESS_SECONDS = 1e30  # seconds of a run that does not end
+MIN_RUN_TOKENS = 1000  # fewer are a number without its T or B
 NEVER = 100 * 365 * DAY  # between failures; a run that never fails is saved as if it did so once in a century
 
 
 def validate_tokens(tokens: float) -> float:
     """Return ``tokens`` if a run can have that many. Otherwise raises a ``UserError``."""
-    if not 1 <= tokens <= RUN_TOKENS:
-        raise UserError(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write for example 1e12")
+    if not MIN_RUN_TOKENS <= tokens <= RUN_TOKENS:
+        raise UserError(
+            f"tokens={tokens:g}: a run has {MIN_RUN_TOKENS:,} to {RUN_TOKENS:g}; write for example 2T or 1e12"
+        )
     return tokens
 
 

@@ -296,8 +296,11 @@ def watch(
     and there is no ``step``.
     """
     optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
-    if not optimizers or not all(isinstance(item, torch.optim.Optimizer) for item in optimizers):
-        raise UserError(f"watch(model, optimizer): {type(optimizer).__name__} is not a torch.optim.Optimizer")
+    if not optimizers:
+        raise UserError("watch(model, optimizer): the tuple of optimizers is empty; give at least one")
+    for item in optimizers:
+        if not isinstance(item, torch.optim.Optimizer):
+            raise UserError(f"watch(model, optimizer): {type(item).__name__} is not a torch.optim.Optimizer")
     if not isinstance(model, nn.Module):
         raise UserError(f"watch(model, optimizer): {type(model).__name__} is not a torch.nn.Module")
     if not isinstance(tokens, int) or tokens < 0:

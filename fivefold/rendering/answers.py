@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.rendering import lengths, run_estimate
 from fivefold.rendering.grid import Column, make_grid
-from fivefold.rendering.search import ANSWERS, BATCHES, CHANGES, FINE_TUNES
+from fivefold.rendering.search import ANSWERS, BATCHES, CHANGES, FINE_TUNES, describe_fine_tunes
 from fivefold.rendering.sections import AnswerSection
 from fivefold.results.search_result import Change
 
@@ -31,7 +31,7 @@ def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
         return list_change_sections(replies)
     table = make_grid(COLUMNS.get(question, ANSWERS), replies)
     if question == "finetune":
-        return [AnswerSection((table,), "Methods", "tokens/s of all GPUs; mbs: the largest, at most global batch / dp")]
+        return [AnswerSection((table,), "Methods", describe_fine_tunes(replies))]
     return [AnswerSection((table,))]
 
 

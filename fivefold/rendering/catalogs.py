@@ -66,8 +66,8 @@ MACHINES: tuple[Column[CatalogMachine], ...] = (
     Column("bandwidth", attrgetter("memory_bandwidth"), show_rate),
     Column("16-bit peak", _find_peak, lambda rate: f"{rate / 1e12:,.0f} TFLOP/s"),
     Column("node", attrgetter("ranks_per_node"), "{} GPUs".format),
-    Column("link/GPU", lambda machine: machine.links[0].bandwidth, show_rate),
-    Column("NIC/GPU", lambda machine: machine.links[-1].bandwidth, show_rate),
+    Column("link/GPU, each way", lambda machine: machine.links[0].bandwidth, show_rate),
+    Column("NIC/GPU, each way", lambda machine: machine.links[-1].bandwidth, show_rate),
     Column("links, near to far", _show_links, is_text=True, is_wide=True),
     Column("power", attrgetter("power_watts"), "{:,.0f} W".format, is_wide=True),
     Column("source", attrgetter("source"), is_text=True, is_wide=True),
@@ -83,9 +83,11 @@ STACKS: tuple[Column[CatalogStack], ...] = (
 )
 
 
-def list_models(models: Sequence[CatalogModel]) -> Grid:
-    """Return the table of models."""
-    return make_grid(MODELS, models)
+def list_models(models: Sequence[CatalogModel]) -> RenderableType:
+    """Return the table of models, and what the vision towers add to their parameters."""
+    towers = [f"{model.name} {show_count(model.vision_parameters)}" for model in models if model.vision_parameters]
+    line = f"vision towers, which the parameters leave out: {', '.join(towers)}"
+    return Group(make_grid(MODELS, models), *([Text(line, style="dim", overflow="fold")] if towers else []))
 
 
 def list_families(families: Sequence[CatalogFamily]) -> Grid:

@@ -100,7 +100,8 @@ def describe_comparison(comparison: Comparison) -> str:
     lead = slower[0][0] / best - 1
     unfit = "".join(f"; {line}" for line in _describe_unfit(comparison, steps))
     doubt = _describe_doubt(comparison.ratio(name, slower[0][1]), lead)
-    return f"{name} trains most tokens per second, {lead:.1%} more than {slower[0][1]}{doubt}{unfit}"
+    among = "Of those that fit, " if unfit else ""
+    return f"{among}{name} trains most tokens per second, {lead:.1%} more than {slower[0][1]}{doubt}{unfit}"
 
 
 def _describe_doubt(ratio: SpeedRatio | None, lead: float) -> str:

@@ -76,7 +76,7 @@ def render_page(
     parts += [
         show_section(view.time._replace(remark="estimated from the kernels and messages of the dry run, not measured"))
     ]
-    parts += [show_section(view.traffic._replace(remark="what one rank of the first stage sends per step"))]
+    parts += [show_section(view.traffic)]
     parts += [show_section(view.work)]
     if predicted is not None:
         parts += _compare(predicted, step)

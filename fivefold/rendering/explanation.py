@@ -28,9 +28,16 @@ LOOKS = {
 """Colours of the owners that an error message distinguishes; categories of tensors have their own."""
 
 
+ASK_AGAINST = "; --against MODEL"  # how the advice to compare with a prediction begins
+
+
 def render_page(explanations: Sequence[Explanation], *, comparison: AgainstPrediction | None = None) -> RenderableType:
     """Return all explanations, one after another, then the prediction."""
-    parts = [Group(render_sections(_render_explanation(explanation)), Text("")) for explanation in explanations]
+    is_compared = comparison is not None
+    parts = [
+        Group(render_sections(_render_explanation(explanation, is_compared=is_compared)), Text(""))
+        for explanation in explanations
+    ]
     return Group(*parts, *([render_sections([_render_prediction(comparison)])] if comparison is not None else []))
 
 
@@ -39,22 +46,24 @@ def list_sections(
 ) -> Iterator[AnswerSection]:
     """Yield the sections of each explanation, its verdict first, then that of the prediction."""
     for explanation in explanations:
-        yield from _render_explanation(explanation)
+        yield from _render_explanation(explanation, is_compared=comparison is not None)
     if comparison is not None:
         yield _render_prediction(comparison)
 
 
-def _render_explanation(explanation: Explanation) -> Iterator[AnswerSection]:
+def _render_explanation(explanation: Explanation, *, is_compared: bool) -> Iterator[AnswerSection]:
+    """Yield the sections of an explanation; with a prediction next to it, without the advice to ask for one."""
     files = explanation.files[0] if len(explanation.files) == 1 else f"{len(explanation.files)} files"
     source = Text(f"{explanation.kind}  {files}", style="dim")
     verdict = Text(explanation.verdict, style="bold")
-    yield AnswerSection((source, verdict, *_format_bullets(explanation.findings)))
+    findings = [line.partition(ASK_AGAINST)[0] if is_compared else line for line in explanation.findings]
+    yield AnswerSection((source, verdict, *_format_bullets(findings)))
     if explanation.memory is not None:
         yield from _render_memory(explanation.memory)
     if explanation.ranks:
         rows = tuple((rank_state.rank, rank_state.state, rank_state.line or "–") for rank_state in explanation.ranks)
         yield AnswerSection((Grid(("rank", "state", "line"), rows, words=("rank", "state", "line")),), "By rank")
-    if explanation.losses:
+    if [event.line for event in explanation.losses] not in ([], [explanation.verdict]):
         yield AnswerSection(tuple(_format_bullets([event.line for event in explanation.losses])), "What happened")
 
 

@@ -86,6 +86,10 @@ def render_offers(offer_list: Offers) -> RenderableType:
         line = f"{offer.machine_argument}  {offer.layout}  {offer.error}"
         parts.append(Text(line, style="red", overflow="fold"))
     remarks = [f"{offer.machine_argument}  {offer.remark}" for offer in offer_list.offers if offer.remark]
+    unpriced = [offer.machine for offer in offer_list.offers if offer.run is not None and offer.run.dollars is None]
+    if unpriced and len(unpriced) < len(offer_list.offers):
+        options = " ".join(f"--price {name.split()[0]}=2.2/h" for name in dict.fromkeys(unpriced))
+        remarks.append(f"dollars –: no price is known; give {options}")
     parts += [Text(remark, style="yellow", overflow="fold") for remark in remarks]
     if best is not None:
         parts.append(Text.assemble("\n", (describe_assumption(best.site), "dim"), overflow="fold"))

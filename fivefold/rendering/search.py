@@ -276,6 +276,13 @@ CHANGES: tuple[Column[Change], ...] = (
 )
 
 
+def describe_fine_tunes(ways: Sequence[FineTune]) -> str:
+    """Return what the columns of ``FINE_TUNES`` count."""
+    text = "tokens/s of all GPUs; mbs: the largest, at most global batch / dp"
+    methods = [way.method for way in ways]
+    return f"{text}; second row of a method: without recomputation" if len({*methods}) < len(methods) else text
+
+
 def _show_longest(way: FineTune) -> str:
     """Return the longest sequence that fits, or that none does, with the risk where it is close."""
     if way.longest_sequence:

@@ -92,18 +92,26 @@ def view_step(step: Step) -> StepView:
     stages = step.memory.stages
     bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
     traffic = step.traffic if any(item.calls or item.bytes for item in step.traffic) else ()
-    # gradients are summed, and states sharded, over the ranks of both
-    shards = "; dp: over the ranks of dp and cp" if any(item.axis == "cp" for item in step.traffic) else ""
     return StepView(
         list_key_figures(step),
         _view_memory(max(stages, key=lambda stage: stage.peak_bytes), has_several_stages=len(stages) > 1)
         if stages
         else None,
         Section("Time", bound, Parts(list_time_parts(step.time), step.time.step_seconds)),
-        Section("Communication", f"what one rank sends per step{shards}", make_grid(TRAFFIC, traffic)),
+        Section("Communication", _describe_sender(step), make_grid(TRAFFIC, traffic)),
         Section("Work", "of one step, all ranks together", list_work(step)),
         view_operations(step.operations, "of one micro-batch on one rank, without messages and kernel launches"),
     )
+
+
+def _describe_sender(step: Step) -> str:
+    """Return whose messages ``step.traffic`` counts, and which axes communicate on other ranks alone."""
+    axes = {item.axis for item in step.traffic}
+    text = "what one rank of the first stage sends per step" if "pp" in axes else "what one rank sends per step"
+    if "cp" in axes:  # gradients are summed, and states sharded, over the ranks of both
+        text += "; dp: over the ranks of dp and cp"
+    elsewhere = [axis for axis, seconds in step.time.exposed_seconds.items() if seconds and axis not in axes]
+    return text + (f"; {' and '.join(elsewhere)}: only ranks of other stages" if elsewhere and "pp" in axes else "")
 
 
 def view_operations(operations: Iterable[Operation], remark: str) -> Section:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
 from fivefold.requests.answers import find_fastest
+from fivefold.requests.machines import check_is_model
 from fivefold.requests.offers import apply_prices
 from fivefold.step import FITS_RISK
 
@@ -62,6 +63,7 @@ def _list_combinations(
         raise UserError(
             "nothing to compare; give a model, machines and layouts, or run files, or --from FILE --gpus h100:64"
         )
+    check_is_model(words[0])
     names = [word for word in words[1:] if is_named(word)]
     more_models = [word for word in words[1:] if word not in names and find_published(word) is not None]
     texts = [word for word in words[1:] if word not in (*names, *more_models)]

@@ -15,6 +15,7 @@ Entry = TypeVar("Entry", bound=Record)
 def list_models(word: str | None = None) -> list[CatalogModel]:
     """Return the models of the catalog, or those that contain ``word``."""
     from fivefold.model.catalog import CATALOG, build_model, list_names
+    from fivefold.model.vision_weights import count_vision
 
     entries = []
     for model in map(build_model, list_names()):
@@ -24,6 +25,7 @@ def list_models(word: str | None = None) -> list[CatalogModel]:
                 name=model.name,
                 parameters=model.parameters,
                 active_parameters=model.active_parameters,
+                vision_parameters=count_vision(model.vision) if model.vision else None,
                 layers=model.layers,
                 width=model.width,
                 heads=model.heads,

@@ -258,6 +258,13 @@ class PlanRequest(MachineRequest):
     """The fields of ``plan`` on every interface."""
 
     tokens: Annotated[TokenCount, Field(description="Training tokens of the run, such as 2T."), TOKENS] = 1e12
+    gbs: Annotated[
+        int | None,
+        Field(
+            description="Global batch: sequences per optimizer step, over all GPUs. Default: advised for --tokens, or "
+            "8 with --batch job."
+        ),
+    ] = None
     batch: Annotated[
         Batch,
         Field(
@@ -547,7 +554,7 @@ class WriteOptions(JobOptions):
     example = "write 'dp8 tp4 zero1 mbs1' --model llama3-8b --to megatron --gbs 512"
     what: Annotated[
         str,
-        Field(description="A layout, a run file, or any config to translate."),
+        Field(description="A layout (with --model), a run file, or any config to translate."),
         Argument(metavar="LAYOUT|FILE"),
     ]
     to: Annotated[

@@ -148,9 +148,11 @@ ConfigFile = Annotated[
 ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
 ConfigTarget = Annotated[
     str | None,
-    Field(description="Machine and number of GPUs of a config, such as h100:64."),
+    Field(description="Machine and number of GPUs that run it, such as h100:64."),
 ]
-ConfigModel = Annotated[str | None, Field(description="Model (catalog name or file), for a config that names none.")]
+ConfigModel = Annotated[
+    str | None, Field(description="Model (catalog name or file), for a layout or a config that names none.")
+]
 RunFile = Annotated[Path, Field(description="The run file (.toml)."), Argument()]
 PrintsJson = Annotated[
     bool, Field(description="Print the answer as JSON to stdout, instead of tables."), Option(("--json",))

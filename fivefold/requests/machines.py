@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fivefold.record import UserError
+
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
 
@@ -15,6 +17,14 @@ def load_machine(text: str) -> Machine:
     from fivefold.machine.catalog import resolve
 
     return resolve(text, local=find_local_machine_file())
+
+
+def check_is_model(word: str | None) -> None:
+    """Raise ``UserError`` if the word in the place of the model is a machine, as in ``plan h100:64``."""
+    from fivefold.machine.catalog import is_named
+
+    if word is not None and is_named(word) and not Path(word).suffix and not Path(word).exists():
+        raise UserError(f"{word!r} is a machine; write the model before it, such as llama3-8b {word}")
 
 
 def find_local_machine_file() -> Path:

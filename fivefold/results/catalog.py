@@ -13,6 +13,7 @@ class CatalogModel(Record):
     name: str
     parameters: int
     active_parameters: int  # used per token: of the experts, only those that a token visits
+    vision_parameters: int | None = None  # of the vision tower, which ``parameters`` leaves out; None: there is none
     layers: int
     width: int  # of the residual stream
     heads: int

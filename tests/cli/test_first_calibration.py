@@ -1,8 +1,9 @@
 """A computer that is not calibrated yet is measured when a command asks for it."""
 
 import pytest
+from typer.testing import CliRunner
 
-from fivefold.cli import first_calibration
+from fivefold.cli import app, first_calibration
 from fivefold.cli.errors import LAUNCHER
 from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.machine import toml
@@ -43,6 +44,15 @@ def test_it_is_not_measured_unless_its_calibration_is_missing(measured, monkeypa
     monkeypatch.setenv(LAUNCHER, "1")  # a rank that `fivefold train` has started
     with pytest.raises(UncalibratedError):
         calibrate_if_needed(lambda: load_machine("local"), allowed=True)
+    assert measured == []
+
+
+def test_a_model_that_exceeds_the_memory_is_rejected_before_the_measurement(measured, tmp_path):
+    run = tmp_path / "run.toml"
+    run.write_text('model = "llama3-405b"\n')
+    result = CliRunner().invoke(app, ["train", str(run)])
+    assert isinstance(result.exception, UserError)
+    assert "weights and optimizer states of llama3-405b alone take 5.91 TiB, but this host has" in str(result.exception)
     assert measured == []
 
 

@@ -164,6 +164,8 @@ def test_show_takes_it(tmp_path: Path) -> None:
     ("words", "line"),
     [
         ({"optimizer": 3}, "int is not a torch.optim.Optimizer"),
+        ({"optimizer": (3,)}, r"watch\(model, optimizer\): int is not a torch.optim.Optimizer"),
+        ({"optimizer": ()}, "the tuple of optimizers is empty"),
         ({"model": 3}, "int is not a torch.nn.Module"),
         ({"tokens": -1}, "must be 0 or more"),
         ({"tokens": None}, "must be 0 or more"),

@@ -200,7 +200,7 @@ def _format_title(model: str, machine: str, ranks: int) -> str:
 
 
 def _report_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
-    """Return the reports of the files one after another, and the commands that made them."""
+    """Return the title and HTML parts of the files' reports, one after another, and the commands that made them."""
     from fivefold.api.load import load
     from fivefold.rendering.elements import build_heading
 

@@ -41,6 +41,11 @@ def train(request: TrainOptions) -> None:
     force, slurm = request.force, request.slurm
     settings = Run.load(request.run).replace(**{name: value for name, value in overrides.items() if value is not None})
     model = resolve(settings.model)
+    if find_launcher() is None:
+        _check_inputs_exist(settings, model=model)
+        settings.check_data(model)
+        if not (slurm or force):
+            _check_states_fit(settings, model=model)
     chips = calibrate_if_needed(partial(_resolve_machine, settings), allowed=not (request.no_calibrate or slurm))
     layout = Layout.parse(_resolve_layout(settings, chips), ranks=chips.ranks)
     chips = _resolve_machine(settings) if settings.measure else chips  # includes the measurements just made
@@ -51,7 +56,6 @@ def train(request: TrainOptions) -> None:
         used = chips.replace(ranks=layout.world)  # a run may use a part of the machine
         for remark in list_remarks(model, used, settings.job, layout):
             print_line(f"fivefold: {remark}")
-        _check_inputs_exist(settings, model=model)
     if not slurm:  # a Slurm job starts on other chips than this computer's
         if find_launcher() is None and not force:
             _check_host(settings, layout, machine=chips, file=request.run)
@@ -214,6 +218,20 @@ def _check_inputs_exist(run: Run, *, model: Model) -> None:
             from fivefold.trainer.checkpoint import peft_adapter
 
             peft_adapter.open_as(run.start.adapter, base=run.start.weights, model=model, job=run.job)
+
+
+def _check_states_fit(run: Run, *, model: Model) -> None:
+    """Reject, before this computer is measured, a model whose weights and optimizer states exceed its memory."""
+    from fivefold.planner.questions import count_least_state_bytes
+    from fivefold.trainer.host import Host
+
+    host, needed_bytes = Host.inspect(), int(count_least_state_bytes(model, run.job))
+    if run.machine.partition(":")[0] == "local" and not host.gpus and needed_bytes > host.memory_bytes:
+        raise UserError(
+            f"machine {run.machine!r}: weights and optimizer states of {model.name} alone take "
+            f"{show_bytes(needed_bytes)}, but this host has {show_bytes(host.memory_bytes)}; take a smaller model, or "
+            "--force"
+        )
 
 
 def _check_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> None:

@@ -54,7 +54,7 @@ def find_operation(stack: Sequence[Frame]) -> str:
     """Return torch's operation, where C++ frames or this engine's own snapshots state it."""
     for frame in stack:
         if frame.file == "torch":  # dry_run/memory/snapshot.py
-            return frame.function.partition("::")[2] or frame.function
+            return (frame.function.partition("::")[2] or frame.function).partition(".")[0]  # without its overload
         if match := OPERATION.search(frame.function):
             return match[1]
     return ""

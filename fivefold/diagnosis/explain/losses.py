@@ -86,6 +86,11 @@ def explain(points: Sequence[LossPoint], *, files: tuple[str, ...]) -> Explanati
             f"the gradient's norm is no number at step {bad_norm_steps[0]}, "
             f"{len(bad_norm_steps)} of {len(points)} in all"
         )
+    if (bad := next((i for i, point in enumerate(points) if not math.isfinite(point.loss)), 0)) >= 3:
+        before = ", ".join(f"{point.loss:.4g}" for point in points[max(0, bad - 4) : bad])
+        findings.append(
+            f"losses before it: {before}; a lower learning rate, clipping or skipped batches may prevent it"
+        )
     worst = next(
         (
             event

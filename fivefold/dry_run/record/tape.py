@@ -33,7 +33,10 @@ class CodeSite(NamedTuple):
     category: str = ""  # parameters, gradients, optimizer, gathers, inputs; "": classified by lifetime
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.module, self.operation.partition("::")[2], f"({self.line})") if part)
+        operation = self.operation.partition("::")[2].partition(".")[
+            0
+        ]  # without its overload, as in empty.memory_format
+        return " ".join(part for part in (self.module, operation, f"({self.line})") if part)
 
 
 class Scope(NamedTuple):

@@ -84,7 +84,9 @@ AXOLOTL = Dialect(
     },
     table={
         "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
-        "fsdp_version": part("the stack: FSDP1 where fsdp_config is given, else no FSDP", None),  # off
+        "fsdp_version": part(
+            "the stack: FSDP of this version; default: 1 where fsdp_config is given, else no FSDP", None
+        ),  # off
         "fp8": unmodelled_key("fp8 matmuls", None),
         "expert_parallel_size": unmodelled_key("experts over several ranks: counted as on each", 1),
         "experts_implementation": unmodelled_key("the kernels of experts: counted as grouped matmuls", "grouped_mm"),

@@ -118,12 +118,23 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
 
 
 def _leave_out_others(reading: Reading, values: Values, kind: str) -> Reading:
-    """Return the reading without defaults of keys that this strategy does not read."""
+    """Return the reading without defaults of keys that this strategy does not read, or that DeepSpeed's replace."""
     others: tuple[str, ...] = ("deepspeed.", "accelerate.deepspeed_config.")
     if kind == "deepspeed":
         is_json_given = any(name.startswith("deepspeed.") for name in values.given)
         others = ("accelerate." if is_json_given else "deepspeed.", FSDP, "fsdp_config.")
-    return reading.replace(defaulted=tuple(key for key in reading.defaulted if not key.key.startswith(others)))
+    set_by_deepspeed = {
+        key.means.partition(":")[0]
+        for key in reading.understood
+        if key.key.startswith("deepspeed.") and key.value not in ("auto", "None")
+    }
+    return reading.replace(
+        defaulted=tuple(
+            key
+            for key in reading.defaulted
+            if not key.key.startswith(others) and key.means.partition(":")[0] not in set_by_deepspeed
+        )
+    )
 
 
 def _read_objective(data: DataReading | None, fields: dict[str, Any], model: Model) -> dict[str, Any]:

@@ -156,7 +156,7 @@ LAYOUT: Table = {
     "recompute_activations": part(AC, False),
     "checkpoint_activations": part(f"{AC}, of old scripts: full", False),
     "deepspeed": part("layout.zero, of Megatron-DeepSpeed", False),
-    "zero_stage": part("layout.zero, of Megatron-DeepSpeed; its bf16 optimizer is sharded without", 0),
+    "zero_stage": part("layout.zero, of Megatron-DeepSpeed, whose bf16 optimizer is sharded even at stage 0", 0),
     "pp_partition_method": part(f"{PIPE}, of Megatron-DeepSpeed", None),
     "distribute_saved_activations": unmodelled_key("kept inputs are cut over tp", False),
     "hierarchical_context_parallel_sizes": unmodelled_key("context parallelism of two kinds", None),

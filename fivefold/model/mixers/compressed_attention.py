@@ -48,7 +48,7 @@ class CompressedAttention(MixerGeometry):
         if self.rope_dim % 2 or self.rope_dim > self.head_dim:
             raise ValueError(f"rope_dim={self.rope_dim} must be even and at most head_dim={self.head_dim}: change it")
         if self.rate is None and (self.overlaps or self.indexer is not None):
-            raise ValueError("overlaps and indexer are of compressed keys: give rate, or leave them out")
+            raise ValueError("overlaps and indexer need compressed keys: give rate, or leave them out")
         if self.indexer is not None and self.indexer.pattern:
             raise ValueError("compressed attention has its indexer in every layer; remove indexer.pattern")
         if self.indexer is not None and self.indexer.head_dim < self.rope_dim:

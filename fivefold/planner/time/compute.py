@@ -126,7 +126,7 @@ class Prices:
         return isolated_time._replace(forward=forward, backward=backward, weight=weight)
 
     def price_repeated(self, op: Op) -> OpTime:
-        """Return the seconds of the kernels of ``op`` when each is repeated by itself."""
+        """Return the seconds of the kernels of ``op`` as a microbenchmark of each kernel measures them."""
         time = self._price_linear(op) if op.kind == "matmul" else self._price_other(op)
         if not op.backward_products:  # nothing that it reads needs a gradient
             return time._replace(backward=0.0, weight=0.0, backward_kernels=0)

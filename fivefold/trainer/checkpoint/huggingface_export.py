@@ -70,6 +70,8 @@ def find(source: Path) -> Path:
     for folder in (source / "checkpoints", source):
         if (newest := checkpoint_folder.find_latest(folder)) is not None:
             return newest
+    if not source.exists():
+        raise UserError(f"{source}: no such folder; give the folder of a run or of one of its checkpoints")
     raise UserError(f"{source} holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
 
 

@@ -138,9 +138,9 @@ def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: M
 
 
 def update_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
-    """Return the new bias [E] after a step with ``load`` [E], by the rule "free" above.
+    """Return ``bias`` [E] + ``rate`` · sign(mean load − load), DeepSeek-V3's balancing without an auxiliary loss.
 
-    ``load``: choices per expert, summed over ranks.
+    ``load`` [E]: choices of each expert in a step, summed over ranks.
     """
     load = load.float()
     return bias + rate * torch.sign(load.mean() - load)

@@ -218,9 +218,9 @@ class Reductions(NamedTuple):
         )
 
     def count_pending_sum_bytes(self, unit: UnitGroupMemory) -> int:
-        """Return the bytes of a unit's sums kept until the next reduction has begun.
+        """Return the bytes of a unit's accumulated gradients that are kept until the next reduction has begun.
 
-        Experts are not counted, as they come first.
+        Only its dense weights count: its experts are reduced before them.
         """
         return 0 if self.release == "at_once" else unit.parts[0].sums
 

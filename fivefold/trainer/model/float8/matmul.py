@@ -112,7 +112,7 @@ class Float8Gemms(LinearGemms):
         return cast._replace(data=data.view(cast.data.dtype), scale=scale.view(cast.scale.dtype))
 
     def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``x Wᵀ + b`` [R, out]."""
+        """Return ``x Wᵀ + b`` [R, out]; ``operand``: x [R, in], cast to fp8."""
         weight_cast = get_stored_cast(weight) or self.casts.weight(weight)
         inner = weight.shape[1]
         dtype = get_compute_dtype(weight)
@@ -136,7 +136,10 @@ class Float8Gemms(LinearGemms):
         return x if self.gradients_in_16_bits else self.casts.x(x.t())
 
     def wgrad(self, gradient: Tensor, columns: Tensor | Cast) -> Tensor | Cast:
-        """Return ``gᵀ x`` [out, in], in fp8 with one scale if the recipe has such gradients."""
+        """Return ``gᵀ x`` [out, in], in fp8 with one scale if the recipe has such gradients.
+
+        ``gradient``: g [R, out]; ``columns``: x as the method ``columns`` prepared it.
+        """
         if not isinstance(columns, Cast):
             return gradient.t() @ columns
         gradient_cast = self.casts.gradient(gradient.t())
