@@ -27,6 +27,7 @@ from tests.agree.dry_run.compare import run
 
 Line = dict[str, Any]
 MEAN, WORST = 0.005, 0.02  # of the error of peaks
+SHOWN_ERROR = 0.005  # of the rows on the page
 
 
 def main() -> int:
@@ -141,7 +142,8 @@ def _mean(errors: Sequence[float]) -> float:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """The page for docs/explanation/measurements."""
+    """Return the page for docs/explanation/measurements: all layouts in figures, and a row for each large error."""
+    shown = [line for line in lines if "broken" in line or line["unequal"] or largest_error(line) >= SHOWN_ERROR]
     kinds = Counter(line["model"].partition("/")[0] for line in lines)
     return "\n".join(
         (
@@ -165,12 +167,20 @@ def markdown(lines: Sequence[Line]) -> str:
             "",
             "Models: " + ", ".join(f"{name} {count}" for name, count in sorted(kinds.items())) + ".",
             "",
+            f"The table has the {len(shown)} layouts with an error of {SHOWN_ERROR:.1%} or more, or with other counts.",
+            "The command writes a line for every layout into `cases.jsonl` in its folder.",
+            "",
             "| model | layout | job | ranks | peak | off | stage | counts | s |",
             "|---|---|---|---|---|---|---|---|---|",
-            *map(_row, lines),
+            *map(_row, shown),
             "",
         )
     )
+
+
+def largest_error(line: Line) -> float:
+    """Return the largest relative error of a layout, of the fullest stage or of any."""
+    return max(abs(line["error"]), abs(line["worst_stage"]))
 
 
 def _row(line: Line) -> str:
