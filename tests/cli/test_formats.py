@@ -75,6 +75,7 @@ def test_a_deepspeed_config_has_one_zero_stage_and_no_keys_of_other_strategies(t
         "deepspeed.zero_optimization.stage"
     ]
     assert not [key.key for key in defaulted if key.key.startswith(("accelerate.", "fsdp_config."))]
+    assert not [key.key for key in defaulted if key.key in ("bf16", "fp16", "pure_bf16")]  # DeepSpeed's key says it
 
 
 def test_what_a_config_leaves_out_is_given_beside_it(
