@@ -18,4 +18,5 @@ def machines(request: MachinesOptions) -> None:
         show(dump_entries(entries))
         return
     show(catalogs.list_machines(entries))
+    print_line("link and NIC: bandwidth of one GPU in each direction")
     print_line("Write h100 for one node, h100:512 for 512 GPUs; local is this computer, after `fivefold calibrate`.")
