@@ -74,7 +74,7 @@ FILES = {  # names of one file or folder, and why they are no verbs
 NAMES = {  # single functions, by file
     "calibration/messages.py: hop_during_work": "a nested function, timed as a whole",
     "cli/__init__.py: entry": "the entry point of pyproject.toml",
-    "cli/__init__.py: main": "the entry point of a process",
+    "cli/command_line.py: main": "the entry point of a process",
     "display.py: _repr_html_": "IPython's protocol",
     "dry_run/__init__.py: dryrun": "a command, and the function of the public API with its name",
     "dry_run/record/kernels.py: total": "a nested function: a sum",

@@ -226,12 +226,12 @@ class Estimates(Tables):
         replicas = partials.dp * partials.cp
         unsharded = candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas))
         fully_sharded = candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas)
-        smallest = np.minimum(self._resting_figures(unsharded), self._resting_figures(fully_sharded))
+        smallest = np.minimum(self._count_resting_bytes(unsharded), self._count_resting_bytes(fully_sharded))
         resident_bytes, gradient_bytes = smallest[:, 0], smallest[:, 1]
         freed = gradient_bytes[:, 0] + gradient_bytes[:, 2:].max(axis=1)
         return np.asarray((resident_bytes + gradient_bytes) @ self.unit_counts - np.where(partials.pp == 1, freed, 0.0))
 
-    def _resting_figures(self, candidates: CandidateLayouts) -> Floats:
+    def _count_resting_bytes(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes [n, (at rest, gradients at the update), units] of states, under ZeRO-0 or ZeRO-3.
 
         Experts are counted once for all degrees of dense weights, and dense weights once for all expert degrees.
