@@ -249,12 +249,12 @@ def find_fewest_gpus(
         remarks.append("the search ended at its work limit: its layout is the first one that fits")
     if undecided:
         remarks.append(f"whether {_join_numbers(undecided)} GPUs would fit was not decided within the work limit")
-    node = machine.ranks_per_node
-    tried = f", then multiples of {node} between {too_few} and {enough}" if too_few + node < enough else ""
-    remarks.append(f"tried: powers of two{tried}; weights and optimizer states alone fill {max(1, ceil(least)):,} GPUs")
     planner = Planner(model=model, machine=resized, job=job, counts=planner.counts, risk=risk)
     bound = "at most " if undecided else ""
-    answer = _answer("fewest GPUs", f"{bound}{ranks} of {machine.name}", ranks, planner, layout)
+    node = machine.ranks_per_node
+    tried = f", multiples of {node} from {too_few} to {enough}" if too_few + node < enough else ""
+    line = f"{bound}{ranks} of {machine.name} (tried: powers of two{tried})"
+    answer = _answer("fewest GPUs", line, ranks, planner, layout)
     return answer.replace(remarks=tuple(filter(None, remarks)))
 
 
