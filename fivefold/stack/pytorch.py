@@ -99,6 +99,11 @@ TORCHTITAN = StackEntry(
         "attention": Fact("flash2", f"{PARALLELIZE}: scaled_dot_product_attention, FlashAttention-2 since PyTorch 2.2"),
         "loss": Fact("plain", "pytorch/torchtitan@00a388d:torchtitan/components/loss.py: cross_entropy(pred.float())"),
         "compile": Fact(True, f"{PARALLELIZE}, apply_compile; as {TABLES} runs it"),
+        "early_stop": Fact(
+            False,
+            "pytorch/torchtitan@018740b:torchtitan/config/job_config.py, ActivationCheckpoint; an option, off, since "
+            "@25413d2 of August 2025 (0.2.0); @0.3.0:torchtitan/distributed/activation_checkpoint.py, FullAC: off",
+        ),
         # Context parallelism gathers keys and values before attention starts (rotate_method "allgather").
         "stage_outputs": Fact(
             "retained", "pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache; measured"

@@ -221,7 +221,7 @@ class Stack(Record):
     # stage, which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends all of it
     scatter_gather_tensors: bool = False
     # recomputation ends with the last operation whose result the backward needs (Fivefold, and PyTorch's non-reentrant
-    # checkpoints); else the full layer runs again (Megatron)
+    # checkpoints); else the full layer runs again (Megatron, torchtitan), unless its block is compiled
     early_stop: bool = True
     vocab_multiple: Multiple = 1  # the vocabulary is padded to a multiple of this times tp
     expandable_segments: bool = False  # option of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
@@ -261,6 +261,14 @@ class Stack(Record):
     def compiles_loss(self) -> bool:
         """Tell whether torch.compile fuses PyTorch's loss to one kernel, and its backward to another."""
         return self.is_compiled and self.compile_loss
+
+    @property
+    def drops_unused_recomputation(self) -> bool:
+        """Tell whether recomputation leaves out operations whose results the backward does not need.
+
+        Compiled blocks leave them out whatever ``early_stop`` says: nothing in the graph of the backward reads them.
+        """
+        return self.early_stop or self.is_compiled
 
     def with_device_kernels(self, *, gpu: bool) -> Self:
         """Return the stack on GPUs or CPUs, with Fivefold's ``fused`` kernels replaced by those that run there."""

@@ -17,6 +17,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.search.space import Space
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
+from fivefold.stack.catalog import build_stack
 from tests.interop.draws import Range, check_round_trip, plans
 
 # pytorch/torchtitan, shortened to what costs something. ranks: as the file's head, or its name, says.
@@ -127,6 +128,12 @@ def test_published_files(
     assert (result.job.sequence, result.job.global_batch, result.job.precision.name) == job
     assert [said.key for said in (*result.not_understood, *result.approximated)] == strange
     assert (result.job.stack.name, result.missing) == ("torchtitan", ())
+
+
+def test_checkpoints_that_no_key_describes_are_those_of_the_stack(tmp_path: Path) -> None:
+    result = read_config_text(LLAMA3_405B, tmp_path, ranks=128)
+    assert result.job is not None
+    assert result.job.stack.early_stop is build_stack("torchtitan").early_stop is False  # since 0.2.0
 
 
 def test_replicas_of_shards_are_shard_groups(tmp_path: Path) -> None:

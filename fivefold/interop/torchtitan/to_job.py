@@ -40,7 +40,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     values, model = config.values, config.model
     ranks = resolve_world(config.document, overrides)
     fields = values.fields()
-    fields |= {"job.stack.name": "torchtitan", "job.stack.early_stop": False, "job.documents": "separate"}
+    fields |= {"job.stack.name": "torchtitan", "job.documents": "separate"}
     fields |= read_compile(values) | read_learning_rate(values)
     fields["job.seed"] = values["debug.seed"] or 0
     is_async_tp = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"

@@ -533,4 +533,4 @@ def build_block_unit(ops: Sequence[Op], local: Local) -> UnitOperations:
     """Return the operations of one block, the recomputed ones marked."""
     stack = local.job.stack
     fused = stack.kernel_facts.fuses_linears and local.job.adapter is None
-    return recompute(ops, local.part.recomputed, early_stop=stack.early_stop, fused=fused)
+    return recompute(ops, local.part.recomputed, early_stop=stack.drops_unused_recomputation, fused=fused)

@@ -1,6 +1,13 @@
 """What runs again."""
 
+from typing import Any
+
 import pytest
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.flop_counter import FlopCounterMode
 
 from fivefold.job import Job
 from fivefold.model.catalog import resolve
@@ -33,6 +40,45 @@ def test_an_early_stop_leaves_out_what_makes_nothing_that_the_backward_reads() -
     whole, stopped = list_recomputed(early_stop=False), list_recomputed(early_stop=True)
     assert all(whole)
     assert stopped == [True] * (len(whole) - 2) + [False] * 2  # all but the down-projection and its sum
+
+
+@pytest.mark.parametrize("words", [{"compile": True}, {"stack": "torchtitan"}])
+def test_compiled_blocks_recompute_only_what_their_backward_reads(words: dict[str, Any]) -> None:
+    job, stopping = (Job.read(words | {"early_stop": early_stop}, origin="job") for early_stop in (False, True))
+    assert block(job, "layer") == block(stopping, "layer")
+    assert block(job.replace(compile=False), "layer") != block(stopping.replace(compile=False), "layer")
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_torch_repeats_the_last_matmul_of_an_eager_block_that_does_not_stop_early(early_stop: bool) -> None:
+    with FlopCounterMode(display=False) as counter:
+        _build_checkpointed_block(early_stop=early_stop)(torch.ones(4, 8, requires_grad=True)).sum().backward()
+    assert counter.get_total_flops() // (2 * 4 * 8 * 8) == 3 + 6 + (2 if early_stop else 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_torch_compiles_a_block_without_its_last_matmul_in_the_backward(early_stop: bool) -> None:
+    matmuls = []
+
+    def count_matmuls(graph: torch.fx.GraphModule, _inputs: object) -> Any:
+        matmuls.append(sum(str(node.target).startswith("aten.mm") for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    torch.compiler.reset()
+    checkpointed = _build_checkpointed_block(early_stop=early_stop)
+    checkpointed.compile(
+        backend=aot_autograd(fw_compiler=count_matmuls, partition_fn=min_cut_rematerialization_partition)
+    )
+    checkpointed(torch.ones(4, 8, requires_grad=True)).sum().backward()
+    assert matmuls == [3, 6 + 2]
+
+
+def _build_checkpointed_block(*, early_stop: bool) -> torch.nn.Module:
+    """Return three linear layers with activations between them, all recomputed."""
+    first, second, third = (torch.nn.Linear(8, 8, bias=False) for _ in range(3))
+    block = torch.nn.Sequential(first, torch.nn.Sigmoid(), second, torch.nn.Sigmoid(), third)
+    return checkpoint_wrapper(block, preserve_rng_state=False, early_stop=early_stop)
 
 
 def test_recomputed_operation_runs_again_although_its_output_is_saved() -> None:
