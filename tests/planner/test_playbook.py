@@ -180,7 +180,7 @@ def run_one_step(path: Path) -> tuple[float, float]:
 
 def test_planned_run_file_trains(tmp_path: Path, forked) -> None:
     one = resolve("h100:1", local=Path("/nowhere"))
-    result = build_playbook(build_model("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
+    result = build_playbook(build_model("nano"), one, Job(sequence=64), tokens=6000, where="order=default ac=none")
     assert [stage.title for stage in result.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
     assert result.step.layout == next(item.layout for item in result.stages[-1].tried if item.chosen)
     assert result.commands["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)

@@ -153,7 +153,7 @@ def test_what_is_not_supported_is_one_line() -> None:
     for fields, says in (
         ({"heads": 7}, "heads=7 is not divisible by out_groups=3"),
         ({"rope_dim": 10}, "rope_dim=10 must be even and at most head_dim=8"),
-        ({"rate": None}, "overlaps and indexer are of compressed keys"),
+        ({"rate": None}, "overlaps and indexer need compressed keys"),
         ({"rope_dim": 6}, "indexer.head_dim=4 is less than rope_dim=6"),
     ):
         with pytest.raises(ValueError, match=says):
