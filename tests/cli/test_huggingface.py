@@ -120,7 +120,7 @@ def refusal(*words: str) -> str:
 
 def test_unsupported_input_is_an_error(workspace: Path) -> None:
     assert refusal("import", "nowhere").startswith("nowhere: no such folder; give one with config.json")
-    assert refusal("export", "nowhere", "--to", "out").startswith("nowhere holds no complete checkpoint")
+    assert refusal("export", "nowhere", "--to", "out").startswith("nowhere: no such folder; give the folder of a run")
     assert refusal("export", "x", "--to", "out", "--file-size", "much").startswith("--file-size 'much' is not a size")
     Path("run.toml").write_text("mine")
     assert refusal("import", "llama", "--to", "run.toml") == "run.toml exists already; remove it or give another file"
@@ -191,7 +191,7 @@ def test_adapters_are_trained_exported_merged_and_trained_on(workspace: Path) ->
     facts = json.loads(run("import", "lora", "--to", "more.toml", "--json").stdout)
     assert facts["adapter"] == {
         "folder": "lora", "kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["q_proj", "down_proj"],
-        "rank_stabilized": False, "base": None,
+        "rank_stabilized": False, "base": None, "modules_to_save": [],
     }  # fmt: skip
     values = read_file(Path("more.toml"))
     assert values["start"] == {"weights": str(workspace / "llama"), "adapter": "lora"}

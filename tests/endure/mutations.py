@@ -107,7 +107,7 @@ READERS = [
 ]  # fmt: skip
 RUNS = [
     *edit("planner/run_estimate.py", "planner/test_run_estimate.py::test_a_checkpoint_holds_masters_and_moments",
-          ("a checkpoint has no moments", "updated_bytes + states + frozen_numel", "updated_bytes + frozen_numel")),
+          ("a checkpoint has no moments", "job.precision.updated_bytes + states", "job.precision.updated_bytes")),
     *edit("planner/run_estimate.py", "planner/test_run_estimate.py",
           ("a restart repeats no write", "site.restart_seconds + write_seconds  #", "site.restart_seconds  #"),
           ("evaluations are free", "return training * (1 + site.evaluation) / share", "return training / share"),
@@ -151,8 +151,8 @@ TIME = [
            "return _price_ring(place, constants, turns=1 + (collective == 'all_reduce'))[-1]"),
           ("an expert's rows travel once per copy", "return places * (1 - (1 - 1 / places) ** draws)", "return draws")),
     *edit("planner/context_length.py", "planner/test_questions.py",
-          ("longer sequences have as large a batch", "round(job.tokens_per_step / tokens / chunk)",
-           "round(job.global_batch / chunk)"),
+          ("lengths are planned with another batch", "job=job.replace(sequence=tokens), risk",
+           "job=job.replace(sequence=tokens, global_batch=machine.ranks), risk"),
           ("the context length is never in the way", "    if model.positions < target:\n", "    if False:\n")),
     *edit("planner/compare.py", "planner/test_compare.py",
           ("speeds are of one GPU", "[one.tokens_per_second_per_gpu * one.world for",

@@ -24,6 +24,8 @@ from fivefold.trainer.optimizers.optimizer import compute_learning_rate
 from tests.interop.draws import Range, list_written_plans
 
 transformers = pytest.importorskip("transformers")
+# Versions before 5 know the old name alone.
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 
 TUNED = Range(models=("llama3-8b",), recipes=("bf16-grad16", "bf16-autocast"), axes=("dp",), fine_tuning=True)
 TRAINED = Range(models=("llama3-8b",), recipes=("bf16-grad16", "bf16", "fp32"), axes=("dp",), acs=("none", "full"))
