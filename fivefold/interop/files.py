@@ -14,7 +14,8 @@ from fivefold.record import UserError, describe_json, read_text
 MAX_FILE_VALUES = 100_000  # maximum number of values in a file, counting what YAML aliases repeat
 
 
-def _parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
+    """Return the values of a YAML; raise ``ValueError`` if it is not valid."""
     import yaml
 
     try:
@@ -29,8 +30,8 @@ def _parse_yaml(text: str) -> Any:
 READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     ".toml": ("toml", tomllib.loads),
     ".json": ("json", json.loads),
-    ".yaml": ("yaml", _parse_yaml),
-    ".yml": ("yaml", _parse_yaml),
+    ".yaml": ("yaml", parse_yaml),
+    ".yml": ("yaml", parse_yaml),
 }
 
 

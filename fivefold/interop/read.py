@@ -37,11 +37,6 @@ def read(
     config_format, document = next(pairs, (None, documents[0]))
     if config_format is None:
         formats = ", ".join(dict.fromkeys(format_.name for format_ in FORMATS if format_.parse))
-        if _is_torchtune(document):
-            raise UserError(
-                f"{document.origin}: a recipe of torchtune, which is not read; give its model, layout and job as "
-                "options, or a config of " + formats
-            )
         raise UserError(
             f"{document.origin}: not a config that is known: it has no keys of {formats}; name a config of one of these"
         )
@@ -52,13 +47,6 @@ def read(
         return result
     errors = tuple(list_reasons(result.layout, model=result.model, job=result.job, machine=None))
     return result.replace(errors=errors)
-
-
-def _is_torchtune(document: Document) -> bool:
-    """Return whether a file names the parts of a recipe as torchtune does."""
-    values = document.values
-    sections = values.values() if isinstance(values, dict) else ()
-    return any(isinstance(section, dict) and "_component_" in section for section in sections)
 
 
 def _find_known(model: Model) -> Model:
@@ -93,7 +81,8 @@ def _list_documents(words: Sequence[str]) -> list[Document]:
     if not words:
         raise UserError("nothing to read; name a file, or give a launch command after --")
     path, _, function = words[0].partition(".py:")
-    variables = dict(word.split("=", 1) for word in words[1:] if ASSIGNMENT.fullmatch(word))
+    assignment = DOTTED_ASSIGNMENT if Path(words[0]).suffix in (".yaml", ".yml") else ASSIGNMENT
+    variables = dict(word.split("=", 1) for word in words[1:] if assignment.fullmatch(word))
     only_variables = len(variables) == len(words) - 1
     if function and len(words) == 1:
         file_document = read_document(Path(f"{path}.py"))
@@ -115,6 +104,7 @@ def _list_documents(words: Sequence[str]) -> list[Document]:
 
 MAIN_FILES = ("run.sh", "run_config.yaml", "run.toml")  # files of a folder that name its other files
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
+DOTTED_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=.*")
 
 
 def _assign_variables(values: Any, variables: Mapping[str, str]) -> Any:

@@ -561,7 +561,7 @@ class WriteOptions(JobOptions):
         str,
         Field(
             description="Format to write: accelerate, axolotl, bridge (Megatron Bridge), deepspeed, fivefold, "
-            "kubernetes, llamafactory, megatron, nanotron, skypilot, torchtitan, torchtitan-0.2 or trl."
+            "kubernetes, llamafactory, megatron, nanotron, skypilot, torchtitan, torchtitan-0.2, torchtune or trl."
         ),
         Option(completion="complete_format"),
     ]

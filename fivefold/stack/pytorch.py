@@ -14,7 +14,7 @@ FOUNDRY = "mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md"
 FOUNDRY_SWEEP = "mosaicml/llm-foundry@b2a43a1:scripts/train/benchmarking/sweep.sh"
 COMPOSER_ADAMW = "mosaicml/composer@28cc4ca:composer/optim/decoupled_weight_decay.py, adamw"
 FLAT = "pytorch/pytorch@v2.1.0:torch/distributed/fsdp/_flat_param.py, FlatParameter"
-TORCHTUNE_README = "meta-pytorch/torchtune@bd2a0fc:README.md"
+TUNE = "meta-pytorch/torchtune@v0.6.1"
 FMS = "foundation-model-stack/fms-fsdp@5a296af"
 
 AUTOGRAD = {"linears": Fact("separate", "PyTorch: torch.nn.Linear, each a node of autograd")}
@@ -186,14 +186,27 @@ LLM_FOUNDRY = StackEntry(
 
 TORCHTUNE = StackEntry(
     name="torchtune",
-    version="bd2a0fc",
+    version="0.6.1",
     family="torch",
-    facts=AUTOGRAD
+    facts=FULLY_SHARDED
+    | DTENSOR
     | {
-        "loss": Fact("plain", f"{TORCHTUNE_README}: without the chunked cross entropy"),
-        "kernels": Fact("plain", f"{TORCHTUNE_README}: without torch.compile"),
+        "attention": Fact("flash2", f"{TUNE}:torchtune/modules/attention_utils.py: scaled_dot_product_attention"),
+        # all logits in bf16, then a chunk in fp32, whose log_softmax is saved; compile=True fuses a chunk
+        "loss": Fact("upcast", f"{TUNE}:torchtune/modules/loss/ce_chunked_output_loss.py, CEWithChunkedOutputLoss"),
+        "kernels": Fact("plain", f"{TUNE}:recipes/configs/llama3/8B_full.yaml: compile is False"),
+        "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
+        "reduce_in_fp32": Fact(False, f"{TUNE}:torchtune/training/_distributed.py, shard_model: no mp_policy"),
     },
-    runs={},
+    runs={
+        "axes": Fact(("dp", "tp"), f"{TUNE}:recipes/full_finetune_distributed.py: a mesh of dp and tp"),
+        "zero": Fact((3,), f"{TUNE}:recipes/lora_finetune_distributed.py: shard_model, unless on one device"),
+        "shard_groups": Fact(False, f"{TUNE}:recipes/full_finetune_distributed.py: one dimension of dp"),
+        "orders": Fact(False, f"{TUNE}:recipes/full_finetune_distributed.py: dp, tp"),
+        "recomputes": Fact(
+            ("full", "full/n"), f"{TUNE}:torchtune/training/activations.py, apply_selective_activation_checkpointing"
+        ),
+    },
 )
 
 FMS_FSDP = StackEntry(

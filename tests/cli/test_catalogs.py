@@ -16,6 +16,7 @@ from fivefold.machine.catalog import list_names as machine_names
 from fivefold.model.catalog import build_model
 from fivefold.model.catalog import list_names as model_names
 from fivefold.record import UserError
+from fivefold.rendering.catalogs import STACKS as COLUMNS
 from fivefold.stack.catalog import STACKS
 
 
@@ -83,6 +84,10 @@ def test_a_stack_runs_what_is_listed_and_nothing_else(name: str) -> None:
 
 
 def test_what_was_not_looked_up_of_a_stack_is_not_called_all() -> None:
-    assert [stack.name for stack in ff.stacks() if not stack.examined] == ["torchtune"]
+    stacks = ff.stacks()
+    assert all(stack.examined for stack in stacks)
     row = next(line for line in run("stacks").splitlines() if line.startswith("torchtune"))
-    assert row.split() == ["torchtune", "?", "?", "?"]
+    assert row.split() == ["torchtune", "dp", "tp", "3", "torchtune"]
+    unknown = next(stack for stack in stacks if stack.name == "torchtune").replace(examined=False)
+    cells = {column.heading: column.value(unknown) for column in COLUMNS}
+    assert [cells[heading] for heading in ("parallelism", "ZeRO", "pipeline schedules")] == ["?", "?", "?"]

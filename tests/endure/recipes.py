@@ -1,11 +1,13 @@
 """Count what becomes of folders of recipes: predicted, predicted with another model, named in one line, or an error.
 
     python -m tests.endure.recipes FOLDER... [--gpus h100:8] [--model llama3-8b] [--ext yaml,yml,json] [--verbose]
+                                             [--add tokenizer.max_seq_len=2048]
 
 Each file is read and predicted without ``--ignore``; if only its model is not known, once more with ``--model``. Files
 that equal an earlier one are left out. With ``--ext py``, the launch commands in the head of each script are the
-recipes, and files that they name are looked for in the folder. Exits 1 if a recipe ends in anything but an answer or an
-error of one line.
+recipes, and files that they name are looked for in the folder. ``--add`` gives words after each file, as
+``NAME=VALUE``; ``--gpus h100`` leaves the number of ranks to the file. Exits 1 if a recipe ends in anything but an
+answer or an error of one line.
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ def main() -> int:
     options.add_argument("--gpus", default="h100:8")
     options.add_argument("--model", default="llama3-8b")
     options.add_argument("--ext", default="yaml,yml,json")
+    options.add_argument("--add", nargs="*", default=[])
     options.add_argument("--verbose", action="store_true")
     asked = options.parse_args()
     wrong = 0
@@ -96,8 +99,9 @@ def main() -> int:
         counts, reasons = collections.Counter[str](), collections.Counter[str]()
         recipes = list(list_recipes(folder, asked.ext.split(",")))
         with show_progress(folder.name) as progress, contextlib.chdir(folder):
-            for number, words in enumerate(recipes):
-                progress(words[-1], number, len(recipes))
+            for number, recipe in enumerate(recipes):
+                progress(recipe[-1], number, len(recipes))
+                words = [*recipe, *asked.add]
                 kind, line = judge(words, gpus=asked.gpus, model=asked.model)
                 counts[kind] += 1
                 reasons[shorten_line(line)] += bool(line)

@@ -124,6 +124,15 @@ NANOTRON = {
     },
     "tokens": {"sequence_length": 2048, "micro_batch_size": 1, "batch_accumulation_per_replica": 2, "train_steps": 10},
 }  # fmt: skip
+TORCHTUNE = {
+    "recipe": "full_finetune_distributed",
+    "model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 2048},
+    "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 2e-5},
+    "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+    "batch_size": 2, "gradient_accumulation_steps": 2, "dtype": "bf16",
+}  # fmt: skip
 CLASSES = {  # of torchtitan 0.3, whose fields are under a group
     "activation_checkpoint": "SelectiveAC.Config",
     "loss": "ChunkedLossWrapper.Config",
@@ -221,6 +230,7 @@ SOFTWARE = {
     "torchtitan-0.2": Software(toml),
     "torchtitan": Software(python),
     "nanotron": Software(write_plain(NANOTRON)),
+    "torchtune": Software(write_plain(TORCHTUNE)),
 }
 
 

@@ -210,7 +210,9 @@ def check_round_trip(plan: ConfigPlan, *, to: str, folder: Any) -> str | None:
         assert difference in said
         assert difference.startswith(("documents=", "objective=")), difference  # nothing else differs in silence
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
-    assert list(list_differences(rates[0], rates[1])) == []
+    rate_differences = list(list_differences(rates[0], rates[1]))
+    assert not rate_differences or to == "torchtune"  # which has a cosine to zero and a constant rate
+    assert all(difference in said for difference in rate_differences)
     form = find_format(to)
     assert back.job.stack.name == (form.choose_stack(plan) if form.choose_stack else form.stack)
     assert back.not_understood == ()

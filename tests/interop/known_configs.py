@@ -128,9 +128,28 @@ CONFIGS: dict[str, list[Config]] = {
          "optimizer.learning_rate_scheduler.lr_decay_style": "cosine",
          "optimizer.learning_rate_scheduler.lr_warmup_steps": 2},
     ],
+    "torchtune": [
+        {},
+        {"recipe": "lora_finetune_distributed", "model._component_": "torchtune.models.llama3_1.lora_llama3_1_8b",
+         "model.lora_attn_modules": ["q_proj", "v_proj"], "enable_activation_checkpointing": True,
+         "lr_scheduler._component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"},
+        {"recipe": "full_dpo_distributed", "loss._component_": "torchtune.rlhf.loss.DPOLoss"},
+        {"ac_mode": "selective", "max_steps_per_epoch": 10},
+    ],
 }  # fmt: skip
 
 VALUES: dict[str, tuple[Any, ...]] = {
+    "model._component_": ("torchtune.models.llama3.llama3_70b", "torchtune.models.llama3_1.lora_llama3_1_70b"),
+    "dataset._component_": ("torchtune.datasets.text_completion_dataset",),
+    "optimizer._component_": ("bitsandbytes.optim.AdamW8bit",),
+    "loss._component_": ("torch.nn.CrossEntropyLoss",),
+    "lr_scheduler._component_": ("other",),
+    "tensor_parallel_plan._component_": ("other",),
+    "recipe": ("full_finetune_single_device", "full_dpo_distributed"),
+    "dtype": ("fp32", "float32", "bfloat16"),
+    "custom_sharded_layers": (["tok_embeddings", "output"],),
+    "lora_attn_modules": (["k_proj"],),
+    "ac_mode": ("full",),
     "fsdp_auto_wrap_policy": ("SIZE_BASED_WRAP", "NO_WRAP"),
     "auto_wrap_policy": ("SIZE_BASED_WRAP", "NO_WRAP"),
     "attention_backend": ("unfused", "fused", "local"),
@@ -160,7 +179,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "device": ("cpu",),
     "distributed_type": ("MULTI_GPU", "DEEPSPEED", "NO"),
     "dp_shard_size": (4, 2),
-    "dtype": ("float32", "bfloat16"),
     "dynamo_backend": ("INDUCTOR",),
     "excess_length_strategy": ("truncate",),
     "exp_avg_dtype": ("bf16", "fp8"),
@@ -222,7 +240,7 @@ SWITCHES = frozenset({
     "deepspeed.optimizer.type", "deepspeed.zero_optimization.stage", "finetuning_type", "fsdp", "fsdp_version",
     "activation_checkpoint.mode", "completion_only_loss", "loss_type", "parallelism.data_parallel_replicate_degree",
     "load_in_4bit", "model.dtype", "packing", "parallelism.tensor_parallel_degree", "rl",
-    "stage", "training.dtype", "use_peft",
+    "stage", "training.dtype", "use_peft", "recipe", "ac_mode", "lr_scheduler._component_",
 })  # fmt: skip
 
 WITHOUT_EFFECT_IN_MEGATRON = {
@@ -256,6 +274,7 @@ WITHOUT_EFFECT: dict[str, Mapping[str, str]] = {
         for field in (*to_bridge({key: True}), f"ddp.{key}", f"mixed_precision.{key}", f"tokenizer.{key}")
     },
     "torchtitan": {"debug.moe_force_load_balance": "balanced experts are what is counted"},
+    "torchtune": {"dataset.packed": "is what is counted; its default is named"},
     "torchtitan-0.2": {
         "activation_checkpoint.memory_budget": "acts in mode memory_budget, which is an error",
         "debug.moe_force_load_balance": "balanced experts are what is counted",

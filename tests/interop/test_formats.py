@@ -13,7 +13,7 @@ FOLDERS = {  # formats by folder, of those that are read; our own run file has n
 }
 MODULES = {"__init__", "keys", "parse", "to_job", "emit"}
 # Tables of what a software has, and readers of what is its own.
-DATA = {"adapters", "axolotl_deepspeed", "data", "dialects", "effects", "flavors", "freeze", "harmless"}
+DATA = {"adapters", "axolotl_deepspeed", "builders", "data", "dialects", "effects", "flavors", "freeze", "harmless"}
 
 
 def test_every_format_that_is_written_is_a_choice() -> None:
@@ -29,7 +29,7 @@ def test_every_format_has_the_same_four_modules() -> None:
         functions = {"parse": form.parse, "to_job": form.to_job, "emit": form.emit}
         assert all(function.__module__.endswith(f".{module}") for module, function in functions.items() if function)
         assert form.keys, name
-    assert len(FOLDERS) == 6
+    assert len(FOLDERS) == 7
 
 
 def test_every_format_that_is_written_is_on_the_page() -> None:

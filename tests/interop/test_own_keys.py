@@ -94,6 +94,12 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "parallelism.tp_recompute_allgather": False, "model.ddp_bucket_cap_mb": 50,
         "model.model_config.sliding_window_size": 128, "model.model_config._use_doc_masking": True, "new.key": 1,
     },
+    "torchtune": {
+        "optimizer_in_bwd": True, "model.apply_lora_to_output": True, "model.lora_rank": 8, "device": "cpu",
+        "optimizer._component_": "torchao.optim.CPUOffloadOptimizer", "model.image_size": 560, "new_key": 1,
+        "loss._component_": "torchtune.modules.loss.ForwardKLLoss", "model.num_layers": 2, "loss.beta": 0.1,
+        "collate_fn": "torchtune.data.padded_collate_tiled_images_and_mask", "ac_mode": "other",
+    },
 }  # fmt: skip
 # Keys that are read as the nearest setting that is counted.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -114,6 +120,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "torchtitan-0.2": {"activation_checkpoint.debug": True},
     "torchtitan": {"activation_checkpoint.debug": True, "loss.num_chunks": 16},
     "nanotron": {"general.ignore_sanity_checks": False},
+    "torchtune": {
+        "dataset.packed": False, "optimizer.fused": False, "optimizer._component_": "bitsandbytes.optim.PagedAdamW8bit",
+        "custom_sharded_layers": ["output"], "profiler.enabled": True, "clip_grad_norm": "inf",
+        "loss.num_output_chunks": 16, "cudnn_deterministic_mode": True,
+    },
 }  # fmt: skip
 
 

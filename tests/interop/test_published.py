@@ -28,7 +28,7 @@ CONFIGS: list[dict[str, Any]] = tomllib.loads((HERE / "index.toml").read_text(en
 TITLES = {
     "torchtitan": "torchtitan", "megatron": "Megatron-LM, Megatron-Core, Megatron-DeepSpeed",
     "bridge": "Megatron-Bridge", "huggingface": "accelerate, DeepSpeed and TrainingArguments", "nanotron": "nanotron",
-    "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory",
+    "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "torchtune": "torchtune",
 }  # fmt: skip
 
 
@@ -75,12 +75,12 @@ def source(config: dict[str, Any]) -> str:
     file, _, function = name_of(config).split()[0].partition(".py:")
     text = (HERE / (f"{file}.py" if function else file)).read_text(encoding="utf-8")
     result = re.search(
-        r"^# ([\w.-]+/[\w.-]+@\w+:\S+?),?(?: .*)?$|^# torchtitan 0\.3\.0 \(package index\): (\S+)",
+        r"^# ([\w.-]+/[\w.-]+@\w+:\S+?),?(?: .*)?$|^# (torchtitan|torchtune) ([\d.]+) \(package index\): (\S+)",
         text,
         flags=re.MULTILINE,
     )
     assert result, f"{file} does not say where it is from"
-    return (result[1] or f"torchtitan 0.3.0: {result[2]}") + (f":{function}" if function else "")
+    return (result[1] or f"{result[2]} {result[3]}: {result[4]}") + (f":{function}" if function else "")
 
 
 def rows() -> str:

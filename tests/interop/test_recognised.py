@@ -44,12 +44,3 @@ def test_a_command_in_a_loop_is_not_followed(tmp_path: Path) -> None:
     path.write_text(LOOP)
     with pytest.raises(UserError, match=r"holds no command, and line 2, 'for tp in 1 2', is logic of the shell"):
         read([str(path)], Overrides())
-
-
-def test_a_recipe_of_torchtune_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "8B_full.yaml"
-    parts = ("model", "optimizer", "dataset", "tokenizer")
-    path.write_text("seed: null\n" + "".join(f"{part}:\n  _component_: torchtune.x\n" for part in parts))
-    with pytest.raises(UserError, match="a recipe of torchtune, which is not read") as error:
-        read([str(path)], Overrides(ranks=8))
-    assert "\n" not in str(error.value)

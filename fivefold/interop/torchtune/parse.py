@@ -1,0 +1,132 @@
+"""Parse torchtune's YAML into values of its keys, with the recipe that the head of the file starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fivefold.interop.files import parse_yaml
+from fivefold.interop.format import Document, Overrides, ParsedConfig
+from fivefold.interop.keys import Values, flatten
+from fivefold.interop.torchtune.builders import METHODS
+from fivefold.interop.torchtune.keys import TABLE, VERSION
+from fivefold.record import UserError, join_names
+
+RECIPES = (
+    "full_finetune_single_device",
+    "full_finetune_distributed",
+    "lora_finetune_single_device",
+    "lora_finetune_distributed",
+    "lora_dpo_single_device",
+    "lora_dpo_distributed",
+    "full_dpo_distributed",
+)
+
+# Recipes that are not modelled, by how their names begin, and why
+OTHER_RECIPES = {
+    "qat": "trains weights that are rounded as if they were quantized",
+    "knowledge_distillation": "runs a teacher next to the model",
+    "ppo": "trains on replies that it generates",
+    "grpo": "trains on replies that it generates",
+    "eleuther_eval": "evaluates",
+    "generate": "generates text",
+    "quantize": "quantizes",
+    "lora_finetune_distributed_multi_dataset": "mixes data sets, here of images",
+}
+
+# Keys of another model, which tell a recipe that is not modelled whatever the head of the file says
+MODEL_SIGNS = {"teacher_model": "knowledge_distillation", "policy_model": "ppo"}
+
+# Keys that tell one if the file does not name its recipe
+SIGNS = {
+    "tasks": "eleuther_eval",
+    "prompt": "generate",
+    "quantizer": "qat",
+}
+
+COMMAND = re.compile(
+    r"tune run((?:[ \t]+(?:\\\n#?[ \t]*)?--\S+(?:[ =]\S+)?)*)[ \t]+(?:\\\n#?[ \t]*)?([\w/]+)\s.*--config"
+)
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+class RecipeCommand(NamedTuple):
+    """The command in the head of a config: its recipe and, if it says, the number of ranks."""
+
+    recipe: str = ""
+    ranks: int | None = None
+
+
+def is_torchtune(document: Document) -> bool:
+    """Return whether a YAML names parts of a recipe as torchtune does."""
+    sections = document.values.values() if document.kind == "yaml" else ()
+    return any(isinstance(section, dict) and "_component_" in section for section in sections)
+
+
+def parse(document: Document, overrides: Overrides) -> ParsedConfig:
+    """Return the values of a config's keys; raise ``UserError`` for a recipe that is not modelled."""
+    given = flatten(document.values, origin=document.origin)
+    given |= {key: parse_yaml(text) for key, text in document.given.items()}
+    given = {key: _resolve(value, given) for key, value in given.items()}
+    launch = find_launch(document.text)
+    recipe = str(given.get("recipe") or _find_sign(given, MODEL_SIGNS) or launch.recipe or _find_sign(given, SIGNS))
+    check_recipe(recipe, document.origin)
+    values = Values(TABLE, given, origin=document.origin, software="torchtune", version=VERSION)
+    if recipe:
+        values.given["recipe"] = recipe
+    else:
+        ranks = overrides.ranks or launch.ranks
+        values.given["recipe"] = _choose_recipe(values, Path(document.origin).stem, ranks)
+        values.approximate("recipe", "not in the head of the file; as its keys and its name suggest")
+    if document.ranks is None and overrides.ranks is None:
+        document = document._replace(ranks=launch.ranks)
+    return ParsedConfig(document, values, model=overrides.model)
+
+
+def find_launch(text: str) -> RecipeCommand:
+    """Return the first command ``tune run … RECIPE --config`` in a text."""
+    match = COMMAND.search(text)
+    if match is None:
+        return RecipeCommand()
+    sizes = dict(re.findall(r"--(nnodes|nproc[_-]per[_-]node)[ =](\d+)", match[1]))
+    per_node = next((int(size) for name, size in sizes.items() if name.startswith("nproc")), None)
+    return RecipeCommand(match[2].rpartition("/")[2], per_node and per_node * int(sizes.get("nnodes", 1)))
+
+
+def _find_sign(given: dict[str, Any], signs: dict[str, str]) -> str:
+    """Return the recipe of the first of ``signs``, keys or tables, that a config has; empty if it has none."""
+    groups = {key.partition(".")[0] for key in given}
+    return next((recipe for key, recipe in signs.items() if key in groups), "")
+
+
+def check_recipe(recipe: str, origin: str) -> None:
+    """Raise ``UserError`` for a recipe that is not modelled; an empty name is that of none."""
+    if recipe in ("", *RECIPES):
+        return
+    exact = OTHER_RECIPES.get(recipe)
+    reason = exact or next((why for name, why in OTHER_RECIPES.items() if recipe.startswith(name)), "is not known here")
+    raise UserError(
+        f"{origin}: torchtune's recipe {recipe} {reason}, which is not modelled; read are configs of "
+        f"{join_names(RECIPES, 'and')}"
+    )
+
+
+def _choose_recipe(values: Values, stem: str, ranks: int | None) -> str:
+    """Return the recipe that fits the keys of a config, or its file's name."""
+    builder = str(values["model._component_"]).rpartition(".")[2]
+    method = "lora" if builder.startswith(METHODS) else "full"
+    objective = "dpo" if str(values["loss._component_"]).endswith("DPOLoss") else "finetune"
+    is_single = ranks == 1 or "single_device" in stem or "low_memory" in stem
+    if method == "full" and objective == "dpo":
+        return "full_dpo_distributed"
+    return f"{method}_{objective}_{'single_device' if is_single else 'distributed'}"
+
+
+def _resolve(value: Any, given: dict[str, Any]) -> Any:
+    """Replace ``${a.b}`` by the value of the key ``a.b``, as OmegaConf does; unknown references stay."""
+    if not isinstance(value, str):
+        return value
+    if match := REFERENCE.fullmatch(value):
+        return given.get(match[1], value)
+    return REFERENCE.sub(lambda match: str(given.get(match[1], match[0])), value)
