@@ -17,6 +17,7 @@ REMEDIES = (
     ("GPU", "make gpu, on a machine with an NVIDIA GPU"),
     ("make interop", "make interop"),
     ("nanotron|skypilot", "make interop"),
+    ("'torchtune'", "an environment as tests/third_party/test_torchtune.py says"),
     ("no git", "run the tests in a clone of the repository"),
     ("no bash", "install bash"),
 )

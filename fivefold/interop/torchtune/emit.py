@@ -24,6 +24,11 @@ TOKENIZERS = {
     "mistral": "mistral.mistral_tokenizer", "phi3": "phi3.phi3_mini_tokenizer", "phi4": "phi4.phi4_tokenizer",
     "qwen2": "qwen2.qwen2_tokenizer", "qwen2_5": "qwen2_5.qwen2_5_tokenizer",
 }  # fmt: skip
+TOKENIZER_FILES = {  # but for a tokenizer.model
+    "phi4": {"vocab_path": "vocab.json", "merges_path": "merges.txt"},
+    "qwen2": {"path": "vocab.json", "merges_file": "merges.txt"},
+    "qwen2_5": {"path": "vocab.json", "merges_file": "merges.txt"},
+}
 CHECKPOINTS = {
     "code_llama2": "LLAMA2", "gemma": "GEMMA", "gemma2": "GEMMA2", "llama2": "LLAMA2", "llama3": "LLAMA3",
     "llama3_1": "LLAMA3", "llama3_2": "LLAMA3_2", "llama3_3": "LLAMA3", "mistral": "MISTRAL", "phi3": "PHI3_MINI",
@@ -88,7 +93,6 @@ def _build_file(plan: ConfigPlan, values: dict[str, Any], *, recipe: str, packag
     extra: dict[str, tuple[Any, str]] = {
         "output_dir": ("out", ""),
         "tokenizer._component_": (f"torchtune.models.{TOKENIZERS[package]}", ""),
-        "tokenizer.path": ("model/tokenizer.model", "of the model's folder: put yours"),
         "checkpointer._component_": ("torchtune.training.FullModelHFCheckpointer", ""),
         "checkpointer.checkpoint_dir": ("model", "the model's folder: put yours"),
         "checkpointer.checkpoint_files": (["model.safetensors"], "its files"),
@@ -110,8 +114,8 @@ def _build_file(plan: ConfigPlan, values: dict[str, Any], *, recipe: str, packag
             for key, value in extra.items()
             if key.startswith("checkpointer.")
         }
-    if package.startswith("qwen2"):
-        extra["tokenizer.merges_file"] = ("model/merges.txt", "")
+    for key, file in TOKENIZER_FILES.get(package, {"path": "tokenizer.model"}).items():
+        extra[f"tokenizer.{key}"] = (f"model/{file}", "of the model's folder: put yours")
     if plan.job.objective == "pretrain":
         extra["dataset.source"] = ("text", "what is read: put yours")
     if plan.job.optimizer.kind == "adamw" and values["optimizer._component_"].startswith("torch."):
