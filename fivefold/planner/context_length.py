@@ -21,7 +21,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.questions import MAX_SEQUENCE, search_longest_sequence
 from fivefold.planner.search import find_fitting_layout
 from fivefold.planner.search.layout_changes import change, list_changed_keywords
-from fivefold.planner.search.work import EXACT_UNITS, SearchWork
+from fivefold.planner.search.work import EXACT_UNITS, WorkBudget
 from fivefold.record import UserError
 from fivefold.results.search_result import LengthCurve, LengthPoint, Lengths, NearMiss, QuestionAnswer, SearchResult
 from fivefold.step import FITS_RISK
@@ -29,6 +29,7 @@ from fivefold.units import show_bytes, show_risk, show_seconds
 
 LENGTH_RATIO = 1.01  # of the shortest sequence that was not found to fit to the longest that fits
 LENGTH_UNITS = EXACT_UNITS // 20  # of work to find a layout of one length
+TARGET_UNITS = EXACT_UNITS // 4  # of work to find the fastest layout of ``TARGET`` tokens
 RECOMPUTATIONS = ("none", "selective", "full")
 SHORTEST, TARGET = 2**12, 2**20
 MAX_CP = 64
@@ -45,10 +46,12 @@ def compute_lengths(
     target: int = TARGET,
     risk: float = FITS_RISK,
     is_searched: bool = False,
+    budget: WorkBudget | None = None,
 ) -> Lengths:
     """Return the curves of a layout over context length, the longest sequence of any, and what ``target`` tokens need.
 
     ``search`` searches the layouts of a job. ``is_searched``: the layout is one that was found for the job, not given.
+    ``budget``: the work that is left for the question.
     """
     answer = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
     name = f"layout for --seq {job.sequence}" if is_searched else "with this layout"
@@ -70,7 +73,7 @@ def compute_lengths(
         curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=tokens, points=points))
     best_curve = max(curves, key=lambda curve: curve.longest, default=None)
     known = [layout, *([Layout.parse(best_curve.layout)] if best_curve else [])]
-    longest = find_longest_sequence(model=model, machine=machine, job=job, known=known, risk=risk)
+    longest = find_longest_sequence(model=model, machine=machine, job=job, known=known, risk=risk, budget=budget)
     remark = describe_risk_limit(longest, model=model, machine=machine, job=job, risk=risk)
     longest = longest.replace(remarks=(remark, *longest.remarks))
     offloaded = find_offloaded_sequence(longest, model=model, machine=machine, job=job, risk=risk)
@@ -89,7 +92,13 @@ def compute_lengths(
 
 
 def find_longest_sequence(
-    *, model: Model, machine: Machine, job: Job, known: Sequence[Layout], risk: float = FITS_RISK
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    known: Sequence[Layout],
+    risk: float = FITS_RISK,
+    budget: WorkBudget | None = None,
 ) -> QuestionAnswer:
     """Return the longest sequence over all layouts of all ranks that recompute in full, and over those ``known``.
 
@@ -108,17 +117,19 @@ def find_longest_sequence(
         known = [*known, *_find_undivided_batch(model, machine, job.replace(sequence=probe))]
     lengths_of_known = [_find_longest(model, machine, job, layout, risk=risk) for layout in known]
     best = answer(known[lengths_of_known.index(max(lengths_of_known))])
-    high, is_undecided = math.inf, False
+    high, is_undecided, budget = math.inf, False, budget or WorkBudget()
     while high / best.value > LENGTH_RATIO:
         tried = min(2 * best.value, math.sqrt(best.value * high), limit)
         tokens = int(tried // chunk * chunk)
         if tokens <= best.value:
             break
         longer = job.replace(sequence=tokens)
-        work = SearchWork(exact_units=LENGTH_UNITS)
+        work = budget.allot(LENGTH_UNITS, reserve=TARGET_UNITS // 2)
         layout = find_fitting_layout(where, model=model, machine=machine, job=longer, risk=risk, work=work)
         if layout is None:
             high, is_undecided = tokens, work.is_spent
+            if work.exact_units == 0:
+                break
         else:
             best = answer(layout)
     if is_undecided:

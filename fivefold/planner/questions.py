@@ -34,7 +34,7 @@ from fivefold.planner.search.layout_changes import (
     with_zero,
 )
 from fivefold.planner.search.neighbours import climb, shrink
-from fivefold.planner.search.work import CLIMBING_UNITS, EXACT_UNITS, SearchWork
+from fivefold.planner.search.work import CLIMBING_UNITS, EXACT_UNITS, SearchWork, WorkBudget
 from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
 from fivefold.record import UserError
 from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnswer
@@ -45,6 +45,7 @@ NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of tr
 DOUBLED_MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of the first size of a model, or of a doubled one
 MODEL_UNITS = EXACT_UNITS // 2  # of work to find layouts of all sizes between
 SHRINKING_UNITS = EXACT_UNITS // 10  # of work to make the layout of another size fit, by single changes
+NUMBERS_UNITS = 3 * EXACT_UNITS  # of work to try all numbers of ranks, and to find the fastest layout of the fewest
 GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewest ranks
 MAX_PAIRS = 3  # pairs of changes that are returned
 MAX_TRIED_GPUS = 16_384  # of a machine that is named without a number
@@ -205,19 +206,20 @@ def find_fewest_gpus(
     """Return the smallest number of ranks of the machine on which a layout fits, with the fastest layout there.
 
     Tried are powers of two and all ranks, then multiples of a node below the first of them that fits. A number is
-    taken not to fit, and named, if no layout is found to fit within a work limit. ``report`` is called with progress.
+    taken not to fit, and named, if no layout is found to fit within a work limit, or within the work that is left of
+    what all numbers share. ``report`` is called with progress.
     """
     validate_job(model, job)
     most, least = machine.ranks, _bound_ranks(model, machine, job)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
-    fitting, undecided = dict[int, Layout](), list[int]()
+    fitting, undecided, budget = dict[int, Layout](), list[int](), WorkBudget(NUMBERS_UNITS)
 
     def fits(ranks: int) -> bool:
         if ranks < least:
             return False
         if report:
             report(f"layouts of {ranks:,} GPUs", 0, 0)
-        resized, work = with_ranks(machine, ranks), SearchWork()
+        resized, work = with_ranks(machine, ranks), budget.allot(reserve=GPUS_UNITS)
         layout = find_fitting_layout(ANY, model=model, machine=resized, job=job, risk=risk, using=planner, work=work)
         if layout is not None:
             fitting[ranks] = layout
@@ -228,7 +230,9 @@ def find_fewest_gpus(
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     enough = next((size for size in sizes if fits(size)), None)
     if enough is None:
-        raise UserError(_describe_too_few(model, machine, job, least=ceil(least), undecided=undecided, risk=risk))
+        raise UserError(
+            _describe_too_few(model, machine, job, least=ceil(least), undecided=undecided, budget=budget, risk=risk)
+        )
     too_few = max((size for size in sizes if size < enough), default=0)
     ranks = next((size for size in _list_node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
     resized = with_ranks(machine, ranks)
@@ -240,7 +244,7 @@ def find_fewest_gpus(
         risk=risk,
         tight=False,
         using=planner,
-        work=SearchWork(exact_units=GPUS_UNITS),
+        work=budget.allot(GPUS_UNITS),
         report=(lambda done, total: report(f"layouts of {ranks:,} GPUs", done, total)) if report else None,
     )
     layout = Layout.parse(result.best[0].step.layout) if result.best else fitting[ranks]
@@ -264,7 +268,7 @@ def _join_numbers(numbers: list[int]) -> str:
 
 
 def _describe_too_few(
-    model: Model, machine: Machine, job: Job, *, least: int, undecided: list[int], risk: float
+    model: Model, machine: Machine, job: Job, *, least: int, undecided: list[int], budget: WorkBudget, risk: float
 ) -> str:
     """Return that no number of ranks up to those of the machine is known to fit, and what to change."""
     is_default = job.global_batch == Job.model_fields["global_batch"].default
@@ -275,7 +279,7 @@ def _describe_too_few(
         advice += f" (weights and optimizer states alone fill {least:,})"
     if machine.ranks < MAX_TRIED_GPUS:
         advice += f", or name {machine.name} without a number, which tries up to {MAX_TRIED_GPUS:,}"
-    if "optimizer" not in job.offload and _fits_offloaded(model, machine, job, risk=risk):
+    if "optimizer" not in job.offload and _fits_offloaded(model, machine, job, budget=budget, risk=risk):
         advice += ", or take --set offload=optimizer"
     if job.global_batch < machine.ranks:
         advice += ", or raise --gbs, so that more ranks can share the step"
@@ -287,9 +291,9 @@ def _describe_too_few(
     return f"{model.name} fits on no number of {machine.name} {setting}; {advice}"
 
 
-def _fits_offloaded(model: Model, machine: Machine, job: Job, *, risk: float) -> bool:
+def _fits_offloaded(model: Model, machine: Machine, job: Job, *, budget: WorkBudget, risk: float) -> bool:
     """Return whether a layout over all ranks was found to fit with optimizer states in host memory."""
-    offloaded, work = job.replace(offload=("optimizer",)), SearchWork(exact_units=GPUS_UNITS)
+    offloaded, work = job.replace(offload=("optimizer",)), budget.allot(GPUS_UNITS)
     if _bound_ranks(model, machine, offloaded) > machine.ranks:
         return False
     return find_fitting_layout(ANY, model=model, machine=machine, job=offloaded, risk=risk, work=work) is not None

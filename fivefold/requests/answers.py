@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fivefold.machine.datacenter import Site
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.planner.search.work import SearchWork, WorkBudget
     from fivefold.results.search_result import Batch
 
 SHORTEST_SEQUENCE = 64  # tokens at which `ask sequence` looks for a layout that fits, if none does at longer ones
@@ -67,13 +68,14 @@ def find_answers(
     from fivefold.layout.remarks import list_remarks
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
-    from fivefold.planner.context_length import compute_lengths
+    from fivefold.planner.context_length import TARGET_UNITS, compute_lengths
     from fivefold.planner.playbook import plan_batch_stage
     from fivefold.planner.predict import predict as predicted
     from fivefold.planner.run_estimate import predict_full_run, validate_tokens
     from fivefold.planner.search import search as searched
-    from fivefold.planner.search.work import EXACT_UNITS, SearchWork
+    from fivefold.planner.search.work import EXACT_UNITS, WorkBudget
 
+    budget = WorkBudget()
     if question == "gpus":
         largest_machine = machine if counted else with_ranks(machine, questions.MAX_TRIED_GPUS)
         return [questions.find_fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk, report=report)]
@@ -86,9 +88,10 @@ def find_answers(
     if layout:
         chosen_layout, remark = layout, ""
     elif question == "sequence":
-        chosen_layout, remark = _search_any_length(model, machine, job, risk=risk)
+        chosen_layout, remark = _search_any_length(model, machine, job, budget=budget, risk=risk)
     else:
-        chosen_layout, remark = _search_fastest(model, machine, job, risk=risk)
+        units = EXACT_UNITS // 2 if question == "batch" else EXACT_UNITS  # each batch is searched again
+        chosen_layout, remark = _search_fastest(model, machine, job, work=budget.allot(units), risk=risk)
     run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [
@@ -107,14 +110,15 @@ def find_answers(
                     top=1,
                     within=UNRANKABLE_DIFFERENCE,
                     risk=risk,
-                    work=SearchWork(exact_units=EXACT_UNITS // 4),
+                    work=budget.allot(TARGET_UNITS),
                 ),
                 risk=risk,
                 is_searched=layout is None,
+                budget=budget,
             )
         ],
         "batch": lambda: _list_batches(
-            model, machine, job, layout, chosen_layout, tokens=tokens, noise=noise, risk=risk
+            model, machine, job, layout, chosen_layout, tokens=tokens, noise=noise, budget=budget, risk=risk
         ),
         "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen_layout, job=job))],
         "changes": lambda: questions.list_changes_and_pairs(
@@ -145,19 +149,21 @@ def refuse_unused(question: Question, **options: object) -> None:
 
 def find_fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK) -> Layout:
     """Return the layout that ``search`` ranks first; warn if a better one may exist."""
-    layout, remark = _search_fastest(model, machine, job, risk=risk)
+    from fivefold.planner.search.work import SearchWork
+
+    layout, remark = _search_fastest(model, machine, job, work=SearchWork(), risk=risk)
     if remark:
         warnings.warn(UsageWarning(remark), stacklevel=2)
     return layout
 
 
-def _search_fastest(model: Model, machine: Machine, job: Job, *, risk: float) -> tuple[Layout, str]:
+def _search_fastest(model: Model, machine: Machine, job: Job, *, work: SearchWork, risk: float) -> tuple[Layout, str]:
     """Return the layout that ``search`` ranks first, and how near it is to the best possible if that is not proven."""
     from fivefold.layout.spec import Layout
     from fivefold.planner.search import search as run
 
     # as `search` does, which balances pipeline stages only if it proposes a layout
-    result = run(model=model, machine=machine, job=job, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk)
+    result = run(model=model, machine=machine, job=job, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk, work=work)
     if not result.best:
         unfit = result.describe_unfit(f"no layout of {model.name}")
         if not result.misses:
@@ -180,16 +186,17 @@ def _list_batches(
     *,
     tokens: float,
     noise: float | None,
+    budget: WorkBudget,
     risk: float,
 ) -> list[Batch]:
     """Return the reasonable batches with ``layout``, or without one each with its fastest; one is recommended.
 
-    The job's batch is the one that scaling laws advise.
+    The job's batch is the one that scaling laws advise. What is left of ``budget`` is shared by the batches.
     """
     from fivefold.layout.spec import Layout
     from fivefold.planner.questions import list_reasonable_batches
     from fivefold.planner.search import search
-    from fivefold.planner.search.work import EXACT_UNITS, SearchWork
+    from fivefold.planner.search.work import EXACT_UNITS
 
     batches = list_reasonable_batches(
         job=job, layout=chosen_layout, tokens=tokens, model=model, noise=noise, machine=machine
@@ -199,9 +206,9 @@ def _list_batches(
     advised = noise or job.tokens_per_step
     recommended = min(batches, key=lambda batch: abs(log2(batch.tokens / advised)))
     rows = []
-    for batch in batches:
-        resized, work = job.replace(global_batch=batch.global_batch), SearchWork(exact_units=EXACT_UNITS // 4)
-        best = search(
+    for index, batch in enumerate(batches):
+        resized = job.replace(global_batch=batch.global_batch)
+        result = search(
             model=model,
             machine=machine,
             job=resized,
@@ -209,8 +216,9 @@ def _list_batches(
             within=UNRANKABLE_DIFFERENCE,
             risk=risk,
             tight=False,
-            work=work,
-        ).best
+            work=budget.allot(min(EXACT_UNITS // 4, budget.left // (len(batches) - index))),
+        )
+        best, remark = result.best, result.gap_remark()
         fastest = Layout.parse(best[0].step.layout) if best else chosen_layout
         rows.append(
             batch.replace(
@@ -218,12 +226,15 @@ def _list_batches(
                 micro_batches=fastest.micro_batches(resized),
                 step_seconds=best[0].step.time.step_seconds if best else None,
                 recommended=batch is recommended,
+                remarks=(f"global batch {batch.global_batch:,}: {remark}",) if remark else (),
             )
         )
     return rows
 
 
-def _search_any_length(model: Model, machine: Machine, job: Job, *, risk: float) -> tuple[Layout, str]:
+def _search_any_length(
+    model: Model, machine: Machine, job: Job, *, budget: WorkBudget, risk: float
+) -> tuple[Layout, str]:
     """Return the fastest layout at the job's sequence length, else one that fits at a shorter length, with a remark.
 
     Lengths are halved. Raises ``UserError`` if none is found to fit.
@@ -231,14 +242,13 @@ def _search_any_length(model: Model, machine: Machine, job: Job, *, risk: float)
     from fivefold.layout.where import ANY
     from fivefold.planner.context_length import LENGTH_UNITS
     from fivefold.planner.search import find_fitting_layout
-    from fivefold.planner.search.work import SearchWork
 
     try:
-        return _search_fastest(model, machine, job, risk=risk)
+        return _search_fastest(model, machine, job, work=budget.allot(), risk=risk)
     except UserError as error:
         tokens = job.sequence // 2
         while tokens >= SHORTEST_SEQUENCE:
-            shorter, work = job.replace(sequence=tokens), SearchWork(exact_units=LENGTH_UNITS)
+            shorter, work = job.replace(sequence=tokens), budget.allot(LENGTH_UNITS)
             layout = find_fitting_layout(ANY, model=model, machine=machine, job=shorter, risk=risk, work=work)
             if layout is not None:
                 longer = f"no layout was found to fit with sequences of {job.sequence:,} tokens"

@@ -234,7 +234,7 @@ def test_fewest_gpus_have_the_layout_that_fits_if_the_search_finds_no_faster_one
 
 def test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = NODE.replace(chip=NODE.chip.replace(memory_bytes=2 * 2**30))
-    monkeypatch.setattr(questions, "SearchWork", lambda **_: SearchWork(exact_units=0))
+    monkeypatch.setattr(questions, "NUMBERS_UNITS", 0)
     with pytest.raises(UserError, match=r"was found to fit on no number of .* GPUs were not decided within the work"):
         questions.find_fewest_gpus(model=SMALL, machine=machine, job=Job(sequence=2**15, global_batch=8))
 

@@ -144,15 +144,15 @@ def _find_smallest(solver: BranchAndBound, bounds: Bounds) -> EvaluatedLayout | 
     return sizes.best[0] if sizes.best else None
 
 
-def _climb(solver: BranchAndBound, bounds: Bounds) -> None:
-    """Evaluate every single change of the best layout, and of the best of these, within a work limit."""
+def _climb(solver: BranchAndBound, bounds: Bounds, *, max_units: int = CLIMBING_UNITS) -> None:
+    """Evaluate every single change of the best layout, and of the best of these, within ``max_units`` of work."""
     incumbents, space, spent = solver.incumbents, bounds.space, bounds.estimates.work.units
     with _keep_losers(solver):
         current: EvaluatedLayout | None = None
         while incumbents.best and incumbents.best[0] is not current:
             current = incumbents.best[0]
             for changed in list_neighbours(current.estimate.layout, bounds.planner, uneven=False):
-                if bounds.estimates.work.units > spent + CLIMBING_UNITS:
+                if bounds.estimates.work.units > spent + max_units:
                     return
                 if (known := space.find(changed)) is not None:
                     incumbents.evaluate(bounds.planner, known)
@@ -164,11 +164,11 @@ def _refine_best(solver: BranchAndBound, bounds: Bounds) -> None:
     Single changes of it, then all layouts with the mesh of the best, of any ep and etp, and again if one is better.
     """
     incumbents, work = solver.incumbents, bounds.estimates.work
-    limit, refined = work.units + REFINING_UNITS, None
+    limit, refined = work.units + work.refining_units, None
     while incumbents.best[0] is not refined and work.units < limit:
         refined = incumbents.best[0]
         if solver.timed:
-            _climb(solver, bounds)
+            _climb(solver, bounds, max_units=work.refining_units)
         layout = incumbents.best[0].estimate.layout
         blocks = [block.take(select_degrees(block, layout, axes=DEFAULT_ORDER)) for block in bounds.space.blocks]
         with _keep_losers(solver), work.extend(max(0, limit - work.units)):

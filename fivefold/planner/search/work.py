@@ -25,6 +25,7 @@ PLACES_PER_UNIT = 16  # stages of a rank that an action of a new schedule is com
 PLACES_PER_PEAK_UNIT = 1000  # the same in each count of memory
 PERIODIC_ROUNDS = 4  # rounds of pp micro-batches of which a longer schedule is extrapolated (``time/steady_state.py``)
 EXACT_UNITS = 5_000_000
+QUESTION_UNITS = 3 * EXACT_UNITS // 2  # of all searches that answer one question
 RANKING_SHARE = 0.75  # of the limit, after which a search that proposes a layout proves the best alone
 REFINING_UNITS = 1_000_000  # spent on layouts near the best after the limit
 CLIMBING_UNITS = 1_000_000  # spent on single changes of a layout that fits, where few do
@@ -36,8 +37,14 @@ MAX_DOUBLINGS = 20  # beyond which nothing is left to examine
 class SearchWork:
     """Units of work that a search has spent; the tables of its bounds share one and count into it."""
 
-    def __init__(self, *, exact_units: int = EXACT_UNITS, doubling_units: int = DOUBLING_UNITS) -> None:
-        self.exact_units, self.doubling_units = exact_units, doubling_units
+    def __init__(
+        self,
+        *,
+        exact_units: int = EXACT_UNITS,
+        doubling_units: int = DOUBLING_UNITS,
+        refining_units: int = REFINING_UNITS,
+    ) -> None:
+        self.exact_units, self.doubling_units, self.refining_units = exact_units, doubling_units, refining_units
         self.units = 0
         self.schedules: set[tuple[ScheduleName, int, int, int]] = set()  # that were simulated
 
@@ -91,3 +98,30 @@ class SearchWork:
         """Return the share of the optimum by which the result may exceed it; layouts within it are not examined."""
         excess_units = self.units - self.exact_units
         return FIRST_GAP * 2.0 ** min(excess_units // self.doubling_units, MAX_DOUBLINGS) if excess_units > 0 else 0.0
+
+
+class WorkBudget:
+    """Units of work that the searches of one question share, which keeps the time of its answer near that of one."""
+
+    def __init__(self, units: int = QUESTION_UNITS) -> None:
+        self.units = units
+        self._searches = list[SearchWork]()
+
+    @property
+    def left(self) -> int:
+        """Return the units that no search has spent."""
+        return max(0, self.units - sum(work.units for work in self._searches))
+
+    def allot(self, units: int = EXACT_UNITS, *, reserve: int = 0) -> SearchWork:
+        """Return the work of the next search: at most ``units``, and what is left except a ``reserve`` for later ones.
+
+        What a search spends beyond its limit, while the gap widens and on layouts near the best, is in proportion.
+        """
+        limit = min(units, max(0, self.left - reserve))
+        work = SearchWork(
+            exact_units=limit,
+            doubling_units=max(1, limit * DOUBLING_UNITS // EXACT_UNITS),
+            refining_units=limit * REFINING_UNITS // EXACT_UNITS,
+        )
+        self._searches.append(work)
+        return work
