@@ -154,6 +154,23 @@ def test_a_length_and_a_builder_that_are_missing_are_named(tmp_path: Path) -> No
     assert "recipe" in {key.key for key in reading.approximated}
 
 
+def test_a_launch_line_names_recipe_ranks_and_keys(tmp_path: Path) -> None:
+    path = str(CONFIGS / "llama3_8b_full.yaml")
+    line = ["tune", "run", "--nproc_per_node", "8", "full_finetune_distributed", "--config", path, LENGTH]
+    reading = read([*line, "batch_size=4"], Overrides())
+    assert str(reading.layout) == "dp8 zero3 mbs4 ac=full"
+    assert reading.ranks == 8
+    script = tmp_path / "run.sh"
+    script.write_text(" ".join([*line, "seed=7"]) + "\n")
+    job = read([str(script)], Overrides()).job
+    assert job is not None
+    assert job.seed == 7
+    with pytest.raises(UserError, match="recipe qat_distributed trains weights"):
+        read(["tune", "run", "qat_distributed", "--config", path], Overrides())
+    with pytest.raises(UserError, match="--config llama3/8B_full: no such file; copy it by `tune cp"):
+        read(["tune", "run", "full_finetune_distributed", "--config", "llama3/8B_full"], Overrides())
+
+
 def test_references_are_resolved(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     text = (CONFIGS / "llama3_8b_full.yaml").read_text()

@@ -51,7 +51,7 @@ def strip_launchers(words: Sequence[str]) -> Launch:
             rest = _read_options(rest[1:], {}, stop_at_module=True)
         elif name in ("torchrun", "deepspeed", "srun", "mpirun", "sbatch") or rest[0] in MODULES:
             rest = _read_options(rest[1:], options)
-        elif name == "accelerate" and rest[1:2] == ["launch"]:
+        elif (name, *rest[1:2]) in (("accelerate", "launch"), ("tune", "run")):
             rest = _read_options(rest[2:], options)
         else:
             break

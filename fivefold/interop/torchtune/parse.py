@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.interop.files import parse_yaml
+from fivefold.interop.files import parse_yaml, read_document
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values, flatten
 from fivefold.interop.torchtune.builders import METHODS
@@ -59,13 +60,18 @@ class RecipeCommand(NamedTuple):
 
 
 def is_torchtune(document: Document) -> bool:
-    """Return whether a YAML names parts of a recipe as torchtune does."""
+    """Return whether a YAML names parts of a recipe as torchtune does, or a line starts one of its recipes."""
+    if document.kind == "words":
+        recipe = document.words[0].rpartition("/")[2] if document.words else ""
+        return "--config" in document.words and (recipe in RECIPES or recipe.startswith(tuple(OTHER_RECIPES)))
     sections = document.values.values() if document.kind == "yaml" else ()
     return any(isinstance(section, dict) and "_component_" in section for section in sections)
 
 
 def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of a config's keys; raise ``UserError`` for a recipe that is not modelled."""
+    if document.kind == "words":
+        document = _read_command(document)
     given = flatten(document.values, origin=document.origin)
     given |= {key: parse_yaml(text) for key, text in document.given.items()}
     given = {key: _resolve(value, given) for key, value in given.items()}
@@ -82,6 +88,19 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     if document.ranks is None and overrides.ranks is None:
         document = document._replace(ranks=launch.ranks)
     return ParsedConfig(document, values, model=overrides.model)
+
+
+def _read_command(document: Document) -> Document:
+    """Return the file that ``RECIPE --config FILE KEY=VALUE …`` names, with its recipe, its keys and its ranks."""
+    recipe, *words = document.words
+    name = next((word for before, word in pairwise(words) if before == "--config"), "")
+    path = document.folder / name
+    check_recipe(recipe.rpartition("/")[2], document.origin)
+    if not path.is_file():
+        raise UserError(f"{document.origin}: --config {name}: no such file; copy it by `tune cp {name} FILE.yaml`")
+    keys = dict(word.split("=", 1) for word in words if re.fullmatch(r"[A-Za-z_][\w.]*=.*", word))
+    given = {**document.given, **keys, "recipe": recipe.rpartition("/")[2]}
+    return read_document(path)._replace(ranks=document.ranks, given=given, remarks=document.remarks)
 
 
 def find_launch(text: str) -> RecipeCommand:
