@@ -216,7 +216,7 @@ def _list_batches(
             within=UNRANKABLE_DIFFERENCE,
             risk=risk,
             tight=False,
-            work=budget.allot(min(EXACT_UNITS // 4, budget.left // (len(batches) - index))),
+            work=budget.allot(min(EXACT_UNITS // 4, budget.remaining_units // (len(batches) - index))),
         )
         best, remark = result.best, result.gap_remark()
         fastest = Layout.parse(best[0].step.layout) if best else chosen_layout

@@ -31,7 +31,7 @@ def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
 def test_an_answer_to_a_question_without_a_layout_has_a_remark(question: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if question != "gpus":  # which tries numbers of ranks first
-        monkeypatch.setattr("fivefold.planner.search.work.WorkBudget.left", 0)
+        monkeypatch.setattr("fivefold.planner.search.work.WorkBudget.remaining_units", 0)
     answers = ff.ask(question, *ASKED, **JOB)
     assert all(any(remark.startswith(LINE) for remark in answer.remarks) for answer in answers)
 

@@ -108,7 +108,7 @@ class WorkBudget:
         self._searches = list[SearchWork]()
 
     @property
-    def left(self) -> int:
+    def remaining_units(self) -> int:
         """Return the units that no search has spent."""
         return max(0, self.units - sum(work.units for work in self._searches))
 
@@ -117,7 +117,7 @@ class WorkBudget:
 
         What a search spends beyond its limit, while the gap widens and on layouts near the best, is in proportion.
         """
-        limit = min(units, max(0, self.left - reserve))
+        limit = min(units, max(0, self.remaining_units - reserve))
         work = SearchWork(
             exact_units=limit,
             doubling_units=max(1, limit * DOUBLING_UNITS // EXACT_UNITS),

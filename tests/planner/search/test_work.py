@@ -8,12 +8,12 @@ from fivefold.planner.search.work import DOUBLING_UNITS, EXACT_UNITS, REFINING_U
 def test_a_search_gets_what_earlier_ones_have_left() -> None:
     budget = WorkBudget(1000)
     first = budget.allot(600)
-    assert (first.exact_units, budget.left) == (600, 1000)  # not yet spent
+    assert (first.exact_units, budget.remaining_units) == (600, 1000)  # not yet spent
     first.add(700)
-    assert budget.left == 300
+    assert budget.remaining_units == 300
     assert budget.allot(600, reserve=100).exact_units == 200
     budget.allot(600).add(400)
-    assert budget.left == 0
+    assert budget.remaining_units == 0
     assert budget.allot(600).exact_units == 0
 
 
