@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ def list_names() -> list[str]:
     return list(CATALOG)
 
 
+@cache
 def build_model(name: str) -> Model:
     """Build the catalog model ``name``; a ``UserError`` suggests the nearest names."""
     if name not in CATALOG:

@@ -2,7 +2,8 @@
 
 ``CONFIGS`` holds keys over the base config of ``drawn_keys.py``; ``VALUES`` words that a key takes, by its last name;
 ``SWITCHES`` keys that take the effect from others: ``CONFIGS`` has their values, and they are not drawn;
-``WITHOUT_EFFECT`` keys that are read, and change an answer in no config: each with the reason.
+``OVERRIDDEN`` pairs of keys of which one alone is read; ``WITHOUT_EFFECT`` keys that are read, and change an answer in
+no config: each with the reason.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "fqns": (["experts"],),
     "lr_scheduler": ("constant",),
     "pipeline_parallel_schedule": ("GPipe", "Interleaved1F1B"),
-    "recipe_name": ("rowwise", "mxfp8_cublas"),
+    "recipe_name": ("rowwise", "mxfp4_cutlass"),
     "chat_template": ("chatml",),
     "chat_template_path": ("other/tokenizer",),
     "cuda_graph_scope": ("attn",),
@@ -176,8 +177,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "decay_type": ("linear", "cosine", "sqrt"),
     "decoder_first_pipeline_num_layers": (5,),
     "decoder_last_pipeline_num_layers": (5,),
+    "deepspeed.bf16.enabled": (False,),
     "device": ("cpu",),
     "distributed_type": ("MULTI_GPU", "DEEPSPEED", "NO"),
+    "double_quantization": (False,),
     "dp_shard_size": (4, 2),
     "dynamo_backend": ("INDUCTOR",),
     "excess_length_strategy": ("truncate",),
@@ -189,6 +192,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "freeze_trainable_modules": ("mlp",),
     "fsdp_reshard_after_forward": ("never", "always"),
     "grad_accum_dtype": ("fp32",),
+    "grad_reduce_in_fp32": (True, False),
+    "gradient_accumulation_fusion": (False,),
     "hidden_act": ("gelu",),
     "hidden_size": (1024,),
     "implementation": ("for-loop", "foreach"),
@@ -215,7 +220,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "offload_optimizer_device": ("cpu",),
     "optim": ("sgd", "adamw_bnb_8bit"),
     "optimizer": ("sgd", "adamw_bnb_8bit", "muon"),
+    "overlap_p2p_comm": (False,),
     "packing_strategy": ("wrapped",),
+    "pad_to_sequence_len": (False,),
+    "pipeline_parallel_layers_per_stage": (3,),
     "pipeline_model_parallel_layout": ("Et*8|t*8|t*8|t*8L",),
     "position_embedding_type": ("rope", "none"),
     "pp_engine": ("1f1b",),
@@ -226,6 +234,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "recompute_modules": (["mlp"], ["moe"], ["mla_up_proj"]),
     "rl": ("dpo", "orpo"),
     "selective_ac_option": ("2", "op"),
+    "share_embeddings_and_output_weights": (False,),
     "stage": ("dpo", "pt", 3),
     "template": ("qwen3",),
     "tp_mode": ("REDUCE_SCATTER",),
@@ -243,6 +252,15 @@ SWITCHES = frozenset({
     "stage", "training.dtype", "use_peft", "recipe", "ac_mode", "lr_scheduler._component_",
 })  # fmt: skip
 
+OVERRIDDEN = {  # pairs of keys: the software reads the second before the first, and then not the first
+    ("tf32", "fp16"): "matmuls are in fp16",
+    ("tf32", "bf16"): "matmuls are in bf16",
+    ("checkpoint_activations", "recompute_activations"): "an old script's; arguments.py sets the granularity",
+    ("checkpoint_activations", "recompute_granularity"): "an old script's, and now an error",
+    ("recompute_granularity", "recompute_activations"): "arguments.py sets the granularity",
+    ("openai_gelu", "squared_relu"): "megatron/training/argument_utils.py sets squared_relu's function last",
+    ("mixed_precision_param", "converters"): "the recipe of fp8 says what is gathered",
+}
 WITHOUT_EFFECT_IN_MEGATRON = {
     "account_for_loss_in_pipeline_split": "needs layers that divide with it alone: tests/interop/test_megatron.py",
     "account_for_embedding_in_pipeline_split": "as that of the loss",

@@ -233,6 +233,15 @@ def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path
         ("axolotl", {"warmup_steps": -1}, "a warm-up of -1; it must be 0 or more"),
         ("trainer", {"max_steps": 2.5}, "max_steps must be a whole number"),
         ("llamafactory", {"learning_rate": "${RATE}"}, "learning_rate must be a number"),
+        ("axolotl", {"warmup_ratio": 0.1, "warmup_steps": 5}, "warmup_steps and warmup_ratio are both set; keep one"),
+        ("megatron", {"fp16": True}, "bf16 and fp16 are both enabled; keep one"),
+        ("megatron", {"fp4_format": "e2m1", "fp8_format": "hybrid"}, "fp4_format and fp8_format are both enabled"),
+        ("torchtitan", {"lr_scheduler.decay_ratio": -0.5}, "it must be 0 or more"),
+        (
+            "torchtitan",
+            {"parallelism.pipeline_parallel_degree": 4, "parallelism.pipeline_parallel_layers_per_stage": 0.5},
+            "pipeline_parallel_layers_per_stage must be a whole number",
+        ),
         ("axolotl", {"micro_batch_size": "auto"}, "per_device_train_batch_size must be a number"),
     ],
 )
@@ -270,6 +279,17 @@ def test_the_length_of_generated_text_is_no_sequence_length(tmp_path: Path) -> N
             "mixed_precision_param",
         ),
         ("torchtitan-0.2", {"training.dtype": "bfloat16", "model.converters": ["quantize.linear.float8"]}, "dtype"),
+        (
+            "torchtitan-0.2",
+            {"model.converters": ["quantize.linear.mx"], "quantize.linear.mx.recipe_name": "mxfp4_cutlass"},
+            "recipe_name",
+        ),
+        (
+            "accelerate",
+            {"accelerate.fsdp_config.fsdp_version": 1, "accelerate.fsdp_config.fsdp_reshard_after_forward": False},
+            "fsdp_reshard_after_forward",
+        ),
+        ("bridge", {"model.bf16": False, "model.fp16": True, "model.fp8": "hybrid"}, "fp16"),
     ],
 )
 def test_a_key_that_acts_beside_another_is_an_error(name: str, keys: dict[str, Any], key: str, tmp_path: Path) -> None:
@@ -300,6 +320,8 @@ def test_negated_flag_is_accepted_without_no(fused: bool, tmp_path: Path) -> Non
         ("axolotl", {"max_steps": 50}, ("cosine", 0.0, 2)),
         ("axolotl", {"max_steps": 200, "warmup_steps": 0, "cosine_min_lr_ratio": 0.1}, ("cosine", 0.1, 0)),
         ("axolotl", {"max_steps": 200, "warmup_ratio": 0.109}, ("cosine", 0.0, 21)),
+        ("torchtitan", {"lr_scheduler.decay_type": "cosine", "lr_scheduler.decay_ratio": 2.0}, ("cosine", 0.0, 200)),
+        ("torchtitan", {"lr_scheduler.decay_ratio": 0.0}, ("constant", 1.0, 200)),
     ],
 )
 def test_warm_up_and_minimum_of_the_rate(
@@ -309,6 +331,33 @@ def test_warm_up_and_minimum_of_the_rate(
     assert job is not None
     read_rate = job.learning_rate
     assert (read_rate.kind, read_rate.floor, read_rate.warmup_steps) == rate
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "key"),
+    [
+        ("torchtitan", {"lr_scheduler.decay_type": "cosine", "lr_scheduler.decay_ratio": 0.5}, "decay_type"),
+        ("torchtitan-0.2", {"lr_scheduler.decay_type": "sqrt"}, "decay_type"),
+        ("axolotl", {"pad_to_sequence_len": False}, "pad_to_sequence_len"),
+    ],
+)
+def test_a_value_that_is_read_as_a_similar_one_is_named(
+    name: str, keys: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    assert key in {said.key.rpartition(".")[2] for said in read_with(name, keys, tmp_path).approximated}
+
+
+def test_a_decay_ends_with_the_run(tmp_path: Path) -> None:
+    keys = {"training.steps": 1000, "lr_scheduler.decay_ratio": 2.0, "lr_scheduler.warmup_steps": 100}
+    job = read_with("torchtitan", keys, tmp_path).job
+    assert job is not None
+    assert (job.learning_rate.kind, job.learning_rate.decay_steps) == ("wsd", 900)
+
+
+def test_recompute_activations_replaces_the_granularity(tmp_path: Path) -> None:
+    keys = {"recompute_granularity": "full", "recompute_activations": True}
+    results = [read_with("megatron", given, tmp_path) for given in (keys, {"recompute_granularity": "selective"})]
+    assert results[0].layout == results[1].layout is not None
 
 
 def test_the_overlap_of_a_nemo_callback_is_read(tmp_path: Path) -> None:
@@ -334,6 +383,11 @@ def test_the_overlap_of_a_nemo_callback_is_read(tmp_path: Path) -> None:
         ("axolotl", {"fsdp_version": "false"}, {"fsdp_version": False}),
         ("axolotl", {"warmup_steps": "null", "max_steps": 200}, {"max_steps": 200}),
         ("deepspeed", {"deepspeed.gradient_clipping": "auto"}, {}),
+        (
+            "torchtitan",
+            {"parallelism.enable_sequence_parallel": None},
+            {"parallelism.enable_sequence_parallel": False},
+        ),
     ],
 )
 def test_another_spelling_of_a_value_is_read_equally(

@@ -96,6 +96,8 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     # TRL's best-fit packing keeps samples separate (trl/trainer/sft_trainer.py); LLaMA-Factory's does only with neat
     keeps_separate = values["packing"] and values["packing_strategy"] == "bfd" and "stage" not in values.table
     fields["job.documents"] = "separate" if values["padding_free"] or keeps_separate else "joined"
+    if values.given.get("pad_to_sequence_len") is False:
+        values.approximate("pad_to_sequence_len", "a batch is as long as its longest sample; counted as sequence_len")
     checkpointing_values = [
         values["gradient_checkpointing"],
         values["activation_checkpointing"],
@@ -275,6 +277,9 @@ def _read_fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     names = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
     strategy = names.get(strategy, strategy)
     if version == 1:
+        has_strategy = fsdp_value or values.is_set(f"{FSDP}sharding_strategy")
+        if isinstance(values.given.get(key := f"{FSDP}reshard_after_forward"), bool) and not has_strategy:
+            values.mark_not_modelled(key, "accelerate ends with true or false of FSDP1; set fsdp_version: 2")
         if strategy == "NO_SHARD":
             return {"layout.zero": 0}
         doubted_keys = [f"{FSDP}version"] if not fsdp_value else ["fsdp"]
@@ -512,6 +517,8 @@ def _read_warmup(values: Values, steps: int) -> int:
     share = values.number("warmup_ratio")
     if (warmup or 0) < 0 or (share or 0) < 0:
         raise UserError(f"{values.origin}: a warm-up of {warmup or share:g}; it must be 0 or more")
+    if values.software == "axolotl" and warmup and share:  # utils/schemas/validation.py
+        raise UserError(f"{values.origin}: warmup_steps and warmup_ratio are both set; keep one")
     if values.software != "axolotl":
         warmup = warmup or share or 0
         return min(int(warmup) if warmup >= 1 else math.ceil(steps * warmup), steps)

@@ -389,10 +389,9 @@ def parse_stages(text: str, *, origin: str) -> tuple[int, ...]:
 
 def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> str:
     """Return ``ac`` of a layout."""
-    legacy_granularity = (
-        "full" if values["checkpoint_activations"] else "selective" if values["recompute_activations"] else None
-    )
-    kind = values["recompute_granularity"] or legacy_granularity
+    kind = values["recompute_granularity"] or ("full" if values["checkpoint_activations"] else None)
+    if values["recompute_activations"]:
+        kind = "selective"  # whatever recompute_granularity says (megatron/training/arguments.py)
     if kind == "selective":
         modules = values["recompute_modules"]
         names = modules if isinstance(modules, list) else str(modules).replace(",", " ").split()
@@ -421,6 +420,11 @@ def read_precision(values: Values) -> Recipe:
     """Return the recipe: weights, gradient accumulation buffers, master weights and moments."""
     if not (values["bf16"] or values["fp16"]):
         return get_recipe("fp32")
+    for one, other in (("bf16", "fp16"), ("fp4_format", "fp8_format")):  # megatron/training/arguments.py
+        if values[one] and values[other]:
+            raise UserError(f"{values.origin}: {one} and {other} are both enabled; keep one")
+    if values["fp16"] and (values["fp4_format"] or values["fp8_format"]):
+        values.mark_not_modelled("fp16", "fp8 or fp4 matmuls over weights held in fp16; counted as held in bf16")
     precision_recipe = get_recipe("fp16" if values["fp16"] else "bf16")
     if values["fp16"] and values["accumulate_allreduce_grads_in_fp32"]:
         precision_recipe = precision_recipe.replace(name="fp16-grad32", accumulated_bytes=4)

@@ -50,7 +50,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         "all_to_all" if values["model_spec.moe_comm_backend"] in ("standard", None) else "fused"
     )
     fields["layout.ac"] = _read_recomputation(values)
-    fields["layout.sp"] = fields["layout.sp"] or fields["layout.tp"] == 1
+    fields["layout.sp"] = fields.get("layout.sp", False) or fields["layout.tp"] == 1
     if ranks is not None and model is not None:
         pp = fields["layout.pp"]
         fields |= read_degrees(values, ranks)
@@ -186,7 +186,7 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     first = values.to_int(f"{P}pipeline_parallel_first_stage_less_layers", least=0)
     last = values.to_int(f"{P}pipeline_parallel_last_stage_less_layers", least=0)
     stage_modules = values[f"{P}module_fqns_per_model_part"]
-    layers_per_stage = values[f"{P}pipeline_parallel_layers_per_stage"]
+    layers_per_stage = values.optional(f"{P}pipeline_parallel_layers_per_stage")
     if stage_modules and not (
         isinstance(stage_modules, list) and all(isinstance(stage, list) for stage in stage_modules)
     ):
@@ -194,11 +194,7 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     if stage_modules:
         sizes = tuple(sum(str(name).startswith("layers.") for name in stage) for stage in stage_modules)
     else:
-        stages = (
-            -(-(model.layers + first + last) // layers_per_stage)
-            if isinstance(layers_per_stage, int) and layers_per_stage
-            else pp * (1 + is_looped)
-        )
+        stages = -(-(model.layers + first + last) // layers_per_stage) if layers_per_stage else pp * (1 + is_looped)
         sizes = distribute_layers(model.layers, stages, first=first, last=last)
     if len(sizes) % pp or min(sizes) < 1:
         raise UserError(
@@ -239,17 +235,22 @@ def find_16_bit_dtype(values: Values, *, sharded: bool) -> Recipe:
 
 def read_learning_rate(values: Values) -> dict[str, Any]:
     """Return the learning rate's schedule: warm-up, stable, decay."""
-    ratio = values["lr_scheduler.decay_ratio"]
-    steps = values["training.steps"]
-    warmup = values["lr_scheduler.warmup_steps"]
-    fields: dict[str, Any] = {"job.learning_rate.warmup_steps": min(warmup, steps)}
-    if values["lr_scheduler.min_lr_factor"] == 1.0:
-        return fields | {"job.learning_rate.kind": "constant"}
-    if values["lr_scheduler.decay_type"] == "cosine" and ratio is None:
-        return fields | {"job.learning_rate.kind": "cosine"}
     ratio = values.number("lr_scheduler.decay_ratio")
-    decay_steps = steps - warmup if ratio is None else round(steps * ratio)
-    return fields | {"job.learning_rate.kind": "wsd", "job.learning_rate.decay_steps": max(1, decay_steps)}
+    steps = values["training.steps"]
+    warmup = min(values["lr_scheduler.warmup_steps"], steps)
+    fields: dict[str, Any] = {"job.learning_rate.warmup_steps": warmup}
+    if ratio is not None and ratio < 0:
+        raise UserError(f"{values.origin}: lr_scheduler.decay_ratio is {ratio:g}; it must be 0 or more")
+    # a decay that is longer than the steps after the warm-up lasts as long as they (components/lr_scheduler.py)
+    decay_steps = steps - warmup if ratio is None else min(round(steps * ratio), steps - warmup)
+    if values["lr_scheduler.min_lr_factor"] == 1.0 or decay_steps == 0:
+        return fields | {"job.learning_rate.kind": "constant", "job.learning_rate.floor": 1.0}
+    kind = values["lr_scheduler.decay_type"]
+    if kind == "cosine" and decay_steps == steps - warmup:
+        return fields | {"job.learning_rate.kind": "cosine"}
+    if kind != "linear":
+        values.approximate("lr_scheduler.decay_type", f"a {kind} decay of {decay_steps} steps; read as a linear one")
+    return fields | {"job.learning_rate.kind": "wsd", "job.learning_rate.decay_steps": decay_steps}
 
 
 def read_compile(values: Values) -> dict[str, Any]:

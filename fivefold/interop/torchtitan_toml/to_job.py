@@ -24,6 +24,7 @@ from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 FLOAT8 = {None: "fp8", "tensorwise": "fp8", "rowwise": "fp8-rowwise", "rowwise_with_gw_hp": "fp8-rowwise-gw"}
+MXFP8 = ("mxfp8_cublas", "mxfp8_cublas_rceil")  # differ in how scales are rounded
 
 P = "parallelism."
 
@@ -110,6 +111,8 @@ def _read_precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
         kind = "float8"
     elif "mx" in converters:
         name, kind = "mxfp8", "mx"
+        if values[f"{linear}mx.recipe_name"] not in MXFP8:
+            values.mark_not_modelled(f"{linear}mx.recipe_name", "is not among the recipes here; read as mxfp8_cublas")
     else:
         return base_recipe
     if base_recipe == FULL_BF16:
