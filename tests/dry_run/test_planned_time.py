@@ -17,7 +17,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import get_group_degrees
-from fivefold.planner.counts.operations.launches import LAUNCHES_PER_CHUNK
+from fivefold.planner.counts.operations.launches import LAUNCHES_PER_GROUP
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import Planner
 from tests.agree.dry_run.cases import OWN
@@ -29,8 +29,9 @@ CASES = {  # model, machine, layers, layout, sequence, global batch
     "narrow long": ("llama3.2-1b", "h100:8", 16, "dp8 mbs1", 8192, 8),
     "wide": ("llama3-8b", "h100:8", 4, "dp8 zero3 mbs1", 8192, 8),
 }
-# chunks of a scan are launched one after another by the host
+# groups of chunks of a scan are launched one after another by the host
 HYBRIDS = {
+    "mamba in groups": ("nemotron3-nano-30b-a3b", "h100:8", 4, "dp8 ep8 zero1 mbs1", 16384, 8),
     "mamba": ("nemotron3-nano-30b-a3b", "h100:8", 4, "dp8 ep8 zero1 mbs1", 1024, 8),
     "gated delta": ("qwen3-next-80b-a3b", "h200:8", 2, "dp8 ep8 zero1 mbs1", 1024, 8),
 }
@@ -57,7 +58,8 @@ def test_a_step_is_planned_as_it_is_dry_run(case: str) -> None:
     assert dry_run.step is not None
     assert dry_run.step.time is not None
     planned = planner.estimate(layout).step_time.seconds
-    tolerance = 0.15 if case == "experts" else 0.1  # the planner has Megatron's launches around the experts
+    # where the host takes about as long as the GPU, the planner takes longer than each of them
+    tolerance = 0.15 if case in ("experts", "mamba in groups") else 0.1
     assert planned == pytest.approx(dry_run.step.time.step_seconds, rel=tolerance)
 
 
@@ -81,11 +83,11 @@ def test_planned_kernel_count_equals_executed_count(case: str) -> None:
     assert (sums, products) == (ran["Gradients.accumulate"], ran["matmul"])
 
 
-SCANS = {  # of one layer, and tokens of a chunk
-    "mamba2": (build_model("nemotron3-nano-30b-a3b"), 128),
+SCANS = {  # of one layer, and tokens of a group of chunks
+    "mamba2": (build_model("nemotron3-nano-30b-a3b"), 64 * 128),
     "gated_delta_net": (build_model("qwen3-next-80b-a3b"), 64),
     "kimi_delta": (build_model("kimi-linear-48b-a3b"), 64),
-    "lightning": (OWN["lightning"], 64),
+    "lightning": (OWN["lightning"], 64 * 64),
     "mamba": (build_model("jamba-v0.1"), 16),
     "rg_lru": (OWN["recurrent gemma"], 64),
 }
@@ -109,15 +111,15 @@ def count_launches(model: Model, text: str, words: str, tokens: int) -> dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", mark_share(5, SCANS))
-def test_the_kernels_of_a_chunk_are_those_that_a_dry_run_counts(mixer: str) -> None:
-    model, chunk = SCANS[mixer]
-    few, many = (count_launches(model.replace(layers=1), "h100:1", "dp1 mbs1", n * chunk) for n in (4, 8))
+def test_the_kernels_of_a_group_of_chunks_are_those_that_a_dry_run_counts(mixer: str) -> None:
+    model, group = SCANS[mixer]
+    few, many = (count_launches(model.replace(layers=1), "h100:1", "dp1 mbs1", n * group) for n in (4, 8))
     counted = tuple((many[scope] - few[scope]) / 4 for scope in ("forward", "backward"))
-    assert counted == LAUNCHES_PER_CHUNK[mixer]  # type: ignore[index]
+    assert counted == LAUNCHES_PER_GROUP[mixer]  # type: ignore[index]
 
 
 def test_every_mixer_that_scans_in_chunks_is_counted() -> None:
-    assert SCANS.keys() == LAUNCHES_PER_CHUNK.keys()
+    assert SCANS.keys() == LAUNCHES_PER_GROUP.keys()
 
 
 @pytest.mark.slow

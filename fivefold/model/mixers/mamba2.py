@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import HeadDim, Heads
+from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
 from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
@@ -78,6 +79,11 @@ class Mamba2(MixerGeometry):
     def shard(self, ranks: int) -> Self:
         """Return the groups of one of ``ranks`` ranks."""
         return self if ranks == 1 else self.replace(heads=self.heads // ranks, groups=self.groups // ranks)
+
+    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+        """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
+        largest = 4 * sequences * self.heads * max(self.chunk**2, max(self.chunk, self.state) * self.head_dim)
+        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest, self.chunk))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

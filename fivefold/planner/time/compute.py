@@ -195,25 +195,26 @@ class Prices:
     def _scan(self, op: Op) -> OpTime:
         """Return the seconds of a scan: its matmuls of chunks, all at once, or its bytes, whichever takes longer.
 
-        Our engine computes in fp32, and launches PyTorch's operations chunk after chunk (``Op.launches``); the kernels
-        of flash-linear-attention multiply in the dtype of the activations. The chain of states from chunk to chunk is
-        priced as if it were parallel too.
+        Our engine computes in fp32, and launches PyTorch's operations one by one for each group of chunks
+        (``Op.launches``), which move ``Op.launched_bytes``; the kernels of flash-linear-attention multiply in the dtype
+        of the activations. The chain of states from group to group is priced as if it were parallel too.
         """
         rows, columns, inner = op.shape
         product = self.matmul(
             rows, columns, inner, dtype="fp32" if self.ours else self.high_precision_dtype, batch=op.batch
         )
         per_flop = product / (2 * rows * columns * inner * op.batch)
-        forward, backward = op.launches if self.ours and self.machine.backend == "nccl" else (1, 1)
+        moved, launched = (op.moved_bytes, op.moved_backward_bytes), op.launched_bytes
+        products = [flops * per_flop for flops in (op.flops, op.backward_flops or 2 * op.flops)]
+        is_launched = self.ours and self.machine.backend == "nccl"
+        if is_launched and any(launched):
+            seconds = [self.memory_bound_seconds(launched[way]) + products[way] for way in (0, 1)]
+        else:
+            seconds = [max(self.memory_bound_seconds(moved[way]), products[way]) for way in (0, 1)]
+        kernels = op.launches if is_launched else (1, 1)
         min_kernel = self.constants.smallest_kernel_seconds
-        backward_flops = op.backward_flops or 2 * op.flops
-        return OpTime(
-            max(self.memory_bound_seconds(op.moved_bytes), op.flops * per_flop) + (forward - 1) * min_kernel,
-            max(self.memory_bound_seconds(op.moved_backward_bytes), backward_flops * per_flop)
-            + (backward - 1) * min_kernel,
-            kernels=forward,
-            backward_kernels=backward,
-        )
+        forward, backward = (seconds[way] + (kernels[way] - 1) * min_kernel for way in (0, 1))
+        return OpTime(forward, backward, kernels=kernels[0], backward_kernels=kernels[1])
 
     def _price_eager_kernels(self, op: Op, cost: EagerKernelCost) -> OpTime:
         """Return the seconds of an operation that PyTorch's kernels compute one after another."""

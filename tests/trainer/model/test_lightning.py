@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.model.mixers import chunk_groups
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.planner.counts.operations.mixers.lightning import scan_flops
 from fivefold.trainer.model.mixers.lightning import scan
@@ -47,7 +48,17 @@ def test_decays_fall_with_the_head_and_with_the_layer() -> None:
     assert all(later < earlier for earlier, later in itertools.pairwise(rates))
 
 
+@pytest.mark.parametrize(("chunks", "groups"), [(1, [16] * 6 + [11]), (2, [32] * 3 + [11]), (4, [64, 32, 11])])
+def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
+    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * SHAPE.heads * SHAPE.chunk**2)
+    assert SHAPE.split_tokens(107, sequences=SEQUENCES) == groups
+    test_the_scan_is_the_recurrence(107, torch.float64, 1e-11)
+
+
 def test_the_flops_of_two_chunks() -> None:
-    """Pairs of tokens, then the state: made in the first chunk, read in the second; the backward makes it again."""
-    pairs, state = 4 * 16 * 16 * 4, 2 * 16 * 4 * 4
-    assert scan_flops([16, 16], dim=4) == (2 * (pairs + state), 3 * 2 * (pairs + state) + state)
+    """Pairs of tokens, then the state, made and read by both; the states between them have no gradient of decays."""
+    pairs, state, handed_on = 4 * 16 * 16 * 4, 2 * 2 * 16 * 4 * 4, 2 * 2**2 * 4 * 4
+    products = 2 * pairs + 2 * state
+    assert scan_flops([32], dim=4, size=16) == (products + handed_on, 3 * products + 2 * handed_on)
+    one = pairs + state // 2  # in two groups: made in the first chunk, read in the second; made again
+    assert scan_flops([16, 16], dim=4, size=16) == (2 * one, 6 * one + state // 2)

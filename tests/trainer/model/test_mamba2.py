@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fivefold.model.mixers import chunk_groups
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.planner.counts.operations.mixers.mamba2 import scan_flops
 from fivefold.trainer.model.mixers.mamba2 import core
@@ -71,9 +72,17 @@ def test_the_core_is_the_recurrence(
         assert (gradient - wanted).norm() <= bound * wanted.norm()
 
 
+@pytest.mark.parametrize(("chunks", "groups"), [(1, [16] * 6 + [11]), (2, [32] * 3 + [11]), (4, [64, 32, 11])])
+def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
+    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * SHAPE.heads * SHAPE.chunk**2)
+    assert SHAPE.split_tokens(107, sequences=SEQUENCES) == groups
+    test_the_core_is_the_recurrence("after_gate", 107, torch.float64, 1e-11)
+
+
 def test_the_flops_of_a_scan_are_those_of_the_guide() -> None:
-    """The worked example of docs/explanation/how-a-step-costs/counts.md: two chunks of 256 tokens."""
+    """The worked example of docs/explanation/how-a-step-costs/counts.md: two chunks of 256 tokens, in one group."""
     net = Mamba2(heads=128, head_dim=64, state=128, groups=1)
-    forward, backward = scan_flops([256, 256], net)
-    assert forward == 2 * 2 * 256**2 * (128 + 8192) + 2 * 2 * 256 * 128 * 8192 == 3_254_779_904
-    assert backward == 3 * forward + 2 * 256 * 128 * 8192 == 10_301_210_624
+    forward, backward = scan_flops([512], net)
+    through_state, handed_on = 2 * 512 * 128 * 8192, 2 * 2**2 * 128 * 8192
+    assert forward == 2 * 2 * 256**2 * (128 + 8192) + 2 * through_state + handed_on == 4_336_910_336
+    assert backward == 3 * forward == 13_010_731_008

@@ -28,3 +28,8 @@ def group_chunks(chunks: Sequence[int]) -> Iterator[ChunkGroup]:
         for tokens, repeats in Counter(chunks[1:-1]).items():
             yield ChunkGroup(tokens, has_state=True, updates=True, repeats=repeats)
         yield ChunkGroup(chunks[-1], has_state=True, updates=False, repeats=1)
+
+
+def count_hand_on_flops(chunks: int, state: int, *, updates: bool) -> int:
+    """Return the FLOPs of the matmul that hands states of ``state`` numbers on within a group of ``chunks``."""
+    return 2 * (chunks + updates) ** 2 * state if chunks > 1 else 0

@@ -99,6 +99,7 @@ class Op(NamedTuple):
     accumulates_dgrad: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
     accumulates_wgrads: bool = False  # accumulates its weight gradients one after another before it frees anything
     launches: tuple[int, int] = (1, 1)  # kernels of the trainer's own form, forward and backward
+    launched_bytes: tuple[int, int] = (0, 0)  # that those other than matmuls read and write; 0: as moved_bytes
 
 
 def list_gradient_sums(ops: Sequence[Op]) -> Iterator[tuple[int, int]]:

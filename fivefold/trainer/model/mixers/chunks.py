@@ -1,9 +1,10 @@
-"""A scan of a sequence in chunks of tokens, between which a state is handed on.
+"""A scan of a sequence in groups of chunks of tokens, between which a state is handed on.
 
-    out[c], S[c + 1] = chunk(inputs[c], factors, S[c])
+    out[g], S[g + 1] = compute(inputs[g], factors, S[g])
 
-A scan saves its inputs alone. Its backward first computes the states again, then each chunk with autograd, from the
-last to the first.
+A group's chunks are computed at once (``fivefold/model/mixers/chunk_groups.py``); a mixer that does not group them has
+one in each. A scan saves its inputs alone. Its backward first computes the states again, then each group with autograd,
+from the last to the first.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.trainer.model.mixers.convolution import get_sum_dtype
 from fivefold.trainer.model.operation import exclude_from_graphs
 
 
-class ChunkFunction(Protocol):
-    """Computes one chunk.
+class GroupFunction(Protocol):
+    """Computes one group of chunks.
 
-    ``inputs``: of each [B, C, columns], then the factors, which are the same for all tokens. ``state``: after the
-    chunk before; None: zero. It returns the outputs [B, C, columns], and the state after the chunk unless it
-    ``is_last``. ``only_state``: the outputs are not used.
+    ``inputs``: of each [B, tokens of the group, columns], then the factors, which are the same for all tokens.
+    ``state``: after the group before; None: zero. It returns the outputs [B, tokens, columns], and the state after the
+    group unless it ``is_last``. ``only_state``: the outputs are not used.
     """
 
     def __call__(
@@ -34,90 +36,126 @@ class ChunkFunction(Protocol):
 
 @exclude_from_graphs
 def scan(
-    chunk: ChunkFunction, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, tokens: int, size: int
+    compute: GroupFunction, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, groups: Sequence[int]
 ) -> Tensor:
-    """Return the outputs [R, ``columns``] of a scan of ``rows`` [R, ·], in sequences of ``tokens``.
+    """Return the outputs [R, ``columns``] of a scan of ``rows`` [R, ·].
 
-    ``factors``: the tensors that are the same for all tokens; ``size``: tokens of a chunk.
+    ``factors``: the tensors that are the same for all tokens; ``groups``: the tokens of each group of a sequence.
     """
-    out: Tensor = _Scan.apply(chunk, columns, tokens, size, len(rows), *rows, *factors)  # type: ignore[no-untyped-call]
+    out: Tensor = _Scan.apply(compute, columns, groups, len(rows), *rows, *factors)  # type: ignore[no-untyped-call]
     return out
 
 
 def scan_forward(
-    chunk: ChunkFunction, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, tokens: int, size: int
+    compute: GroupFunction, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, groups: Sequence[int]
 ) -> Tensor:
     """Return the outputs of ``scan``, without autograd."""
     out = rows[0].new_empty(len(rows[0]), columns)
-    (outs,), inputs = zip(*_split([out], tokens, size), strict=True), _split(rows, tokens, size)
+    (outs,), inputs = zip(*_split([out], groups), strict=True), _split(rows, groups)
     state: Tensor | None = None
     for index, part in enumerate(inputs):
-        o, state = chunk((*part, *factors), state, is_last=index + 1 == len(inputs))
+        o, state = compute((*part, *factors), state, is_last=index + 1 == len(inputs))
         outs[index].copy_(o)
         del o
     return out
 
 
 def scan_backward(
-    chunk: ChunkFunction,
+    compute: GroupFunction,
     rows: Sequence[Tensor],
     factors: Sequence[Tensor],
     grad: Tensor,
     *,
     grads: Sequence[Tensor],
-    tokens: int,
-    size: int,
+    groups: Sequence[int],
 ) -> list[Tensor]:
     """Write the gradients of ``rows`` (tensors with a row per token) into ``grads``; return those of ``factors``.
 
-    Factors are weights, which all chunks share. States between chunks are computed again, chunk by chunk.
+    Factors are weights, which all groups share. States between groups are computed again, group by group.
     """
     factor_grads = [torch.zeros_like(factor, dtype=get_sum_dtype(factor.dtype)) for factor in factors]
-    chunks, chunk_grads = (_split(tensors, tokens, size) for tensors in (rows, grads))
-    (out_grads,) = zip(*_split([grad], tokens, size), strict=True)
+    parts, part_grads = (_split(tensors, groups) for tensors in (rows, grads))
+    (out_grads,) = zip(*_split([grad], groups), strict=True)
     states: list[Tensor | None] = [None]
-    for part in chunks[:-1]:
-        states.append(chunk((*part, *factors), states[-1], only_state=True)[1])
+    for part in parts[:-1]:
+        states.append(compute((*part, *factors), states[-1], only_state=True)[1])
     state_grad: Tensor | None = None
-    for index in reversed(range(len(chunks))):
+    for index in reversed(range(len(parts))):
         state = states.pop()
-        leaves = [x.detach().requires_grad_() for x in (*chunks[index], *factors)]
+        leaves = [x.detach().requires_grad_() for x in (*parts[index], *factors)]
         inputs = tuple(leaves)
         leaves += [] if state is None else [state.requires_grad_()]
         with torch.enable_grad():
-            o, new_state = chunk(inputs, state, is_last=state_grad is None)
+            o, new_state = compute(inputs, state, is_last=state_grad is None)
         made, made_grads = [o], [out_grads[index].to(o.dtype)]
         if new_state is not None and state_grad is not None:
             made, made_grads = [o, new_state], [*made_grads, state_grad]
-        chunk_gradients = list(torch.autograd.grad(made, leaves, made_grads, materialize_grads=True))
+        gradients = list(torch.autograd.grad(made, leaves, made_grads, materialize_grads=True))
         del o, new_state, made, made_grads, leaves, inputs
-        state_grad = chunk_gradients.pop() if state is not None else None
-        for into, part_grad in zip(chunk_grads[index], chunk_gradients, strict=False):
-            into.copy_(part_grad)
-        for total, part_grad in zip(factor_grads, chunk_gradients[len(rows) :], strict=True):
-            total += part_grad
-        del state, chunk_gradients
+        state_grad = gradients.pop() if state is not None else None
+        for into, gradient in zip(part_grads[index], gradients, strict=False):
+            into.copy_(gradient)
+        for total, gradient in zip(factor_grads, gradients[len(rows) :], strict=True):
+            total += gradient
+        del state, gradients
     return [total.to(factor.dtype) for total, factor in zip(factor_grads, factors, strict=True)]
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, chunk: ChunkFunction, columns: int, tokens: int, size: int, inputs: int, *tensors: Tensor
+        ctx: Any, compute: GroupFunction, columns: int, groups: Sequence[int], inputs: int, *tensors: Tensor
     ) -> Tensor:
         ctx.save_for_backward(*tensors)
-        ctx.settings = chunk, tokens, size, inputs
-        return scan_forward(chunk, tensors[:inputs], tensors[inputs:], columns=columns, tokens=tokens, size=size)
+        ctx.settings = compute, groups, inputs
+        return scan_forward(compute, tensors[:inputs], tensors[inputs:], columns=columns, groups=groups)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        chunk, tokens, size, inputs = ctx.settings
+        compute, groups, inputs = ctx.settings
         rows, factors = ctx.saved_tensors[:inputs], ctx.saved_tensors[inputs:]
         grads = [torch.empty_like(x) for x in rows]
-        factor_grads = scan_backward(chunk, rows, factors, grad, grads=grads, tokens=tokens, size=size)
-        return None, None, None, None, None, *grads, *factor_grads
+        factor_grads = scan_backward(compute, rows, factors, grad, grads=grads, groups=groups)
+        return None, None, None, None, *grads, *factor_grads
 
 
-def _split(rows: Sequence[Tensor], tokens: int, size: int) -> list[tuple[Tensor, ...]]:
-    """Return views of each chunk: [B, C, columns] of each of ``rows``."""
-    return list(zip(*(x.view(-1, tokens, x.shape[1]).split(size, dim=1) for x in rows), strict=True))
+def hand_on_states(
+    added: Tensor, log_decay: Tensor, state: Tensor | None, *, is_last: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the states before each chunk of a group, None if all are zero; and after it, None if it is the last group.
+
+        S[c + 1] = added[c] + e^log_decay[c] S[c]
+
+    ``added`` [B, chunks, heads, state, parts · dims]; ``log_decay`` [B or 1, chunks, heads, parts]; ``state``: before
+    the group, without chunks. The states are sums over earlier chunks, decayed: one matmul for all.
+    """
+    chunks, parts = log_decay.shape[1], log_decay.shape[3]
+    if chunks == 1:
+        before = None if state is None else state[:, None]
+        if is_last:
+            return before, None
+        after = added[:, 0]
+        if state is not None:
+            decay = log_decay[:, 0, ..., None].exp().expand(-1, -1, -1, added.shape[4] // parts)
+            after = after + state * decay.flatten(2)[:, :, None]
+        return before, after
+    start = torch.zeros_like(added[:, :1]) if state is None else state[:, None]
+    if is_last:
+        added, log_decay = added[:, :-1], log_decay[:, :-1]
+    chain = torch.cat([start, added], dim=1).unflatten(4, (parts, -1)).permute(0, 2, 4, 1, 3, 5)
+    sums = F.pad(log_decay.permute(0, 2, 3, 1).cumsum(-1), (1, 0))  # from the start of the group
+    states = (decay_pairs(sums).tril() @ chain.flatten(4)).unflatten(4, chain.shape[4:])  # [B, heads, parts, chunks, …]
+    states = states.permute(0, 3, 1, 4, 2, 5).flatten(4)
+    # a view would keep the states of all chunks
+    return states[:, :chunks], None if is_last else states[:, chunks].clone()
+
+
+def decay_pairs(sums: Tensor) -> Tensor:
+    """Return e^(sums[i] − sums[j]) for j < i, else 1: [..., T, T] of ``sums`` [..., T]."""
+    # the diagonal is 1, and its gradients would cancel but for their rounding
+    return (sums[..., :, None] - sums[..., None, :]).tril_(-1).exp_()
+
+
+def _split(rows: Sequence[Tensor], groups: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """Return views of each group: [B, tokens, columns] of each of ``rows``."""
+    return list(zip(*(x.view(-1, sum(groups), x.shape[1]).split(groups, dim=1) for x in rows), strict=True))

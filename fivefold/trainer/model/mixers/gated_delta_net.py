@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
@@ -94,7 +95,8 @@ def scan(
     """
     heads = shape.key_heads, shape.value_heads
     chunk = partial(delta_chunk, heads=heads, doubles=shape.negative_eigenvalues)
-    return chunks.scan(chunk, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], tokens=tokens, size=CHUNK)
+    groups = split_into_groups(tokens, CHUNK)
+    return chunks.scan(chunk, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], groups=groups)
 
 
 GateName = Literal["silu", "sigmoid"]
@@ -153,7 +155,7 @@ def delta_chunk(
     is_last: bool = False,
     only_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, C, value heads · value dim] of a chunk, and the state after it (``ChunkFunction``).
+    """Return the outputs [B, C, value heads · value dim] of a chunk, and the state after it (``GroupFunction``).
 
     ``inputs``: q, k, v [B, C, heads · dims], b and a [B, C, value heads], ``a_log`` and ``dt_bias`` [value heads].
     ``heads``: number of key and value heads. ``doubles``: β is 2 σ(b).

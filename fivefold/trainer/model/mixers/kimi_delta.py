@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.kimi_delta import CHUNK, SUBCHUNK, KimiDelta
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
@@ -90,7 +91,8 @@ def scan(
 ) -> Tensor:
     """Return the outputs [R, heads · dim] of the delta rule; all inputs [R, heads · dim], but ``b`` [R, heads]."""
     chunk = partial(kimi_delta_chunk, shape=shape)
-    return chunks.scan(chunk, (q, k, v, f, b), (a_log, dt_bias), columns=v.shape[1], tokens=tokens, size=CHUNK)
+    groups = split_into_groups(tokens, CHUNK)
+    return chunks.scan(chunk, (q, k, v, f, b), (a_log, dt_bias), columns=v.shape[1], groups=groups)
 
 
 def kimi_delta_chunk(
@@ -101,7 +103,7 @@ def kimi_delta_chunk(
     is_last: bool = False,
     only_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, C, heads · dim] of a chunk, and the state after it (``ChunkFunction``).
+    """Return the outputs [B, C, heads · dim] of a chunk, and the state after it (``GroupFunction``).
 
     ``inputs``: q, k, v, f [B, C, heads · dim], b [B, C, heads], ``a_log`` [heads] and ``dt_bias`` [heads · dim].
     """

@@ -1,4 +1,4 @@
-"""Lightning attention (MiniMax-01, arXiv:2501.08313 §2.2) on rows [R, D], chunk by chunk.
+"""Lightning attention (MiniMax-01, arXiv:2501.08313 §2.2) on rows [R, D], in groups of chunks.
 
     q, k, v = act(h W)        o = scan(q, k, v)        out(norm(o) · σ(h W_gate))
 
@@ -19,6 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks
+from fivefold.trainer.model.mixers.chunks import hand_on_states
 from fivefold.trainer.model.mixers.convolution import get_sum_dtype
 from fivefold.trainer.model.mixers.heads import MixerHooks
 from fivefold.trainer.model.norm import RmsNorm
@@ -69,35 +70,45 @@ class LightningMixer(nn.Module):
 
 def scan(qkv: Tensor, rates: Sequence[float], tokens: int, shape: Lightning) -> Tensor:
     """Return the outputs [R, heads · dim] of the decayed sums; ``qkv`` [R, heads · 3 · dim], ``rates`` of each head."""
-    chunk = partial(decayed_chunk, rates=rates)
-    return chunks.scan(chunk, (qkv,), (), columns=shape.inner_width, tokens=tokens, size=shape.chunk)
+    compute = partial(compute_chunks, rates=rates, size=shape.chunk)
+    groups = shape.split_tokens(tokens, sequences=len(qkv) // tokens)
+    return chunks.scan(compute, (qkv,), (), columns=shape.inner_width, groups=groups)
 
 
-def decayed_chunk(
+def compute_chunks(
     inputs: Sequence[Tensor],
     state: Tensor | None,
     *,
     rates: Sequence[float],
+    size: int,
     is_last: bool = False,
     only_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, C, heads · dim] of a chunk, and the state after it (``ChunkFunction``).
+    """Return the outputs [B, tokens, heads · dim] of a group of chunks, and the state after it (``GroupFunction``).
 
-    ``inputs``: queries, keys and values [B, C, heads · 3 · dim]. The state is [B, heads, dim, dim].
+    ``inputs``: queries, keys and values [B, tokens, heads · 3 · dim]; ``size``: tokens of a chunk. The state is
+    [B, heads, dim, dim].
     """
     (qkv,) = inputs
     dtype = get_sum_dtype(qkv.dtype)
-    q, k, v = qkv.to(dtype).unflatten(-1, (len(rates), 3, -1)).permute(3, 0, 2, 1, 4)  # [B, heads, C, dim] each
+    # without pairs of tokens, all tokens are one chunk
+    size = qkv.shape[1] if only_state else min(size, qkv.shape[1])
+    heads = qkv.to(dtype).unflatten(1, (-1, size)).unflatten(-1, (len(rates), 3, -1))
+    q, k, v = heads.permute(4, 0, 1, 3, 2, 5)  # [B, chunks, heads, T, dim] each
     rate = torch.tensor(rates, dtype=dtype, device=qkv.device)[:, None, None]
-    place = torch.arange(1, q.shape[2] + 1, dtype=dtype, device=qkv.device)[:, None]
-    out = v
-    if not only_state:
-        pairs = torch.exp(-rate * (place - place.mT).relu()).tril()  # decay from a token to a later one
-        out = ((q @ k.mT) * pairs) @ v
-        if state is not None:
-            out = out + (q * torch.exp(-rate * place)) @ state
-        out = out.transpose(1, 2).flatten(2)
-    if is_last:
-        return out, None
-    added = (k * torch.exp(-rate * (len(place) - place))).mT @ v
-    return out, added if state is None else added + state * torch.exp(-rate * len(place))
+    place = torch.arange(1, size + 1, dtype=dtype, device=qkv.device)[:, None]
+    before, after = None, None
+    if not is_last or k.shape[1] > 1:
+        added = (k * torch.exp(-rate * (size - place))).mT @ v
+        decay = (-size * rate[:, 0]).expand(1, k.shape[1], -1, -1)
+        before, after = hand_on_states(added, decay, state, is_last=is_last)
+        del added
+    elif state is not None:
+        before = state[:, None]
+    if only_state:
+        return qkv, after
+    pairs = torch.exp(-rate * (place - place.mT).relu()).tril()  # decay from a token to a later one
+    out = ((q @ k.mT) * pairs) @ v
+    if before is not None:
+        out = out + (q * torch.exp(-rate * place)) @ before
+    return out.transpose(2, 3).flatten(3).flatten(1, 2), after

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.mamba import CHUNK, Mamba
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
@@ -127,7 +128,8 @@ class _MambaCore(torch.autograd.Function):
         dt, b, c = _norm_parts(selected, norms, shape, epsilon)
         inputs, factors = (x, dt @ step.t(), b, c), (step_bias, a_log, d)
         del dt, x
-        o = scan_forward(selective_chunk, inputs, factors, columns=shape.inner, tokens=tokens, size=CHUNK)
+        groups = split_into_groups(tokens, CHUNK)
+        o = scan_forward(selective_chunk, inputs, factors, columns=shape.inner, groups=groups)
         del inputs, b, c
         ctx.save_for_backward(xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o)
         ctx.settings = shape, tokens, epsilon, sums_over_ranks, share
@@ -152,7 +154,8 @@ class _MambaCore(torch.autograd.Function):
         inputs = (convolved, dt @ step.t(), b, c)
         factors = (step_bias, a_log, d)
         grads = [torch.empty_like(part) for part in inputs]
-        factor_grads = scan_backward(selective_chunk, inputs, factors, o_grad, grads=grads, tokens=tokens, size=CHUNK)
+        groups = split_into_groups(tokens, CHUNK)
+        factor_grads = scan_backward(selective_chunk, inputs, factors, o_grad, grads=grads, groups=groups)
         del inputs, o_grad
         convolved_grad, step_grad, b_grad, c_grad = grads
         step_weight_grad = step_grad.t() @ dt
@@ -193,7 +196,7 @@ def _norm_parts(selected: Tensor, norms: Sequence[Tensor | None], shape: Mamba, 
 def selective_chunk(
     inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, T, I] of a chunk, and the state [B, I, N] after it; see ``chunks.Chunk``.
+    """Return the outputs [B, T, I] of a chunk, and the state [B, I, N] after it; see ``chunks.GroupFunction``.
 
     ``inputs``: x and the projected steps [B, T, I], B and C [B, T, N]; the steps' bias, ``a_log`` and ``d``.
     """

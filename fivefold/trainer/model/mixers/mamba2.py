@@ -1,4 +1,4 @@
-"""Mamba-2 (arXiv:2405.21060) on rows [R, D], chunk by chunk.
+"""Mamba-2 (arXiv:2405.21060) on rows [R, D], in groups of chunks.
 
     z, x, B, C, dt = h W        x, B, C ← silu(conv(·))        o = scan(x, B, C, dt)        out(norm(o · silu(z)))
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
-from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
+from fivefold.trainer.model.mixers.chunks import decay_pairs, hand_on_states, scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, HeadShare, MixerHooks
@@ -105,30 +105,27 @@ class _Mamba2Core(torch.autograd.Function):
     ) -> Tensor:
         z, xbc, dt = _split(projected, shape)
         xbc = convolve_silu_rows(xbc, *_take_filters(weight, bias, shape, share), tokens=tokens)
-        chunk, factors = partial(ssd_chunk, shape=shape), (a_log, dt_bias, d)
-        o = scan_forward(chunk, (xbc, dt), factors, columns=shape.inner_width, tokens=tokens, size=shape.chunk)
+        compute, factors = partial(compute_chunks, shape=shape), (a_log, dt_bias, d)
+        groups = shape.split_tokens(tokens, sequences=len(projected) // tokens)
+        o = scan_forward(compute, (xbc, dt), factors, columns=shape.inner_width, groups=groups)
         del xbc
         y, rstd = gate(o, z, norm, shape, epsilon=epsilon)
         ctx.save_for_backward(projected, weight, bias, a_log, dt_bias, d, norm, o, rstd)
-        ctx.settings = shape, tokens, share
+        ctx.settings = shape, tokens, groups, share
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         projected, weight, bias, a_log, dt_bias, d, norm, o, rstd = ctx.saved_tensors
-        shape, tokens, share = ctx.settings
+        shape, tokens, groups, share = ctx.settings
         z, xbc, dt = _split(projected, shape)
         projected_grad = torch.empty_like(projected)
         z_grad, xbc_grad, dt_grad = _split(projected_grad, shape)
         o_grad, norm_grad = gate_backward(grad, o, z, norm, rstd, shape, z_grad=z_grad)
         filters = _take_filters(weight, bias, shape, share)
         convolved = convolve_silu_rows(xbc, *filters, tokens=tokens)
-        chunk = partial(ssd_chunk, shape=shape)
-        factors = (a_log, dt_bias, d)
-        grads = (xbc_grad, dt_grad)
-        factor_grads = scan_backward(
-            chunk, (convolved, dt), factors, o_grad, grads=grads, tokens=tokens, size=shape.chunk
-        )
+        compute, factors, grads = partial(compute_chunks, shape=shape), (a_log, dt_bias, d), (xbc_grad, dt_grad)
+        factor_grads = scan_backward(compute, (convolved, dt), factors, o_grad, grads=grads, groups=groups)
         del convolved, o_grad
         x_grad, *filter_grads = convolve_silu_backward(xbc_grad, xbc, *filters, tokens=tokens)
         xbc_grad.copy_(x_grad)
@@ -196,36 +193,43 @@ def _norm_backward(grad: Tensor, normal: Tensor, rstd: Tensor) -> Tensor:
     return torch.addcmul(grad, normal, (grad * normal).mean(-1, keepdim=True), value=-1).mul_(rstd).flatten(1)
 
 
-def ssd_chunk(
+def compute_chunks(
     inputs: Sequence[Tensor], state: Tensor | None, *, shape: Mamba2, is_last: bool = False, only_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, T, heads · head dim] of a chunk, and the state after it; see ``chunks.Chunk``.
+    """Return the outputs [B, tokens, heads · head dim] of a group, and the state after it (``GroupFunction``).
 
-    ``inputs``: x, B and C together [B, T, ·], dt [B, T, heads]; ``a_log``, ``dt_bias`` and ``d`` [heads]. The state is
-    [B, groups, state, heads of a group · head dim].
+    ``inputs``: x, B and C together [B, tokens, ·], dt [B, tokens, heads]; ``a_log``, ``dt_bias`` and ``d`` [heads]. The
+    state is [B, groups, state, heads of a group · head dim].
     """
     xbc, dt, a_log, dt_bias, d = inputs
     dtype = get_sum_dtype(xbc.dtype)
     heads = (shape.groups, shape.heads // shape.groups)
-    x, b, c = xbc.to(dtype).split((shape.inner_width, *[shape.groups * shape.state] * 2), dim=-1)
-    b, c = (part.unflatten(-1, (shape.groups, -1)).transpose(1, 2) for part in (b, c))
-    x = x.unflatten(-1, (*heads, -1)).permute(0, 2, 3, 1, 4)  # [B, groups, heads of a group, T, head dim]
+    # without pairs of tokens, all tokens are one chunk
+    size = xbc.shape[1] if only_state else min(shape.chunk, xbc.shape[1])
+    chunked = xbc.to(dtype).unflatten(1, (-1, size))
+    x, b, c = chunked.split((shape.inner_width, *[shape.groups * shape.state] * 2), dim=-1)
+    b, c = (part.unflatten(-1, (shape.groups, -1)).transpose(2, 3) for part in (b, c))
+    x = x.unflatten(-1, (*heads, -1)).permute(0, 1, 3, 4, 2, 5)  # [B, chunks, groups, heads of a group, T, head dim]
     step = F.softplus(dt.to(dtype) + dt_bias.to(dtype)).clamp(shape.min_step, shape.max_step)
-    decay = (step * -a_log.to(dtype).exp()).transpose(1, 2).cumsum(-1).unflatten(1, heads)  # its log, from the start
-    driven = x * step.transpose(1, 2).unflatten(1, heads)[..., None]
-    out = x
-    if not only_state:
-        # decay from one token to a later one; the diagonal is 1, and its gradients would cancel but for their rounding
-        pairs = (decay[..., :, None] - decay[..., None, :]).tril(-1).exp().tril()
-        out = ((c @ b.mT)[:, :, None] * pairs) @ driven + x * d.to(dtype).view(*heads, 1, 1)
-        if state is not None:
-            read = (c @ state).unflatten(-1, (heads[1], -1)).transpose(2, 3)
-            out = out + read * decay.exp()[..., None]
-        out = out.permute(0, 3, 1, 2, 4).flatten(2)
-    if is_last:
-        return out, None
+    decay, step = (
+        part.unflatten(1, (-1, size)).transpose(2, 3).unflatten(2, heads)
+        for part in (step * -a_log.to(dtype).exp(), step)
+    )
+    decay = decay.cumsum(-1)  # its log, from the start of the chunk
+    driven = x * step[..., None]
     last = decay[..., -1:]
-    added = b.mT @ (driven * (last - decay).exp()[..., None]).transpose(2, 3).flatten(3)
-    if state is None:
-        return out, added
-    return out, added + state * last.exp().expand(-1, -1, -1, shape.head_dim).flatten(2)[:, :, None]
+    before, after = None, None
+    if not is_last or len(chunked[0]) > 1:
+        added = b.mT @ (driven * (last - decay).exp()[..., None]).transpose(3, 4).flatten(4)
+        before, after = hand_on_states(added, last[..., 0], state, is_last=is_last)
+        del added
+    elif state is not None:
+        before = state[:, None]
+    if only_state:
+        return xbc, after
+    out = ((c @ b.mT).tril()[:, :, :, None] * decay_pairs(decay)) @ driven
+    out = torch.addcmul(out, x, d.to(dtype).view(*heads, 1, 1))
+    if before is not None:
+        read = (c @ before).unflatten(-1, (heads[1], -1)).transpose(3, 4)
+        out = torch.addcmul(out, read, decay.exp()[..., None])
+    return out.permute(0, 1, 4, 2, 3, 5).flatten(3).flatten(1, 2), after

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.rg_lru import CHUNK
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, ActivationFunction
@@ -109,7 +110,8 @@ class _Core(torch.autograd.Function):
         convolved = _convolve_rows(x, weight, bias, tokens=tokens)
         inputs = convolved, *(_project(convolved, *gate) for gate in (gates[:2], gates[2:]))
         del convolved
-        o = scan_forward(rg_lru_chunk, inputs, (rate,), columns=x.shape[1], tokens=tokens, size=CHUNK)
+        groups = split_into_groups(tokens, CHUNK)
+        o = scan_forward(rg_lru_chunk, inputs, (rate,), columns=x.shape[1], groups=groups)
         del inputs
         ctx.save_for_backward(x, y, weight, bias, *gates, rate, o)
         ctx.settings = tokens, activation
@@ -127,7 +129,8 @@ class _Core(torch.autograd.Function):
         convolved = _convolve_rows(x, weight, bias, tokens=tokens)
         inputs = convolved, *(_project(convolved, *gate) for gate in (gates[:2], gates[2:]))
         grads = [torch.empty_like(part) for part in inputs]
-        (rate_grad,) = scan_backward(rg_lru_chunk, inputs, (rate,), o_grad, grads=grads, tokens=tokens, size=CHUNK)
+        groups = split_into_groups(tokens, CHUNK)
+        (rate_grad,) = scan_backward(rg_lru_chunk, inputs, (rate,), o_grad, grads=grads, groups=groups)
         del inputs, o_grad
         convolved_grad, *logit_grads = grads
         del grads
@@ -163,7 +166,7 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def rg_lru_chunk(
     inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the states [B, T, I] of a chunk, and the last one [B, I]; see ``chunks.ChunkFunction``.
+    """Return the states [B, T, I] of a chunk, and the last one [B, I]; see ``chunks.GroupFunction``.
 
     ``inputs``: x and the logits of both gates [B, T, I]; the rates [I].
     """

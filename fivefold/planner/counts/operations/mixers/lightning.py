@@ -7,12 +7,14 @@
     gate        the norm's output, the gates' logits                     w 2I
 
 I: width of the N heads of this rank of tp, of d dims; the norm is over those of all ranks. The scan computes chunks of
-C tokens by matmuls. FLOPs of a chunk and head:
+C tokens by matmuls, several chunks at once (``model/mixers/chunk_groups.py``). FLOPs of n chunks and a head:
 
-    4C²d    pairs of tokens: q·k, and their product with v
-    4Cd²    the state: its part of the output, its update
+    n 4C²d          pairs of tokens: q·k, and their product with v
+    n 4Cd²          the state: its part of the output, its update
+    2 (n + 1)² d²   the states between the chunks; 2 n² d² in the last group, 0 if n is 1
 
-The first chunk has no state, the last one updates none. The backward computes the states and each chunk again;
+A single chunk has no state if it is the first one, and updates none if it is the last. The backward computes the states
+and each group again;
 ``ChunkSimpleGLAFunction`` of fla-org/flash-linear-attention@07784bc:fla/ops/simple_gla/chunk.py, which
 ``chunk_lightning_attn`` of fla/ops/lightning_attn/chunk.py calls, saves the same tensors and computes the states and
 the products of queries and keys again. ``trainer/model/mixers/lightning.py`` runs them.
@@ -25,8 +27,8 @@ from collections.abc import Sequence
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.norms import NORMS
-from fivefold.planner.counts.operations.chunks import group_chunks
-from fivefold.planner.counts.operations.launches import count_launches
+from fivefold.planner.counts.operations.chunks import count_hand_on_flops, group_chunks
+from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -64,14 +66,14 @@ def _build_scan(local: Local, net: Lightning) -> Op:
     rows, width, inner = local.rows, local.width, net.inner_width
     net = net.shard(local.part.cp)
     chunks = split_chunks(local.job.sequence, net.chunk)
+    groups = chunks  # fused kernels hold one chunk's temporaries
+    if local.job.stack.kernel_facts.separate_adds:
+        groups = net.split_tokens(local.job.sequence, sequences=local.part.sequences)
     heads = local.part.sequences * net.heads
-    forward, backward = (heads * flops for flops in scan_flops(chunks, dim=net.dim))
+    forward, backward = (heads * flops for flops in scan_flops(groups, dim=net.dim, size=net.chunk))
+    causal, _ = scan_flops(chunks, dim=net.dim, size=net.chunk)
     states = 4 * len(chunks) * heads * net.dim**2  # bytes of all states
-    # bytes in fp32 of a chunk: its pairs of tokens, their decays, which sequences share, and queries, keys or values
-    pairs = 4 * heads * chunks[0] ** 2
-    decays = pairs // local.part.sequences
-    dims = 4 * local.part.sequences * chunks[0] * net.inner_width
-    casts = 0 if width == 4 else 3 * dims
+    forward_scratch, backward_scratch = count_scan_scratch(net, local.part.sequences, groups, is_wide=width == 4)
     moved = 4 * rows * inner * width + 2 * states
     return Op(
         "mixer.core.scan",
@@ -80,28 +82,76 @@ def _build_scan(local: Local, net: Lightning) -> Op:
         {"o": rows * inner * width},
         keeps=("qkv",),
         flops=forward,
-        causal_flops=forward,
+        causal_flops=heads * causal,
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.dim),
         batch=heads * len(chunks),
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
-        launches=count_launches("lightning", len(chunks)),
-        forward_scratch=2 * pairs + decays + 3 * dims + casts + states,
-        backward_scratch=2 * pairs + decays + 6 * dims + 2 * casts + 2 * states,
-        scratch_tensor=max(pairs, states),
+        launches=count_launches("lightning", len(groups)),
+        launched_bytes=_count_launched_bytes(net, local.part.sequences, groups),
+        forward_scratch=forward_scratch,
+        backward_scratch=backward_scratch,
+        scratch_tensor=4 * local.part.sequences * groups[0] * net.heads * max(min(net.chunk, groups[0]), net.dim),
     )
 
 
-def scan_flops(chunks: Sequence[int], *, dim: int) -> tuple[int, int]:
-    """Return the FLOPs of one sequence and head in chunks of these tokens: of the forward, and of the backward.
+def _count_launched_bytes(net: Lightning, sequences: int, groups: Sequence[int]) -> tuple[int, int]:
+    """Return the bytes that the kernels other than matmuls read and write; for names see ``count_scan_scratch``."""
+    tokens = sum(groups)
+    size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
+    states = 4 * sequences * (tokens // size + len(groups)) * net.heads * net.dim**2
+    sizes = {"pairs": numbers * size * net.heads, "dims": numbers * net.inner_width, "states": states}
+    return count_launched_bytes("lightning", sizes)
 
-    The backward computes the updates of the states again, then each chunk, then twice the FLOPs of its matmuls.
+
+def count_scan_scratch(net: Lightning, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
+    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
+
+    ``pairs``, ``dims``: bytes in fp32 of a group's pairs of tokens in a chunk, and of its queries, keys or values;
+    ``decays``: of the decays of the pairs, which all chunks share; ``state``: of a state, ``states``: of all states
+    between the chunks of a group.
+    """
+    size, tokens = min(net.chunk, groups[0]), groups[0]
+    chunks = tokens // size
+    pairs, decays = 4 * sequences * tokens * size * net.heads, 4 * size * size * net.heads
+    dims = 4 * sequences * tokens * net.inner_width
+    state = 4 * sequences * net.heads * net.dim**2
+    cast = 0 if is_wide else 3 * dims
+    has_after = len(groups) > 1
+    states = (chunks + has_after) * state if chunks > 1 else 0
+    added = chunks * state if chunks > 1 or has_after else 0
+    after = (1 + (len(groups) > 2)) * state if has_after else 0
+    reads = 4 * dims + states + added if chunks > 1 else 0
+    scan = cast + decays + after + max(2 * pairs + (states or added), reads)
+    # of dims: casts, copies by matmuls that read them in another order, and gradients of groups that read and hand on
+    reads_and_hands_on = len(groups) > 2
+    if chunks > 1:
+        copies = 9 + 3 * reads_and_hands_on if is_wide else 10 + 3 / 2 * reads_and_hands_on
+    elif sequences == 1:
+        copies = (2 if is_wide else 6) + (3 if is_wide else 2) * (has_after + reads_and_hands_on)
+    else:
+        copies = (8 + 2 * has_after) if is_wide else 9
+    kept = decays + (len(groups) - 1) * state
+    of_pairs = 2 * pairs + int(copies * dims) + added + has_after * states
+    of_states = pairs + cast + 9 * dims + added + (1 + has_after) * states if chunks > 1 else 0
+    return scan, kept + max(of_pairs, of_states)
+
+
+def scan_flops(groups: Sequence[int], *, dim: int, size: int) -> tuple[int, int]:
+    """Return the FLOPs of one sequence and head in groups of these tokens, in chunks of ``size``: forward and backward.
+
+    The backward computes the states again, then each group, then twice the FLOPs of its matmuls, but of the decays that
+    hand states on, which are constants, no gradient.
     """
     forward = backward = 0
-    for tokens, has_state, updates, count in group_chunks(chunks):
+    for tokens, has_state, updates, count in group_chunks(groups):
+        chunk = min(size, tokens)
+        chunks = tokens // chunk
         through_state = 2 * tokens * dim * dim
-        products = 4 * tokens * tokens * dim + (has_state + updates) * through_state
-        forward += count * products
-        backward += count * (3 * products + updates * through_state)
+        products = 4 * tokens * chunk * dim
+        products += ((has_state or chunks > 1) + (updates or chunks > 1)) * through_state
+        handed_on = count_hand_on_flops(chunks, dim * dim, updates=updates)
+        forward += count * (products + handed_on)
+        backward += count * (3 * products + 2 * handed_on + updates * through_state)
     return forward, backward

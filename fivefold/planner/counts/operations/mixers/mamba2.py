@@ -5,12 +5,15 @@
 
 I: width of the N heads of this rank of tp, G groups, S numbers of state for each dim. The core computes the convolution
 and the states again, as ``MambaSplitConv1dScanCombinedFn`` of mamba-ssm does. The scan computes chunks of C tokens by
-matmuls. FLOPs of a chunk and head, with heads of h dims and J heads in a group:
+matmuls, several chunks at once (``model/mixers/chunk_groups.py``). FLOPs of n chunks and a head, with heads of h dims
+and J heads with the same B and C:
 
-    2C²S/J + 2C²h    pairs of tokens: C·B, which a group shares, and their product with x
-    4CSh             the state: its part of the output, its update
+    n (2C²S/J + 2C²h)    pairs of tokens: C·B, which J heads share, and their product with x
+    n 4CSh               the state: its part of the output, its update
+    2 (n + 1)² Sh        the states between the chunks; 2 n² Sh in the last group, 0 if n is 1
 
-The first chunk has no state, the last one updates none. ``trainer/model/mixers/mamba2.py`` runs them.
+A single chunk has no state if it is the first one, and updates none if it is the last. ``trainer/model/mixers/
+mamba2.py`` runs them.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.mamba2 import Mamba2
-from fivefold.planner.counts.operations.chunks import group_chunks
-from fivefold.planner.counts.operations.launches import count_launches
+from fivefold.planner.counts.operations.chunks import count_hand_on_flops, group_chunks
+from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -56,7 +59,11 @@ def _build_core(local: Local, net: Mamba2) -> Op:
     has_norm = net.norm != "none"
     chunks = split_chunks(tokens, net.chunk)
     heads = local.part.sequences * net.heads // local.part.cp
-    forward, backward = (local.part.sequences * flops // local.part.cp for flops in scan_flops(chunks, net))
+    groups = chunks  # fused kernels hold one chunk's temporaries
+    if local.job.stack.kernel_facts.separate_adds:
+        groups = net.shard(local.part.cp).split_tokens(tokens, sequences=local.part.sequences)
+    forward, backward = (local.part.sequences * flops // local.part.cp for flops in scan_flops(groups, net))
+    causal = local.part.sequences * scan_flops(chunks, net)[0] // local.part.cp
     states = 4 * len(chunks) * heads * net.head_dim * net.state  # bytes of all states
     statistics = {"og.stat": 4 * rows * net.groups} if has_norm else {}
     scanned = rows * (convolved + net.heads + inner) * width
@@ -66,7 +73,7 @@ def _build_core(local: Local, net: Mamba2) -> Op:
         *(net.heads,) * 3,
         *((inner,) if has_norm else ()),
     )
-    forward_scratch, backward_scratch = _count_scratch(local, net, chunks)
+    forward_scratch, backward_scratch = _count_scratch(local, net, groups)
     return Op(
         "mixer.core",
         "scan",
@@ -76,51 +83,79 @@ def _build_core(local: Local, net: Mamba2) -> Op:
         parameters=sum(gradients),
         wgrad_numels=gradients,
         flops=forward,
-        causal_flops=forward,
+        causal_flops=causal,
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.head_dim),
         batch=heads * len(chunks),
-        launches=count_launches("mamba2", len(chunks)),
+        launches=count_launches("mamba2", len(groups)),
+        launched_bytes=_count_launched_bytes(net.shard(local.part.cp), local.part.sequences, groups),
         # convolution: x, B, C in and out; scan: these, dt, o and the states; gate: o, z and its output
         moved_bytes=2 * rows * convolved * width + scanned + 2 * states + 3 * rows * inner * width,
         moved_backward_bytes=5 * rows * convolved * width + 3 * scanned + 6 * states + 6 * rows * inner * width,
         forward_scratch=forward_scratch,
         backward_scratch=backward_scratch,
-        scratch_tensor=max(4 * rows * convolved, 4 * heads * chunks[0] * max(chunks[0], net.head_dim)),
+        scratch_tensor=max(4 * rows * convolved, 4 * heads * groups[0] * max(chunks[0], net.head_dim)),
     )
 
 
-def _count_scratch(local: Local, net: Mamba2, chunks: Sequence[int]) -> tuple[int, int]:
-    """Return the bytes of scratch of the forward and of the backward: the most of convolution, scan and gate.
+def _count_launched_bytes(net: Mamba2, sequences: int, groups: Sequence[int]) -> tuple[int, int]:
+    """Return the bytes that the kernels other than matmuls read and write; for names see ``count_scan_scratch``."""
+    tokens = sum(groups)
+    size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
+    sizes = {
+        "pairs": numbers * size * net.heads,
+        "dims": numbers * net.inner_width,
+        "shared_pairs": numbers * size * net.groups,
+        "shared_dims": numbers * net.groups * net.state,
+        "states": 4 * sequences * (tokens // size + len(groups)) * net.inner_width * net.state,
+    }
+    return count_launched_bytes("mamba2", sizes)
 
-    ``pairs``, ``dims``, ``shared``, ``state``: bytes in fp32 of a chunk's pairs of tokens, of its heads, of the pairs,
-    B and C of its groups, and of a state.
-    """
+
+def _count_scratch(local: Local, net: Mamba2, groups: Sequence[int]) -> tuple[int, int]:
+    """Return the bytes of scratch of the forward and of the backward: the most of convolution, scan and gate."""
     width = local.width
-    size = chunks[0]
-    sequences = local.part.sequences
     is_wide = local.width == 4
     inner = local.rows * net.inner_width
     convolved = local.rows * net.conv_width  # elements
-    tokens = sequences * size
-    part = net.shard(local.part.cp)  # under cp the heads that this rank scans
-    pairs, dims = 4 * tokens * size * part.heads, 4 * tokens * part.inner_width
-    state = 4 * sequences * part.inner_width * part.state
-    shared_pairs = 4 * tokens * size * part.groups
-    shared_dims = 4 * tokens * part.groups * part.state
     gate, gate_backward = {
         "after_gate": (4 if is_wide else 8, 16 if is_wide else 24),
         "before_gate": (4 if is_wide else 12, 20 if is_wide else 28),
         "none": (0 if is_wide else 6, 8 if is_wide else 16),
     }[net.norm]
-    scan = 2 * pairs + 5 * dims // 2 + shared_pairs + (4 * state if len(chunks) > 1 else 0)
-    scan_backward = 5 * (pairs + dims) + shared_pairs + 4 * shared_dims
-    if len(chunks) > 1:
-        scan_backward += (len(chunks) + 1) * state
+    scan, scan_backward = count_scan_scratch(net.shard(local.part.cp), local.part.sequences, groups, is_wide=is_wide)
     return (
         max(convolved * width + scan - inner * width, gate * inner),
         max((convolved + inner) * width + scan_backward, gate_backward * inner, (8 if is_wide else 12) * convolved),
     )
+
+
+def count_scan_scratch(net: Mamba2, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
+    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
+
+    ``pairs``, ``dims``, ``shared_pairs``, ``shared_dims``: bytes in fp32 of a group's pairs of tokens in a chunk, of
+    its heads' dims, of the pairs, and of B or C, that heads share; ``state``: of a state, ``states``: of all states
+    between the chunks of a group.
+    """
+    size, tokens = min(net.chunk, groups[0]), groups[0]
+    chunks = tokens // size
+    dims = 4 * sequences * tokens * net.inner_width
+    pairs = 4 * sequences * tokens * size * net.heads
+    shared_pairs = 4 * sequences * tokens * size * net.groups
+    shared_dims = 4 * sequences * tokens * net.groups * net.state
+    state = 4 * sequences * net.inner_width * net.state
+    cast = 0 if is_wide else dims + 2 * shared_dims
+    has_after = len(groups) > 1
+    states = (chunks + has_after) * state if chunks > 1 else 0
+    added = chunks * state if chunks > 1 or has_after else 0
+    after = (1 + (len(groups) > 2)) * state if has_after else 0
+    handed_on = added + 3 * states + dims if chunks > 1 else 0
+    scan = cast + dims + max(2 * pairs + shared_pairs + states + after, handed_on)
+    copies = 4 if chunks > 1 or has_after else 2  # of dims, by matmuls and sums that read them in another order
+    shared_copies = 4 if chunks > 1 or sequences > 1 else 0
+    scan_backward = cast + (copies + (not is_wide) + 1) * dims + 4 * pairs + 2 * shared_pairs
+    scan_backward += shared_copies * shared_dims + added + (1 + has_after) * states + (len(groups) - 1) * state
+    return scan, scan_backward
 
 
 def split_chunks(tokens: int, size: int) -> list[int]:
@@ -128,16 +163,19 @@ def split_chunks(tokens: int, size: int) -> list[int]:
     return [min(size, tokens - first) for first in range(0, tokens, size)]
 
 
-def scan_flops(chunks: Sequence[int], net: Mamba2) -> tuple[int, int]:
-    """Return the FLOPs of one sequence in chunks of these tokens: of the forward, and of the backward.
+def scan_flops(groups: Sequence[int], net: Mamba2) -> tuple[int, int]:
+    """Return the FLOPs of one sequence in groups of these tokens: of the forward, and of the backward.
 
-    The backward computes the states again, then each chunk, then twice the FLOPs of its matmuls.
+    The backward computes the states again, then each group, then twice the FLOPs of its matmuls.
     """
     forward = backward = 0
-    for tokens, has_state, updates, count in group_chunks(chunks):
-        pairs = 2 * tokens * tokens * (net.groups * net.state + net.inner_width)
+    for tokens, has_state, updates, count in group_chunks(groups):
+        size = min(net.chunk, tokens)
+        chunks = tokens // size
+        pairs = 2 * tokens * size * (net.groups * net.state + net.inner_width)
         through_state = 2 * tokens * net.state * net.inner_width
-        products = pairs + (has_state + updates) * through_state
+        products = pairs + ((has_state or chunks > 1) + (updates or chunks > 1)) * through_state
+        products += count_hand_on_flops(chunks, net.state * net.inner_width, updates=updates)
         forward += count * products
         backward += count * (3 * products + updates * through_state)
     return forward, backward
