@@ -354,6 +354,23 @@ def test_a_decay_ends_with_the_run(tmp_path: Path) -> None:
     assert (job.learning_rate.kind, job.learning_rate.decay_steps) == ("wsd", 900)
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_named"),
+    [
+        ({"seq_length": 32768, "max_position_embeddings": 32768}, True),
+        ({"seq_length": 8192, "max_position_embeddings": 8192}, False),
+        (
+            {"seq_length": 32768, "max_position_embeddings": 32768, "no_create_attention_mask_in_dataloader": True},
+            False,
+        ),
+    ],
+)
+def test_the_mask_of_megatrons_data_loader_is_named(keys: dict[str, Any], is_named: bool, tmp_path: Path) -> None:
+    named = {said.key: said.means for said in read_with("megatron", keys, tmp_path).approximated}
+    assert ("no_create_attention_mask_in_dataloader" in named) is is_named
+    assert not is_named or "1 GiB" in named["no_create_attention_mask_in_dataloader"]
+
+
 def test_recompute_activations_replaces_the_granularity(tmp_path: Path) -> None:
     keys = {"recompute_granularity": "full", "recompute_activations": True}
     results = [read_with("megatron", given, tmp_path) for given in (keys, {"recompute_granularity": "selective"})]

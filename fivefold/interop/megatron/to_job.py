@@ -28,6 +28,7 @@ from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
+from fivefold.units import GIB
 
 FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
@@ -77,8 +78,27 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         assert dp is not None
         fields |= read_degrees(values, model, dp=dp) | read_batch(values, dp=dp) | read_pipeline(values, model, pp=pp)
         fields["layout.ac"] = read_recomputation(values, model, fields)
+        _name_dataloader_mask(values)
     missing += () if ranks else (RANKS_MISSING,)
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
+
+
+def _name_dataloader_mask(values: Values) -> None:
+    """Name the attention mask of a batch as not counted, if it has 1 GiB or more.
+
+    Megatron-LM's data loader makes it, and the first and last pipeline rank hold it on the GPU for the forward of a
+    micro-batch, one byte a pair of tokens (NVIDIA/Megatron-LM@d98e8a6: megatron/core/utils.py,
+    get_batch_on_this_tp_rank). Kernels of causal attention do not read it. Megatron-Bridge makes none.
+    """
+    key = "no_create_attention_mask_in_dataloader"
+    mask_bytes = values.to_int("micro_batch_size") * values.to_int("seq_length") ** 2
+    has_mask = not any(values.given.get(name) for name in (key, "sft", "dataloader_inter_document_masking"))
+    if values.software == "megatron" and has_mask and mask_bytes >= GIB:
+        values.approximate(
+            key,
+            f"is not set: the first and last pipeline rank then hold a mask of {mask_bytes / GIB:.3g} GiB, not "
+            "counted; set it, as kernels of causal attention do not read the mask",
+        )
 
 
 def check_same(values: Values) -> None:
