@@ -26,8 +26,12 @@ LAYOUTS = {
     "nanotron": "dp8 zero1 mbs2", "megatron": "dp4 tp2 zero1 mbs1", "bridge": "dp4 tp2 zero1 mbs1",
     "accelerate": "dp8 zero3 mbs2", "deepspeed": "dp8 zero2 mbs2",
     "axolotl": "dp8 zero3 mbs2", "llamafactory": "dp8 zero3 mbs2", "trl": "dp8 zero3 mbs2",
+    "torchtune": "dp8 zero3 mbs2",
 }  # fmt: skip
-OUR_PRECISION = ("fivefold", "torchtitan", "torchtitan-0.2", "nanotron", "megatron", "bridge")
+PRECISIONS = {
+    "fivefold": "bf16", "torchtitan": "bf16", "torchtitan-0.2": "bf16", "nanotron": "bf16", "megatron": "bf16",
+    "bridge": "bf16", "deepspeed": "bf16", "torchtune": "fp32",
+}  # fmt: skip
 OPTIMIZER = Optimizer(betas=(0.8, 0.97), clip=0.7, weight_decay=0.03, epsilon=1e-7)
 RATES = {
     "cosine": LearningRate(kind="cosine", peak=7e-4, floor=0.2, warmup_steps=13),
@@ -71,6 +75,10 @@ LINES: dict[str, tuple[str, ...]] = {
         "max_grad_norm: 0.7", "max_steps: 170", "warmup_steps: 13", 'lr_scheduler_type: "warmup_stable_decay"',
         "num_decay_steps: 30", "min_lr_ratio: 0.2", 'decay_type: "linear"', "seed: 9", 'optim: "adamw_torch_fused"',
     ),
+    "torchtune": (
+        "lr: 0.0007", "betas: [0.8, 0.97]", "eps: 1.0e-07", "weight_decay: 0.03", "clip_grad_norm: 0.7",
+        "max_steps_per_epoch: 170", "num_warmup_steps: 13", "seed: 9", '_component_: "torch.optim.AdamW"',
+    ),
 }  # fmt: skip
 WRITTEN_OPTIMIZERS = {
     "fivefold": set(KINDS),
@@ -84,7 +92,10 @@ WRITTEN_OPTIMIZERS = {
     "torchtitan": {"adamw"},
     "torchtitan-0.2": {"adamw"},
     "nanotron": {"adamw"},
+    "torchtune": {"adamw", "adamw8bit", "adamw4bit", "sgd"},
 }
+# Rates that a format expresses, if not all; the others are written as the nearest, with a remark.
+WRITTEN_RATES = {"torchtune": {"cosine-to-zero", "constant"}}
 LINES["trl"] = LINES["llamafactory"] = LINES["accelerate"]
 LINES["axolotl"] = tuple(
     line.replace("lr_scheduler_type", "lr_scheduler").replace("optim:", "optimizer:") for line in LINES["accelerate"]
@@ -97,7 +108,7 @@ def plan(name: str, rate: LearningRate) -> ConfigPlan:
     job = Job(
         sequence=2048,
         global_batch=32,
-        precision=get_recipe("bf16" if name in ("deepspeed", *OUR_PRECISION) else "bf16-grad16"),
+        precision=get_recipe(PRECISIONS.get(name, "bf16-grad16")),
         steps=170,
         seed=9,
         stack=stack_named(find_format(name).stack or "fsdp2"),
@@ -125,6 +136,13 @@ def test_the_update_is_read_back_exactly(name: str, rate: str, tmp_path: Path) -
         schedule = resolve_rate(job.learning_rate, steps=job.steps)
         return {"optimizer": job.optimizer, "rate": schedule, "seed": job.seed, "steps": job.steps}
 
+    if rate not in WRITTEN_RATES.get(name, RATES):
+        (remark,) = (remark for remark in written.remarks if "the learning rate is written with" in remark)
+        expressed = dict(resolve_rate(back.learning_rate, steps=back.steps))
+        for field, wanted in resolve_rate(asked.job.learning_rate, steps=asked.job.steps):
+            differs = f"{field}={expressed[field]!r} instead of {wanted!r}"
+            assert (differs in remark) == (expressed[field] != wanted)
+        return
     assert update(back) == update(asked.job)
     # torchtitan always separates them
     documents = "the job is written with documents='separate' instead of 'joined' (same cost)"

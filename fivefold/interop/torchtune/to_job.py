@@ -25,6 +25,7 @@ from fivefold.job import Recipe, get_recipe
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
+from fivefold.update import Optimizer
 
 ATTENTION_TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
@@ -236,7 +237,7 @@ def _read_optimizer(values: Values, recipe: str, steps: int | None) -> dict[str,
         clip = values.number("clip_grad_norm")
     fields = {
         "job.optimizer.kind": kind,
-        "job.optimizer.betas": values.pair("optimizer.betas") or (0.9, 0.999),
+        "job.optimizer.betas": values.pair("optimizer.betas") or (Optimizer().betas if kind == "sgd" else (0.9, 0.999)),
         "job.optimizer.clip": clip or 0.0,
         "job.precision": _read_precision(values, moments_bytes),
     }
