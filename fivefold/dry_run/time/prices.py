@@ -57,9 +57,9 @@ class Pricer:
         self.uses_nccl = machine.has_gpus
         share = constants.compiled_launch_share if job.stack.is_compiled else 1
         self.kernel_launch_seconds = machine.chip.launch_seconds * share if self.uses_nccl else 0.0
-        self.launches_elementwise = (
-            self.prices.plain or self.prices.eager
-        )  # the host launches elementwise operations one by one
+        self.launches_elementwise = self.prices.plain or self.prices.eager  # the host launches each operation
+        # one launch for a function: measured so, compiled, or on a host, where launches are not counted
+        self.launches_functions = not machine.has_gpus or job.stack.is_compiled or self.prices.measured is not None
         if job.stack.cuda_graphs == "full":
             self.kernel_launch_seconds = 0.0
 
@@ -100,9 +100,9 @@ class Pricer:
         """Return the number of GPU kernels of a tape's kernel, which may stand for several operations of a function."""
         if self.launches_elementwise:
             return kernel.launches
-        is_fused = not self.uses_nccl or self.job.stack.is_compiled or self.prices.measured is not None
-        is_fused = is_fused or line.startswith(FUSED_KERNELS) or line.rpartition(" ")[2] in CURVES
-        return 1 if is_fused else kernel.launches
+        if self.launches_functions or line.startswith(FUSED_KERNELS) or line.rpartition(" ")[2] in CURVES:
+            return 1
+        return kernel.launches
 
     def _choose_dtype(self, kernel: Kernel) -> Dtype:
         """Return the dtype of the matrix units: tf32 for fp32 if the job computes in tf32."""

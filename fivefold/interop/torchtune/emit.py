@@ -9,7 +9,13 @@ from fivefold.interop.keys import write_values
 from fivefold.interop.render import render_yaml
 from fivefold.interop.torchtune.builders import BUILDERS, build_model, find_package, name_builder
 from fivefold.interop.torchtune.keys import TABLE, VERSION
-from fivefold.interop.torchtune.to_job import ATTENTION_TARGETS, MLP_TARGETS, SEPARATE_UNITS, TENSOR_PARALLEL_PLAN
+from fivefold.interop.torchtune.to_job import (
+    ATTENTION_TARGETS,
+    COSINE,
+    MLP_TARGETS,
+    SEPARATE_UNITS,
+    TENSOR_PARALLEL_PLAN,
+)
 from fivefold.job import Job
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
@@ -207,7 +213,7 @@ def _write_rate(job: Job, recipe: str) -> dict[str, Any]:
     if rate.kind == "constant" and not rate.warmup_steps and recipe.startswith("full_finetune"):
         return {}
     return {
-        "lr_scheduler._component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+        "lr_scheduler._component_": f"torchtune.training.lr_schedulers.{COSINE}",
         "lr_scheduler.num_warmup_steps": rate.warmup_steps,
         "lr_scheduler.num_cycles": 0.0 if rate.kind == "constant" else 0.5,
     }

@@ -14,10 +14,10 @@ C tokens by matmuls, several chunks at once (``model/mixers/chunk_groups.py``). 
     2 (n + 1)² d²   the states between the chunks; 2 n² d² in the last group, 0 if n is 1
 
 A single chunk has no state if it is the first one, and updates none if it is the last. The backward computes the states
-and each group again;
-``ChunkSimpleGLAFunction`` of fla-org/flash-linear-attention@07784bc:fla/ops/simple_gla/chunk.py, which
-``chunk_lightning_attn`` of fla/ops/lightning_attn/chunk.py calls, saves the same tensors and computes the states and
-the products of queries and keys again. ``trainer/model/mixers/lightning.py`` runs them.
+and each group again; ``ChunkSimpleGLAFunction`` of
+fla-org/flash-linear-attention@07784bc:fla/ops/simple_gla/chunk.py, which ``chunk_lightning_attn`` of
+fla/ops/lightning_attn/chunk.py calls, saves the same tensors and computes the states and the products of queries and
+keys again. ``trainer/model/mixers/lightning.py`` runs them.
 """
 
 from __future__ import annotations
