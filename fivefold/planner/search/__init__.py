@@ -135,7 +135,7 @@ def search(
         best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in incumbents.best),
         front=tuple(_select_pareto_front(incumbents.fitting)),
         risk=risk,
-        tight=_find_tight(incumbents),
+        tight=_find_tight(incumbents, within or 0.0),
         reasons=incumbents.rejections.reasons(
             machine, incumbents.best[0].estimate if incumbents.best else None, risk=risk
         ),
@@ -318,11 +318,14 @@ def _bound_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Mode
     )
 
 
-def _find_tight(incumbents: Incumbents) -> TightLayout | None:
-    """Return the fastest, or cheapest, tight layout, compared with the best that fits; None if none is better."""
+def _find_tight(incumbents: Incumbents, within: float) -> TightLayout | None:
+    """Return the fastest, or cheapest, tight layout, compared with the best that fits.
+
+    None if it does not gain more than ``within`` of the best, which a proposal gives up for a simpler layout.
+    """
     tight = incumbents.tight
     best = incumbents.best[0] if incumbents.best else None
-    if tight is None or (best and best.score <= tight.score):
+    if tight is None or (best and best.score <= tight.score * (1 + within)):
         return None
     return TightLayout(
         layout=tight.text,

@@ -149,6 +149,8 @@ def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
     allowed = search(model=SMALL, machine=machine, job=job, top=1, risk=float(result.tight.option), **only)
     assert allowed.best[0].step.time.step_seconds == best.step_time.seconds
     assert allowed.best[0].step.memory.verdict == "tight"
+    no_more = search(model=SMALL, machine=machine, job=job, top=1, within=result.tight.faster * 1.01, **only)
+    assert no_more.tight is None, "gains no more than a proposal gives up for a simpler layout"
 
 
 @pytest.mark.parametrize(("gib", "wins"), [(4, "step"), (6, "micro_batch")])
