@@ -9,17 +9,20 @@ norms of W's rows, and n has no gradient. Sources: LoRA, arXiv:2106.09685; QLoRA
 arXiv:2312.03732; DoRA, arXiv:2402.09353 §4.
 """
 
-from math import sqrt
+from collections.abc import Mapping
+from functools import lru_cache
+from math import inf, sqrt
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from fivefold.bounded_types import Positive
 from fivefold.record import Record, UserError
 from fivefold.units import ceil_div
 
 Base = Literal["bf16", "fp32", "nf4", "int8"]
-Rank = Annotated[int, Field(ge=1, le=2**16)]
+MAX_RANK = 2**16
+Rank = Annotated[int, Field(ge=1, le=MAX_RANK)]
 
 ALL_LINEAR = "all-linear"
 # Linear layers of a block by the names of Hugging Face's Llama and DeepSeek, as peft's ``target_modules`` lists them:
@@ -63,6 +66,9 @@ class Adapter(Record):
     rank_stabilized: bool = False  # scale by alpha / sqrt(rank)
     # modules that are trained in full next to the adapter: embed_tokens, lm_head or both. PEFT trains copies of them
     modules_to_save: tuple[SavedModule, ...] = ()
+    # ranks and alphas of some targets, such as q_proj:8; the others have ``rank`` and ``alpha``. As a table too
+    rank_pattern: tuple[str, ...] = ()
+    alpha_pattern: tuple[str, ...] = ()
     # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
     # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
     # bitsandbytes' LLM.int8, planned only
@@ -86,6 +92,43 @@ class Adapter(Record):
     def _sort_modules(cls, modules: tuple[SavedModule, ...]) -> tuple[SavedModule, ...]:
         """Return the modules in the order of the model, each once."""
         return tuple(module for module in SAVED if module in modules)
+
+    @field_validator("rank_pattern", "alpha_pattern", mode="before")
+    @classmethod
+    def _write_pattern(cls, pattern: object) -> object:
+        """Return a table of targets as words, such as ``q_proj:8``."""
+        if isinstance(pattern, Mapping):
+            return tuple(f"{target}:{value}" for target, value in pattern.items())
+        return (pattern,) if isinstance(pattern, str) else pattern
+
+    @field_validator("rank_pattern")
+    @classmethod
+    def _check_ranks(cls, pattern: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """Return the ranks in the order of a block, without those that are ``rank``."""
+        ranks = {target: _read_rank(target, text) for target, text in _split_pattern(pattern, info).items()}
+        return tuple(f"{target}:{rank}" for target, rank in ranks.items() if rank != info.data.get("rank"))
+
+    @field_validator("alpha_pattern")
+    @classmethod
+    def _check_alphas(cls, pattern: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """Return the alphas in the order of a block, without those that are the others'."""
+        alphas = {target: _read_alpha(target, text) for target, text in _split_pattern(pattern, info).items()}
+        default = info.data.get("alpha") or 2.0 * info.data.get("rank", 0)
+        return tuple(f"{target}:{_show_alpha(alpha)}" for target, alpha in alphas.items() if alpha != default)
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Return the ranks of targets that have one of their own (``rank_pattern``)."""
+        return {target: int(rank) for target, rank in _split_words(self.rank_pattern)}
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """Return the alphas of targets that have one of their own (``alpha_pattern``)."""
+        return {target: float(alpha) for target, alpha in _split_words(self.alpha_pattern)}
+
+    def resolve_linear(self, linear: str) -> "Adapter":
+        """Return the adapter with the rank and alpha of a linear layer of a block, such as ``attention.q``."""
+        return _resolve_linear(self, linear) if self.rank_pattern or self.alpha_pattern else self
 
     @property
     def scale_numerator(self) -> float:
@@ -115,6 +158,48 @@ class Adapter(Record):
     def is_saved(self, name: str) -> bool:
         """Tell whether a weight, such as ``head.out.weight``, is trained in full, or an operation reads such a one."""
         return any(f"{name}.".startswith(f"{start}.") for module in self.modules_to_save for start in SAVED[module])
+
+
+@lru_cache(maxsize=256)
+def _resolve_linear(adapter: Adapter, linear: str) -> Adapter:
+    targets = [target for target, linears in TARGETS.items() if linear in linears]
+    rank = next((rank for target, rank in adapter.ranks.items() if target in targets), adapter.rank)
+    alpha = next((alpha for target, alpha in adapter.alphas.items() if target in targets), adapter.scale_numerator)
+    return adapter.replace(rank=rank, alpha=alpha, rank_pattern=(), alpha_pattern=())
+
+
+def _split_words(pattern: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(target, value) for target, _, value in (word.partition(":") for word in pattern)]
+
+
+def _split_pattern(pattern: tuple[str, ...], info: ValidationInfo) -> dict[str, str]:
+    """Return what a pattern gives its targets, in the order of a block; they must be among those of the adapter."""
+    values = dict(_split_words(pattern))
+    targets = info.data.get("targets", ())
+    allowed = tuple(TARGETS) if targets == (ALL_LINEAR,) else targets
+    if unknown := [target for target in values if target not in allowed]:
+        raise ValueError(f"names {', '.join(unknown)}, which the adapter does not target; take {', '.join(allowed)}")
+    return {target: values[target] for target in TARGETS if target in values}
+
+
+def _read_rank(target: str, text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= MAX_RANK:
+        raise ValueError(f"{target}:{text} has no rank from 1 to {MAX_RANK}; write {target}:8")
+    return int(text)
+
+
+def _read_alpha(target: str, text: str) -> float:
+    try:
+        alpha = float(text)
+    except ValueError:
+        alpha = 0.0
+    if not 0 < alpha < inf:
+        raise ValueError(f"{target}:{text} has no positive alpha; write {target}:16")
+    return alpha
+
+
+def _show_alpha(alpha: float) -> str:
+    return str(int(alpha) if alpha.is_integer() else alpha)
 
 
 def parse_adapter(text: str) -> dict[str, object]:

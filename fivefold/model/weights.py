@@ -165,8 +165,9 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
         if leaf != "weight" or weight.kind not in ("column", "row") or not adapter.has_adapter(linear):
             continue
         (out_features, in_features), column = weight.shape, weight.kind == "column"
-        yield Weight(f"{linear}.lora_a", (adapter.rank, in_features), "lora" if column else "row")
-        yield Weight(f"{linear}.lora_b", (out_features, adapter.rank), "column" if column else "lora")
+        rank = adapter.resolve_linear(linear).rank
+        yield Weight(f"{linear}.lora_a", (rank, in_features), "lora" if column else "row")
+        yield Weight(f"{linear}.lora_b", (out_features, rank), "column" if column else "lora")
         if adapter.has_magnitudes:
             yield Weight(f"{linear}{MAGNITUDE}", (out_features,), "column" if column else "lora")
 

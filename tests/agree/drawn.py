@@ -175,6 +175,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "adapters": lambda _, job: job.adapter is not None,
     "adapter dropout": lambda _, job: job.adapter is not None and job.adapter.dropout > 0,
     "modules to save": lambda _, job: job.adapter is not None and bool(job.adapter.modules_to_save),
+    "rank pattern": lambda _, job: job.adapter is not None and bool(job.adapter.rank_pattern),
     "freeze": lambda _, job: bool(job.freeze),
     "sft": lambda _, job: job.objective == "sft",
     "dpo": lambda _, job: job.objective == "dpo",
@@ -308,6 +309,10 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     adapter = adapter.replace(dropout=chance.choice((0.0, 0.0, 0.25)))
     if not adapter.dropout and chance.random() < 0.5:
         adapter = adapter.replace(kind="dora")
+    if chance.random() < 0.4:
+        among = linears if targets == ("all-linear",) else targets
+        ranks, alphas = ({chance.choice(among): chance.randint(1, 7)} for _ in range(2))
+        adapter = adapter.replace(rank_pattern=ranks, alpha_pattern=alphas)
     quantized = adapter.replace(base="nf4")
     if chance.random() < 0.5 and _is_supported_with(quantized, case):
         adapter = quantized

@@ -80,15 +80,19 @@ def draw_adapter(some: random.Random) -> Adapter | None:
     if some.random() < 0.25:
         return None
     base = pick((None, "nf4", "int8"))
+    targets = pick((("all-linear",), ("q_proj", "v_proj"), ("gate_proj", "down_proj", "o_proj")))
+    has_patterns = some.random() < 0.2
     return Adapter(
         kind=pick(("lora", "dora")) if base != "int8" else "lora",
         rank=pick((1, 16, 64)),
         alpha=pick((None, 16.0, 12.0)),
         dropout=pick((0.0, 0.0, 0.05)),
-        targets=pick((("all-linear",), ("q_proj", "v_proj"), ("gate_proj", "down_proj", "o_proj"))),
+        targets=targets,
         rank_stabilized=pick((False, True)),
         base=base,
         modules_to_save=pick(((), (), ("lm_head",), ("embed_tokens", "lm_head"))),
+        rank_pattern={"o_proj": 4} if has_patterns and targets[0] != "q_proj" else {},
+        alpha_pattern={targets[0].replace("all-linear", "v_proj"): 24} if has_patterns else {},
     )
 
 

@@ -39,6 +39,8 @@ REFUSED = (
     "adapter.dropout",
     "adapter.base",
     "adapter.modules_to_save",
+    "adapter.rank_pattern",
+    "adapter.alpha_pattern",
     "cp=ring",
     "shard groups",
 )

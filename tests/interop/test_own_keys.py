@@ -261,7 +261,8 @@ def test_the_length_of_generated_text_is_no_sequence_length(tmp_path: Path) -> N
     ("name", "keys", "key"),
     [
         ("axolotl", {"adapter": "lora", "peft_layer_replication": [[0, 4]]}, "peft_layer_replication"),
-        ("axolotl", {"adapter": "lora", "lora_rank_pattern": {"q_proj": 64}}, "q_proj"),
+        ("axolotl", {"adapter": "lora", "lora_rank_pattern": {"layers.3.self_attn.q_proj": 64}}, "q_proj"),
+        ("axolotl", {"adapter": "lora", "lora_alpha_pattern": {"dense": 64}}, "dense"),
         ("axolotl", {"rl": "dpo", "dpo_use_liger_kernel": True}, "dpo_use_liger_kernel"),
         ("axolotl", {"rl": "dpo", "dpo_use_weighting": True}, "dpo_use_weighting"),
         ("axolotl", {"rl": "dpo", "dpo_use_logits_to_keep": True}, "dpo_use_logits_to_keep"),

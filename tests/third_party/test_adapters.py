@@ -35,6 +35,7 @@ transformers = pytest.importorskip("transformers")
 # peft calls what transformers has renamed
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 
+PATTERNS = Adapter(rank=4, alpha=12, rank_pattern={"q_proj": 2, "down_proj": 7}, alpha_pattern={"o_proj": 3.5})
 STEPS, BATCH, TOKENS, VOCAB = 10, 8, 24, 251
 
 
@@ -103,6 +104,8 @@ def wrap_with_peft(
         use_rslora=adapter.rank_stabilized,
         use_dora=adapter.has_magnitudes,
         modules_to_save=list(adapter.modules_to_save) or None,
+        rank_pattern=adapter.ranks,
+        alpha_pattern=adapter.alphas,
         target_modules="all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets),
     )
     quantized = {}
@@ -208,8 +211,20 @@ def base(tmp_path: Path) -> Path:
         Adapter(kind="dora", rank=4, alpha=12),
         Adapter(kind="dora", rank=4, alpha=12, base="nf4"),
         Adapter(rank=4, alpha=12, modules_to_save=("embed_tokens", "lm_head")),
+        PATTERNS,
+        PATTERNS.replace(kind="dora", rank_stabilized=True),
     ],
-    ids=("all-linear", "some", "qlora", "dropout by the same masks", "dora", "dora over nf4", "modules to save"),
+    ids=(
+        "all-linear",
+        "some",
+        "qlora",
+        "dropout by the same masks",
+        "dora",
+        "dora over nf4",
+        "modules to save",
+        "patterns",
+        "patterns of dora",
+    ),
 )
 def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> None:
     if adapter.base == "nf4":
@@ -375,6 +390,7 @@ def test_gradients_under_dropout_are_distributed_as_those_of_peft(forked, base: 
         ("phi", "dp2 zero2 mbs2", ADAPTER),
         ("phi", "tp2 mbs2", ADAPTER.replace(kind="dora")),
         ("llama", "dp2 zero3 mbs2", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
+        ("phi", "dp2 zero3 mbs2", ADAPTER.replace(rank_pattern={"v_proj": 5}, alpha_pattern={"down_proj": 2})),
     ],
 )
 def test_peft_computes_what_was_trained_and_is_read_back(

@@ -26,6 +26,7 @@ LORA = Adapter(rank=4, alpha=12)
 QLORA = LORA.replace(base="nf4")
 DORA = LORA.replace(kind="dora")
 SAVED = LORA.replace(modules_to_save=("embed_tokens", "lm_head"))
+PATTERNS = LORA.replace(rank_pattern={"q_proj": 2, "down_proj": 7}, alpha_pattern={"o_proj": 3, "q_proj": 5})
 SOME = Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
 
 
@@ -74,12 +75,19 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     optimizer = torch.optim.AdamW(
         factors.values(), lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon, weight_decay=0.1
     )
-    scale = adapter.alpha / 4 if adapter.alpha else 2 * adapter.rank / adapter.rank**0.5
+    targets = {linear: target for target, linears in TARGETS.items() for linear in linears}
+
+    def scale_of(at: str) -> float:
+        target = targets[at.split(".", 2)[2]]
+        rank = adapter.ranks.get(target, adapter.rank)
+        alpha = adapter.alphas.get(target, adapter.alpha or 2 * adapter.rank)
+        return alpha / (rank**0.5 if adapter.rank_stabilized else rank)
+
     losses, gradients = [], []
     for tokens in batches():
         updated = {name: value for name, value in drawn.items() if ".lora_" not in name}
         for at in adapted:
-            rows = drawn[f"{at}.weight"] + scale * factors[f"{at}.lora_b"] @ factors[f"{at}.lora_a"]
+            rows = drawn[f"{at}.weight"] + scale_of(at) * factors[f"{at}.lora_b"] @ factors[f"{at}.lora_a"]
             if adapter.has_magnitudes:
                 rows = rows * (factors[f"{at}{MAGNITUDE}"] / rows.detach().norm(dim=1))[:, None]
             updated[f"{at}.weight"] = rows
@@ -153,6 +161,8 @@ LAYOUTS = (
         *mark_share(99, [(layout, DORA, model) for layout in LAYOUTS for model in (TIED, PLAIN)]),
         ("dp2 zero3 mbs2 ac=full", DORA.replace(base="nf4"), PLAIN),
         ("tp2 dp2 zero3 mbs2 ac=full", SAVED, PLAIN),
+        ("tp2 dp2 zero3 mbs2 ac=full", PATTERNS, PLAIN),
+        *mark_share(99, [(layout, PATTERNS, PLAIN) for layout in LAYOUTS]),
         *mark_share(99, [(layout, SAVED, PLAIN) for layout in LAYOUTS]),
         *mark_share(
             2,
@@ -213,7 +223,7 @@ def merge(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
         *mark_share(
             3, [("dp3 zero3 mbs1", SOME.replace(base="nf4")), ("dp2 zero3 mbs2", SOME), ("tp2 pp3 mbs2", SOME)]
         ),
-        ("tp2 pp3 mbs2", SOME.replace(kind="dora")),
+        ("tp2 pp3 mbs2", SOME.replace(kind="dora", rank_pattern={"q_proj": 5}, alpha_pattern={"v_proj": 2})),
     ],
 )
 def test_full_weights_have_the_adapters_merged(forked, text: str, adapter: Adapter) -> None:

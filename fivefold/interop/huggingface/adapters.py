@@ -6,13 +6,19 @@ Sources: trl/trainer/model_config.py; axolotl 0.19.0 axolotl/utils/schemas/peft.
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
 from fivefold.adapter import ALL_LINEAR, SAVED, TARGETS, Adapter
 from fivefold.interop.keys import Table, Values, part, to_list
 from fivefold.model.catalog import CATALOG
-from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, NAMED_W1, count_expert_adapters
+from fivefold.model.huggingface.peft import (
+    EXPERT_LAYERS,
+    NAMED_AS_MLPS,
+    NAMED_W1,
+    compile_pattern,
+    count_expert_adapters,
+    find_key,
+)
 from fivefold.model.huggingface.read import find_text_model
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
@@ -43,6 +49,8 @@ class AdapterKeys(NamedTuple):
     saved: str  # the key of modules that are trained in full
     others: tuple[str, ...]  # keys of variants that are not modelled, if they are on
     resumed: str = ""  # the key of an adapter's folder, whose factors are trained further
+    ranks: str = ""  # the key of ranks by pattern
+    alphas: str = ""  # the key of alphas by pattern
 
 
 TRL = AdapterKeys(
@@ -79,7 +87,6 @@ AXOLOTL = AdapterKeys(
     "lora_modules_to_save",
     (
         "lora_target_parameters",
-        "lora_rank_pattern",
         "lora_mlp_kernel",
         "lora_qkv_kernel",
         "lora_o_kernel",
@@ -89,6 +96,8 @@ AXOLOTL = AdapterKeys(
         "peft_trainable_token_indices",
     ),
     resumed="lora_model_dir",
+    ranks="lora_rank_pattern",
+    alphas="lora_alpha_pattern",
 )
 LLAMAFACTORY = AdapterKeys(
     "finetuning_type",
@@ -126,6 +135,8 @@ def _build_table(names: AdapterKeys) -> Table:
         names.nested[0]: part(BASE, None),
         names.saved: part("job.adapter.modules_to_save", None),
         **({names.resumed: part(ADAPTER, None)} if names.resumed else {}),
+        **({f"{names.ranks}.*": part("job.adapter.rank_pattern", None)} if names.ranks else {}),
+        **({f"{names.alphas}.*": part("job.adapter.alpha_pattern", None)} if names.alphas else {}),
     }
     return keys | ({"lora_target_linear": part("job.adapter.targets", None)} if names is AXOLOTL else {})
 
@@ -171,18 +182,62 @@ def read_adapter(values: Values) -> dict[str, Any]:
     if base == "nf4" and not (names.nested[1] if nested is None else nested):
         key = names.nested[0] if values.is_set(names.nested[0]) else names.four[0]
         values.approximate(key, "scales in fp32, 0.05 bytes of a weight more; counted with double quantization")
+    targets = _resolve_targets(values, names)
     return {
         "job.adapter": {
             "kind": "dora" if values[names.magnitudes] is True else "lora",
             "rank": rank,
             "alpha": names.alpha[1] if alpha is None else alpha,
             "dropout": names.dropout[1] if dropout is None else dropout,
-            "targets": _resolve_targets(values, names),
+            "targets": targets,
             "rank_stabilized": values[names.rank_stabilized] is True,
             "base": base,
             "modules_to_save": _read_saved_modules(values, names),
+            "rank_pattern": _read_pattern(values, names.ranks, targets),
+            "alpha_pattern": _read_pattern(values, names.alphas, targets),
         }
     }
+
+
+def _read_pattern(values: Values, name: str, targets: tuple[str, ...]) -> dict[str, Any]:
+    """Return what the patterns under a key give to targets; doubt those that match no target, or some blocks' alone.
+
+    PEFT applies the first pattern that a module's name matches (``find_key``).
+    """
+    given = {key: value for key, value in values.given.items() if name and key.startswith(f"{name}.")}
+    patterns = {key.removeprefix(f"{name}."): key for key in given}
+    by_target: dict[str, Any] = {}
+    matched = set[str]()
+    for target in TARGETS if targets == (ALL_LINEAR,) else targets:
+        keys = {
+            find_key(patterns, f"model.layers.{layer}.{_name_parent(target)}.{target}")
+            for layer in range(PATTERN_LAYERS)
+        }
+        matched |= {patterns[key] for key in keys if key is not None}
+        if len(keys) > 1:
+            for key in filter(None, keys):
+                values.mark_not_modelled(patterns[key], "layers of some blocks; counted as the others")
+        elif (only := keys.pop()) is not None:
+            by_target[target] = given[patterns[only]]
+    for unmatched in sorted(given.keys() - matched):
+        values.mark_not_modelled(unmatched, "a pattern that is not read, or matches no layer with an adapter")
+    return by_target
+
+
+def _name_parent(target: str) -> str:
+    """Return the module of a block that has a linear layer: ``mlp`` or ``self_attn``."""
+    return "mlp" if TARGETS[target][0].startswith("mlp") else "self_attn"
+
+
+def select_patterns(fields: dict[str, Any], model: Model) -> None:
+    """Leave out ranks and alphas of layers that the model does not have."""
+    if not fields:
+        return
+    adapter = fields["job.adapter"]
+    plain = Adapter.read(adapter | {"rank_pattern": (), "alpha_pattern": ()}, origin="")
+    targets = list_targets(model, plain)
+    for name in ("rank_pattern", "alpha_pattern"):
+        adapter[name] = {target: value for target, value in adapter[name].items() if target in targets}
 
 
 def _read_saved_modules(values: Values, names: AdapterKeys) -> tuple[str, ...]:
@@ -292,6 +347,16 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         values[names.targets] = names.every[0]
     if saved := adapter.modules_to_save:
         values[names.saved] = ",".join(saved) if names is LLAMAFACTORY else list(saved)
+    for name, pattern, field in (
+        (names.ranks, adapter.ranks, "rank_pattern"),
+        (names.alphas, adapter.alphas, "alpha_pattern"),
+    ):
+        if pattern and not name:
+            raise UserError(f"adapter.{field}={','.join(getattr(adapter, field))}: {software} has no key; leave it out")
+        if fractions := [alpha for alpha in pattern.values() if alpha != int(alpha)]:
+            raise UserError(f"adapter.{field}: {name} has whole numbers; take {round(fractions[0])}")
+        if pattern:
+            values[name] = {target: int(value) for target, value in pattern.items()}
     if adapter.rank_stabilized:
         values[names.rank_stabilized] = True
     if adapter.has_magnitudes:
@@ -318,16 +383,7 @@ def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:
 
 # where the blocks of a language model are, by the names of its modules in transformers
 BLOCKS = ("model", "model.language_model", "language_model.model", "model.text_model")
-PATTERN_LENGTH, PATTERN_REPEATS, PATTERN_LAYERS = 500, 3, 48
-
-
-def compile_pattern(pattern: str) -> re.Pattern[str] | None:
-    """Compile a pattern; None if it is none, or may take long: of many repetitions, or of repeated groups."""
-    is_slow = sum(pattern.count(sign) for sign in "*+{") > PATTERN_REPEATS or re.search(r"\)[*+{]", pattern)
-    try:
-        return None if is_slow or len(pattern) > PATTERN_LENGTH else re.compile(pattern)
-    except re.error:
-        return None
+PATTERN_LAYERS = 48
 
 
 def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]:
@@ -343,10 +399,8 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
         by_layer = [
             tuple(
                 target
-                for target, linears in TARGETS.items()
-                if matcher.fullmatch(
-                    f"{blocks}.layers.{layer}.{'mlp' if linears[0].startswith('mlp') else 'self_attn'}.{target}"
-                )
+                for target in TARGETS
+                if matcher.fullmatch(f"{blocks}.layers.{layer}.{_name_parent(target)}.{target}")
             )
             for layer in range(PATTERN_LAYERS)
         ]

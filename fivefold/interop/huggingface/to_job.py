@@ -19,7 +19,12 @@ from fivefold.interop.format import (
     compute_replicas,
     resolve_world,
 )
-from fivefold.interop.huggingface.adapters import check_expert_adapters, drop_autocast_modules, read_adapter
+from fivefold.interop.huggingface.adapters import (
+    check_expert_adapters,
+    drop_autocast_modules,
+    read_adapter,
+    select_patterns,
+)
 from fivefold.interop.huggingface.data import read_data, read_preferences
 from fivefold.interop.huggingface.freeze import read_freeze
 from fivefold.interop.huggingface.keys import (
@@ -82,6 +87,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields |= _read_fsdp_units(values, model) if kind == "fsdp" else {}
     fields |= read_bucket_sizes(values) if kind == "deepspeed" else {}
     fields |= (adapter := read_adapter(values))
+    select_patterns(adapter, model)
     check_expert_adapters(values, adapter, model)
     fields |= {} if adapter else read_freeze(values, model)
     # TRL's DPOTrainer, which Axolotl extends, and LLaMA-Factory's switch all dropout off; in TRL a key keeps it on

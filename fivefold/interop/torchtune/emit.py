@@ -191,6 +191,8 @@ def _write_adapter(job: Job, model: Model) -> dict[str, Any]:
         )
     for is_present, field in (
         (adapter.rank_stabilized, "rank_stabilized=true"),
+        (bool(adapter.rank_pattern), f"rank_pattern={','.join(adapter.rank_pattern)}"),
+        (bool(adapter.alpha_pattern), f"alpha_pattern={','.join(adapter.alpha_pattern)}"),
         (bool(adapter.modules_to_save), f"modules_to_save={','.join(adapter.modules_to_save)}"),
         (adapter.base not in (None, "nf4"), f"base={adapter.base}"),
     ):

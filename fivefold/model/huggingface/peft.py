@@ -1,4 +1,9 @@
-"""Mixtures whose experts peft adapts as parameters, where a config names the linear layers that they once were.
+"""Read peft's patterns of module names, and list the mixtures whose experts peft adapts as parameters.
+
+A key of ``rank_pattern`` and ``alpha_pattern`` is the end of a module's name, as a regular expression
+(src/peft/utils/other.py, ``get_pattern_key``).
+
+Mixtures: a config may name the linear layers that their experts once were.
 
 transformers 5 stacks the experts of a layer in two parameters, which transformers 4 kept as linear layers of each
 expert. For the families below peft replaces the names of those layers in ``target_modules`` by ``target_parameters``:
@@ -10,6 +15,9 @@ transformers 5.23: ``_MODEL_TO_CONVERSION_PATTERN``.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable
 
 from fivefold.adapter import Adapter
 from fivefold.model.spec import Model
@@ -35,3 +43,23 @@ def count_expert_adapters(model: Model, adapter: Adapter) -> int:
     gate_up = 2 * adapter.rank * (model.width + 2 * moe.ffn)
     down = adapter.rank * (moe.ffn + model.width)
     return layers * moe.experts * (gate_up + down)
+
+
+PATTERN_LENGTH, PATTERN_REPEATS = 500, 3
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str] | None:
+    """Compile a pattern; None if it is none, or may take long: of many repetitions, or of repeated groups."""
+    is_slow = sum(pattern.count(sign) for sign in "*+{") > PATTERN_REPEATS or re.search(r"\)[*+{]", pattern)
+    try:
+        return None if is_slow or len(pattern) > PATTERN_LENGTH else re.compile(pattern)
+    except re.error:
+        return None
+
+
+def find_key(patterns: Iterable[str], module: str) -> str | None:
+    """Return the first of ``patterns`` that is the end of the module's name; None if none is, or is not read."""
+    for pattern in patterns:
+        if compile_pattern(pattern) is not None and re.match(rf"(.*\.)?({pattern})$", module):
+            return pattern
+    return None

@@ -73,7 +73,7 @@ class MergedFolder:
             weight,
             factor_a=self.factors[f"{linear}.lora_a"],
             factor_b=self.factors[f"{linear}.lora_b"][rows],
-            scale=self.adapter.scale,
+            scale=self.adapter.resolve_linear(linear.split(".", 2)[2]).scale,
             magnitude=None if magnitude is None else magnitude[rows],
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,11 +24,11 @@ from torch import Tensor
 
 from fivefold.adapter import SAVED, TARGETS, Adapter, SavedModule
 from fivefold.job import Job
-from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS
+from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, compile_pattern, find_key
 from fivefold.model.huggingface.read import find_text_model
 from fivefold.model.huggingface.tensors import TensorPart, list_tensors
 from fivefold.model.spec import Model
-from fivefold.model.weights import list_trained_weights
+from fivefold.model.weights import list_targets, list_trained_weights
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import huggingface_import
@@ -44,8 +44,6 @@ PLAIN_KEYS: dict[str, tuple[object, ...]] = {
     "bias": ("none",),
     "fan_in_fan_out": (False,),
     "lora_bias": (False,),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
     "layers_to_transform": (None, []),
     "layer_replication": (None, []),
     "trainable_token_indices": (None, []),
@@ -68,6 +66,8 @@ class AdapterFolder:
     base: str
     tensors: Mapping[str, Tensor]
     saved: tuple[str, ...] = ()  # names of modules that are stored in full, as its config has them
+    ranks: Mapping[str, Any] = field(default_factory=dict)  # by pattern, as its config has them
+    alphas: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -104,7 +104,9 @@ class AdapterFolder:
         }
         adapter = Adapter.read(values, origin=str(path / CONFIG))
         saved = tuple(map(str, config.get("modules_to_save") or ()))
-        return cls(path, adapter, str(config.get("base_model_name_or_path") or ""), tensors, saved)
+        base = str(config.get("base_model_name_or_path") or "")
+        ranks, alphas = (_read_patterns(config, name, path=path) for name in ("rank_pattern", "alpha_pattern"))
+        return cls(path, adapter, base, tensors, saved, ranks, alphas)
 
     def read_factors(self, model: Model, *, family: str) -> tuple[Adapter, dict[str, Tensor]]:
         """Return the adapter with its targets, and its factors by our names, in the order of our rows.
@@ -134,16 +136,43 @@ class AdapterFolder:
                 f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers ({', '.join(TARGETS)}); "
                 "name a folder whose adapter targets these"
             )
-        adapter = self.adapter.replace(targets=targets, modules_to_save=saved)
+        adapter = self.adapter.replace(
+            targets=targets,
+            modules_to_save=saved,
+            rank_pattern=self._resolve_pattern("rank_pattern", self.ranks, every),
+            alpha_pattern=self._resolve_pattern("alpha_pattern", self.alphas, every),
+        )
         factors: dict[str, Tensor] = {}
         for weight in list_trained_weights(model, adapter):
             name, part = every[weight.name]
             tensor = self.tensors.get(name)
             if tensor is None or tuple(tensor.shape) != weight.shape:
                 state = "is missing" if tensor is None else f"is {list(tensor.shape)} instead of {list(weight.shape)}"
-                raise UserError(f"{self.path}: {name} {state}; all blocks need factors of rank {adapter.rank}")
+                raise UserError(f"{self.path}: {name} {state}; all blocks need factors of one rank")
             factors[weight.name] = tensor[torch.tensor(part.order())] if weight.name.endswith(BY_ROWS) else tensor
         return adapter, factors
+
+    def _resolve_pattern(
+        self, name: str, patterns: Mapping[str, Any], every: Mapping[str, tuple[str, TensorPart]]
+    ) -> dict[str, Any]:
+        """Return the values of ``patterns`` by target; raise ``UserError`` if they differ between blocks.
+
+        ``every``: as ``_list_tensor_names`` yields them.
+        """
+        by_target = dict[str, Any]()
+        for ours, (stored, part) in every.items():
+            if stored not in self.tensors or not ours.endswith(".lora_a"):
+                continue
+            linear = ours.removesuffix(".lora_a").split(".", 2)[2]
+            target = next(target for target, linears in TARGETS.items() if linear in linears)
+            key = find_key(patterns, part.name.removesuffix(".weight"))
+            value = None if key is None else patterns[key]
+            if by_target.setdefault(target, value) != value:
+                raise UserError(
+                    f"{self.path}: {CONFIG} has {name} of {key}, which gives some blocks others; adapters of one rank "
+                    "and alpha in all blocks are read"
+                )
+        return {target: value for target, value in by_target.items() if value is not None}
 
     def _resolve_saved(self, model: Model, family: str) -> tuple[SavedModule, ...]:
         """Return the modules that are stored in full; raise ``UserError`` for any but the embedding and the head."""
@@ -186,17 +215,20 @@ def write(
             "experts, and would drop the adapters of other layers of these names; export with --merge, or train "
             "adapter.targets of attention alone"
         )
+    ranks, alphas = _list_patterns(adapter, model, family)
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": adapter.rank,
-        "lora_alpha": int(alpha) if (alpha := adapter.scale_numerator).is_integer() else alpha,
+        "lora_alpha": _shorten_alpha(adapter.scale_numerator),
         "lora_dropout": adapter.dropout,
         "use_rslora": adapter.rank_stabilized,
         "use_dora": adapter.has_magnitudes,
         "target_modules": list(dict.fromkeys(modules)),
         "modules_to_save": list(dict.fromkeys(saved)) or None,
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -204,6 +236,34 @@ def write(
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return len(tensors)
+
+
+def _list_patterns(adapter: Adapter, model: Model, family: str) -> tuple[dict[str, int], dict[str, float]]:
+    """Return the ranks and alphas of layers that have their own, by the last name of a module.
+
+    Raises ``UserError`` if layers of the same name have others.
+    """
+    ranks, alphas, resolved = dict[str, int](), dict[str, float](), dict[str, Adapter]()
+    for ours, (_, part) in _list_tensor_names(model, family, adapter):
+        if not ours.endswith(".lora_a"):
+            continue
+        of_layer = adapter.resolve_linear(ours.removesuffix(".lora_a").split(".", 2)[2])
+        module = _name_module(part)
+        if resolved.setdefault(module, of_layer) != of_layer:
+            raise UserError(
+                f"model {model.name!r}: layers of several kinds are named {module}, to which peft gives one rank and "
+                "alpha; drop adapter.rank_pattern and alpha_pattern"
+            )
+        if of_layer.rank != adapter.rank:
+            ranks[module] = of_layer.rank
+        if of_layer.scale_numerator != adapter.scale_numerator:
+            alphas[module] = _shorten_alpha(of_layer.scale_numerator)
+    return ranks, alphas
+
+
+def _shorten_alpha(alpha: float) -> float:
+    """Return alpha as an integer if it is one."""
+    return int(alpha) if alpha.is_integer() else alpha
 
 
 def start(path: Path, *, base: Path, built: Built, model: Model, job: Job) -> None:
@@ -230,12 +290,18 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
         raise UserError(f"{path}: needs [job] adapter, such as 'lora:16'; `fivefold import {path}` writes a run file")
     stored, factors = AdapterFolder.open(path).read_factors(model, family=find_family(base))
     wanted = {weight.name for weight in list_trained_weights(model, adapter)}
-    if (stored.rank, stored.scale, set(factors)) != (adapter.rank, adapter.scale, wanted):
+    if set(factors) != wanted or _list_layers(stored, model) != _list_layers(adapter, model):
         raise UserError(
             f"{path} holds an adapter of {_describe(stored)}, and [job] adapter has {_describe(adapter)}; "
             f"`fivefold import {path}` writes a run file that fits it"
         )
     return factors
+
+
+def _list_layers(adapter: Adapter, model: Model) -> dict[str, tuple[int, float]]:
+    """Return the rank and scale of each target."""
+    resolved = {target: adapter.resolve_linear(TARGETS[target][0]) for target in list_targets(model, adapter)}
+    return {target: (layer.rank, layer.scale) for target, layer in resolved.items()}
 
 
 def find_family(base: Path) -> str:
@@ -250,7 +316,21 @@ def _describe(adapter: Adapter) -> str:
     """Return what two adapters must have in common, in words."""
     targets = ", ".join(adapter.targets)
     saved = f", and modules_to_save {', '.join(adapter.modules_to_save)}" if adapter.modules_to_save else ""
-    return f"kind {adapter.kind}, rank {adapter.rank}, scale {adapter.scale:g} and targets {targets}{saved}"
+    others = "".join(
+        f", {name} {', '.join(pattern)}"
+        for name, pattern in (("rank_pattern", adapter.rank_pattern), ("alpha_pattern", adapter.alpha_pattern))
+        if pattern
+    )
+    return f"kind {adapter.kind}, rank {adapter.rank}, scale {adapter.scale:g} and targets {targets}{others}{saved}"
+
+
+def _read_patterns(config: Mapping[str, Any], name: str, *, path: Path) -> dict[str, Any]:
+    """Return a table of patterns of a config; raise ``UserError`` for one that is not read."""
+    patterns = config.get(name) or {}
+    if not isinstance(patterns, Mapping) or (unread := [key for key in patterns if compile_pattern(key) is None]):
+        shown = unread[0] if isinstance(patterns, Mapping) else patterns
+        raise UserError(f"{path}: {CONFIG} has {name}={shown!r}, a pattern that is not read; name modules, as q_proj")
+    return dict(patterns)
 
 
 def _name_module(part: TensorPart) -> str:

@@ -61,11 +61,12 @@ def attach(blocks: nn.Module, adapter: Adapter) -> None:
         for name, linear in linears:
             if adapter.has_adapter(name):
                 out_features, in_features = linear.matrix.shape
-                linear.lora_a = nn.Parameter(torch.empty(adapter.rank, in_features))
-                linear.lora_b = nn.Parameter(torch.empty(out_features, adapter.rank))
+                resolved = adapter.resolve_linear(name)
+                linear.lora_a = nn.Parameter(torch.empty(resolved.rank, in_features))
+                linear.lora_b = nn.Parameter(torch.empty(out_features, resolved.rank))
                 if adapter.has_magnitudes:
                     linear.lora_magnitude = nn.Parameter(torch.empty(out_features))
-                linear.lora_scale = adapter.scale
+                linear.lora_scale = resolved.scale
                 linear.lora_dropout = AdapterDropout(adapter.dropout, place=place) if adapter.dropout else None
                 place += 1
 

@@ -59,6 +59,7 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     if op.kind != "matmul" or not adapter.has_adapter(op.name) or op.name == "head.out":
         yield _freeze(op, local, adapter)
         return
+    adapter = adapter.resolve_linear(op.name)
     if local.job.stack.kernel_facts.fuses_linears:
         yield from _list_in_place(op, local, adapter)
         return
