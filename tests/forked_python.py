@@ -131,8 +131,7 @@ def fork_python(process: Any, args: Any, *options: Any) -> None:
     ) = options
     module = find_module(args)
     unusual = executable or shell or pass_fds or gids or (gid, uid, umask) != (None, None, -1) or process_group != -1
-    # A fork of another thread than the first would leave that thread's event loop running in the child.
-    if module is None or unusual or not close_fds or threading.current_thread() is not threading.main_thread():
+    if module is None or unusual or not close_fds:
         START_INTERPRETER(process, args, *options)
         return
     import_what_runs_load()

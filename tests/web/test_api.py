@@ -68,10 +68,16 @@ def test_a_layout_is_understood_as_on_the_command_line(client: TestClient, text:
     degree = printed.partition(" ")[0]
     page = client.get("/plan", params=query).text
     assert (f"{degree} is filled in, for all 8 ranks" in page) == (not text.startswith("dp"))
-    for address in ("/api/ratios", "/plan/config", "/plan/over-time", "/plan/changes"):
+    for address in ("/plan/config", "/plan/over-time", "/plan/changes"):
         assert client.get(address, params=query).status_code == 200, address
     compared = client.get("/api/compare", params=query | {"layout": [text, "dp8 zero1"]}).json()
     assert compared["variants"][0]["step"]["layout"] == printed
+
+
+@pytest.mark.slow
+def test_ratios_take_the_number_of_ranks_from_the_machine(client: TestClient) -> None:
+    query = {"model": "nano", "machine": "h100:8", "layout": "fsdp", "gbs": 8}
+    assert client.get("/api/ratios", params=query).status_code == 200
 
 
 @pytest.mark.slow
