@@ -74,6 +74,11 @@ class Optimizer(Record):
                 raise ValueError(f"{parts.count(part)} groups are of {part}; put their settings into one")
         return self
 
+    def reset_unused(self) -> Self:
+        """Return the optimizer with the default of each setting that its update does not read."""
+        unused = ("betas", "epsilon") if self.kind == "sgd" else () if self.kind == "muon" else ("momentum",)
+        return self.model_copy(update={name: type(self).model_fields[name].default for name in unused})
+
     def rates(self, part: Part | None) -> Rates:
         """Return learning-rate factor and weight decay of weights of ``part``; None: those that no group can name."""
         group = next((group for group in self.groups if group.of == part), None)

@@ -94,7 +94,10 @@ def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str
         )
     objectives = {plan.job.objective, read_back.job.objective}
     skipped = IGNORED_JOB_FIELDS if "dpo" in objectives else (*IGNORED_JOB_FIELDS, "objective")  # sft costs no more
-    jobs = [job.replace(adapter=resolve_adapter(job.adapter, plan.model)) for job in (read_back.job, plan.job)]
+    jobs = [
+        job.replace(adapter=resolve_adapter(job.adapter, plan.model), optimizer=job.optimizer.reset_unused())
+        for job in (read_back.job, plan.job)
+    ]
     if why := find_first_difference(jobs[0], jobs[1], skip=skipped):
         raise UserError(f"{option}: the config cannot express the job: read back, it has {why}; use another format")
     remarks = list(describe_model(plan.model, read_back.model))

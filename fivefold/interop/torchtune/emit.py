@@ -9,6 +9,7 @@ from fivefold.interop.keys import write_values
 from fivefold.interop.render import render_yaml
 from fivefold.interop.torchtune.builders import BUILDERS, build_model, find_package, name_builder
 from fivefold.interop.torchtune.keys import TABLE, VERSION
+from fivefold.interop.torchtune.parse import TuneRecipe, find_recipe
 from fivefold.interop.torchtune.to_job import (
     ATTENTION_TARGETS,
     COSINE,
@@ -90,11 +91,11 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     return _build_file(plan, values, recipe=recipe, package=find_package(name))
 
 
-def _build_file(plan: ConfigPlan, values: dict[str, Any], *, recipe: str, package: str) -> WrittenConfig:
+def _build_file(plan: ConfigPlan, values: dict[str, Any], *, recipe: TuneRecipe, package: str) -> WrittenConfig:
     """Return the file, with the keys that a run needs besides."""
     nodes, per_node = plan.hosts
     command = f"tune run --nnodes {nodes} --nproc_per_node {per_node} {recipe} --config torchtune.yaml"
-    if recipe.endswith("_single_device"):
+    if not recipe.is_distributed:
         command = f"tune run {recipe} --config torchtune.yaml"
     extra: dict[str, tuple[Any, str]] = {
         "output_dir": ("out", ""),
@@ -114,7 +115,7 @@ def _build_file(plan: ConfigPlan, values: dict[str, Any], *, recipe: str, packag
         "log_every_n_steps": (1, ""),
         "log_peak_memory_stats": (True, ""),
     }
-    if recipe == "full_dpo_distributed":
+    if recipe.has_pairs and not recipe.trains_adapters:
         extra |= {
             key.replace("checkpointer.", "ref_checkpointer."): value
             for key, value in extra.items()
@@ -149,15 +150,17 @@ def _find_builder(model: Model) -> str:
     raise UserError(f"model {model.name!r}: torchtune has no builder of it; take one of {', '.join(BUILDERS)}")
 
 
-def _find_recipe(plan: ConfigPlan) -> str:
+def _find_recipe(plan: ConfigPlan) -> TuneRecipe:
     """Return the recipe of a plan."""
-    method = "full" if plan.job.adapter is None else "lora"
-    objective = "dpo" if plan.job.objective == "dpo" else "finetune"
-    if plan.layout.world > 1:
-        return f"{method}_{objective}_distributed"
-    if (method, objective) == ("full", "dpo"):
+    is_distributed = plan.layout.world > 1
+    recipe = find_recipe(
+        is_distributed=is_distributed,
+        trains_adapters=plan.job.adapter is not None,
+        has_pairs=plan.job.objective == "dpo",
+    )
+    if recipe.is_distributed != is_distributed:
         raise UserError("objective=dpo on one rank: torchtune trains all weights on several only; take an adapter")
-    return f"{method}_{objective}_single_device"
+    return recipe
 
 
 def _find_optimizer(job: Job) -> str:
@@ -209,10 +212,10 @@ def _write_adapter(job: Job, model: Model) -> dict[str, Any]:
     }
 
 
-def _write_rate(job: Job, recipe: str) -> dict[str, Any]:
+def _write_rate(job: Job, recipe: TuneRecipe) -> dict[str, Any]:
     """Return the schedule: a cosine, which recipes of adapters need, with no cycles for a constant rate."""
     rate = job.learning_rate
-    if rate.kind == "constant" and not rate.warmup_steps and recipe.startswith("full_finetune"):
+    if rate.kind == "constant" and not rate.warmup_steps and not (recipe.trains_adapters or recipe.has_pairs):
         return {}
     return {
         "lr_scheduler._component_": f"torchtune.training.lr_schedulers.{COSINE}",
@@ -227,6 +230,6 @@ def _write_recomputation(plan: ConfigPlan) -> dict[str, Any]:
     if ac in ("none", "full"):
         return {"enable_activation_checkpointing": ac == "full"}
     every = ac.removeprefix("full/")
-    if not every.isdigit() or _find_recipe(plan) != "full_finetune_distributed":
+    if not every.isdigit() or not _find_recipe(plan).reads_tensor_parallel:
         raise UserError(f"ac={ac}: torchtune recomputes full blocks; take ac=full or ac=none")
     return {"enable_activation_checkpointing": False, "ac_mode": "selective", "ac_option": int(every)}

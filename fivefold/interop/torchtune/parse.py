@@ -14,15 +14,33 @@ from fivefold.interop.torchtune.builders import METHODS
 from fivefold.interop.torchtune.keys import TABLE, VERSION
 from fivefold.record import UserError, join_names
 
-RECIPES = (
-    "full_finetune_single_device",
-    "full_finetune_distributed",
-    "lora_finetune_single_device",
-    "lora_finetune_distributed",
-    "lora_dpo_single_device",
-    "lora_dpo_distributed",
-    "full_dpo_distributed",
-)
+
+class TuneRecipe(NamedTuple):
+    """A recipe of torchtune: what it trains, and which keys it reads. It prints as its name."""
+
+    name: str
+    is_distributed: bool = False
+    trains_adapters: bool = False
+    has_pairs: bool = False  # trains on pairs of answers, by DPO
+    reads_tensor_parallel: bool = False  # and recomputation of some blocks
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        TuneRecipe("full_finetune_single_device"),
+        TuneRecipe("full_finetune_distributed", is_distributed=True, reads_tensor_parallel=True),
+        TuneRecipe("lora_finetune_single_device", trains_adapters=True),
+        TuneRecipe("lora_finetune_distributed", is_distributed=True, trains_adapters=True),
+        TuneRecipe("lora_dpo_single_device", trains_adapters=True, has_pairs=True),
+        TuneRecipe("lora_dpo_distributed", is_distributed=True, trains_adapters=True, has_pairs=True),
+        TuneRecipe("full_dpo_distributed", is_distributed=True, has_pairs=True),
+    )
+}
 
 # Recipes that are not modelled, by how their names begin, and why
 OTHER_RECIPES = {
@@ -127,19 +145,27 @@ def check_recipe(recipe: str, origin: str) -> None:
     reason = exact or next((why for name, why in OTHER_RECIPES.items() if recipe.startswith(name)), "is not known here")
     raise UserError(
         f"{origin}: torchtune's recipe {recipe} {reason}, which is not modelled; read are configs of "
-        f"{join_names(RECIPES, 'and')}"
+        f"{join_names(tuple(RECIPES), 'and')}"
     )
 
 
 def _choose_recipe(values: Values, stem: str, ranks: int | None) -> str:
     """Return the recipe that fits the keys of a config, or its file's name."""
     builder = str(values["model._component_"]).rpartition(".")[2]
-    method = "lora" if builder.startswith(METHODS) else "full"
-    objective = "dpo" if str(values["loss._component_"]).endswith("DPOLoss") else "finetune"
-    is_single = ranks == 1 or "single_device" in stem or "low_memory" in stem
-    if method == "full" and objective == "dpo":
-        return "full_dpo_distributed"
-    return f"{method}_{objective}_{'single_device' if is_single else 'distributed'}"
+    trains_adapters = builder.startswith(METHODS)
+    has_pairs = str(values["loss._component_"]).endswith("DPOLoss")
+    is_distributed = not (ranks == 1 or "single_device" in stem or "low_memory" in stem)
+    return find_recipe(is_distributed=is_distributed, trains_adapters=trains_adapters, has_pairs=has_pairs).name
+
+
+def find_recipe(*, is_distributed: bool, trains_adapters: bool, has_pairs: bool) -> TuneRecipe:
+    """Return the recipe that trains so; without one of a single device the distributed one, which also runs on one."""
+    recipes = [
+        recipe
+        for recipe in RECIPES.values()
+        if (recipe.trains_adapters, recipe.has_pairs) == (trains_adapters, has_pairs)
+    ]
+    return next((recipe for recipe in recipes if recipe.is_distributed == is_distributed), recipes[-1])
 
 
 def _resolve(value: Any, given: dict[str, Any]) -> Any:

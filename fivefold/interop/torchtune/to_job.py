@@ -21,11 +21,11 @@ from fivefold.interop.format import (
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtune.builders import BUILDERS, METHODS, build_model, find_model_name
 from fivefold.interop.torchtune.keys import ADAPTER_ARGUMENTS
+from fivefold.interop.torchtune.parse import RECIPES, TuneRecipe
 from fivefold.job import Recipe, get_recipe
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
-from fivefold.update import Optimizer
 
 ATTENTION_TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
@@ -56,7 +56,7 @@ LENGTH_MISSING = "the length of a sequence: add tokenizer.max_seq_len=2048 after
 def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job."""
     document, values = config.document, config.values
-    recipe = str(values["recipe"])
+    recipe = RECIPES[str(values["recipe"])]
     model, missing = _read_model(values, config.model)
     ranks = _resolve_ranks(values, recipe, resolve_world(document, overrides))
     if values["tokenizer.max_seq_len"] is None:
@@ -91,22 +91,22 @@ def _read_model(values: Values, override: Model | None) -> tuple[Model | None, t
     return None, (f"the model: torchtune's builder {component!r} is not known; known are {known}; or {NAME_MODEL}",)
 
 
-def _resolve_ranks(values: Values, recipe: str, ranks: int | None) -> int | None:
+def _resolve_ranks(values: Values, recipe: TuneRecipe, ranks: int | None) -> int | None:
     """Return the number of ranks; raise ``UserError`` for several under a recipe of one device."""
-    if not recipe.endswith("_single_device"):
+    if recipe.is_distributed:
         return ranks
     if ranks not in (None, 1):
         raise UserError(
             f"{values.origin}: the recipe {recipe} trains on one GPU, not on {ranks}; take one, or add "
-            f"recipe={recipe.replace('single_device', 'distributed')} after the file"
+            f"recipe={recipe.name.replace('single_device', 'distributed')} after the file"
         )
     return 1
 
 
-def _read_layout(values: Values, recipe: str, ranks: int) -> dict[str, Any]:
+def _read_layout(values: Values, recipe: TuneRecipe, ranks: int) -> dict[str, Any]:
     """Return the degrees, the sharding, the batch and the recomputation."""
     tp = values.to_int("tensor_parallel_dim")
-    if tp > 1 and recipe != "full_finetune_distributed":
+    if tp > 1 and not recipe.reads_tensor_parallel:
         values.mark_not_modelled("tensor_parallel_dim", f"is not read by {recipe}")
         tp = 1
     dp = compute_replicas(ranks, tp, of="tp", origin=values.origin)
@@ -117,7 +117,7 @@ def _read_layout(values: Values, recipe: str, ranks: int) -> dict[str, Any]:
         fields["layout.sp"] = False
     elif values["tensor_parallel_plan._component_"] not in (None, TENSOR_PARALLEL_PLAN):
         values.approximate("tensor_parallel_plan._component_", "without tensor parallelism, which has no effect")
-    mbs = values.to_int("batch_size") * (2 if "_dpo_" in recipe else 1)
+    mbs = values.to_int("batch_size") * (2 if recipe.has_pairs else 1)
     accumulated = values.to_int("gradient_accumulation_steps")
     return fields | {
         "layout.mbs": mbs,
@@ -136,13 +136,13 @@ def _check_tensor_parallel_plan(values: Values) -> None:
     values.approximate("tensor_parallel_dim", "gathers the logits before the loss; counted as cut by vocabulary")
 
 
-def _read_recomputation(values: Values, recipe: str) -> str:
+def _read_recomputation(values: Values, recipe: TuneRecipe) -> str:
     """Return which blocks are recomputed; ``ac_mode`` acts in one recipe, and there without the other key."""
     enabled, mode, option = (values[key] for key in ("enable_activation_checkpointing", "ac_mode", "ac_option"))
-    if mode in (None, "none") or recipe != "full_finetune_distributed":
+    if mode in (None, "none") or not recipe.reads_tensor_parallel:
         if mode not in (None, "none"):
             values.approximate("ac_mode", f"is not read by {recipe}")
-        return "full" if enabled is True and (mode is None or recipe != "full_finetune_distributed") else "none"
+        return "full" if enabled is True and (mode is None or not recipe.reads_tensor_parallel) else "none"
     if enabled is True:
         values.approximate("enable_activation_checkpointing", "next to ac_mode nothing is recomputed")
         return "none"
@@ -165,10 +165,10 @@ def _read_steps(values: Values) -> dict[str, Any]:
     return {"job.steps": steps * epochs}
 
 
-def _read_objective(values: Values, fields: dict[str, Any], recipe: str) -> dict[str, Any]:
+def _read_objective(values: Values, fields: dict[str, Any], recipe: TuneRecipe) -> dict[str, Any]:
     """Return the objective: of samples, of text, or of pairs."""
     name = str(values["loss._component_"]).rpartition(".")[2]
-    if "_dpo_" in recipe:
+    if recipe.has_pairs:
         if name not in ("DPOLoss", "None"):
             values.mark_not_modelled("loss._component_", "another loss of pairs; counted as DPO's, with a reference")
         beta = values.number("loss.beta")
@@ -184,10 +184,10 @@ def _read_objective(values: Values, fields: dict[str, Any], recipe: str) -> dict
     return {"job.objective": "pretrain" if is_text else "sft", "job.documents": "separate"}
 
 
-def _read_adapter(values: Values, recipe: str) -> dict[str, Any]:
+def _read_adapter(values: Values, recipe: TuneRecipe) -> dict[str, Any]:
     """Return the adapter of a recipe of adapters; mark arguments that the builder of all weights has not."""
     builder = str(values["model._component_"]).rpartition(".")[2]
-    if not recipe.startswith("lora"):
+    if not recipe.trains_adapters:
         for key in ADAPTER_ARGUMENTS:
             if values.is_set(key):
                 values.mark_not_modelled(key, f"adapters, which {recipe} does not train")
@@ -216,7 +216,7 @@ def _read_adapter(values: Values, recipe: str) -> dict[str, Any]:
     }
 
 
-def _read_optimizer(values: Values, recipe: str, steps: int | None) -> dict[str, Any]:
+def _read_optimizer(values: Values, recipe: TuneRecipe, steps: int | None) -> dict[str, Any]:
     """Return the optimizer, the precision of its states, clipping and the schedule of the learning rate."""
     name = str(values["optimizer._component_"])
     if name not in OPTIMIZERS:
@@ -227,7 +227,7 @@ def _read_optimizer(values: Values, recipe: str, steps: int | None) -> dict[str,
             "optimizer._component_", "moves its states to the host where memory ends; counted on the device"
         )
     clip = values["clip_grad_norm"]
-    if clip is not None and "_dpo_" in recipe:
+    if clip is not None and recipe.has_pairs:
         values.approximate("clip_grad_norm", f"is not read by {recipe}")
         clip = None
     elif str(clip) == "inf":
@@ -237,7 +237,7 @@ def _read_optimizer(values: Values, recipe: str, steps: int | None) -> dict[str,
         clip = values.number("clip_grad_norm")
     fields = {
         "job.optimizer.kind": kind,
-        "job.optimizer.betas": values.pair("optimizer.betas") or (Optimizer().betas if kind == "sgd" else (0.9, 0.999)),
+        "job.optimizer.betas": values.pair("optimizer.betas") or (0.9, 0.999),
         "job.optimizer.clip": clip or 0.0,
         "job.precision": _read_precision(values, moments_bytes),
     }
@@ -274,24 +274,24 @@ def _read_rate(values: Values, steps: int | None) -> dict[str, Any]:
     }
 
 
-def _read_stack(values: Values, model: Model, recipe: str) -> dict[str, Any]:
+def _read_stack(values: Values, model: Model, recipe: TuneRecipe) -> dict[str, Any]:
     """Return kernels, loss and units.
 
     A loss in chunks keeps all logits in 16 bits and their probabilities in fp32, until torch.compile fuses each chunk.
     """
     compiled = values["compile"] is True
     name = str(values["loss._component_"]).rpartition(".")[2]
-    loss = "low_precision" if "_dpo_" in recipe else "plain"  # pairs: log_softmax in the dtype of the logits
-    if "_dpo_" not in recipe and name in CHUNKED_LOSSES:
+    loss = "low_precision" if recipe.has_pairs else "plain"  # pairs: log_softmax in the dtype of the logits
+    if not recipe.has_pairs and name in CHUNKED_LOSSES:
         loss = "fused" if compiled else "upcast"
-    elif "_dpo_" not in recipe and name not in ("None", "CrossEntropyLoss"):
+    elif not recipe.has_pairs and name not in ("None", "CrossEntropyLoss"):
         values.mark_not_modelled("loss._component_", "another loss; counted as PyTorch's cross entropy")
     fields: dict[str, Any] = {
         "job.stack.compile": compiled,
         "job.stack.kernels": "fused" if compiled else "plain",
         "job.stack.loss": loss,
     }
-    if recipe.endswith("_distributed"):
+    if recipe.is_distributed:
         fields |= _read_units(values, model)
     return fields
 
@@ -322,7 +322,7 @@ def _read_offload(values: Values) -> dict[str, Any]:
         )
     offloaded: tuple[str, ...] = ("activations",) if offloads_activations else ()
     if values["fsdp_cpu_offload"] is True:
-        if str(values["recipe"]).endswith("_distributed"):
+        if RECIPES[str(values["recipe"])].is_distributed:
             offloaded += ("parameters",)
         else:
             values.approximate("fsdp_cpu_offload", f"is not read by {values['recipe']}")
