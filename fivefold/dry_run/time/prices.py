@@ -54,9 +54,8 @@ class Pricer:
         self.machine, self.job, self.constants = machine, job, constants
         self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job, constants=constants)
         self.network = Network(machine, constants)
-        self.uses_nccl = machine.has_gpus
         share = constants.compiled_launch_share if job.stack.is_compiled else 1
-        self.kernel_launch_seconds = machine.chip.launch_seconds * share if self.uses_nccl else 0.0
+        self.kernel_launch_seconds = machine.chip.launch_seconds * share if machine.has_gpus else 0.0
         self.launches_elementwise = self.prices.plain or self.prices.eager  # the host launches each operation
         # one launch for a function: measured so, compiled, or on a host, where launches are not counted
         self.launches_functions = not machine.has_gpus or job.stack.is_compiled or self.prices.measured is not None
@@ -65,7 +64,7 @@ class Pricer:
 
     def price_tape(self, tape: Tape) -> Costs:
         """Return the seconds of every kernel and message in the tape's lists."""
-        messages_slow_compute = self.uses_nccl and not self.job.stack.launch_blocking
+        messages_slow_compute = self.machine.has_gpus and not self.job.stack.launch_blocking
         return Costs(
             kernels=[self.price_kernel(kernel, line=tape.sites[kernel.site].line) for kernel in tape.kernels],
             kernel_launches=[
@@ -79,7 +78,7 @@ class Pricer:
             ],
             host_waits=[message.dtype in COUNT_DTYPES for message in tape.messages],
             message_launch_seconds=self.kernel_launch_seconds,
-            is_blocking=self.job.stack.launch_blocking and self.uses_nccl,
+            is_blocking=self.job.stack.launch_blocking and self.machine.has_gpus,
         )
 
     def price_kernel(self, kernel: Kernel, *, line: str = "") -> float:
