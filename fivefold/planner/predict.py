@@ -7,13 +7,13 @@ play    planner/time/timeline   seconds of a step from the schedule and its acti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from fivefold.job import Job
+from fivefold.job import Job, Recipe
+from fivefold.layout import remarks
 from fivefold.layout.mesh import group
-from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import is_legal, refuse
 from fivefold.layout.where import Where
@@ -201,10 +201,28 @@ class Planner:
                 longest_part=step_time.longest_part,
             ),
             operations=tuple(self._list_operations(layout)),
-            remarks=list_remarks(model, machine, job, layout),
+            remarks=remarks.list_remarks(model, machine, job, layout),
         )
 
-    def describe_dispatcher(self, layout: Layout, *, where: Where | None = None) -> Iterator[str]:
+    def list_remarks(
+        self,
+        layout: Layout | None,
+        *,
+        is_searched: bool = False,
+        recipes: Iterable[Recipe] = (),
+        where: Where | None = None,
+    ) -> tuple[str, ...]:
+        """Return all remarks on the step of a layout, or on a search: those of its records, and those that it predicts.
+
+        ``layout``: None for a search that found none. ``is_searched`` and ``recipes``: as in ``layout/remarks.py``.
+        ``where``: constraints of the search that chose the layout.
+        """
+        lines = remarks.list_remarks(
+            self.model, self.machine, self.job, layout, is_searched=is_searched, recipes=recipes
+        )
+        return (*lines, *self._describe_dispatcher(layout, where=where)) if layout else lines
+
+    def _describe_dispatcher(self, layout: Layout, *, where: Where | None = None) -> Iterator[str]:
         """Yield what the fused dispatcher would give, if the experts' ranks span nodes and the software has one.
 
         ``where``: constraints of the search that chose the layout; a larger ep that they allow is compared too.
@@ -268,8 +286,7 @@ def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: 
     ``using``: a planner of this model, machine and job.
     """
     planner = using or get_planner(model, machine, job)
-    step = planner.step(layout)
-    return step.replace(remarks=(*step.remarks, *planner.describe_dispatcher(layout)))
+    return planner.step(layout).replace(remarks=planner.list_remarks(layout))
 
 
 @lru_cache(maxsize=16)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil, inf, log2
 
 from fivefold.adapter import Adapter
-from fivefold.job import Job, get_recipe
-from fivefold.layout.remarks import list_remarks
+from fivefold.job import Job
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import count_image_tokens, is_legal, refuse, validate_job
 from fivefold.layout.where import ANY
@@ -27,12 +26,8 @@ from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.run_estimate import validate_tokens
 from fivefold.planner.search import find_fitting_layout, search
-from fivefold.planner.search.layout_changes import (
-    with_8bit_optimizer,
-    with_optimizer_offloaded,
-    with_virtual_stages,
-    with_zero,
-)
+from fivefold.planner.search.job_changes import NUMERICS_CHANGES, list_job_changes
+from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.search.neighbours import climb, shrink
 from fivefold.planner.search.work import CLIMBING_UNITS, EXACT_UNITS, SearchWork, WorkBudget
 from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
@@ -41,7 +36,6 @@ from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnsw
 from fivefold.step import FITS_RISK, TIGHT_RISK
 from fivefold.units import ceil_div, show_bytes, show_count, show_risk, show_risk_option
 
-NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
 DOUBLED_MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of the first size of a model, or of a doubled one
 MODEL_UNITS = EXACT_UNITS // 2  # of work to find layouts of all sizes between
 SHRINKING_UNITS = EXACT_UNITS // 10  # of work to make the layout of another size fit, by single changes
@@ -135,7 +129,7 @@ def list_fine_tunes(
                 break
             if answer.micro_batch or spread.ac != "none" or layout:
                 answers.append(answer)
-                remarks += list_remarks(model, machine, tuned, smallest)
+                remarks += Planner(model=model, machine=machine, job=tuned).list_remarks(smallest)
     if not answers:
         raise next(iter(errors.values()))
     remarks += [f"no answer for {method}: {error}" for method, error in errors.items()]
@@ -248,12 +242,12 @@ def find_fewest_gpus(
         report=(lambda done, total: report(f"layouts of {ranks:,} GPUs", done, total)) if report else None,
     )
     layout = Layout.parse(result.best[0].step.layout) if result.best else fitting[ranks]
-    remarks = [*list_remarks(model, resized, job, layout, is_searched=True), result.gap_remark()]
+    planner = Planner(model=model, machine=resized, job=job, counts=planner.counts, risk=risk)
+    remarks = [*planner.list_remarks(layout, is_searched=True), result.gap_remark()]
     if not result.best:
         remarks.append("the search ended at its work limit: its layout is the first one that fits")
     if undecided:
         remarks.append(f"whether {_join_numbers(undecided)} GPUs would fit was not decided within the work limit")
-    planner = Planner(model=model, machine=resized, job=job, counts=planner.counts, risk=risk)
     bound = "at most " if undecided else ""
     node = machine.ranks_per_node
     tried = f", multiples of {node} from {too_few} to {enough}" if too_few + node < enough else ""
@@ -373,7 +367,7 @@ def find_largest_model(
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
     remarks = [
-        *list_remarks(largest, machine, job, estimate.layout, is_searched=True),
+        *planner.list_remarks(estimate.layout, is_searched=True),
         "the layout is the first one that fits, made faster by single changes; a search may find a faster one",
     ]
     if undecided:
@@ -620,19 +614,11 @@ def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tup
         if other := with_virtual_stages(layout, 2 * layout.v):
             yield "interleaved, twice the stages", job, other
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
-    if not job.precision.is_low_precision:
-        yield "fp8", job.replace(precision=get_recipe("fp8")), layout
-    if smaller := with_8bit_optimizer(job):
-        yield smaller.optimizer.kind, smaller, layout
     if "optimizer" not in layout.list_offloaded(job):
         yield "offload=optimizer", job, with_optimizer_offloaded(layout)
-    if layout.ep > 1 and software.fused_dispatcher:
-        yield "dispatcher=fused", job.replace(dispatcher="fused"), layout
-    yield "flash attention", job.replace(attention="flash"), layout
-    if job.stack.family == "torch" and job.stack.kernels == "plain" and not job.stack.is_compiled:
-        yield "compile=true", job.replace(compile=True), layout
-    yield "fused kernels", job.replace(kernels="fused", compile=False), layout
-    yield "all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), layout
+    for change in list_job_changes(job, layout):
+        if change.goal != "memory":
+            yield change.words, change.job, layout
 
 
 def _fits(planner: Planner, layout: Layout) -> bool:

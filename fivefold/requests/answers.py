@@ -65,11 +65,11 @@ def find_answers(
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
     ranks, without which the fewest GPUs are searched up to ``MAX_TRIED_GPUS``. ``report``: called with progress.
     """
-    from fivefold.layout.remarks import list_remarks
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
     from fivefold.planner.context_length import TARGET_UNITS, compute_lengths
     from fivefold.planner.playbook import plan_batch_stage
+    from fivefold.planner.predict import get_planner
     from fivefold.planner.predict import predict as predicted
     from fivefold.planner.run_estimate import predict_full_run, validate_tokens
     from fivefold.planner.search import search as searched
@@ -129,7 +129,7 @@ def find_answers(
         raise UserError(
             f"unknown question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
         )
-    remarks = list_remarks(model, machine, job, chosen_layout, is_searched=layout is None)
+    remarks = get_planner(model, machine, job, risk).list_remarks(chosen_layout, is_searched=layout is None)
     if remark:
         remarks = (*remarks, remark)
     return [answer.replace(remarks=(*remarks, *answer.remarks)) for answer in answer_by_question[question]()]

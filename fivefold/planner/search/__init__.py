@@ -6,7 +6,7 @@ garbage   fewer garbage collections during a search
 work   how much has been computed, and the gap to the optimum that it then allows
 branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
 simplest · alternatives · robust · scenarios   the simplest of the best; its alternatives; what loses least
-layout_changes · neighbours   single changes of a layout; all of them, and the walk that takes the best each time
+layout_changes · job_changes · neighbours   single changes; all of a layout, and the walk that takes the best each time
 rejections · constraints · multi_machine   why layouts lost; what leaves none; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory. With
 a work limit a search ends at a gap to the optimum, which the bounds prove.
@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fivefold.job import Job, Recipe
-from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import validate_job
 from fivefold.layout.where import ANY, Where
@@ -156,11 +155,13 @@ def search(
     if by == "robust" and incumbents.best and planners:
         result = _rank_until_stopped(result, incumbents, space_arguments=space_arguments, report=report, exact=exact)
     chosen = Layout.parse(result.chosen.step.layout) if result.chosen else None
-    remarks = list_remarks(model, machine, job, chosen, is_searched=True, recipes=recipes)
-    if chosen and result.chosen:
+    chosen_job = job
+    if result.chosen:
         precision, reduce = result.chosen.step.job["precision"], result.chosen.reduce
         chosen_job = job.replace(precision=precision, stack=job.stack.replace(reduce=reduce))
-        remarks += tuple(get_planner(model, machine, chosen_job).describe_dispatcher(chosen, where=where))
+    remarks = get_planner(model, machine, chosen_job).list_remarks(
+        chosen, is_searched=True, recipes=(job.precision, *recipes), where=where
+    )
     reordered = () if by == "robust" else incumbents.describe_reordered()
     return result.replace(remarks=(*remarks, *unsearched, *reordered), seconds=time.perf_counter() - start)
 

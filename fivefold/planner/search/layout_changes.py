@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
-from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, get_1f1b_name
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import can_express, is_legal
@@ -59,11 +58,6 @@ def with_virtual_stages(layout: Layout, v: int) -> Layout | None:
 def with_optimizer_offloaded(layout: Layout) -> Layout:
     """Return the layout with the optimizer's states in host memory."""
     return layout.replace(offload=tuple(dict.fromkeys(("optimizer", *layout.offload))))
-
-
-def with_8bit_optimizer(job: Job) -> Job | None:
-    """Return the job with the optimizer's moments in 8 bits; None if there is no such form of its optimizer."""
-    return job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")) if job.optimizer.kind == "adamw" else None
 
 
 def _list_forced_changes(before: Layout, layout: Layout) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Estimate, Planner, find_max_peak_bytes
 from fivefold.planner.search.bounds import TIME_PARTS
 from fivefold.planner.search.columns import Ints
-from fivefold.planner.search.layout_changes import with_8bit_optimizer, with_optimizer_offloaded
+from fivefold.planner.search.job_changes import list_job_changes
+from fivefold.planner.search.layout_changes import with_optimizer_offloaded
 from fivefold.results.search_result import NearMiss, Reason
 from fivefold.units import show_bytes, show_risk, show_seconds
 
@@ -134,11 +135,11 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
         if (size := predict_peak(job, offloading)) is not None:
             host_memory = count_host_bytes(Counts(model, job), offloading, machine)
             yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host_memory)} of host memory per node"
-    for description, changed_job in _list_changes(job):
-        if not is_legal(layout, model=model, job=changed_job):
+    for change in list_job_changes(job, layout):
+        if change.goal == "time" or not is_legal(layout, model=model, job=change.job):
             continue
-        if (size := predict_peak(changed_job)) is not None:
-            yield f"{description}: {show_bytes(size)}"
+        if (size := predict_peak(change.job)) is not None:
+            yield f"{change.words}: {show_bytes(size)}"
     sharded = layout.replace(zero=3, shard_group=None)
     for factor in (2, 4, 8, 16, 32, 64):
         scaled_layout = sharded.replace(dp=layout.dp * factor)
@@ -151,16 +152,3 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
                 yield f"{scaled_layout.world} ranks{with_batch} as {str(scaled_layout)!r}: {show_bytes(size)}"
                 return
             break  # of equal micro-batches the batch changes no memory
-
-
-def _list_changes(job: Job) -> Iterator[tuple[str, Job]]:
-    if smaller := with_8bit_optimizer(job):
-        yield smaller.optimizer.kind, smaller
-    if job.precision.accumulated_bytes:
-        recipe = job.precision.replace(name=f"{job.precision.name}, gradients not widened", accumulated_bytes=0)
-        yield "gradients summed in their own width", job.replace(precision=recipe)
-    if job.stack.loss == "fused":
-        yield "loss in chunks", job.replace(loss="chunked")
-    for parts in (2, 4, 8):
-        if job.sequence % (2 * parts) == 0:
-            yield f"sequences of {job.sequence // parts}", job.replace(sequence=job.sequence // parts)

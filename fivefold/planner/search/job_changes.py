@@ -1,0 +1,47 @@
+"""Single changes of a job: its number formats, its kernels, the length of its sequences.
+
+``ask changes`` tries those that may save time, the advice for layouts that do not fit those that save memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from fivefold.job import Job, get_recipe
+from fivefold.layout.spec import Layout
+
+NUMERICS_CHANGES = ("fp8", "adamw8bit")  # of those for time, the ones that alter the numerics of training
+
+
+class JobChange(NamedTuple):
+    """A changed job, how the change is called, and what it is tried for."""
+
+    words: str
+    job: Job
+    goal: Literal["time", "memory", "either"]
+
+
+def list_job_changes(job: Job, layout: Layout) -> Iterator[JobChange]:
+    """Yield the single changes of a job under a layout; some change nothing."""
+    if not job.precision.is_low_precision:
+        yield JobChange("fp8", job.replace(precision=get_recipe("fp8")), "time")
+    if job.optimizer.kind == "adamw":
+        smaller = job.replace(optimizer=job.optimizer.replace(kind="adamw8bit"))
+        yield JobChange("adamw8bit", smaller, "either")
+    if job.precision.accumulated_bytes:
+        recipe = job.precision.replace(name=f"{job.precision.name}, gradients not widened", accumulated_bytes=0)
+        yield JobChange("gradients summed in their own width", job.replace(precision=recipe), "memory")
+    if job.stack.loss == "fused":
+        yield JobChange("loss in chunks", job.replace(loss="chunked"), "memory")
+    if layout.ep > 1 and job.stack.runs.fused_dispatcher:
+        yield JobChange("dispatcher=fused", job.replace(dispatcher="fused"), "time")
+    yield JobChange("flash attention", job.replace(attention="flash"), "time")
+    if job.stack.family == "torch" and job.stack.kernels == "plain" and not job.stack.is_compiled:
+        yield JobChange("compile=true", job.replace(compile=True), "time")
+    yield JobChange("fused kernels", job.replace(kernels="fused", compile=False), "time")
+    yield JobChange("all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), "time")
+    for parts in (2, 4, 8):
+        if job.sequence % (2 * parts) == 0:
+            length = job.sequence // parts
+            yield JobChange(f"sequences of {length}", job.replace(sequence=length), "memory")
