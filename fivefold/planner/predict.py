@@ -132,6 +132,12 @@ class Planner:
         totals = self.allocator_totals(layout, ranks)
         return max(1, peak - self.memory_risk.find_peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
 
+    def count_spare_bytes(self, layout: Layout) -> int:
+        """Return by how much the peak may grow until the layout no longer fits; negative if it does not fit."""
+        ranks = self.memory(layout)
+        peak, totals = find_max_peak_bytes(ranks), self.allocator_totals(layout, ranks)
+        return self.memory_risk.find_peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk) - peak
+
     def describe_miss(self, layout: Layout, ranks: list[RankMemory] | None = None) -> str:
         """Return why the layout does not fit, as a predicate; "" if it fits.
 

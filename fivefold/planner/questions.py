@@ -44,6 +44,8 @@ GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewes
 MAX_PAIRS = 3  # pairs of changes that are returned
 MAX_TRIED_GPUS = 16_384  # of a machine that is named without a number
 MAX_SEQUENCE = 2**24  # tokens of the longest sequence that is tried
+FIRST_SEQUENCE = 2**12  # tokens of the first sequence that is tried
+MAX_GROWTH = 64  # of the largest size that fits, to the next one that is tried
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
@@ -92,7 +94,11 @@ def search_longest_sequence(
     def get_planner(steps: int) -> Planner:
         return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step), risk=risk)
 
-    more = _find_largest(lambda more: _fits(get_planner(fewer + more), layout), limit=longest // step - fewer)
+    more = _find_largest_by_bytes(
+        lambda more: get_planner(fewer + more).count_spare_bytes(layout),
+        limit=longest // step - fewer,
+        start=max(1, FIRST_SEQUENCE // step - fewer),
+    )
     if more == 0:
         raise UserError(
             _describe_shortage(get_planner(fewer + 1), layout, smallest=", even with the shortest sequence")
@@ -637,6 +643,35 @@ def _find_largest(fits: Callable[[int], bool], *, limit: int, start: int = 1) ->
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _find_largest_by_bytes(count_spare_bytes: Callable[[int], int], *, limit: int, start: int) -> int:
+    """Return the largest number up to ``limit`` of which no bytes are missing, or 0.
+
+    Bytes grow nearly in proportion, so that the number where none are spare is near the line through two known ones;
+    every third step halves what is left. Every smaller number must fit too.
+    """
+    spare_bytes = {1: count_spare_bytes(1)}
+    if spare_bytes[1] < 0:
+        return 0
+    low, high = 1, limit + 1
+    tried = min(max(2, start), limit)
+    while high - low > 1:
+        spare_bytes[tried] = count_spare_bytes(tried)
+        if spare_bytes[tried] >= 0:
+            low = tried
+        else:
+            high = tried
+        other = high if high in spare_bytes else max(number for number in spare_bytes if number != low)
+        slope = (spare_bytes[low] - spare_bytes[other]) / (other - low)
+        guess = low + int(spare_bytes[low] / slope) if slope > 0 else high
+        if high > limit:
+            tried = max(low + 1, min(guess, MAX_GROWTH * low, limit))
+        elif len(spare_bytes) % 3 == 0:
+            tried = (low + high) // 2
+        else:
+            tried = max(low + 1, min(guess, high - 1))
     return low
 
 

@@ -89,9 +89,11 @@ def find_answers(
         chosen_layout, remark = layout, ""
     elif question == "sequence":
         chosen_layout, remark = _search_any_length(model, machine, job, budget=budget, risk=risk)
+    elif question == "batch":
+        work = budget.allot(EXACT_UNITS // 4)  # each batch is searched again
+        chosen_layout, remark = _search_fastest(model, machine, job, work=work, risk=risk, proposes=False)
     else:
-        units = EXACT_UNITS // 2 if question == "batch" else EXACT_UNITS  # each batch is searched again
-        chosen_layout, remark = _search_fastest(model, machine, job, work=budget.allot(units), risk=risk)
+        chosen_layout, remark = _search_fastest(model, machine, job, work=budget.allot(), risk=risk)
     run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [
@@ -157,13 +159,18 @@ def find_fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS
     return layout
 
 
-def _search_fastest(model: Model, machine: Machine, job: Job, *, work: SearchWork, risk: float) -> tuple[Layout, str]:
-    """Return the layout that ``search`` ranks first, and how near it is to the best possible if that is not proven."""
+def _search_fastest(
+    model: Model, machine: Machine, job: Job, *, work: SearchWork, risk: float, proposes: bool = True
+) -> tuple[Layout, str]:
+    """Return the layout that ``search`` ranks first, and how near it is to the best possible if that is not proven.
+
+    ``proposes``: whether the search also looks for a simpler one, on the way to which it may find a faster one.
+    """
     from fivefold.layout.spec import Layout
     from fivefold.planner.search import search as run
 
-    # as `search` does, which balances pipeline stages only if it proposes a layout
-    result = run(model=model, machine=machine, job=job, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk, work=work)
+    within = UNRANKABLE_DIFFERENCE if proposes else None
+    result = run(model=model, machine=machine, job=job, top=1, within=within, uneven=True, risk=risk, work=work)
     if not result.best:
         unfit = result.describe_unfit(f"no layout of {model.name}")
         if not result.misses:
@@ -213,7 +220,7 @@ def _list_batches(
             machine=machine,
             job=resized,
             top=1,
-            within=UNRANKABLE_DIFFERENCE,
+            uneven=True,
             risk=risk,
             tight=False,
             work=budget.allot(min(EXACT_UNITS // 4, budget.remaining_units // (len(batches) - index))),

@@ -65,6 +65,7 @@ def search(
     own: Layout | None = None,
     levels: int = 1,
     within: float | None = None,
+    uneven: bool = False,
     report: Report | None = None,
     improved: Callable[[str, float], None] | None = None,
     fitted: Callable[[EvaluatedLayout], None] | None = None,
@@ -79,7 +80,8 @@ def search(
 
     The fastest in each of ``levels`` memory budgets are returned too.
 
-    ``within``: propose the simplest layout whose time is within this share of the best (``simplest.py``). ``recipes``:
+    ``within``: propose the simplest layout whose time is within this share of the best (``simplest.py``). Pipelines of
+    uneven stages are tried too then, or with ``uneven``, and at the work limit the best alone is proven. ``recipes``:
     precisions to try besides the job's; ``reduces``: other ways to reduce gradients. ``worlds``: numbers of ranks; by
     default all of the machine, and by cost every divisor of it. ``own``: a layout to predict next to those that are
     found. ``space_arguments``: arguments of ``Space``.
@@ -103,6 +105,7 @@ def search(
     )
     total = sum(space.layouts for _, space in spaces)
     proposes = (within is not None and by != "memory") or by == "robust"
+    finds_best = proposes or uneven
     timed = by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
     looks_for_tight = tight and by in ("time", "cost")
@@ -112,7 +115,7 @@ def search(
         by=score,
         top=top,
         levels=levels,
-        best_only=proposes,
+        best_only=finds_best,
         improved=improved,
         fitted=fitted,
         largest_tight=largest_tight,
@@ -122,7 +125,7 @@ def search(
     planners = _search_until_stopped(
         solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk
     )
-    total += balance_stages(incumbents, where=where) if planners and proposes else 0
+    total += balance_stages(incumbents, where=where) if planners and finds_best else 0
     result = SearchResult(
         by=by,
         own=ranked_own,

@@ -47,6 +47,7 @@ from fivefold.planner.counts.update import count_scratch_bytes
 from fivefold.record import UserError
 
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
+GROUPS_OF_A_SIZE = 3  # groups of micro-batches after which more of the same size change no peak
 
 Value = TypeVar("Value")
 
@@ -228,18 +229,19 @@ def make_table(layout: Layout, job: Job) -> Table:
 def _count_enough_micro_batches(layout: Layout, job: Job) -> int:
     """Return the number of micro-batches that is enough to reach the peak.
 
-    After the warm-up, only GPipe and interleaved schedules with uneven rounds hold more; the number equals the one that
-    ``planner/time/steady_state.py`` simulates.
+    After the warm-up, only GPipe holds more. An interleaved schedule whose groups are of two sizes, pp + 1 micro-batches
+    and then pp, needs ``GROUPS_OF_A_SIZE`` of each: of more, each holds what the one before it does. Without such
+    groups the number equals the one that ``planner/time/steady_state.py`` simulates.
     """
     pp, micro_batches = layout.pp, layout.micro_batches(job)
     if pp == 1:
         return min(3, micro_batches)
     remainder = micro_batches % pp
-    if (
-        layout.pipeline.forwards_first
-        or (layout.pipeline.is_interleaved and remainder)
-        or micro_batches <= 4 * pp + remainder
-    ):
+    if layout.pipeline.is_interleaved and remainder:
+        larger = min(remainder, GROUPS_OF_A_SIZE)
+        is_long = micro_batches // pp >= remainder + GROUPS_OF_A_SIZE
+        return (larger + GROUPS_OF_A_SIZE) * pp + larger if is_long else micro_batches
+    if layout.pipeline.forwards_first or micro_batches <= 4 * pp + remainder:
         return micro_batches
     return 3 * pp + remainder
 

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, Job, get_recipe
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.memory import peak
 from fivefold.planner.counts.memory.liveness import GradientSums, SimulatedUnit, simulate_unit
-from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory, list_live_bytes
+from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory, list_live_bytes, make_table
 from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import elementwise, matmul
@@ -292,3 +294,23 @@ def test_memory_is_the_same_whatever_was_asked_before() -> None:
     assert zbv.peak_bytes == max(
         moment.live_bytes for moment in list_live_bytes(Counts(model, job), layouts[1], rank=1)
     )
+
+
+@pytest.mark.parametrize("stack", ["fivefold", "megatron", "torchtitan", "deepspeed"])
+@pytest.mark.parametrize("text", ["pp3 v2", "pp4 v3", "dp2 pp5 v2 zero3", "dp2 pp3 v4 zero2"])
+def test_many_uneven_rounds_of_an_interleaved_schedule_need_no_table_of_all(
+    text: str, stack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peak of a schedule with two sizes of groups is that of a few groups of each."""
+    model = build_model("llama3-8b")
+    layout = Layout.parse(f"{text} interleaved mbs1 ac=selective")
+    for remainder in range(1, layout.pp):
+        micro_batches = (remainder + 6) * layout.pp + remainder
+        job = Job(sequence=256, global_batch=layout.dp * micro_batches, stack=stack)
+        if not is_legal(layout, model=model, job=job):
+            continue
+        few = count_rank_memory(Counts(model, job), layout)
+        assert make_table(layout, job).micro_batches < micro_batches
+        with monkeypatch.context() as patched:
+            patched.setattr(peak, "_count_enough_micro_batches", lambda layout, job: layout.micro_batches(job))
+            assert count_rank_memory(Counts(model, job), layout) == few
