@@ -439,7 +439,7 @@ def _list_backward_moments(
             sums_with_table = allocated_sums._replace(shard_bytes=table)
             table = 0
         else:
-            sums_with_table = allocated_sums
+            sums_with_table = allocated_sums if split else _split_table_sums(rules, unit, allocated_sums)
         profile: UnitProfile | SplitUnitProfile = (
             _split_profile(rules, unit, sums_with_table)
             if split
@@ -505,6 +505,19 @@ def _list_backward_moments(
         kept_for_w = kept_for_w + group.times * deferred
         pending = own_pending if reduces else pending
         logits = logits + _count_kept_to_end_bytes(rules, unit, split=split)
+
+
+def _split_table_sums(rules: PassRules, unit: UnitGroupMemory, allocated_sums: GradientSums) -> GradientSums:
+    """Return the sums that a backward of the head allocates, those of a tied table separate from its own.
+
+    The table belongs to the embedding, so that its gradient does not allocate the sums of the head's norm.
+    """
+    table = rules.reductions.table
+    is_separate = unit.group.name == "head" and table.head_accumulates and table.is_output and not rules.joins_ends
+    if not is_separate or allocated_sums.table or allocated_sums.dense <= table.states.sums:
+        return allocated_sums
+    dense = allocated_sums.dense - table.states.sums
+    return allocated_sums._replace(dense=dense, table=table.states.sums, tied=True)
 
 
 def _count_kept_to_end_bytes(rules: PassRules, unit: UnitGroupMemory, *, split: bool) -> int:

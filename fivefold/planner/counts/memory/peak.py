@@ -229,8 +229,8 @@ def make_table(layout: Layout, job: Job) -> Table:
 def _count_enough_micro_batches(layout: Layout, job: Job) -> int:
     """Return the number of micro-batches that is enough to reach the peak.
 
-    After the warm-up, only GPipe holds more. An interleaved schedule whose groups are of two sizes, pp + 1 micro-batches
-    and then pp, needs ``GROUPS_OF_A_SIZE`` of each: of more, each holds what the one before it does. Without such
+    After the warm-up, only GPipe holds more. An interleaved schedule whose groups are of two sizes, pp + 1 and then
+    pp micro-batches, needs ``GROUPS_OF_A_SIZE`` of each: of more, each holds what the one before it does. Without such
     groups the number equals the one that ``planner/time/steady_state.py`` simulates.
     """
     pp, micro_batches = layout.pp, layout.micro_batches(job)
