@@ -141,7 +141,8 @@ class Planner:
     def describe_miss(self, layout: Layout, ranks: list[RankMemory] | None = None) -> str:
         """Return why the layout does not fit, as a predicate; "" if it fits.
 
-        It names the risk of a tight layout, and the bytes by which the predicted memory of others exceeds the capacity.
+        It names the risk of a tight layout. Of others it names the bytes by which the predicted peak exceeds the
+        capacity, or those by which the peak does so together with the allocator's fragments and the driver.
         """
         ranks = self.memory(layout) if ranks is None else ranks
         risk = self.out_of_memory_risk(layout, ranks)
@@ -150,8 +151,10 @@ class Planner:
         peak = find_max_peak_bytes(ranks)
         totals = self.allocator_totals(layout, ranks)
         excess = self.memory_risk.excess_bytes(layout, peak_bytes=peak, totals=totals)
+        if risk > TIGHT_RISK and peak > self.machine.chip.memory_bytes:
+            return f"exceeds the memory by {show_bytes(peak - self.machine.chip.memory_bytes)}"
         if risk > TIGHT_RISK and excess:
-            return f"exceeds the memory by {show_bytes(excess)}"
+            return f"exceeds the memory by {show_bytes(excess)} with the driver"
         verdict = "is tight" if risk <= TIGHT_RISK else "does not fit"
         shown, limit = show_risk(risk), show_risk(self.risk)
         above = "just over " if shown == limit else ""

@@ -184,7 +184,7 @@ def render_search_parts(what: SearchResult) -> list[str]:
         fixes = "".join(f"<br>would fit with {escape_text(fix)}" for fix in miss.fixes)
         parts.append(build_paragraph(Raw(f"<b>{escape_text(line)}</b>{fixes}")))
     if what.reasons:
-        parts.append(fold("Why other layouts were rejected", convert_grid(make_grid(REASONS, what.reasons))))
+        parts.append(fold("Why the other layouts lost", convert_grid(make_grid(REASONS, what.reasons))))
     return parts
 
 

@@ -94,7 +94,7 @@ class Rejections:
                     cause="memory",
                     layouts=self.large,
                     nearest=str(layout),
-                    line=f"{show_bytes(size)} or more at the peak: above {limit}",
+                    line=f"above {limit}: peaks of {show_bytes(size)} or more",
                 )
             )
         for cause, (count, layout) in self.slow.items():
