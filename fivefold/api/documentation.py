@@ -1,4 +1,7 @@
-"""Document the parameters of a function of the Python API with the help texts of its request, in numpydoc form."""
+"""Document the parameters of a function of the Python API with the help texts of its request, in numpydoc form.
+
+Its errors name these parameters, too.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from fivefold.api.job_words import JobWords
+from fivefold.api.keywords import check_choices, list_choices, use_python_words
+from fivefold.record import UserError
 from fivefold.requests.commands import JobOptions
 from fivefold.requests.schema import Request, describe_fields
 
@@ -36,7 +42,8 @@ def document_parameters(*schemas: type[Request]) -> Callable[[Callable[P, T]], C
     """Add a section of parameters to a function's docstring: types of its signature, help texts of its request.
 
     A function that takes a job gets the job's options too, also in the signature that help and editors show. Entries in
-    the docstring's own section win.
+    the docstring's own section win. An argument that is not one of the request's values is a ``UserError``, and every
+    ``UserError`` names keyword arguments instead of options.
     """
 
     def document(function: Callable[P, T]) -> Callable[P, T]:
@@ -56,11 +63,23 @@ def document_parameters(*schemas: type[Request]) -> Callable[[Callable[P, T]], C
         entries += [f"**job\n    {JOB}"] * takes_job
         sections = {"Parameters": "\n".join(entries), **sections} if entries else sections
         parts = [f"{title}\n{'-' * len(title)}\n{text}" for title, text in sections.items()]
-        function.__doc__ = "\n\n".join([summary, *parts])
+        keywords = {name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
+        choices = {name: values for name, values in list_choices(schemas).items() if name in keywords}
+
+        @wraps(function)
+        def call(*args: P.args, **words: P.kwargs) -> T:
+            check_choices(words, choices)
+            try:
+                return function(*args, **words)
+            except UserError as error:
+                error.args = (use_python_words(str(error)), *error.args[1:])
+                raise
+
+        call.__doc__ = "\n\n".join([summary, *parts])
         if takes_job:
-            shown: Any = function
+            shown: Any = call
             shown.__signature__ = signature.replace(parameters=list(add_job_options(parameters.values())))
-        return function
+        return call
 
     return document
 

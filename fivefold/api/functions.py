@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fivefold.api.documentation import document_parameters
 from fivefold.api.job_fields import build_job
 from fivefold.api.job_words import JobWords
+from fivefold.api.keywords import use_python_words
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
     AskOptions,
@@ -657,10 +658,14 @@ def stacks(word: str | None = None) -> Rows[CatalogStack]:
 
 def _warn(remarks: Sequence[str]) -> None:
     """Warn about what is legal but perhaps not intended, one warning per line, at the line of the caller's code."""
+    import sys
     import warnings
 
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fivefold":
+        frame, level = frame.f_back, level + 1
     for line in dict.fromkeys(remarks):
-        warnings.warn(line, UsageWarning, stacklevel=3)
+        warnings.warn(use_python_words(line), UsageWarning, stacklevel=level)
 
 
 def _resolve_names(given: str | Sequence[str], *, option: str) -> Sequence[str]:

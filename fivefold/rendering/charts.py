@@ -13,7 +13,7 @@ from typing import Any
 
 from fivefold.atomic_file import replace_file
 from fivefold.record import UserError
-from fivefold.rendering.drawing.file import PictureFile
+from fivefold.rendering.drawing.file import PictureFile, check_suffix
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, build_heading, get_colour
 from fivefold.rendering.step_view import MEMORY_PARTS, list_memory_parts
 from fivefold.results.step_comparison import QuantityComparison
@@ -113,27 +113,12 @@ def encode_rows(values: Sequence[Mapping[str, Any]]) -> Chart:
 
 def save(chart: Chart | PictureFile, path: Path) -> None:
     """Write a chart as ``.svg``, ``.png`` (two pixels per point), ``.pdf`` or ``.html`` that needs no network."""
-    if path.suffix not in (".svg", ".png", ".pdf", ".html"):
-        raise UserError(
-            f"{path}: a chart is saved as .svg, .png, .pdf or .html, not {path.suffix or 'without a suffix'}"
-        )
-    content = (
-        _convert_file(chart, path.suffix) if isinstance(chart, PictureFile) else _convert_chart(chart, path.suffix)
-    )
+    if isinstance(chart, PictureFile):
+        chart.save(path)
+        return
+    check_suffix(path)
     with replace_file(path, contents="the chart") as file:
-        file.write_bytes(content)
-
-
-def _convert_file(picture: PictureFile, suffix: str) -> bytes:
-    if suffix == ".html":
-        return picture.to_html().encode()
-    svg = picture.to_svg()
-    if suffix == ".svg":
-        return svg.encode()
-    _import_altair()
-    import vl_convert
-
-    return vl_convert.svg_to_png(svg, scale=2) if suffix == ".png" else vl_convert.svg_to_pdf(svg)
+        file.write_bytes(_convert_chart(chart, path.suffix))
 
 
 def _convert_chart(chart: Chart, suffix: str) -> bytes:

@@ -163,7 +163,7 @@ def test_trace(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_an_invalid_run_raises_the_error_line_of_the_command(tmp_path: Path) -> None:
     run = {"model": "nanno", "machine": "h100:2", "layout": "dp2", "folder": str(tmp_path / "run")}
-    with pytest.raises(UserError, match=r"^unknown model 'nanno'; did you mean nano\? .fivefold models. lists all$"):
+    with pytest.raises(UserError, match=r"^unknown model 'nanno'; did you mean nano\? ff.models\(\) lists all$"):
         ff.train(run)
 
 
@@ -244,7 +244,7 @@ def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (lambda: ff.predict("nanno", "h100:8", "dp8"), "unknown model 'nanno'; did you mean nano? `fivefold models`"),
+        (lambda: ff.predict("nanno", "h100:8", "dp8"), "unknown model 'nanno'; did you mean nano? ff.models()"),
         (lambda: ff.predict("nano", "h100:8", "pd8"), "unknown layout token 'pd8'"),
         (lambda: ff.predict("nano", "h100:8", "dp8", los="chunked"), "job: unknown key 'los'; did you mean 'loss'?"),
         (lambda: ff.predict("nano", "h100:8", "dp8", seq=1, sequence=2), "seq= and sequence= both set sequence"),

@@ -75,6 +75,9 @@ def test_a_record_is_drawn(step: Step, search_result: SearchResult, tmp_path: Pa
         record.save(tmp_path / "x.png")
         assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert "<img" in search_result.plot()._repr_html_()
+    for record in (step, search_result, comparison):
+        record.plot().save(str(tmp_path / "y.svg"))
+        assert (tmp_path / "y.svg").read_text().startswith("<svg")
     walk = ff.walk("nano", "h100:2", "dp2", gbs=8)
     with pytest.raises(ff.UserError, match="a Walk has no chart"):
         walk.plot()

@@ -7,8 +7,12 @@ and dark mode, and shows values under the mouse.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import NamedTuple
 
+from fivefold.atomic_file import replace_file
+from fivefold.record import UserError
 from fivefold.rendering.drawing.style import build_file_css, read_css
 from fivefold.rendering.drawing.svg import add_titles, build_element, draw_legend, embed_image, join_elements
 from fivefold.rendering.elements import Raw, escape_text
@@ -24,6 +28,13 @@ h1 { font-size: 1.2rem; } p { margin: .2rem 0; color: var(--dim); }
 LETTER = 6.6  # width of a letter of a legend, in pixels
 
 
+def check_suffix(path: Path) -> None:
+    """Raise ``UserError`` for a file whose suffix is that of no chart."""
+    if path.suffix not in (".svg", ".png", ".pdf", ".html"):
+        suffix = path.suffix or "without a suffix"
+        raise UserError(f"{path}: a chart is saved as .svg, .png, .pdf or .html, not {suffix}")
+
+
 class PictureFile(NamedTuple):
     """A chart under its title, which states the finding. ``looks``: (class, name) of the meaning of its colours."""
 
@@ -33,6 +44,26 @@ class PictureFile(NamedTuple):
     height: int
     looks: Sequence[tuple[str, str]]
     left: int = 62  # pixels for the names of its rows
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the picture as ``.svg``, ``.png``, ``.pdf`` or ``.html``, as a chart of Altair does."""
+        path = Path(path)
+        check_suffix(path)
+        with replace_file(path, contents="the chart") as file:
+            file.write_bytes(self._convert(path.suffix))
+
+    def _convert(self, suffix: str) -> bytes:
+        if suffix == ".html":
+            return self.to_html().encode()
+        svg = self.to_svg()
+        if suffix == ".svg":
+            return svg.encode()
+        try:
+            import vl_convert
+        except ImportError:
+            raise UserError("PNG and PDF need the extra show: pip install 'fivefold[show]'") from None
+        converted: bytes = vl_convert.svg_to_png(svg, scale=2) if suffix == ".png" else vl_convert.svg_to_pdf(svg)
+        return converted
 
     def to_svg(self) -> str:
         """Return the picture as an SVG file."""
