@@ -132,8 +132,12 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
         if job.precision.autocasts:
             yield f"{kind} is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
     if job.precision.autocasts and not job.stack.kernel_facts.supports_autocast:
+        is_named = job.precision.name.endswith("-autocast")
+        what = (
+            f"precision {job.precision.name}" if is_named else f"fp32 weights with matmuls in {job.precision.compute}"
+        )
         yield (
-            f"precision {job.precision.name} is PyTorch's autocast, which {job.stack.name} does not use; "
+            f"{what} {'is' if is_named else 'are'} PyTorch's autocast, which {job.stack.name} does not use; "
             f"take {job.precision.compute}, or a stack that does, such as ddp"
         )
     yield from _check_frozen_job(model, job)
@@ -288,7 +292,7 @@ def _check_sharding(layout: Layout, model: Model, machine: Machine | None) -> It
     ranks = layout.dp * layout.cp * layout.tp // layout.etp
     largest = min(model.heads, machine.ranks) if machine else model.heads
     legal_degrees: dict[str, tuple[Callable[[int], bool], int]] = {
-        "tp": (lambda n: is_divisible_by_tp(model, n), largest),
+        "tp": (lambda n: is_divisible_by_tp(model, n) and (machine is None or machine.ranks % n == 0), largest),
         "ep": (lambda n: experts % n == 0 and ranks % n == 0, experts),
         "etp": (lambda n: expert_ffn % n == 0 == layout.tp % n, layout.tp),
     }

@@ -214,6 +214,7 @@ REFUSALS = [
     ("dp5", {"machine": None}, "global batch 24 is not divisible by dp·mbs=5·1=5; try gbs 20 or gbs 25"),
     ("dp2 mbs5", {}, "global batch 24 is not divisible by dp·mbs=2·5=10; try gbs 30 or mbs4"),
     ("tp8", {"machine": with_ranks(MACHINE, 12)}, "heads=12 is not divisible by tp=8; try tp4 or tp12"),
+    ("tp8", {"machine": with_ranks(MACHINE, 8)}, "heads=12 is not divisible by tp=8; try tp4"),
     ("tp4", {"model": MODEL.replace(ffn=90)}, "ffn=90 is not divisible by tp=4; try tp2"),
     ("tp6", {}, "kv_heads=4 and tp=6: one must divide the other; try tp4"),
     ("dp4 ep4", {"model": EXPERTS}, "experts=6 is not divisible by ep=4; try ep2"),
