@@ -214,6 +214,7 @@ def _format_flops_per_parameter(step: Step) -> str:
 def _view_memory(fullest: StageMemory, *, has_several_stages: bool) -> Section:
     where = f" of stage {fullest.stage}" if has_several_stages else ""
     parts = Parts(list_memory_parts(fullest), fullest.peak_bytes)
-    return Section(
-        f"Peak memory per rank{where}", fullest.peak_cause and f"peak in {show_cause(fullest.peak_cause)}", parts
-    )
+    remarks = [f"peak in {show_cause(fullest.peak_cause)}"] if fullest.peak_cause else []
+    if sum(part.size for part in parts.parts) > fullest.peak_bytes:
+        remarks.append("the parts add up to more, as some gradients are allocated later")
+    return Section(f"Peak memory per rank{where}", "; ".join(remarks), parts)

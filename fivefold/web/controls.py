@@ -50,7 +50,7 @@ class Control(NamedTuple):
 
 HELP = {
     "dp": ("data", "replicas that each take a part of the batch"),
-    "tp": ("tensor", "ranks that split every matrix; they speak in every layer, so keep them in one node"),
+    "tp": ("tensor", "ranks that split every matrix; they communicate in every layer, so keep them in one node"),
     "cp": ("context", "ranks that split every sequence"),
     "pp": ("pipeline", "ranks that each hold a part of the layers"),
     "v": ("virtual stages", "parts of the model per pipeline rank: smaller bubbles, more messages"),
@@ -281,8 +281,9 @@ JOB_HELP = {
     "adapter": "train low-rank adapters over frozen weights. lora:16 has rank 16; dora trains norms of rows "
     "too; q keeps the weights in 4 bits",
     "attention": "attention kernel. flash keeps no scores; unfused materializes them, T×T for each head",
-    "loss": "kernel of the loss. chunked never holds all logits; fused holds them once, plain with copies in fp32",
-    "documents": "sequence packing. joined: tokens attend to all of a sequence; apart: only to their own document. "
+    "loss": "kernel of the loss. chunked never holds all logits; fused holds them once, low_precision as PyTorch does "
+    "in 16 bits; plain, upcast and upcast_copy make copies in fp32",
+    "documents": "sequence packing. joined: tokens attend to all of a sequence; separate: only to their own document. "
     "Both are counted equally",
     "weights_bytes": "bytes of a weight as it is gathered and multiplied",
     "gradients_bytes": "bytes of the gradient of a weight as the backward writes it",

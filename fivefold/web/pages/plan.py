@@ -38,6 +38,7 @@ from fivefold.web.pages.ask import mark_plans
 from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest, parse_with_remarks
 from fivefold.web.site import WebServer
+from fivefold.web.wording import use_page_words
 
 MAX_ACTIONS_AT_ONCE = 256  # actions of the schedule up to which the first answer has the pictures over time
 
@@ -148,7 +149,7 @@ def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfi
     layout = asked.parse_layout(resolved.machine)
     plan = ConfigPlan(resolved.model, layout, resolved.job, resolved.machine.ranks_per_node, machine)
     config = write(plan, to=asked.to or list_formats(resolved)[0].name)
-    defaults = describe_defaults(resolved.job, stated=resolved.stated)
+    defaults = use_page_words(describe_defaults(resolved.job, stated=resolved.stated))
     return config._replace(remarks=(*config.remarks, *((defaults,) if defaults else ())))
 
 

@@ -17,7 +17,7 @@ from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.drawing.svg import draw_legend
 from fivefold.rendering.grid import Grid, find_tone, find_weight
 from fivefold.requests.settings import load_settings
-from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.units import show_bytes, show_cause, show_count, show_seconds
 from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
 from fivefold.web.question import JobQuestion, replace_ranks, spell_value
@@ -55,6 +55,7 @@ environment = Environment(
 )
 environment.filters |= {
     "bytes": show_bytes,
+    "cause": show_cause,
     "count": show_count,
     "seconds": show_seconds,
     "percent": lambda share: f"{share:.1%}",
