@@ -105,7 +105,11 @@ def signals() -> object:
         ((*PREDICT, "--job", "nowhere.toml"), r"nowhere.toml: no such file"),
         ((*PREDICT, "--job", "bad.toml"), r"bad.toml: not valid TOML: .*line 2.*"),
         ((*PREDICT, "--job", "unknown.toml"), r"unknown.toml: unknown key 'learning_rate.peek'; did you mean 'peak'\?"),
-        (("compare", "nano", "h100:8"), r"compare needs a layout; .*"),
+        (("compare", "nano", "h100:8"), r"compare needs a layout; .* 'dp4 tp2 zero1'"),
+        (
+            ("compare", "nano", "h100:8", "b200:8"),
+            r"compare needs a layout; .*; for the best layout of each machine: fivefold search nano h100:8 b200:8",
+        ),
         (("compare", "nano", "dp8", "dp4"), r"compare needs a machine; .*"),
         (("compare", "nano", "h10:8", "dp8", "dp4 tp2"), r"unknown machine 'h10'; did you mean h100.*"),
         (("compare", "nano", "h100:8", "dp8", "--stacks", "fivefold,torchtitn"),

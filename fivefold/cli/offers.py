@@ -68,5 +68,5 @@ def print_missing_options(request: SearchOptions, results: Offers) -> None:
     if request.deadline and request.gpu_counts is None and len(runs) < len(results.offers):
         print_line("more GPUs than the machine has were not tried; give a range, such as --gpu-counts 64-8192")
     if runs and all(run.dollars is None for run in runs):
-        name = runs[0].machine.split()[0]
-        print_line(f"for dollars give --price {name}=2.2/h")
+        names = dict.fromkeys(run.machine.split()[0] for run in runs)
+        print_line(f"for dollars give {' '.join(f'--price {name}=DOLLARS/h' for name in names)}")

@@ -138,11 +138,17 @@ def _build_figures(run: RunEstimate) -> Grid:
         rows += [
             (
                 "energy",
-                f"{run.kwh / 1000:,.1f} MWh, of which {run.chip_kwh / 1000:,.1f} MWh by the chips at their power limit",
+                f"{_show_thousands(run.kwh, 'kWh', 'MWh')}, of which {_show_thousands(run.chip_kwh, 'kWh', 'MWh')} "
+                "by the chips at their power limit",
             ),
-            ("CO2e", f"{run.co2_kg / 1000:,.1f} t, at {run.site.carbon:g} g/kWh ({run.site.grid})"),
+            ("CO2e", f"{_show_thousands(run.co2_kg, 'kg', 't')}, at {run.site.carbon:g} g/kWh ({run.site.grid})"),
         ]
     return Grid(("resource", "total"), tuple(rows), words=("resource", "total"))
+
+
+def _show_thousands(amount: float, unit: str, thousand: str) -> str:
+    """Format an amount in ``unit``, or in ``thousand`` of them."""
+    return f"{amount:,.3g} {unit}" if amount < 100 else f"{amount / 1000:,.1f} {thousand}"
 
 
 def _build_times(run: RunEstimate) -> Grid:

@@ -69,10 +69,9 @@ def _list_combinations(
     texts = [word for word in words[1:] if word not in (*names, *more_models)]
     if not names or not texts:
         missing = "machine" if not names else "layout"
-        raise UserError(
-            f"compare needs a {missing}; write for example: fivefold compare llama3-8b h100:8 'dp8 zero1' "
-            "'dp4 tp2 zero1'"
-        )
+        example = "fivefold compare llama3-8b h100:8 'dp8 zero1' 'dp4 tp2 zero1'"
+        best = f"; for the best layout of each machine: fivefold search {words[0]} {' '.join(names)}"
+        raise UserError(f"compare needs a {missing}; write for example: {example}{best if len(names) > 1 else ''}")
     models = [resolve(name) for name in (words[0], *more_models)]
     machines = [resolve_machine(name) for name in names]
     layouts = [(machine, Layout.parse(text, ranks=machine.ranks)) for machine, text in product(machines, texts)]

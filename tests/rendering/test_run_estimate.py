@@ -38,6 +38,9 @@ def test_the_page_of_a_run_adds_up() -> None:
     assert "2.7 MWh, of which 1.5 MWh by the chips at their power limit" in text
     assert "1.3 t, at 481 g/kWh (world)" in text
     assert "0.29 to 0.81" in text
+    short = to_text(render(RUN.replace(kwh=2.345, chip_kwh=0.012, co2_kg=99.0)), width=120)
+    assert "2.35 kWh, of which 0.012 kWh by the chips at their power limit" in short
+    assert "99 kg, at 481 g/kWh (world)" in short
     assert "arXiv:2407.21783" in text
     tight = RUN.replace(capacity_bytes=2**30, risk=0.3)
     assert "but it is tight: 1.00 GiB of 1.00 GiB, 30 % risk of running out" in to_text(render(tight), width=200)
