@@ -80,20 +80,9 @@ def select_different(layouts: Iterable[Layout], *, count: int) -> list[Layout]:
 
     Those two hardly change the time of a step.
     """
-    distinct: dict[object, Layout] = {}
+    distinct: dict[Layout, Layout] = {}
     for layout in layouts:
-        key = (
-            layout.dp,
-            layout.tp,
-            layout.cp,
-            layout.pp,
-            layout.v,
-            layout.ep,
-            layout.schedule,
-            layout.mbs,
-            layout.ac,
-            layout.zero == 3,
-        )
+        similar = layout.replace(order=Layout().order, zero=1 if layout.zero == 2 else layout.zero)
         if len(distinct) < count:
-            distinct.setdefault(key, layout)
+            distinct.setdefault(similar, layout)
     return list(distinct.values())

@@ -27,6 +27,12 @@ def test_nearly_equal_layouts_are_measured_once():
     assert select_different(layouts, count=1) == layouts[:1]
 
 
+def test_layouts_that_differ_in_any_other_keyword_are_measured():
+    texts = ("dp2 cp2 zero3 mbs2", "dp2 cp2 zero3 mbs2 offload=optimizer", "dp2 cp2 zero3 mbs2 cp=ulysses")
+    layouts = [Layout.parse(text) for text in texts]
+    assert select_different(layouts, count=3) == layouts
+
+
 @pytest.mark.slow
 def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
     """Trials are played: the order that was predicted is turned round, and one runs out of memory."""
