@@ -46,7 +46,7 @@ def write(plan: ConfigPlan, *, to: str) -> WrittenConfig:
     refuse(plan.layout, model=plan.model, job=plan.job)
     if stack and plan.layout.ac != plan.layout.recomputation:
         raise UserError(
-            f"--to {form.name}: ac={plan.layout.ac}: it recomputes on every pipeline rank in the same way; "
+            f"--to {form.name}: ac={plan.layout.ac}: {form.name} recomputes the same on every pipeline rank; "
             f"take ac={plan.layout.recomputation}"
         )
     files = form.emit(plan)

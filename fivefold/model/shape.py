@@ -387,7 +387,7 @@ class ModelShape(Record):
         self._check_differential()
         self._check_attention_experts()
         if self.norm_gate_rank is not None and (self.block != "pre" or not self.first_norm):
-            raise ValueError("norm_gate_rank is of norms before each branch: take block='pre'")
+            raise ValueError("norm_gate_rank needs a norm before each branch: take block='pre' with first_norm=true")
         self._check_factors()
         self._check_hyper_connections()
         if self.residual_by_depth and (self.residual_scale != 1 or self.block.startswith("parallel")):
@@ -650,7 +650,9 @@ class ModelShape(Record):
         """Raise ``ValueError`` for layers without keys that have none to attend to, or not as they are counted."""
         shared = self.shared_kv_layers
         if self.shared_kv_ffn is not None and not shared:
-            raise ValueError("shared_kv_ffn is of shared_kv_layers: give their number, or leave it out")
+            raise ValueError(
+                "shared_kv_ffn is the width of the last shared_kv_layers=0 layers: give their number, or leave it out"
+            )
         if not shared:
             return
         own = {self.has_window(layer) for layer in range(self.layers - shared)}

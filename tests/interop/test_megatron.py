@@ -309,7 +309,7 @@ def test_written_config_is_read_back(tmp_path: Path) -> None:
             "dp2 pp2 zero1 mbs1 ac=full@1",
             "llama3-8b",
             "bf16",
-            "recomputes on every pipeline rank in the same way; take ac=full",
+            "recomputes the same on every pipeline rank; take ac=full",
         ),
         ("dp4 zero1 mbs1 ac=qkv", "llama3-8b", "bf16", "recomputes full, selective, or any of norm, act, mlp, moe"),
         ("dp4 zero3 mbs1", "llama3-8b", "bf16", "megatron-core does not support zero3; use zero0 or zero1"),

@@ -96,6 +96,7 @@ AXOLOTL = Dialect(
         "batch_size": unmodelled_key("a batch said twice", None),
         "base_model_config": part("model, where its config is not that of base_model", None),
         "cosine_min_lr_ratio": part("job.learning_rate.floor", None),
+        "warmup_steps": part("job.learning_rate.warmup_steps; default: 3 % of the steps, at most 100", None),
         "lisa_n_layers": unmodelled_key("some layers are frozen", None),
         "gradient_checkpointing": part("layout.ac", False),
         "sparse_attention": unmodelled_key("another attention", None),

@@ -142,9 +142,10 @@ def check_recipe(recipe: str, origin: str) -> None:
     if recipe in ("", *RECIPES):
         return
     exact = OTHER_RECIPES.get(recipe)
-    reason = exact or next((why for name, why in OTHER_RECIPES.items() if recipe.startswith(name)), "is not known here")
+    what = exact or next((why for name, why in OTHER_RECIPES.items() if recipe.startswith(name)), "")
+    reason = f"{what}, which is not modelled" if what else "is unknown"
     raise UserError(
-        f"{origin}: torchtune's recipe {recipe} {reason}, which is not modelled; read are configs of "
+        f"{origin}: torchtune's recipe {recipe} {reason}; configs of these recipes can be read: "
         f"{join_names(tuple(RECIPES), 'and')}"
     )
 

@@ -317,8 +317,8 @@ def _read_offload(values: Values) -> dict[str, Any]:
     offloads_activations = values["enable_activation_offloading"] is True
     if offloads_activations and values["enable_activation_checkpointing"] is not True:
         raise UserError(
-            f"{values.origin}: enable_activation_offloading without enable_activation_checkpointing, with which "
-            "torchtune ends; turn both on"
+            f"{values.origin}: enable_activation_offloading without enable_activation_checkpointing is an "
+            "error in torchtune; turn both on"
         )
     offloaded: tuple[str, ...] = ("activations",) if offloads_activations else ()
     if values["fsdp_cpu_offload"] is True:

@@ -113,9 +113,10 @@ def find_text_model(config: dict[str, Any], *, name: str) -> Text:
     inner = FAMILIES.get(model_type if wrapper.any_text else wrapper.text)
     if inner is None or (not wrapper.any_text and model_type not in (wrapper.text, kind)):
         missing = f", which needs {LACKS[model_type]}" if model_type in LACKS else ""
-        read = "any family that is read may be its text model" if wrapper.any_text else f"{wrapper.text} is read"
+        supported = "any supported family" if wrapper.any_text else wrapper.text
         raise UserError(
-            f"{name}: its text model is {reprlib.repr(model_type)}{missing}; of {wrapper.architecture} {read}"
+            f"{name}: the text model {reprlib.repr(model_type)}{missing} is not supported; the text model of "
+            f"{wrapper.architecture} may be {supported}"
         )
     tied = config.get("tie_word_embeddings", wrapper.tied)  # the outer key alone is read, except in old files
     if wrapper.tied is None:

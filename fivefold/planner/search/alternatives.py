@@ -219,10 +219,10 @@ def _list_schedules(layout: Layout) -> Iterator[tuple[str, CandidateList]]:
 
 
 def _change_degree(layout: Layout, axis: str, degree: int) -> CandidateList:
-    """Return ways to another degree of ``axis``.
+    """Return layouts with another degree of ``axis``.
 
     Virtual stages stay as they are, or the total number of stages does; ZeRO changes if there were no replicas; each
-    way is also returned with half the micro-batch.
+    layout is also returned with half the micro-batch.
     """
     fields: Fields = {axis: degree, "zero": layout.zero}
     if axis not in ("ep", "etp"):

@@ -422,10 +422,10 @@ class Estimates(Tables):
         return self._look_up("units", candidates, columns, make, cost=self._pass_cost)
 
     def pairs(self, candidates: CandidateLayouts) -> Floats:
-        """Return seconds of messages [n, figures, units], counted as halves of an FB.
+        """Return the seconds of the messages of each unit [n, 6, units], for schedules that pair forward and backward.
 
-        The figures: exposed, concurrent and overlapped of the forward, then the same of the backward. Exposed are those
-        of axes that do not overlap; concurrent are all others, overlapped or not.
+        The six figures are exposed, concurrent and overlapped seconds of the forward, then of the backward. Exposed are
+        those of axes that do not overlap; concurrent are all others, overlapped or not.
         """
 
         def make(layout: Layout, _: int) -> Floats:

@@ -86,7 +86,7 @@ class JsonStream:
                 else:
                     self.metadata[key] = self._value()
         except MalformedJson:
-            self.cut = self.cut or "from some place on it is no JSON"
+            self.cut = self.cut or "from some point on it is not valid JSON"
         if not has_events:
             raise UserError(f"{self.path} is not a PyTorch profiler trace: it has no traceEvents{self._describe_cut()}")
 

@@ -236,7 +236,7 @@ def _check_tensors(path: Path, names: Collection[str]) -> None:
     saved_names = FileSystemReader(path).read_metadata().state_dict_metadata
     if missing := sorted(name for name in names if name not in saved_names):
         raise UserError(
-            f"{path} holds no {missing[0]}, and {len(missing)} such in all, which the optimizer needs; give the "
+            f"{path} is missing {len(missing)} tensors that the optimizer needs, such as {missing[0]}; give the "
             f"optimizer that it was trained with or start a new run"
         )
 

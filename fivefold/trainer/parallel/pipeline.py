@@ -254,7 +254,7 @@ def check_pairs(table: Table) -> None:
         if action.stage == action.backward_stage:
             raise UserError(
                 f"overlap=pairs: schedule {table.name} runs {action}, a forward and a backward of the same stage "
-                f"{action.stage}, together; schedule them apart"
+                f"{action.stage}, together; schedule one after the other"
             )
 
 

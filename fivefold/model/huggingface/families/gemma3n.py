@@ -24,9 +24,13 @@ def _build_gemma3n(config: Config) -> Model:
     layers, given = config.num_hidden_layers, config.intermediate_sizes
     sizes = given if isinstance(given, tuple) else (given,) * layers
     if len(sizes) != layers or len(set(sizes)) > 1:
-        raise config.mistake(f"intermediate_size={list(sizes)} is read if all {layers} layers have one width; give it")
+        raise config.mistake(
+            f"intermediate_size={list(sizes)}: widths that differ are not supported; give one for all {layers} layers"
+        )
     if not config.per_layer_width or config.altup_num_inputs < 2:
-        raise config.mistake("hidden_size_per_layer_input=0 or altup_num_inputs=1 makes layers that do nothing")
+        raise config.mistake(
+            "hidden_size_per_layer_input=0 or altup_num_inputs=1 is not supported; give a width, and two inputs or more"
+        )
     return build_model(
         config.replace(intermediate_size=sizes[0]),
         **read_gemma3_rope(config),

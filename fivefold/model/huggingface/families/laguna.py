@@ -56,7 +56,7 @@ def _read_heads(config: Config, slides: list[bool]) -> dict[bool, int]:
     heads = dict(zip(slides, listed, strict=True))
     if any(heads[sliding] != number for sliding, number in zip(slides, listed, strict=True)):
         raise config.mistake(
-            f"num_attention_heads_per_layer={list(listed)}: layers of one kind with unlike numbers of heads are not "
+            f"num_attention_heads_per_layer={list(listed)}: layers of one kind with different numbers of heads are not "
             "supported; give one number for full and one for sliding layers"
         )
     return heads

@@ -34,7 +34,7 @@ def apply_frozen_weights(ops: Sequence[Op], local: Local, *, input_gradient: boo
     if not local.frozen and input_gradient:
         return list(ops)
     if adapter is not None:
-        changed = [added for op in ops for added in _with_adapter(op, local, adapter)]
+        changed = [added for op in ops for added in _list_with_adapter(op, local, adapter)]
     else:
         changed = [op if local.trains(op.name) else _freeze(op, local, adapter) for op in ops]
     entry = {name for op in changed for name in op.reads} if input_gradient else set()
@@ -51,7 +51,7 @@ def is_per_step(op: Op) -> bool:
     return ".lora_norm" in op.name
 
 
-def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
+def _list_with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     """Yield an operation with frozen weights, followed by those of its adapter if it has one."""
     if local.trains(op.name):
         yield op

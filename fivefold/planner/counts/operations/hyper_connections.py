@@ -32,7 +32,10 @@ def expand(local: Local, source: str, out: str) -> Op:
 
 
 def connect(local: Local, name: str, source: str) -> Op:
-    """Return what makes the input of a branch, ``name``.out, and the numbers that connect its output, ``name``.m."""
+    """Return the operation before a branch: it writes the input of the branch, ``name``.out, and ``name``.m.
+
+    ``name``.m are the coefficients by which ``mix`` adds the output of the branch to the streams.
+    """
     hyper = _get(local)
     op = _collapse(local, name, source, connections=hyper.connections, scales=2 + hyper.mixes)
     if not local.norm.plain:

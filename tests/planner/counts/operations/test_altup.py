@@ -176,8 +176,11 @@ def test_what_is_not_supported_is_one_line() -> None:
         with pytest.raises(ValueError, match=says):
             GEMMA.replace(**fields)
     for keys, says in (
-        ({"intermediate_size": [40, 40, 40, 40, 48]}, "is read if all 5 layers have one width"),
-        ({"altup_num_inputs": 1}, "makes layers that do nothing"),
+        (
+            {"intermediate_size": [40, 40, 40, 40, 48]},
+            "widths that differ are not supported; give one for all 5 layers",
+        ),
+        ({"altup_num_inputs": 1}, "altup_num_inputs=1 is not supported"),
         ({"altup_active_idx": 1}, "altup_active_idx=1 needs another part of the stream"),
     ):
         with pytest.raises(UserError, match=says):

@@ -193,7 +193,7 @@ def test_what_is_not_supported_is_one_line() -> None:
             refuse(Layout.parse(layout), model=model, job=job.replace(**of_job))
     for fields, says in (
         ({"shared_kv_layers": 4}, "shared_kv_layers=4 leaves no layer with keys for a full one"),
-        ({"shared_kv_layers": 0}, "shared_kv_ffn is of shared_kv_layers"),
+        ({"shared_kv_layers": 0}, "shared_kv_ffn is the width of the last shared_kv_layers=0 layers"),
         ({"qkv_clip": 1.0}, "qkv_clip is not supported with shared_kv_layers"),
         ({"qk_norm": "full", "sliding": None}, "shared_kv_layers is not supported with qk_norm='full'"),
         ({"block": "post"}, "per_layer_inputs is not supported with block='post'"),
