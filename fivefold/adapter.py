@@ -42,6 +42,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "up_proj": ("mlp.up", "moe.shared.up"),
     "down_proj": ("mlp.down", "moe.shared.down"),
 }
+# Routed experts of a block, whose stacked matrices peft adapts as parameters (``target_parameters``). Gate and up of an
+# expert share a factor A. They are none of ``all-linear``.
+EXPERT_TARGETS: dict[str, tuple[str, ...]] = {
+    "experts.gate_up_proj": ("moe.experts.gate", "moe.experts.up"),
+    "experts.down_proj": ("moe.experts.down",),
+}
+ALL_TARGETS = TARGETS | EXPERT_TARGETS
 # The ends of a model that may be trained in full next to the factors, as peft's ``modules_to_save`` names them, by the
 # beginnings of the names of their weights and of the operations that read these.
 SavedModule = Literal["embed_tokens", "lm_head"]
@@ -62,7 +69,7 @@ class Adapter(Record):
     rank: Rank = 16  # rank of the update
     alpha: Positive | None = None  # the update is scaled by alpha / rank; None: twice the rank
     dropout: float = Field(0.0, ge=0, lt=1)  # dropout of the adapter's input
-    targets: tuple[str, ...] = (ALL_LINEAR,)  # linear layers with an adapter, such as q_proj,v_proj; or all-linear
+    targets: tuple[str, ...] = (ALL_LINEAR,)  # layers with an adapter, such as q_proj,v_proj; or all-linear
     rank_stabilized: bool = False  # scale by alpha / sqrt(rank)
     # modules that are trained in full next to the adapter: embed_tokens, lm_head or both. PEFT trains copies of them
     modules_to_save: tuple[SavedModule, ...] = ()
@@ -79,13 +86,15 @@ class Adapter(Record):
     def _check_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Return the targets in the order of a block, each once."""
         if not targets:
-            raise ValueError(f"has no layer; take {ALL_LINEAR}, or some of {', '.join(TARGETS)}")
+            raise ValueError(f"has no layer; take {ALL_LINEAR}, or some of {', '.join(ALL_TARGETS)}")
         for target in targets:
-            if target != ALL_LINEAR and target not in TARGETS:
+            if target != ALL_LINEAR and target not in ALL_TARGETS:
                 raise ValueError(
-                    f"{target!r} is not a linear layer of a block; take {ALL_LINEAR}, or some of {', '.join(TARGETS)}"
+                    f"{target!r} is not a linear layer of a block; take {ALL_LINEAR}, or some of "
+                    f"{', '.join(ALL_TARGETS)}"
                 )
-        return (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in TARGETS if name in targets)
+        linears = (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in TARGETS if name in targets)
+        return (*linears, *(name for name in EXPERT_TARGETS if name in targets))
 
     @field_validator("modules_to_save")
     @classmethod
@@ -152,17 +161,26 @@ class Adapter(Record):
 
     def has_adapter(self, linear: str) -> bool:
         """Tell whether a linear layer of a block, such as ``attention.q``, has an adapter."""
-        targets = TARGETS if self.targets == (ALL_LINEAR,) else self.targets
-        return any(linear in TARGETS[target] for target in targets)
+        return any(linear in ALL_TARGETS[target] for target in expand_targets(self.targets))
+
+    @property
+    def adapts_experts(self) -> bool:
+        """Tell whether routed experts have adapters."""
+        return not set(EXPERT_TARGETS).isdisjoint(self.targets)
 
     def is_saved(self, name: str) -> bool:
         """Tell whether a weight, such as ``head.out.weight``, is trained in full, or an operation reads such a one."""
         return any(f"{name}.".startswith(f"{start}.") for module in self.modules_to_save for start in SAVED[module])
 
 
+def expand_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return targets with the names of the layers of ``all-linear``."""
+    return (*TARGETS, *targets[1:]) if targets[:1] == (ALL_LINEAR,) else targets
+
+
 @lru_cache(maxsize=256)
 def _resolve_linear(adapter: Adapter, linear: str) -> Adapter:
-    targets = [target for target, linears in TARGETS.items() if linear in linears]
+    targets = [target for target, linears in ALL_TARGETS.items() if linear in linears]
     rank = next((rank for target, rank in adapter.ranks.items() if target in targets), adapter.rank)
     alpha = next((alpha for target, alpha in adapter.alphas.items() if target in targets), adapter.scale_numerator)
     return adapter.replace(rank=rank, alpha=alpha, rank_pattern=(), alpha_pattern=())
@@ -175,11 +193,10 @@ def _split_words(pattern: tuple[str, ...]) -> list[tuple[str, str]]:
 def _split_pattern(pattern: tuple[str, ...], info: ValidationInfo) -> dict[str, str]:
     """Return what a pattern gives its targets, in the order of a block; they must be among those of the adapter."""
     values = dict(_split_words(pattern))
-    targets = info.data.get("targets", ())
-    allowed = tuple(TARGETS) if targets == (ALL_LINEAR,) else targets
+    allowed = expand_targets(info.data.get("targets", ()))
     if unknown := [target for target in values if target not in allowed]:
         raise ValueError(f"names {', '.join(unknown)}, which the adapter does not target; take {', '.join(allowed)}")
-    return {target: values[target] for target in TARGETS if target in values}
+    return {target: values[target] for target in ALL_TARGETS if target in values}
 
 
 def _read_rank(target: str, text: str) -> int:

@@ -173,7 +173,8 @@ def _describe_unused_window(model: Model, job: Job) -> Iterator[str]:
 
 def _describe_frozen_experts(model: Model, adapter: Adapter) -> Iterator[str]:
     """Yield warnings where adapters of a mixture may be fewer, or its base larger, than a reader expects."""
-    if not {ALL_LINEAR, "gate_proj", "up_proj", "down_proj"}.isdisjoint(adapter.targets):
+    names_mlps = not {ALL_LINEAR, "gate_proj", "up_proj", "down_proj"}.isdisjoint(adapter.targets)
+    if names_mlps and not adapter.adapts_experts:
         targets = ",".join(adapter.targets)
         yield (
             f"model {model.name!r}: adapter.targets={targets} leaves routed experts and their router frozen; adapters "

@@ -12,7 +12,7 @@ from itertools import permutations
 from math import gcd
 from typing import Any, get_args
 
-from fivefold.adapter import ALL_LINEAR, Adapter
+from fivefold.adapter import ALL_LINEAR, EXPERT_TARGETS, TARGETS, Adapter
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job, Offloaded
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
@@ -23,7 +23,13 @@ from fivefold.machine.spec import Machine
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
-from fivefold.model.weights import list_adapter_weights, list_block_weights, mark_frozen, resolve_freeze
+from fivefold.model.weights import (
+    list_adapter_weights,
+    list_block_weights,
+    list_targets,
+    mark_frozen,
+    resolve_freeze,
+)
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts
@@ -637,10 +643,39 @@ def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
         yield f"adapter.targets={targets}: {model.name} has no such layer; take up_proj, down_proj or {ALL_LINEAR}"
     if adapter.modules_to_save:
         yield from _check_saved_modules(model, job, adapter)
+    if adapter.adapts_experts:
+        yield from _check_expert_adapters(model, job, adapter)
     in_fp32 = job.activation_bytes == 4
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         feature, fix = f"{job.precision.name} activations", "fp32" if in_fp32 else "bf16"
         yield f"adapter.base={adapter.base} is not modelled with {feature}; take base={fix} or nf4"
+
+
+def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
+    """Yield the reasons why adapters of routed experts are not modelled with this model or job."""
+    targets = ",".join(target for target in adapter.targets if target in EXPERT_TARGETS)
+    if model.moe is None:
+        yield f"adapter.targets={targets}: {model.name} has no routed experts; take {ALL_LINEAR}"
+        return
+    others = [target for target in list_targets(model, adapter) if target not in EXPERT_TARGETS]
+    for is_present, feature, fix in (
+        (model.mlp != "gated", f"{model.name}, whose experts have no gate", ALL_LINEAR),
+        (model.moe.identity_experts > 0, f"{model.name}, whose experts may give tokens back", ALL_LINEAR),
+        (adapter.has_magnitudes, "DoRA, as in PEFT", "kind=lora"),
+        (adapter.dropout > 0, f"adapter.dropout={adapter.dropout:g}, as in PEFT", "adapter.dropout=0"),
+        (
+            not any(linear.startswith("attention.") for target in others for linear in TARGETS[target]),
+            "no adapters of attention below them",
+            "q_proj,v_proj too",
+        ),
+        (
+            not job.stack.kernel_facts.fuses_linears,
+            f"the stack {job.stack.name}: PEFT sums W and its update for all experts, which is not counted",
+            "the stack fivefold, or targets of attention alone",
+        ),
+    ):
+        if is_present:
+            yield f"adapter.targets={targets} is not modelled with {feature}; take {fix}"
 
 
 def _check_saved_modules(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
@@ -705,6 +740,8 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
         ends = (stages[0], frozen.trains_embedding), (stages[-1], frozen.trains_head)
         if not all(layers or is_trained for layers, is_trained in ends):
             yield "freeze is not modelled with a stage that trains nothing; give it a layer"
+    if job.adapter is not None and job.adapter.adapts_experts and layout.etp > 1:
+        yield f"adapters of routed experts are not modelled with etp{layout.etp}; take etp1"
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
     yield from filter(None, (schedule, base))

@@ -31,7 +31,8 @@ Kind = Literal[
 Initial = Literal["by kind", "ones", "log rates", "log numbers", "steps", "decays", "softplus 0.8", "softplus 0.3"]
 
 MAGNITUDE = ".lora_magnitude"
-ADAPTER_WEIGHTS = (".lora_a", ".lora_b", MAGNITUDE)  # of a linear layer: factors, and magnitudes of DoRA
+EXPERT_FACTORS = ("_lora_a", "_lora_b")  # of routed experts
+ADAPTER_WEIGHTS = (".lora_a", ".lora_b", MAGNITUDE, *EXPERT_FACTORS)  # factors, and magnitudes of DoRA
 
 
 class Weight(NamedTuple):

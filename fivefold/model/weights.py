@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import TARGETS, Adapter
+from fivefold.adapter import ALL_TARGETS, Adapter
 from fivefold.freeze import FrozenPart, is_frozen, parse_part
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
-from fivefold.model.weight import MAGNITUDE, Weight
+from fivefold.model.weight import EXPERT_FACTORS, MAGNITUDE, Weight
 from fivefold.record import UserError
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "list_trained_weights",
     "list_weights",
     "mark_frozen",
+    "name_adapted",
     "name_block",
     "resolve_freeze",
     "with_adapters",
@@ -157,10 +158,13 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
     """Yield the weights of a block, and after each matrix that the adapter targets its factors A and B.
 
     Tensor parallelism shards A like the input of its linear layer and B like the output, and replicates the other.
-    The magnitudes of DoRA follow; they are sharded like B.
+    The magnitudes of DoRA follow; they are sharded like B. Factors of routed experts are stacked, as their matrices.
     """
     for weight in block:
         yield weight
+        if weight.kind.startswith("expert") and adapter.has_adapter(weight.name):
+            yield from _list_expert_factors(weight, adapter)
+            continue
         linear, _, leaf = weight.name.rpartition(".")
         if leaf != "weight" or weight.kind not in ("column", "row") or not adapter.has_adapter(linear):
             continue
@@ -170,6 +174,17 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
         yield Weight(f"{linear}.lora_b", (out_features, rank), "column" if column else "lora")
         if adapter.has_magnitudes:
             yield Weight(f"{linear}{MAGNITUDE}", (out_features,), "column" if column else "lora")
+
+
+def _list_expert_factors(weight: Weight, adapter: Adapter) -> Iterator[Weight]:
+    """Yield the factors of stacked experts [E, out, in]: A [E, rank, in] and B [E, out, rank]; gate and up share A."""
+    experts, out_features, in_features = weight.shape
+    rank = adapter.resolve_linear(weight.name).rank
+    name = weight.name.rpartition(".")[2]
+    if name != "up":
+        shared = "gate_up" if name == "gate" else name
+        yield Weight(f"moe.experts.{shared}_lora_a", (experts, rank, in_features), weight.kind)
+    yield Weight(f"moe.experts.{name}_lora_b", (experts, out_features, rank), "expert_column")
 
 
 def list_adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
@@ -182,8 +197,16 @@ def list_adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight
 
 def list_targets(model: ModelShape, adapter: Adapter) -> tuple[str, ...]:
     """Return the names of the linear layers that the adapter has in ``model``, each once."""
-    linears = {weight.name.rpartition(".")[0].split(".", 2)[2] for weight in list_adapter_weights(model, adapter)}
-    return tuple(target for target, targeted in TARGETS.items() if not linears.isdisjoint(targeted))
+    linears = {name_adapted(weight.name).split(".", 2)[2] for weight in list_adapter_weights(model, adapter)}
+    return tuple(target for target, targeted in ALL_TARGETS.items() if not linears.isdisjoint(targeted))
+
+
+def name_adapted(name: str) -> str:
+    """Return the layer of a factor: ``blocks.0.attention.q``; ``blocks.0.moe.experts.gate`` for that of gate and up."""
+    if name.endswith(EXPERT_FACTORS):
+        layer, _, _ = name.rpartition("_lora_")
+        return layer.removesuffix("_up") if layer.endswith("gate_up") else layer
+    return name.rpartition(".")[0]
 
 
 def list_trained_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:

@@ -18,7 +18,8 @@ from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
 from fivefold.model.weight import MAGNITUDE
 from fivefold.model.weights import Weight, get_layer, list_weights, name_block
-from fivefold.trainer.model import lora
+from fivefold.trainer.model import expert_lora, lora
+from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.kernels.choice import resolve_kernels
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.moe import Moe
@@ -145,6 +146,9 @@ def build_module(model: Model, job: Job) -> Transformer:
         module = Transformer(model)
         if job.adapter is not None:
             lora.attach(module.blocks, job.adapter)
+            for part in module.blocks.modules():
+                if isinstance(part, Experts):
+                    expert_lora.attach_to_experts(part, job.adapter)
     check_parameter_table(module, model=model, adapter=job.adapter)
     return module
 
@@ -183,7 +187,7 @@ def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
     if weight.is_adapter:
         if weight.name.endswith("lora_b"):
             return torch.zeros(weight.shape)
-        limit = 1 / math.sqrt(weight.shape[1])
+        limit = 1 / math.sqrt(weight.shape[-1])
         return torch.empty(weight.shape).uniform_(-limit, limit, generator=_make_generator(weight, seed=seed))
     if weight.initial == "ones":
         return torch.ones(weight.shape)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from fivefold.adapter import TARGETS, Adapter, SavedModule
+from fivefold.adapter import EXPERT_TARGETS, TARGETS, Adapter, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
@@ -175,6 +175,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "adapters": lambda _, job: job.adapter is not None,
     "adapter dropout": lambda _, job: job.adapter is not None and job.adapter.dropout > 0,
     "modules to save": lambda _, job: job.adapter is not None and bool(job.adapter.modules_to_save),
+    "adapted experts": lambda _, job: job.adapter is not None and job.adapter.adapts_experts,
     "rank pattern": lambda _, job: job.adapter is not None and bool(job.adapter.rank_pattern),
     "freeze": lambda _, job: bool(job.freeze),
     "sft": lambda _, job: job.objective == "sft",
@@ -313,6 +314,10 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
         among = linears if targets == ("all-linear",) else targets
         ranks, alphas = ({chance.choice(among): chance.randint(1, 7)} for _ in range(2))
         adapter = adapter.replace(rank_pattern=ranks, alpha_pattern=alphas)
+    experts = tuple(chance.sample(tuple(EXPERT_TARGETS), chance.randint(1, 2)))
+    of_experts = adapter.replace(targets=(*targets, *experts))
+    if chance.random() < 0.7 and _is_supported_with(of_experts, case):
+        adapter = of_experts
     quantized = adapter.replace(base="nf4")
     if chance.random() < 0.5 and _is_supported_with(quantized, case):
         adapter = quantized

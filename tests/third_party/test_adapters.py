@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.adapter import Adapter, count_int8_bytes, count_nf4_scale_bytes
+from fivefold.adapter import EXPERT_TARGETS, Adapter, count_int8_bytes, count_nf4_scale_bytes
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
@@ -22,7 +22,14 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
-from fivefold.trainer.checkpoint.peft_adapter import BY_ROWS, AdapterFolder, _list_tensor_names, find_family
+from fivefold.trainer.checkpoint.peft_adapter import (
+    BY_ROWS,
+    AdapterFolder,
+    ExpertFactor,
+    _list_expert_factors,
+    _list_tensor_names,
+    find_family,
+)
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
@@ -60,14 +67,29 @@ class PeftName(NamedTuple):
     name: str
     rows: Tensor | None
 
+    expert: ExpertFactor | None = None
+
     def read(self, tensor: Tensor) -> Tensor:
+        if self.expert is not None:
+            return self.expert.read(tensor).flatten(0, 1)  # as the trainer holds it
         return tensor if self.rows is None else tensor[self.rows]
+
+    def write(self, tensor: Tensor, value: Tensor) -> None:
+        if self.expert is not None:
+            self.expert.write(tensor, value.view(self.expert.experts, -1, value.shape[1]))
+        elif self.rows is None:
+            tensor.copy_(value)
+        else:
+            tensor.index_copy_(0, self.rows, value)
 
 
 def map_names(folder: Path, adapter: Adapter) -> dict[str, PeftName]:
     """By our names: of peft's base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight."""
-    names = {}
-    for ours, (name, part) in _list_tensor_names(resolve(str(folder / "config.json")), find_family(folder), adapter):
+    names, model = {}, resolve(str(folder / "config.json"))
+    parameters = tuple(target for target in adapter.targets if target in EXPERT_TARGETS)
+    for ours, factor in _list_expert_factors(model, find_family(folder), parameters):
+        names[ours] = PeftName(f"{factor.name.removesuffix('.weight')}.default.weight", None, factor)
+    for ours, (name, part) in _list_tensor_names(model, find_family(folder), adapter):
         if adapter.is_saved(ours):
             names[ours] = PeftName(f"{name.removesuffix('.weight')}.modules_to_save.default.weight", None)
             continue
@@ -106,7 +128,10 @@ def wrap_with_peft(
         modules_to_save=list(adapter.modules_to_save) or None,
         rank_pattern=adapter.ranks,
         alpha_pattern=adapter.alphas,
-        target_modules="all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets),
+        target_parameters=[f"mlp.{target}" for target in adapter.targets if target in EXPERT_TARGETS] or None,
+        target_modules="all-linear"
+        if adapter.targets == ("all-linear",)
+        else [target for target in adapter.targets if target not in EXPERT_TARGETS],
     )
     quantized = {}
     if adapter.base == "nf4":
@@ -123,14 +148,14 @@ def wrap_with_peft(
     model = peft.get_peft_model(base, config)
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     names = map_names(folder, adapter)
-    assert weights.keys() == {name for name, _ in names.values()}
+    assert weights.keys() == {there.name for there in names.values()}
     trained = {ours: (weights[there.name], there) for ours, there in names.items()}
     with torch.no_grad():
         for ours, (weight, there) in trained.items():
             if ours.endswith("magnitude"):  # norms of the rows of the base
                 torch.testing.assert_close(start[ours], there.read(weight), rtol=1e-6, atol=0)
             value = start[ours].to(dtype)
-            there.read(weight).copy_(value) if there.rows is None else weight.index_copy_(0, there.rows, value)
+            there.write(weight, value)
     return model.train(), trained
 
 
@@ -148,7 +173,7 @@ def train_with_peft(
         dropouts = [module for name, module in model.named_modules() if name.endswith("lora_dropout")]
         for place, module in enumerate(dropouts, start=ADAPTERS):
             module["default"] = OurDropout(rate, place=place)
-    factors = [weight for weight, _ in trained.values()]
+    factors = list({there.name: weight for weight, there in trained.values()}.values())
     optimizer = torch.optim.AdamW(
         factors, lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon, weight_decay=0.1
     )
@@ -328,6 +353,10 @@ def base_of_mixture(path: Path, family: str) -> Path:
         ("deepseek_v3", Adapter(rank=4, targets=COMPRESSED, dropout=0.3)),
         ("deepseek_v3", Adapter(kind="dora", rank=4, targets=COMPRESSED)),
         ("qwen3_moe", Adapter(rank=4, targets=ATTENTION, base="nf4")),  # experts stay in fp32
+        ("mixtral", Adapter(rank=4, targets=("q_proj", *EXPERT_TARGETS), rank_stabilized=True)),
+        ("qwen3_moe", Adapter(rank=4, targets=("v_proj", *EXPERT_TARGETS), rank_pattern={"experts.gate_up_proj": 8})),
+        ("gpt_oss", Adapter(rank=4, targets=("q_proj", *EXPERT_TARGETS), alpha_pattern={"experts.down_proj": 3})),
+        ("deepseek_v3", Adapter(rank=4, targets=(*COMPRESSED, "experts.down_proj"))),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.name} of {len(value.targets)}",
 )
@@ -422,6 +451,9 @@ def test_peft_computes_what_was_trained_and_is_read_back(
         ("qwen2_moe", Adapter(rank=3)),
         ("deepseek_v3", Adapter(rank=3, targets=COMPRESSED)),
         ("deepseek_v3", Adapter(rank=3, targets=("q_b_proj", "up_proj"))),
+        ("qwen3_moe", Adapter(rank=3, targets=("q_proj", *EXPERT_TARGETS), rank_pattern={"experts.gate_up_proj": 5})),
+        ("gpt_oss", Adapter(rank=3, targets=("q_proj", *EXPERT_TARGETS))),
+        ("mixtral", Adapter(rank=3, targets=("q_proj", "experts.down_proj"), alpha_pattern={"experts.down_proj": 2})),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value.targets),
 )
@@ -463,7 +495,7 @@ def test_peft_adapts_the_experts_of_the_families_that_are_named(tmp_path: Path, 
     assert sum(of_experts) == expected
     if is_named:
         model.save_pretrained(tmp_path / "lora")
-        with pytest.raises(UserError, match=r"target_parameters=down_proj, gate\.weight, gate_up_proj: adapters of"):
+        with pytest.raises(UserError, match=r"target_parameters=gate\.weight, and only gate_up_proj and down_proj of"):
             AdapterFolder.open(tmp_path / "lora")
 
 

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.model.spec import Model
-from fivefold.model.weight import MAGNITUDE
+from fivefold.model.weight import EXPERT_FACTORS, MAGNITUDE
 from fivefold.model.weights import name_block
 from fivefold.trainer.build import Built
+from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import merge_adapter
 from fivefold.trainer.model.moe import Moe
@@ -38,6 +39,19 @@ def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
             scale=scale,
             magnitude=tensors.pop(f"{linear}{MAGNITUDE}", None),
         )
+    for name in [name for name in tensors if name.endswith(EXPERT_FACTORS[0])]:
+        path, _, factor = name.rpartition(".")
+        shared = factor.removesuffix("_lora_a")
+        factor_a = tensors.pop(name)
+        scale = cast(Experts, built.module.get_submodule(path)).lora_scales[shared]
+        for part in ("gate", "up") if shared == "gate_up" else (shared,):
+            tensors[f"{path}.{part}"] = merge_adapter(
+                tensors[f"{path}.{part}"],
+                factor_a=factor_a,
+                factor_b=tensors.pop(f"{path}.{part}_lora_b"),
+                scale=scale,
+                magnitude=None,
+            )
     local_biases = {f"{name_block(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.moe_layers.items()}
     biases_of_ranks: list[Any] | None = [local_biases] * built.ranks.world if built.ranks.rank == 0 else None
     if built.ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight

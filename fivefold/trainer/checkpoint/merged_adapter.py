@@ -56,6 +56,8 @@ class MergedFolder:
         if f"{linear}.lora_a" in self.factors:
             rows, columns = slices
             return self._merge_rows(linear, rows)[:, columns]
+        if f"{ours}_lora_b" in self.factors:
+            return self._merge_experts(ours, offsets=offsets, sizes=sizes)
         if self.nf4 is not None and is_quantized(self._weights[ours]):
             return self._read_quantized(ours, dtype=self.nf4)[slices]
         return self.base.read(ours, offsets=offsets, sizes=sizes)
@@ -75,6 +77,19 @@ class MergedFolder:
             factor_b=self.factors[f"{linear}.lora_b"][rows],
             scale=self.adapter.resolve_linear(linear.split(".", 2)[2]).scale,
             magnitude=None if magnitude is None else magnitude[rows],
+        )
+
+    def _merge_experts(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Return a box of stacked experts [E, out, in] with their adapters."""
+        experts, rows, columns = (slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+        path, _, name = ours.rpartition(".")
+        shared = "gate_up" if name in ("gate", "up") else name
+        return merge_adapter(
+            self.base.read(ours, offsets=offsets, sizes=sizes),
+            factor_a=self.factors[f"{path}.{shared}_lora_a"][experts, :, columns],
+            factor_b=self.factors[f"{ours}_lora_b"][experts, rows],
+            scale=self.adapter.resolve_linear(ours.split(".", 2)[2]).scale,
+            magnitude=None,
         )
 
     @cached_property

@@ -4,9 +4,12 @@
     blocks.3.attention.q.lora_b = base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [out, rank]
     blocks.3.attention.q.lora_magnitude = base_model.model.….q_proj.lora_magnitude_vector          [out]
     head.out.weight = base_model.model.lm_head.weight, if it is trained in full (``modules_to_save``)
+    blocks.3.moe.experts.down_lora_a = base_model.model.model.layers.3.mlp.experts.lora_A.weight   [E · rank, in]
 
-The rows of B and the magnitudes are in the order of the rows of W there. Source: huggingface/peft@0.21.2:
-src/peft/utils/save_and_load.py, src/peft/tuners/lora/config.py.
+The rows of B and the magnitudes are in the order of the rows of W there. Those of experts are of the parameters in
+which transformers stacks them (``target_parameters``); if both of a layer have adapters, those of gate and up are
+named ``experts.base_layer``. Source: huggingface/peft@0.21.2: src/peft/utils/save_and_load.py,
+src/peft/tuners/lora/config.py, and ParamWrapper in layer.py.
 """
 
 from __future__ import annotations
@@ -15,20 +18,21 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fivefold.adapter import SAVED, TARGETS, Adapter, SavedModule
+from fivefold.adapter import ALL_TARGETS, SAVED, TARGETS, Adapter, SavedModule
 from fivefold.job import Job
 from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, compile_pattern, find_key
 from fivefold.model.huggingface.read import find_text_model
 from fivefold.model.huggingface.tensors import TensorPart, list_tensors
 from fivefold.model.spec import Model
-from fivefold.model.weights import list_targets, list_trained_weights
+from fivefold.model.weight import EXPERT_FACTORS
+from fivefold.model.weights import list_targets, list_trained_weights, name_adapted
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import huggingface_import
@@ -37,6 +41,8 @@ from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 FACTORS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "lora_magnitude": "lora_magnitude_vector"}
+# the parameters of routed experts by target
+EXPERT_PARAMETERS = {"experts.gate_up_proj": "gate_up_proj", "experts.down_proj": "down_proj"}
 BY_ROWS = ("lora_b", "lora_magnitude")  # in the order of the rows of W
 # PEFT keys that change what is computed, with the values that mean LoRA or DoRA. Other keys say how the adapter was
 # drawn or trained, or for whom it is.
@@ -57,6 +63,51 @@ PLAIN_KEYS: dict[str, tuple[object, ...]] = {
 }
 
 
+class ExpertFactor(NamedTuple):
+    """One of our factors of routed experts in peft's tensor of a parameter: A [E · rank, in] or B [out, rank · E]."""
+
+    ours: str
+    name: str
+    part: TensorPart  # of the parameter
+    experts: int
+
+    @property
+    def parameter(self) -> str:
+        """Return the parameter as ``target_parameters`` names it: ``mlp.experts.down_proj``."""
+        return self.part.name.split(".", 3)[3]
+
+    @property
+    def is_a(self) -> bool:
+        """Tell whether it is a factor A."""
+        return self.ours.endswith("_lora_a")
+
+    def shape(self, adapter: Adapter) -> tuple[int, ...]:
+        """Return the shape of peft's tensor."""
+        rows = self.experts * adapter.resolve_linear(name_adapted(self.ours).split(".", 2)[2]).rank
+        columns, in_features = self.part.shape[1:]
+        out_features, in_features = (in_features, columns) if self.part.transposed else (columns, in_features)
+        return (rows, in_features) if self.is_a else (out_features, rows)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return our factor [E, rank, in] or [E, out, rank]."""
+        if self.is_a:
+            return tensor.view(self.experts, -1, tensor.shape[1])
+        return self._select_rows(tensor).permute(2, 0, 1)
+
+    def write(self, tensor: Tensor, factor: Tensor) -> None:
+        """Copy our factor into peft's tensor."""
+        if self.is_a:
+            tensor.copy_(factor.reshape(tensor.shape))
+        elif self.part.rows is None:
+            tensor.copy_(factor.permute(1, 2, 0).reshape(tensor.shape))
+        else:
+            tensor[torch.tensor(self.part.order())] = factor.permute(1, 2, 0).flatten(1)
+
+    def _select_rows(self, tensor: Tensor) -> Tensor:
+        rows = tensor if self.part.rows is None else tensor[torch.tensor(self.part.order())]
+        return rows.view(len(rows), -1, self.experts)
+
+
 @dataclass(frozen=True)
 class AdapterFolder:
     """An opened PEFT adapter folder: the adapter, the base that its config names, and its tensors by name."""
@@ -68,6 +119,7 @@ class AdapterFolder:
     saved: tuple[str, ...] = ()  # names of modules that are stored in full, as its config has them
     ranks: Mapping[str, Any] = field(default_factory=dict)  # by pattern, as its config has them
     alphas: Mapping[str, Any] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()  # target_parameters, as its config has them
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -78,11 +130,11 @@ class AdapterFolder:
                 f"{path} holds an adapter of peft_type {kind}, and only LORA is read; train a LoRA, or merge it into "
                 "its base with peft"
             )
-        if parameters := config.get("target_parameters"):
+        parameters = tuple(map(str, config.get("target_parameters") or ()))
+        if unknown := sorted(name for name in parameters if not name.endswith(tuple(EXPERT_PARAMETERS.values()))):
             raise UserError(
-                f"{path}: {CONFIG} has target_parameters={', '.join(sorted(parameters))}: adapters of routed experts "
-                "or routers are not read; merge them into the base with peft's merge_and_unload, or train targets of "
-                "attention alone"
+                f"{path}: {CONFIG} has target_parameters={', '.join(unknown)}, and only gate_up_proj and down_proj of "
+                "routed experts are read; merge the adapter into the base with peft's merge_and_unload"
             )
         for key, plain in PLAIN_KEYS.items():
             if key in config and config[key] not in plain:
@@ -106,7 +158,7 @@ class AdapterFolder:
         saved = tuple(map(str, config.get("modules_to_save") or ()))
         base = str(config.get("base_model_name_or_path") or "")
         ranks, alphas = (_read_patterns(config, name, path=path) for name in ("rank_pattern", "alpha_pattern"))
-        return cls(path, adapter, base, tensors, saved, ranks, alphas)
+        return cls(path, adapter, base, tensors, saved, ranks, alphas, parameters)
 
     def read_factors(self, model: Model, *, family: str) -> tuple[Adapter, dict[str, Tensor]]:
         """Return the adapter with its targets, and its factors by our names, in the order of our rows.
@@ -120,7 +172,14 @@ class AdapterFolder:
                 model, family, Adapter(kind=self.adapter.kind, rank=self.adapter.rank, modules_to_save=saved)
             )
         )
-        if unknown := sorted(self.tensors.keys() - {name for name, _ in every.values()}):
+        expert_targets = tuple(
+            target
+            for target, name in EXPERT_PARAMETERS.items()
+            if any(given.endswith(name) for given in self.parameters)
+        )
+        of_experts = dict(_list_expert_factors(model, family, expert_targets))
+        names = {name for name, _ in every.values()} | {factor.name for factor in of_experts.values()}
+        if unknown := sorted(self.tensors.keys() - names):
             raise UserError(
                 f"{self.path} holds {len(unknown)} tensors that are not factors of the linear layers of "
                 f"{model.name}, such as {unknown[0]}"
@@ -131,40 +190,52 @@ class AdapterFolder:
             if name in self.tensors and ours.startswith("blocks.")
         }
         targets = tuple(target for target, targeted in TARGETS.items() if not linears.isdisjoint(targeted))
-        if not targets:
+        if not targets and not expert_targets:
             raise UserError(
                 f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers ({', '.join(TARGETS)}); "
                 "name a folder whose adapter targets these"
             )
         adapter = self.adapter.replace(
-            targets=targets,
+            targets=(*targets, *expert_targets),
             modules_to_save=saved,
-            rank_pattern=self._resolve_pattern("rank_pattern", self.ranks, every),
-            alpha_pattern=self._resolve_pattern("alpha_pattern", self.alphas, every),
+            rank_pattern=self._resolve_pattern("rank_pattern", self.ranks, every, of_experts),
+            alpha_pattern=self._resolve_pattern("alpha_pattern", self.alphas, every, of_experts),
         )
         factors: dict[str, Tensor] = {}
         for weight in list_trained_weights(model, adapter):
-            name, part = every[weight.name]
+            shape: tuple[int, ...] = weight.shape
+            if (expert_factor := of_experts.get(weight.name)) is not None:
+                name, shape = expert_factor.name, expert_factor.shape(adapter)
+            else:
+                name, part = every[weight.name]
             tensor = self.tensors.get(name)
-            if tensor is None or tuple(tensor.shape) != weight.shape:
-                state = "is missing" if tensor is None else f"is {list(tensor.shape)} instead of {list(weight.shape)}"
+            if tensor is None or tuple(tensor.shape) != shape:
+                state = "is missing" if tensor is None else f"is {list(tensor.shape)} instead of {list(shape)}"
                 raise UserError(f"{self.path}: {name} {state}; all blocks need factors of one rank")
+            if expert_factor is not None:
+                factors[weight.name] = expert_factor.read(tensor).contiguous()
+                continue
             factors[weight.name] = tensor[torch.tensor(part.order())] if weight.name.endswith(BY_ROWS) else tensor
         return adapter, factors
 
     def _resolve_pattern(
-        self, name: str, patterns: Mapping[str, Any], every: Mapping[str, tuple[str, TensorPart]]
+        self,
+        name: str,
+        patterns: Mapping[str, Any],
+        every: Mapping[str, tuple[str, TensorPart]],
+        of_experts: Mapping[str, ExpertFactor],
     ) -> dict[str, Any]:
         """Return the values of ``patterns`` by target; raise ``UserError`` if they differ between blocks.
 
-        ``every``: as ``_list_tensor_names`` yields them.
+        ``every`` and ``of_experts``: as ``_list_tensor_names`` and ``_list_expert_factors`` yield them.
         """
         by_target = dict[str, Any]()
-        for ours, (stored, part) in every.items():
-            if stored not in self.tensors or not ours.endswith(".lora_a"):
+        parts = {ours: part for ours, (stored, part) in every.items() if stored in self.tensors}
+        for ours, part in (parts | {ours: factor.part for ours, factor in of_experts.items()}).items():
+            if not ours.endswith("lora_a"):
                 continue
-            linear = ours.removesuffix(".lora_a").split(".", 2)[2]
-            target = next(target for target, linears in TARGETS.items() if linear in linears)
+            linear = name_adapted(ours).split(".", 2)[2]
+            target = next(target for target, linears in ALL_TARGETS.items() if linear in linears)
             key = find_key(patterns, part.name.removesuffix(".weight"))
             value = None if key is None else patterns[key]
             if by_target.setdefault(target, value) != value:
@@ -209,6 +280,11 @@ def write(
             factor = rows
         tensors[name] = factor.contiguous()
         (saved if adapter.is_saved(ours) else modules).append(_name_module(part))
+    parameters = [target for target in adapter.targets if target in EXPERT_PARAMETERS]
+    of_experts = dict(_list_expert_factors(model, family, tuple(parameters)))
+    for ours, expert_factor in of_experts.items():
+        empty = torch.empty(expert_factor.shape(adapter))
+        expert_factor.write(tensors.setdefault(expert_factor.name, empty), factors[ours])
     if family in NAMED_AS_MLPS and (as_experts := [name for name in EXPERT_LAYERS if name in modules]):
         raise UserError(
             f"model {model.name!r}: peft (0.21) takes {', '.join(as_experts)} of {family} as those of its routed "
@@ -216,6 +292,11 @@ def write(
             "adapter.targets of attention alone"
         )
     ranks, alphas = _list_patterns(adapter, model, family)
+    for expert_factor in of_experts.values():
+        of_layer = adapter.resolve_linear(name_adapted(expert_factor.ours).split(".", 2)[2])
+        ranks |= {expert_factor.parameter: of_layer.rank} if of_layer.rank != adapter.rank else {}
+        if of_layer.scale_numerator != adapter.scale_numerator:
+            alphas[expert_factor.parameter] = _shorten_alpha(of_layer.scale_numerator)
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -226,6 +307,7 @@ def write(
         "use_rslora": adapter.rank_stabilized,
         "use_dora": adapter.has_magnitudes,
         "target_modules": list(dict.fromkeys(modules)),
+        "target_parameters": sorted({factor.parameter for factor in of_experts.values()}) or None,
         "modules_to_save": list(dict.fromkeys(saved)) or None,
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
@@ -300,7 +382,7 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
 
 def _list_layers(adapter: Adapter, model: Model) -> dict[str, tuple[int, float]]:
     """Return the rank and scale of each target."""
-    resolved = {target: adapter.resolve_linear(TARGETS[target][0]) for target in list_targets(model, adapter)}
+    resolved = {target: adapter.resolve_linear(ALL_TARGETS[target][0]) for target in list_targets(model, adapter)}
     return {target: (layer.rank, layer.scale) for target, layer in resolved.items()}
 
 
@@ -338,6 +420,30 @@ def _name_module(part: TensorPart) -> str:
     return part.name.rpartition(".")[0].rpartition(".")[2]
 
 
+def _list_expert_factors(model: Model, family: str, targets: tuple[str, ...]) -> Iterator[tuple[str, ExpertFactor]]:
+    """Yield our names of the factors of routed experts with ``targets``, and where peft stores them.
+
+    Raises ``UserError`` for a family whose experts transformers does not stack in two parameters.
+    """
+    adapter = Adapter(targets=targets or ("q_proj",))
+    factors = [weight for weight in list_trained_weights(model, adapter) if weight.name.endswith(EXPERT_FACTORS)]
+    parts = {part.ours: part for part in list_tensors(model, family=family, stacked=True)} if factors else {}
+    for weight in factors:
+        path, _, name = weight.name.rpartition(".")
+        matrix = "gate" if name == "gate_up_lora_a" else name.partition("_lora_")[0]
+        part = parts[f"{path}.{matrix}"]
+        if not part.name.endswith(tuple(EXPERT_PARAMETERS.values())) or len(part.shape) != 3:
+            raise UserError(
+                f"model {model.name!r}: {family} stores experts as {part.name}; PEFT adapters on these are not "
+                "supported; export with --merge"
+            )
+        stem = part.name.rpartition(".")[0]
+        is_inner = part.name.endswith("gate_up_proj") and len(targets) == 2
+        factor = "lora_A" if name.endswith("_lora_a") else "lora_B"
+        stored = f"{PREFIX}{stem}{'.base_layer' if is_inner else ''}.{factor}.weight"
+        yield weight.name, ExpertFactor(weight.name, stored, part, weight.shape[0])
+
+
 def _list_tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, TensorPart]]]:
     """Yield our name of each trained weight, its tensor in a PEFT adapter folder, and the part of the base's weight.
 
@@ -345,6 +451,8 @@ def _list_tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[
     """
     every = {part.ours: part for part in list_tensors(model, family=family)}
     for weight in list_trained_weights(model, adapter):
+        if weight.name.endswith(EXPERT_FACTORS):
+            continue
         linear, _, factor = weight.name.rpartition(".")
         part = every[weight.name if adapter.is_saved(weight.name) else f"{linear}.weight"]
         if part.transposed or part.rows not in (None, part.shape[part.dim]):

@@ -76,6 +76,7 @@ class Experts(nn.Module):
         self.wgrad_store, self.ends, self.gemms = WgradStore(), read_ends, GroupedGemms()
         self.adds_bias, self.copies = True, 1
         self.backward_overlap_work: list[Work] | None = None
+        self.lora_scales: dict[str, float] = {}  # of adapters of gate_up and down (``expert_lora.py``)
         self.entries = ("gate", "up") if model.mlp == "gated" else ("up",)
         sizes = [(name, moe.ffn, model.width) for name in self.entries] + [("down", model.width, moe.ffn)]
         for name, out_features, in_features in sizes:
@@ -94,14 +95,15 @@ class Experts(nn.Module):
         Plain experts have no gate.
         """
         products = _grouped_linears(x, offsets, self, self.entries)
-        return tuple(self._apply_bias(y, name, offsets) for y, name in zip(products, self.entries, strict=True))
+        return tuple(self.apply_bias(y, name, offsets) for y, name in zip(products, self.entries, strict=True))
 
     def project_down(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
         """Apply ``down`` to activations [n, F] → [n, D]; they already contain the routing weights ``share`` [n]."""
         (y,) = _grouped_linears(m, offsets, self, ("down",))
-        return self._apply_bias(y, "down", offsets, share)
+        return self.apply_bias(y, "down", offsets, share)
 
-    def _apply_bias(self, y: Tensor, name: str, offsets: Tensor, share: Tensor | None = None) -> Tensor:
+    def apply_bias(self, y: Tensor, name: str, offsets: Tensor, share: Tensor | None = None) -> Tensor:
+        """Add to rows y [n, out] the bias of their expert, if there is one, times ``share`` if it is given."""
         bias = getattr(self, f"{name}_bias", None)
         return y if bias is None else _add_bias(y, share, bias, offsets, self)
 

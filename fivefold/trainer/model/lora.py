@@ -53,6 +53,11 @@ def disable_adapters() -> Iterator[None]:
         _Switch.is_on = was_on
 
 
+def has_adapters_on() -> bool:
+    """Tell whether layers run with their adapters."""
+    return _Switch.is_on
+
+
 def attach(blocks: nn.Module, adapter: Adapter) -> None:
     """Add the adapter's weights, not initialized, to the linear layers of ``blocks`` that ``adapter`` targets."""
     place = ADAPTERS
@@ -233,7 +238,12 @@ def _compute_row_norms(weight: Tensor, linear: Linear) -> Tensor:
 def merge_adapter(
     weight: Tensor, *, factor_a: Tensor, factor_b: Tensor, scale: float, magnitude: Tensor | None
 ) -> Tensor:
-    """Return rows of a weight with its adapter merged, in fp32: W + s · B A, and with DoRA its rows times m / n."""
+    """Return rows of a weight with its adapter merged, in fp32: W + s · B A, and with DoRA its rows times m / n.
+
+    Weights and factors of experts are stacked.
+    """
+    if weight.dim() == 3:
+        return torch.baddbmm(weight.float(), factor_b.float(), factor_a.float(), alpha=scale)
     updated = torch.addmm(weight.float(), factor_b.float(), factor_a.float(), alpha=scale)
     return updated if magnitude is None else updated.mul_((magnitude.float() / updated.norm(dim=1))[:, None])
 

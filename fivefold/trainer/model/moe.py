@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.record import RunFailure
-from fivefold.trainer.model import routing
+from fivefold.trainer.model import expert_lora, routing
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.kernels.activations import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
@@ -138,12 +138,12 @@ class Moe(nn.Module):
             shared_RD = self.run("moe.shared_gate", self.shared_gate, x_RD, shared_RD)
         routed, share = self.run("moe.arrive", self.dispatcher.arrive, routed, share, plan)
         offsets = self.dispatcher.offsets(plan)
-        entries = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)  # gate and up, or up alone
+        entries = expert_lora.gate_up(self.run, self.experts, routed, offsets)  # gate and up, or up alone
         del routed
         name = () if self.is_gated else (self.activation,)
         act = self.run("moe.experts.act", self._select_activation, *entries, share, *name)
         del entries
-        expert_out = self.run("moe.experts.down", self.experts.project_down, act, share, offsets)
+        expert_out = expert_lora.project_down(self.run, self.experts, act, share, offsets)
         del act
         expert_out = self.run("moe.return", self.dispatcher.combine, expert_out, plan)
         out_RD: Tensor = self.run("moe.combine", _combine_copies, expert_out, permutation, self.kernels)

@@ -226,6 +226,7 @@ def test_modules_to_save_are_counted(
 
 COMPRESSED = LATENT.mla.replace(q_rank=12) if LATENT.mla else None
 SHARED = MoE(experts=4, topk=2, ffn=8, shared_experts=1)
+ON_EXPERTS = Adapter(rank=3, targets=("all-linear", "experts.gate_up_proj", "experts.down_proj"))
 MIXTURES = {
     "biased experts": MIXTURE.replace(moe=SHARED.replace(shared_experts=0, expert_bias=True, router_bias=True)),
     "gated shared experts": MIXTURE.replace(moe=SHARED.replace(shared_gate=True)),
@@ -243,6 +244,10 @@ MIXTURES = {
             ("biased experts", "dp2 tp2 ep2 etp2 zero2 mbs2", Adapter(rank=3)),
             ("gated shared experts", "tp2 cp2 ep2 mbs2 ac=full", Adapter(rank=3, targets=("down_proj",))),
             ("latent", "dp1 cp2 tp2 mbs2 ac=full", Adapter(kind="dora", rank=3)),
+            ("latent", "dp2 ep2 zero3 mbs2", ON_EXPERTS.replace(base="nf4")),
+            ("biased experts", "dp2 tp2 ep2 zero2 mbs2", ON_EXPERTS.replace(rank_pattern={"experts.down_proj": 5})),
+            ("gated shared experts", "tp2 cp2 ep2 mbs2 ac=full", ON_EXPERTS),
+            ("biased experts", "dp1 mbs2 ac=full", Adapter(rank=3, targets=("v_proj", "experts.gate_up_proj"))),
         ],
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import EXPERT_TARGETS, Adapter
 from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
 from fivefold.model.per_layer_inputs import PerLayerInputs
@@ -117,4 +117,14 @@ def test_adapters_of_latents_drop_the_same_inputs_on_a_rank_with_some_of_the_row
     layout = Layout.parse(text)
     job = job_for(layout).replace(adapter=Adapter(rank=3, targets=("q_a_proj", "kv_a_proj_with_mqa"), dropout=0.25))
     verdict = run(Drawn(0, SMALL.replace(name="latent", kv_heads=8, mla=LATENT), layout, job))
+    assert verdict.is_equal, verdict
+
+
+@pytest.mark.parametrize("text", mark_share(2, ["tp2 ep2 zero1 mbs2 ac=full", "dp2 ep2 zero3 mbs2"]))
+def test_adapters_of_routed_experts_equal_one_process(text: str) -> None:
+    layout = Layout.parse(text)
+    targets = ("all-linear", *EXPERT_TARGETS)
+    job = job_for(layout).replace(adapter=Adapter(rank=3, targets=targets, rank_pattern={targets[1]: 5}))
+    moe = MoE(experts=4, topk=2, ffn=14, balance="free", score="sigmoid", shared_experts=1)
+    verdict = run(Drawn(0, SMALL.replace(name="mixture", moe=moe), layout, job))
     assert verdict.is_equal, verdict

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.adapter import NF4_CODEBOOK_BYTES, count_nf4_bytes, count_nf4_scale_bytes
+from fivefold.adapter import EXPERT_TARGETS, NF4_CODEBOOK_BYTES, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
 from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
+from fivefold.model.huggingface.peft import count_expert_adapters
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
@@ -27,6 +28,7 @@ from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.units import GIB
 
+GATE_UP = "experts.gate_up_proj"
 LLAMA = build_model("llama3-8b")
 SMALL = LLAMA.replace(layers=4, width=256, heads=4, kv_heads=2, head_dim=64, ffn=640, vocab=1024)
 
@@ -260,6 +262,35 @@ def test_trainable_parameters_of_mixtures_are_those_that_peft_prints(
     adapter = job({"rank": 16, "targets": targets}).adapter
     assert adapter is not None
     assert count_adapters(build_model(model), adapter) == count
+
+
+def test_adapters_of_experts_have_the_parameters_of_peft() -> None:
+    """peft's all-linear over Qwen3-30B-A3B adds them with twice the rank on gate and up; adapters of routers apart."""
+    model = build_model("qwen3-30b-a3b")
+    plain = job({"rank": 16}).adapter
+    experts = job({"rank": 16, "targets": ["all-linear", *EXPERT_TARGETS], "rank_pattern": {GATE_UP: 32}}).adapter
+    assert plain is not None
+    assert experts is not None
+    added = count_adapters(model, experts) - count_adapters(model, plain)
+    assert added == count_expert_adapters(model, plain) == 48 * 128 * (32 * (2048 + 2 * 768) + 16 * (768 + 2048))
+
+
+@pytest.mark.parametrize(
+    ("layout", "changed", "words"),
+    [
+        ("dp1", {"adapter": {"targets": ["q_proj", GATE_UP], "kind": "dora"}}, "DoRA, as in PEFT; take kind=lora"),
+        ("dp1", {"adapter": {"targets": ["q_proj", GATE_UP], "dropout": 0.1}}, "adapter.dropout=0.1, as in PEFT"),
+        ("dp1", {"adapter": {"targets": [GATE_UP]}}, "no adapters of attention below them"),
+        ("dp1", {"stack": "ddp"}, "the stack ddp: PEFT sums W and its update for all experts"),
+        ("dp2 tp2 etp2", {}, "adapters of routed experts are not modelled with etp2; take etp1"),
+    ],
+)
+def test_unmodelled_adapters_of_experts_are_errors(layout: str, changed: dict[str, object], words: str) -> None:
+    chosen = job(**{"adapter": {"targets": ["q_proj", GATE_UP]}, **changed})  # type: ignore[arg-type]
+    model = SMALL.replace(moe=MoE(experts=4, topk=2, ffn=96))
+    assert any(words in reason for reason in list_reasons(Layout.parse(layout), model=model, job=chosen, machine=None))
+    (reason,) = list_reasons(Layout.parse("dp1"), model=SMALL, job=job({"targets": ["q_proj", GATE_UP]}), machine=None)
+    assert reason.endswith("llama3-8b has no routed experts; take all-linear")
 
 
 def test_experts_stay_wide_next_to_a_base_in_nf4() -> None:

@@ -12,9 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Ernie4_5Config, LlamaConfig, Phi3Config, PhiConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Ernie4_5Config,
+    LlamaConfig,
+    Phi3Config,
+    PhiConfig,
+    Qwen3MoeConfig,
+)
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import EXPERT_TARGETS, Adapter
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import list_adapter_weights, list_trained_weights
@@ -173,6 +181,30 @@ def test_routing_biases_of_a_merged_mixture_are_those_of_its_base(forked: Fork, 
     assert not (tmp_path / "lora").exists()
 
 
+def test_adapters_of_experts_go_out_and_come_back(forked: Fork, tmp_path: Path) -> None:
+    """Trained under expert parallelism and ZeRO-3, read by one rank, and merged."""
+    torch.manual_seed(1)
+    sizes = SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
+    AutoModelForCausalLM.from_config(Qwen3MoeConfig(**sizes)).save_pretrained(tmp_path / "base")
+    adapter = Adapter(rank=3, targets=("q_proj", *EXPERT_TARGETS), rank_pattern={"experts.gate_up_proj": 5})
+    logits, weights = forked(
+        2, train_and_save, tmp_path / "run", tmp_path / "base", Layout.parse("dp2 ep2 zero3 mbs2"), adapter
+    )[0]
+    write = partial(export, find(tmp_path / "run"), file_bytes=10**9, report=ignore_progress)
+    write(tmp_path / "lora")
+    config = json.loads((tmp_path / "lora" / peft_adapter.CONFIG).read_text())
+    assert config["target_parameters"] == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    assert config["rank_pattern"] == {"mlp.experts.gate_up_proj": 5}
+    again = forked(1, start, tmp_path / "lora", tmp_path / "base", Layout.parse("dp1 mbs1"), adapter)[0]
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+    write(tmp_path / "out", dtype="fp32", merge=True)
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
+        torch.testing.assert_close(theirs, logits, rtol=1e-5, atol=1e-5)
+        for source in (tmp_path / "run", tmp_path / "lora"):
+            torch.testing.assert_close(WeightSource.find(source).decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
+
+
 def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
     model = HuggingFaceFolder.open(base_of(tmp_path / "base", "phi3")).model
     factors = {weight.name: torch.zeros(weight.shape) for weight in list_adapter_weights(model, ADAPTER)}
@@ -201,7 +233,7 @@ def folder_of(path: Path, base: Path) -> Path:
         ({"rank_pattern": {"layers.0.self_attn.q_proj": 8}}, r"rank_pattern of .*, which gives some blocks others"),
         ({"rank_pattern": {"(q_proj)+*": 8}}, r"rank_pattern='\(q_proj\)\+\*', a pattern that is not read"),
         ({"alpha_pattern": {"q_proj": 8}}, r"alpha_pattern q_proj:8, and .job. adapter has kind lora"),
-        ({"target_parameters": ["gate_up_proj"]}, "target_parameters=gate_up_proj: adapters of routed experts"),
+        ({"target_parameters": ["gate.weight"]}, "target_parameters=gate.weight, and only gate_up_proj and down_proj"),
         ({"r": 4}, r"is \[3, 48\] instead of \[4, 48\]"),
         ({"lora_alpha": 7}, "scale 4.04145 .* and .job. adapter has kind lora, rank 3, scale 2.88675"),
         ({"r": 0}, "rank must be 1 or more, not 0"),

@@ -60,6 +60,9 @@ def _list_with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
         yield _freeze(op, local, adapter)
         return
     adapter = adapter.resolve_linear(op.name)
+    if op.name.startswith("moe.experts."):
+        yield from _list_experts_in_place(op, local, adapter)
+        return
     if local.job.stack.kernel_facts.fuses_linears:
         yield from _list_in_place(op, local, adapter)
         return
@@ -266,6 +269,44 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     yield elementwise(f"{op.name}.lora_add", "add", (base, high), total, size=size)._replace(moved_bytes=size)
     if adapter.has_magnitudes:
         yield _rescale(op, total, f"{out}.lora_norms", out, size=size)
+
+
+def _list_experts_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
+    """Yield a grouped product of frozen experts and those of their adapters, as our engine runs them: A, W, and B.
+
+    Gate and up share A, which comes first (``trainer/model/expert_lora.py``). A product with B is a temporary, which is
+    added to the output in place.
+    """
+    (out, size), *_ = op.writes.items()
+    (group_rows, out_features, in_features), (source, *_) = op.shape, op.reads
+    experts, width, name = op.batch, local.width, op.name.rpartition(".")[2]
+    rows = size // (out_features * width)
+    ends = tuple(kept for kept in op.keeps if kept == "ends")
+    base, high = f"{out}.base", f"{out}.lora_b"
+    low = "moe.experts.down.low" if name == "down" else "moe.experts.gate_up.low"
+
+    def multiply(name: str, source: str, written: str, *, in_features: int, out_features: int) -> Op:
+        product = matmul(
+            name, source, written, rows=rows, in_features=in_features, out_features=out_features, width=width
+        )
+        return product._replace(
+            parameters=experts * product.parameters,
+            wgrad_numels=(experts * in_features * out_features,),
+            shape=(group_rows, out_features, in_features),
+            batch=experts,
+            keeps=(source, *ends),
+        )
+
+    if name != "up":
+        lowering = f"{op.name.removesuffix('.gate')}{'.gate_up' if name == 'gate' else ''}.lora_a"
+        yield multiply(lowering, source, low, in_features=in_features, out_features=adapter.rank)
+    frozen = _freeze(op, local, adapter)
+    yield frozen._replace(
+        writes={base: 0}, gradients={base: size}, forward_scratch=frozen.forward_scratch + size, accumulates_dgrad=True
+    )
+    factor = multiply(f"{op.name}.lora_b", low, high, in_features=adapter.rank, out_features=out_features)
+    yield factor._replace(writes={high: 0}, gradients={high: size}, forward_scratch=2 * size)
+    yield elementwise(f"{op.name}.lora_add", "add", (base, high), out, size=size)._replace(moved_bytes=size)
 
 
 def _compute_row_norms(op: Op, local: Local, adapter: Adapter, *, scratch: int) -> Op:
