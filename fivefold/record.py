@@ -49,7 +49,7 @@ class Record(BaseModel):
     many fields do without ``from __future__ import annotations``: pydantic would compile the text of each annotation.
     """
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(
+    model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         strict=False,

@@ -8,8 +8,6 @@ take their documentation from them, and a test compares the two.
         top: Annotated[int, Field(ge=1, le=MAX_SHOWN_LAYOUTS, description="Number of layouts to show.")] = 10
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
