@@ -30,7 +30,7 @@ PROCESS_MODULES = {"subprocess", "multiprocessing"}
 PROCESS_NAMES = {"fork", "Popen", "create_subprocess_exec", "get_context"}
 BROWSER_NAMES = {"sync_playwright"}
 STARTS = ("os.fork", "os.posix_spawn", "subprocess.Popen")  # audit events
-FAST_EXAMPLES, FAST_CASES = 5, 8
+FAST_EXAMPLES, FAST_CASES = 5, 4
 FEWEST_EXAMPLES, DRAWN_SHARE = 8, 8
 SECOND_TRY = ("processes", "browser")  # wait for other processes, which a busy machine may stop for seconds
 

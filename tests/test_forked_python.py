@@ -113,6 +113,7 @@ def test_a_signal_ends_it(probe: Path) -> None:
         assert child.wait(timeout=60) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(tuple(map(int, platform.release().split(".")[:2])) < (6, 1), reason="Linux 6.1 joins pages")
 def test_pages_are_joined_before_a_fork() -> None:
     def read_huge() -> int:

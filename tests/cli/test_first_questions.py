@@ -39,6 +39,7 @@ def test_no_single_change_points_to_the_search(
     assert "no single change makes it fit: see `fivefold search`" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "is_assumed"), [(("h100:16",), True), (("h100:16", "--gbs", "64"), False)])
 def test_a_search_says_that_the_default_batch_is_few_for_many_ranks(
     words: tuple[str, ...], is_assumed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

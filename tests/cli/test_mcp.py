@@ -47,6 +47,7 @@ def call(folder: Path, name: str, *, writes: bool = False, **arguments: Any) -> 
     return serve(lambda client: client.call_tool(name, arguments), folder, writes=writes)
 
 
+@pytest.mark.slow
 def test_tools_have_the_schemas_of_the_requests(tmp_path: Path) -> None:
     tools = {tool.name: tool for tool in serve(lambda client: client.list_tools(), tmp_path).tools}
     assert [*tools] == ["predict", "search", "compare", "ask", "explain", "read", "write"]

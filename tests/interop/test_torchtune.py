@@ -186,6 +186,7 @@ FINE_TUNING = Range(MODELS, RECIPES, ("none", "full"), ("dp",), fine_tuning=True
 FULL = Range(MODELS, RECIPES, ("none", "full", "full/2"), ("dp",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [FINE_TUNING, FULL], ids=["fine-tuning", "full"])
 def test_drawn_plans_are_read_back(drawn: Range, tmp_path: Path) -> None:
     reasons = [

@@ -167,6 +167,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_shows_the_remarks_of_the_job_and_of_the_layout(command: str, tmp_path: Path) -> None:
     answer, expected = COMMANDS[command]

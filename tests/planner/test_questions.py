@@ -74,6 +74,7 @@ def test_a_micro_batch_that_the_global_batch_limits_says_so() -> None:
     assert answer.remarks == ()
 
 
+@pytest.mark.slow
 def test_a_sequence_is_not_shorter_than_its_images() -> None:
     about: dict[str, Any] = {"model": build_model("gemma3-4b"), "layout": Layout.parse("dp8 zero3 mbs1 ac=full")}
     job = Job(sequence=4096, global_batch=8, images=20, freeze_vision_tower=True)  # 5,120 tokens
@@ -271,6 +272,7 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
     assert "a search may find a faster one" in answer.remarks[-1]
 
 
+@pytest.mark.slow
 def test_a_work_limit_leaves_only_sizes_between_known_ones_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that fits and twice that size are decided whatever it takes; else the answer was far too small."""
     answer, _ = questions.find_largest_model(model=LLAMA, machine=NODE, job=Job())
@@ -485,6 +487,7 @@ def test_a_length_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pyt
     assert "was not decided within the work limit" in longest.remarks[0]
 
 
+@pytest.mark.slow
 def test_a_length_fits_if_it_is_no_longer_than_the_longest_in_pipelines_too() -> None:
     """A batch with fewer sequences would not fill the interleaved pipeline, or keep fewer micro-batches in memory."""
     model, machine = build_model("llama3-8b"), resolve("h100:32", local=Path("/nowhere"))
@@ -581,6 +584,7 @@ def test_a_layout_that_fits_at_no_length_is_not_advised_to_shorten_it() -> None:
     assert questions.search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "helps"), [("llama3-405b", False), ("llama3-70b", True)])
 def test_offloading_is_advised_only_where_it_fits(model: str, helps: bool) -> None:
     about: dict[str, Any] = {"model": build_model(model), "machine": NODE}

@@ -31,6 +31,7 @@ def write_trace(simulation: SimulatedTapes, path: Path, *ranks: int) -> list[dic
     return events
 
 
+@pytest.mark.slow
 def test_kernels_messages_scopes_and_memory(simulation: SimulatedTapes, tmp_path: Path) -> None:
     events = write_trace(simulation, tmp_path / "t.json", 0, 3)
     assert {event["pid"] for event in events} == {0, 3}

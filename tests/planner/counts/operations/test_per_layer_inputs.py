@@ -173,6 +173,7 @@ def test_it_is_predicted(layout: str) -> None:
     assert step.memory.peak_bytes > plain.memory.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_search_finds_layouts_of_one_stage() -> None:
     for found in ff.search(GEMMA, "h100:8", sequence=64, global_batch=64).best:
         assert (layout := Layout.parse(found.step.layout)).tp == layout.pp == 1
