@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails

@@ -85,7 +85,7 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
 
 def _describe_attention(machine: Machine, job: Job) -> Iterator[str]:
     """Yield a warning if attention is FlashAttention's on a chip that does not run it."""
-    if machine.chip.generation == "volta" and job.stack.attention != "unfused":
+    if machine.chip.generation == "volta" and not job.stack.attention_facts.materializes_scores:
         yield (
             f"{machine.chip.name} runs no FlashAttention, which needs Turing or Ampere; attention is predicted as if "
             "it ran, and PyTorch's memory-efficient attention, which keeps as little, may be slower"

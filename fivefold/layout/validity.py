@@ -115,12 +115,14 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
     if model.position == "learned" and job.sequence > model.positions:
         limit = model.positions
         yield f"sequence {job.sequence} is longer than the {limit} learned positions of {model.name}; try seq {limit}"
-    if model.dynamic_mask is not None and (job.stack.attention == "unfused" or job.documents == "separate"):
+    if model.dynamic_mask is not None and (
+        job.stack.attention_facts.materializes_scores or job.documents == "separate"
+    ):
         yield f"masks from values of {model.name} are counted with attention='flash' and joined documents; take these"
     if model.mla is not None and model.mla.indexer is not None:
         if job.precision.autocasts:
             yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
-        if job.stack.attention == "unfused":
+        if job.stack.attention_facts.materializes_scores:
             yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
     if model.per_layer_inputs is not None and job.precision.autocasts:
         yield f"per-layer inputs are not counted under autocast ({job.precision.name}); take {job.precision.compute}"
@@ -133,7 +135,7 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
     for kind in model.non_attention_mixers:
         if job.documents == "separate":
             yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"
-        if job.stack.attention == "unfused" and isinstance(getattr(model, kind), CompressedAttention):
+        if job.stack.attention_facts.materializes_scores and isinstance(getattr(model, kind), CompressedAttention):
             yield f"unfused attention does not know the compressed keys of {kind}; take 'flash'"
         if job.precision.autocasts:
             yield f"{kind} is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
@@ -151,7 +153,7 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
         for is_present, feature, fix in (
             (model.moe is not None, f"experts of {model.name}", "a dense model"),
             (job.precision.is_low_precision, f"precision {job.precision.name}", "bf16"),
-            (job.stack.loss == "chunked", "a loss in chunks", "loss=fused"),
+            (job.stack.loss_facts.chunked, "a loss in chunks", "loss=fused"),
         ):
             if is_present:
                 yield f"objective=dpo is not modelled with {feature}; take {fix}"
@@ -366,7 +368,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
         (model.sub_norm, "norms before the last matrices of attention and MLP"),
         (model.qk_norm == "heads", "norms of heads by weights of their own"),
         (not job.stack.kernel_facts.two_dimensional_tp, f"the stack {job.stack.name}"),
-        (job.stack.loss == "chunked", "a loss in chunks"),
+        (job.stack.loss_facts.chunked, "a loss in chunks"),
         (job.freezes_text, "adapters" if job.adapter else "freeze"),
         (job.objective == "dpo", "objective=dpo"),
         (not find_cost(job.optimizer.kind).counts_2d_tp, f"optimizer {job.optimizer.kind}"),

@@ -1,6 +1,7 @@
-"""Properties of Fivefold's own kernels, and of kernels under PyTorch's autograd. A stack has one of the two sets.
+"""Properties of Fivefold's own kernels and of kernels under PyTorch's autograd, of losses and of attention kernels.
 
-Properties of a single framework are fields of ``Stack``; those here are tied to the kind of its linear layers.
+Properties of a single framework are fields of ``Stack``. Those here follow from the kind of its linear layers, of its
+loss and of its attention: whoever adds a kind of loss or of attention states its properties here.
 """
 
 from __future__ import annotations
@@ -77,3 +78,42 @@ AUTOGRAD = KernelFacts(
     reduces_experts_midway=False,
     overlaps_each_reduction=False,
 )
+
+
+class LossFacts(NamedTuple):
+    """Properties of a kind of cross entropy: the tensors of logits that it makes and keeps."""
+
+    chunked: bool = False  # a chunk of rows at a time, in the backward: all logits never exist at once
+    in_place: bool = False  # a kernel of its own, whose gradient replaces the logits
+    under_autograd: bool = False  # PyTorch's cross entropy, which keeps its log-softmax
+    in_fp32: bool = False  # on an fp32 copy of the logits, which becomes the softmax
+    keeps_fp32_logits: bool = False  # in addition to the softmax
+    retains_logits: bool = False  # the caller holds them until the end of the backward
+    trains: bool = False  # Fivefold's trainer has it
+
+
+LOSSES = {  # ``Stack.loss`` says what each name means
+    "fused": LossFacts(in_place=True, trains=True),
+    "chunked": LossFacts(chunked=True, trains=True),
+    "plain": LossFacts(under_autograd=True, in_fp32=True),
+    "low_precision": LossFacts(under_autograd=True, retains_logits=True),
+    "upcast": LossFacts(in_fp32=True),
+    "upcast_copy": LossFacts(in_fp32=True, keeps_fp32_logits=True),
+}
+
+
+class AttentionFacts(NamedTuple):
+    """Properties of a kind of attention kernels."""
+
+    materializes_scores: bool = False  # matmuls and a softmax, of all keys; else the scores stay on the chip
+    pads_heads: bool = False  # heads of two dimensions, as latent attention has, to the larger one
+    trains: bool = False  # Fivefold's trainer has it
+
+
+ATTENTIONS = {  # ``Stack.attention`` says what each name means
+    "flash": AttentionFacts(trains=True),
+    "flash2": AttentionFacts(),
+    "flash1": AttentionFacts(),
+    "blocks": AttentionFacts(pads_heads=True),
+    "unfused": AttentionFacts(materializes_scores=True, trains=True),
+}

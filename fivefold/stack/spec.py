@@ -12,7 +12,15 @@ from fivefold.bounded_types import Elements, Multiple
 from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.record import Record
-from fivefold.stack.kernel_facts import AUTOGRAD, FIVEFOLD, KernelFacts
+from fivefold.stack.kernel_facts import (
+    ATTENTIONS,
+    AUTOGRAD,
+    FIVEFOLD,
+    LOSSES,
+    AttentionFacts,
+    KernelFacts,
+    LossFacts,
+)
 
 Attention = Literal["flash", "flash2", "flash1", "blocks", "unfused"]
 Reduce = Literal["step", "micro_batch", "unpipelined"]
@@ -242,6 +250,16 @@ class Stack(Record):
     def kernel_facts(self) -> KernelFacts:
         """Return the properties of its kernels, which follow from the kind of its linear layers."""
         return FIVEFOLD if self.linears == "fused_backward" else AUTOGRAD
+
+    @property
+    def loss_facts(self) -> LossFacts:
+        """Return the properties of its kind of loss."""
+        return LOSSES[self.loss]
+
+    @property
+    def attention_facts(self) -> AttentionFacts:
+        """Return the properties of its kind of attention kernels."""
+        return ATTENTIONS[self.attention]
 
     @property
     def copies_comm_buffers(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.sharding import is_gemm_weight
@@ -10,6 +12,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
+from fivefold.stack.kernel_facts import ATTENTIONS, LOSSES, AttentionFacts, LossFacts
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.precision import check_trainable
 
@@ -25,8 +28,6 @@ ENGINE_BEHAVIOUR = {
 }  # fmt: skip
 
 KERNELS = ("fused", "triton", "compiled", "eager")
-LOSSES = ("fused", "chunked")
-ATTENTIONS = ("flash", "unfused")
 # Fields of a model that may have any value; all others must have the default.
 FREE_FIELDS = frozenset({
     "layers", "position", "positions", "position_offset", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
@@ -79,8 +80,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"offload={'+'.join(sorted(offloaded, reverse=True))}: the trainer keeps everything on the device; drop "
             "it, or train with DeepSpeed or Megatron; `predict` estimates both"
         )
-    if job.stack.loss not in LOSSES:
-        raise UserError(f"job: the trainer supports loss={' or '.join(LOSSES)}, not {job.stack.loss}; take one of them")
+    _check_trained("loss", job.stack.loss, LOSSES)
     _check_attention(layout, job, model=model)
     if job.stack.pairs and not layout.pipeline.pairs_passes:
         raise UserError(
@@ -149,16 +149,21 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             raise UserError(f"{what}: the trainer does not train {feature} yet; take {fix}; `predict` estimates both")
 
 
+def _check_trained(field: str, kind: str, facts_by_kind: Mapping[str, LossFacts | AttentionFacts]) -> None:
+    """Raise ``UserError`` for a kind of loss or attention that the trainer does not have."""
+    if not facts_by_kind[kind].trains:
+        trained = " or ".join(name for name, facts in facts_by_kind.items() if facts.trains)
+        raise UserError(f"job: the trainer supports {field}={trained}, not {kind}; take one of them")
+
+
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise ``UserError`` for an attention kernel that the trainer does not have for this model or layout."""
-    kind = job.stack.attention
+    _check_trained("attention", job.stack.attention, ATTENTIONS)
     ring = layout.cp > 1 and layout.cp_kind == "ring"
-    if kind not in ATTENTIONS:
-        raise UserError(f"job: the trainer supports attention={' or '.join(ATTENTIONS)}, not {kind}; take one of them")
     _check_chunks(layout, job, model=model)
     if ring and model.position == "alibi":
         raise UserError(f"layout {str(layout)!r}: ring attention does not support position='alibi'; take cp=ulysses")
-    if kind != "unfused":
+    if not job.stack.attention_facts.materializes_scores:
         return
     if ring:
         raise UserError(
@@ -189,7 +194,7 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(
             f"layout {str(layout)!r}: ring attention does not support chunks of {chunk} tokens; take cp=ulysses"
         )
-    if job.stack.attention == "unfused":
+    if job.stack.attention_facts.materializes_scores:
         raise UserError(f"model {model.name!r}: unfused attention does not support chunks; use attention='flash'")
 
 

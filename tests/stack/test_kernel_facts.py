@@ -1,29 +1,47 @@
-"""Facts of kernels: which of two lists a stack has is chosen once."""
+"""Facts of kernels: which list a stack has is chosen once, and no other module compares the names of its kernels."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import get_args
+
+import pytest
 
 import fivefold
 from fivefold.stack.catalog import STACKS, build_stack
-from fivefold.stack.kernel_facts import AUTOGRAD, FIVEFOLD
+from fivefold.stack.kernel_facts import ATTENTIONS, AUTOGRAD, FIVEFOLD, LOSSES
+from fivefold.stack.spec import Stack
 
 PACKAGE = Path(fivefold.__file__).parent
 
 
-def compares_linears(tree: ast.AST) -> bool:
-    """Return whether a module compares the linear layers of a stack."""
+def compares(field: str, tree: ast.AST) -> bool:
+    """Return whether a module compares a field of a stack."""
     compared = (
         side for node in ast.walk(tree) if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)
     )
-    return any(isinstance(side, ast.Attribute) and side.attr == "linears" for side in compared)
+    sides = (side for side in compared if isinstance(side, ast.Attribute) and side.attr == field)
+    return any(ast.unparse(side.value).split(".")[-1] in ("stack", "self") for side in sides)
 
 
-def test_one_module_decides_on_linear_layers_of_other_software() -> None:
+@pytest.mark.parametrize(
+    ("field", "modules"),
+    [
+        ("linears", ["stack/spec.py"]),
+        ("loss", []),
+        # the config that names FlashAttention-2, and the kernels of a machine without GPUs
+        ("attention", ["interop/huggingface/emit.py", "planner/predict.py"]),
+    ],
+)
+def test_other_modules_ask_for_facts_of_kernels(field: str, modules: list[str]) -> None:
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    asking = [name for name, text in texts.items() if "linears" in text and compares_linears(ast.parse(text))]
-    assert asking == ["stack/spec.py"]
+    assert sorted(name for name, text in texts.items() if field in text and compares(field, ast.parse(text))) == modules
+
+
+def test_every_kind_of_loss_and_attention_has_facts() -> None:
+    assert set(get_args(Stack.model_fields["loss"].annotation)) == set(LOSSES)
+    assert set(get_args(Stack.model_fields["attention"].annotation)) == set(ATTENTIONS)
 
 
 def test_only_the_engine_has_the_engines_kernels() -> None:

@@ -128,7 +128,7 @@ class Pricer:
             keys=keys,
             head_dim=dim,
             dtype=self._choose_dtype(kernel),
-            kind="flash" if self.job.stack.attention == "unfused" else self.job.stack.attention,
+            kind=self.job.stack.attention,
             backward=is_backward,
             constants=self.constants,
         )

@@ -93,7 +93,7 @@ def emit_arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
         "tf32": True if compute == "tf32" else None,
         "gradient_checkpointing": layout.ac == "full",
         "torch_compile": job.stack.compile,
-        "use_liger_kernel": job.stack.loss == "chunked",
+        "use_liger_kernel": job.stack.loss_facts.chunked,
         "attn_implementation": ATTENTION[job.stack.attention],
         "deepspeed": DEEPSPEED_FILE if deepspeed else None,
     }

@@ -195,7 +195,7 @@ def emit_stack(plan: ConfigPlan) -> dict[str, Any]:
     graphs = stack.cuda_graphs if stack.cuda_graphs != "none" else None
     return {
         "transformer_impl": "transformer_engine",
-        "attention_backend": "unfused" if stack.attention == "unfused" else None,
+        "attention_backend": "unfused" if stack.attention_facts.materializes_scores else None,
         "overlap_grad_reduce": "dp" in stack.overlap,
         "overlap_param_gather": plan.layout.zero == 1
         and stack.param_all_gather == "overlapped"

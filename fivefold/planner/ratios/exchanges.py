@@ -76,7 +76,7 @@ def find_most_common_layer(model: Model, job: Job, *, routed: bool = False) -> L
     dense = [weight.shape for weight in weights if not weight.kind.startswith("expert")]
     expert_flops = round(2 * job.sequence * share * sum(prod(shape) for shape in experts if len(shape) == 3))
     dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
-    causal = job.stack.attention != "unfused"
+    causal = not job.stack.attention_facts.materializes_scores
     attends = model.has_attention(layer)
     pairs = count_attended_pairs(model, job, layer=layer, causal=causal) if attends else 0
     shape = model.attention(layer)

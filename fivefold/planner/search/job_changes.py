@@ -32,7 +32,7 @@ def list_job_changes(job: Job, layout: Layout) -> Iterator[JobChange]:
     if job.precision.accumulated_bytes:
         recipe = job.precision.replace(name=f"{job.precision.name}, gradients not widened", accumulated_bytes=0)
         yield JobChange("gradients summed in their own width", job.replace(precision=recipe), "memory")
-    if job.stack.loss == "fused":
+    if job.stack.loss_facts.in_place:
         yield JobChange("loss in chunks", job.replace(loss="chunked"), "memory")
     if layout.ep > 1 and job.stack.runs.fused_dispatcher:
         yield JobChange("dispatcher=fused", job.replace(dispatcher="fused"), "time")

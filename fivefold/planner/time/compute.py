@@ -151,13 +151,13 @@ class Prices:
             return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
         if op.kind == "cast":
             return OpTime(self.memory_bound_seconds(op.moved_bytes), self.memory_bound_seconds(op.moved_backward_bytes))
-        if op.kind == "loss" and self.job.stack.loss == "chunked":
+        if op.kind == "loss" and self.job.stack.loss_facts.chunked:
             return self._price_chunked_loss(op)
         if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
             return self._price_eager_kernels(op, count_eager_passes(op, width=get_activation_width(self.job)))
         if op.kind == "rope" and self.job.stack.rope == "unfused" and self.measured is None:
             return self._price_eager_kernels(op, ROPE_APART)
-        if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
+        if op.kind == "loss" and self.job.stack.loss_facts.in_place and self.measured is None:
             rate = self.constants.loss_bytes_per_second * self.chip.multiprocessors
             rounds = self._count_rounds(*op.shape[:2])
             launch_seconds = (rounds - 1) * self.constants.smallest_kernel_seconds
@@ -399,7 +399,7 @@ class Prices:
         """Return the seconds of the attention core, forward and backward."""
         if self.measured is not None and self.measured.attentions[0]:
             return self.measured.attention(op.causal_flops, shape=op.shape, heads=op.batch)
-        if self.job.stack.attention == "unfused":
+        if self.job.stack.attention_facts.materializes_scores:
             return self._price_batched_matmul(op)
         _, tokens, dim = op.shape
         forward, backward = (

@@ -11,10 +11,10 @@ Multiplication Background". ``Constants`` are the same for every chip; the tests
 from __future__ import annotations
 
 from math import gcd
-from typing import Literal
 
 from fivefold.machine.spec import Chip
 from fivefold.planner.time.constants import PUBLISHED, Constants
+from fivefold.stack.spec import Attention
 from fivefold.units import Dtype
 
 ALIGNED = 8
@@ -75,7 +75,7 @@ def estimate_attention(
     keys: int,
     head_dim: int,
     dtype: Dtype,
-    kind: Literal["flash", "flash2", "flash1", "blocks"] = "flash",
+    kind: Attention = "flash",
     backward: bool = False,
     constants: Constants = PUBLISHED,
 ) -> float:
@@ -92,6 +92,7 @@ def estimate_attention(
     older_share = {
         "flash": 1.0,
         "blocks": 1.0,
+        "unfused": 1.0,  # a dry run prices the kernel that computes the same
         "flash2": chip.flash2_share,
         "flash1": chip.flash2_share * constants.flash1_share,
     }[kind]

@@ -49,13 +49,13 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     for submodule in module.modules():
         if isinstance(getattr(submodule, "wgrad_store", None), WgradStore):
             submodule.wgrad_store = wgrad_store  # type: ignore[assignment]
-    module.head.chunked = job.stack.loss == "chunked"
+    module.head.chunked = job.stack.loss_facts.chunked
     module.head.skips_negative_targets = job.has_targets
     module.head.ranks_pairs = job.objective == "dpo"
     fused = job.stack.kernels == "triton"
     if fused:
         attach_triton(module)
-    if job.stack.attention == "unfused":
+    if job.stack.attention_facts.materializes_scores:
         for attention in (submodule for submodule in module.modules() if hasattr(submodule, "core")):
             attention.core = Unfused(attention.rule)  # type: ignore[assignment, arg-type]
     if layout.tp > 1:

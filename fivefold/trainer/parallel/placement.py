@@ -227,7 +227,7 @@ class ShardPlacement:
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""
-        return weight.name.startswith("head.") and self.job.stack.loss != "chunked"
+        return weight.name.startswith("head.") and not self.job.stack.loss_facts.chunked
 
     def _list_extra_reduces(self, weights: list[Weight]) -> Iterator[ExtraReduce]:
         """Yield the reductions in addition to data parallelism's.

@@ -127,7 +127,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
         regathers_embedding=retains_gather_output and needs_backward_gather("embed", layout, job),
         regathers_vision=regathers_vision(layout, job),
         retains_graph=stack.deferred_wgrad == "graph",
-        keeps_logits=stack.loss == "low_precision",
+        keeps_logits=stack.loss_facts.retains_logits,
         offloads_activations="activations" in layout.list_offloaded(job),
         stream_bytes=local.entry_bytes,
         token_bytes=16 * local.rows if layout.cp > 1 else 0,
@@ -435,7 +435,7 @@ def _list_backward_moments(
         change = _count_change(rules, unit, first=first, reduces=reduces, deferred=deferred)
         own_pending = sums.count_pending_sum_bytes(unit) * reduces
         table = sums.table_shard_bytes(unit, first=first) if reduces or sums.is_reduced_in_b(unit, last=last) else 0
-        if table and rules.counts.job.stack.loss == "chunked":  # allocated after the last chunk, within the unit
+        if table and rules.counts.job.stack.loss_facts.chunked:  # allocated after the last chunk, within the unit
             sums_with_table = allocated_sums._replace(shard_bytes=table)
             table = 0
         else:

@@ -428,7 +428,7 @@ def _count_bytes_per_count(
         table_sums = 0 if reductions.is_persistent else table.sums
         sums[0] -= _count_kept_gradients(rules, table) if table_sums else 0
         job, model = rules.counts.job, rules.counts.model
-        by_w = split and reductions.every_micro_batch and job.stack.loss != "chunked" and not model.mtp_depth
+        by_w = split and reductions.every_micro_batch and not job.stack.loss_facts.chunked and not model.mtp_depth
         (made_by_w if by_w else sums)[-1] += table_sums
         freed_by_reduce[0] += _count_kept_gradients(rules, table) - table_sums if table_sums else 0
     shared = reductions.table.states.gathered if reductions.table.is_local else 0

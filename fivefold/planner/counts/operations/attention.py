@@ -420,7 +420,7 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
             moved_bytes=core.moved_bytes + mask,
             moved_backward_bytes=core.moved_backward_bytes + 2 * mask,
         )
-    ops += _list_unfused(local, core, dims=dims) if job.stack.attention == "unfused" else [core]
+    ops += _list_unfused(local, core, dims=dims) if job.stack.attention_facts.materializes_scores else [core]
     if out != "o":
         ops.append(swap_heads("attention", out, "o", size=rows * heads * dims[1] * width))
     return ops
@@ -429,7 +429,7 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
 def _uses_dropout_kernel(local: Local) -> bool:
     """Return True if attention dropout selects our sliding-window kernel, which redraws the masks."""
     dropped = local.model.dropout_rates.attention > 0
-    return dropped and local.job.stack.attention != "unfused" and local.facts.has_own_attention_kernels
+    return dropped and not local.job.stack.attention_facts.materializes_scores and local.facts.has_own_attention_kernels
 
 
 def _with_flops(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
@@ -459,8 +459,8 @@ def _choose_kernel_dims(local: Local, shape: AttentionShape) -> tuple[int, int]:
     """
     dims = shape.head_dim, shape.value_dim
     by_blocks = (local.part.cp > 1 and not local.part.ulysses) or shape.sinks or shape.heads != shape.kv_heads
-    by_blocks = by_blocks and local.job.stack.attention != "unfused"
-    pads = local.job.stack.attention == "blocks" or (by_blocks and local.facts.has_own_attention_kernels)
+    by_blocks = by_blocks and not local.job.stack.attention_facts.materializes_scores
+    pads = local.job.stack.attention_facts.pads_heads or (by_blocks and local.facts.has_own_attention_kernels)
     return (max(dims),) * 2 if pads else dims
 
 

@@ -25,6 +25,6 @@ def fuse_kernels(op: Op, local: Local) -> Op:
         return op._replace(forward_scratch=0, backward_scratch=partial)
     if op.kind == "rope" or (op.kind == "activation" and op.name.endswith(".act") and not op.parameters):
         return op._replace(forward_scratch=0, backward_scratch=0)
-    if op.kind == "loss" and local.job.stack.loss == "fused":  # log Σ exp and the target's logit
+    if op.kind == "loss" and local.job.stack.loss_facts.in_place:  # log Σ exp and the target's logit
         return op._replace(forward_scratch=2 * STATISTIC * op.shape[0])
     return op

@@ -356,10 +356,10 @@ def list_kinds(model: Model, job: Job) -> list[Kind]:
 def list_head(local: Local) -> list[Op]:
     """List the operations x → loss with the vocabulary sharded over tp. Maxima, sums and target logits are all-reduced.
 
-    fused: the logits exist once, in the matmuls' dtype, and their gradient replaces them in place. plain, narrow:
-    PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy (plain; autocast) or not. widened: an fp32
-    copy becomes softmax and gradient in place; copied: a second copy does. chunked: a chunk of rows at a time, in the
-    backward.
+    fused: the logits exist once, in the matmuls' dtype, and their gradient replaces them in place. plain,
+    low_precision: PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy (plain; autocast) or not.
+    upcast: an fp32 copy becomes softmax and gradient in place; upcast_copy: a second copy does. chunked: a chunk of
+    rows at a time, in the backward.
     """
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part, ranks_pairs = local.part, job.objective == "dpo"
@@ -386,9 +386,10 @@ def list_head(local: Local) -> list[Op]:
         message=vocab_reduce,
     )
     fp32_logits = rows * vocab * 4
-    keeps_logits = job.stack.loss == "low_precision" or (part.piped and job.stack.stage_outputs == "retained")
-    if job.stack.loss == "plain" or (
-        job.stack.loss == "low_precision" and local.autocast_loss
+    facts = job.stack.loss_facts
+    keeps_logits = facts.retains_logits or (part.piped and job.stack.stage_outputs == "retained")
+    if facts.under_autograd and (
+        facts.in_fp32 or local.autocast_loss
     ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
         separate = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
         loss = loss._replace(
@@ -401,7 +402,7 @@ def list_head(local: Local) -> list[Op]:
             moved_bytes=logits + 3 * fp32_logits,
             moved_backward_bytes=logits + 3 * fp32_logits,
         )
-    elif job.stack.loss == "low_precision":  # the caller holds the logits too
+    elif facts.under_autograd:  # the caller holds the logits too
         loss = loss._replace(
             writes={"loss": 4, "softmax": logits},
             keeps=("logits", "softmax"),
@@ -411,18 +412,18 @@ def list_head(local: Local) -> list[Op]:
             moved_bytes=3 * logits,
             moved_backward_bytes=4 * logits,
         )
-    elif job.stack.loss in ("upcast", "upcast_copy"):
+    elif facts.in_fp32:
         loss = loss._replace(
             writes={"loss": 4, "softmax": fp32_logits},
             keeps=("softmax",),
             in_place=False,
             # the 16-bit logits are freed before the fp32 ones are copied
-            forward_scratch=fp32_logits - logits if job.stack.loss == "upcast_copy" else 0,
+            forward_scratch=fp32_logits - logits if facts.keeps_fp32_logits else 0,
             # cast, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
             moved_bytes=logits + 9 * fp32_logits,
             moved_backward_bytes=logits + 3 * fp32_logits,
         )
-    if job.stack.loss == "chunked":
+    if facts.chunked:
         return apply_autocast(local, [*entry_ops, *_list_chunked_loss(local, hidden)])
     return apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, loss])
 
