@@ -43,15 +43,16 @@ class KernelEfficiency(NamedTuple):
 # Fitted to step times (what depends on each: docs/explanation/how-a-step-costs/constants.md): on the flat dense runs of
 # NVIDIA/dgxc-benchmarking on H100 (700 W, 0.65 of the peak in bf16) and of NVIDIA-NeMo/Megatron-Bridge on B200, GB200
 # and GB300 (1000, 1200 and 1400 W: 0.53, 0.58 and 0.67 of it in fp8).
-# They are those of an average card; the slowest of a step's has less (``Constants.chip_spread``). With that the runs of
-# dgxc-benchmarking alone would fit 0.94 in bf16, those of others 0.85 to 0.9; 0.92 is between.
-# Ampere: the larger of Llama-2-7B's matmuls hold 230 TFLOP/s of 400 W in a loop, 0.575
-# (microsoft/vidur@bee57da:data/profiling/compute/a100); a layer of Korthikanti 2022 fits 0.60 (arXiv:2205.05198, table
-# 4: 7.7 and 11.9 ms). This is between; its runs of 175B and 1T fit 0.62, all other runs on A100 0.54 to 0.57.
+# They are those of an average card; the slowest of a step's has less (``Constants.chip_spread``).
+# Ampere and Hopper, and the bandwidth of H100 and B200: fitted to the open runs of all sources with a prior
+# (docs/explanation/decisions/050-a-prior-for-fits.md). With Hopper in bf16 the runs of dgxc-benchmarking alone would
+# fit 0.94, those of others 0.85 to 0.9. Ampere: the larger of Llama-2-7B's matmuls hold 230 TFLOP/s of 400 W in a loop,
+# 0.575 (microsoft/vidur@bee57da:data/profiling/compute/a100); a layer of Korthikanti 2022 fits 0.60 (arXiv:2205.05198,
+# table 4: 7.7 and 11.9 ms), its runs of 175B and 1T fit 0.62, all other runs on A100 0.54 to 0.57.
 # Blackwell in bf16: a B200 holds 1070 to 1100 TFLOP/s in loops of large matmuls
 # (MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json, 0.475 to 0.49 of 2250).
-AMPERE_JOULE: dict[Dtype, float] = {"bf16": 0.59e12}
-HOPPER_JOULE: dict[Dtype, float] = {"bf16": 0.92e12, "fp8": 1.62e12}
+AMPERE_JOULE: dict[Dtype, float] = {"bf16": 0.575e12}
+HOPPER_JOULE: dict[Dtype, float] = {"bf16": 0.91e12, "fp8": 1.65e12}
 BLACKWELL_JOULE: dict[Dtype, float] = {"bf16": 1.1e12, "fp8": 2.4e12, "fp4": 4.5e12}
 
 A100 = KernelEfficiency(
@@ -65,7 +66,7 @@ H100 = KernelEfficiency(
     132,
     {"bf16": 794.5, "fp8": 1402.6},
     f"{MAMF}; {FLASH3}",
-    bandwidth_share=0.92,
+    bandwidth_share=0.86,
     flash2_share=0.66,
     flops_per_joule=HOPPER_JOULE,
 )
@@ -73,6 +74,7 @@ B200 = KernelEfficiency(
     148,
     {"bf16": 1745, "fp8": 3432.5},
     f"{MAMF}; {SIMUMAX}; {FLASH2_ON_B200}",
+    bandwidth_share=0.85,
     attention_share=0.85,
     attention_backward_share=0.75,
     flash2_share=0.38,  # of 935 TFLOP/s; it holds 315 to 362 forward, 334 backward

@@ -14,7 +14,7 @@ from fivefold.model.spec import Model
 
 CONGESTED = 1.4  # of all-reduces over Ethernet: what a better spread of flows gained
 SLOW_STEPS = 2.0  # far latency: 3 to 8 us by what is known, of which 4 are taken
-KERNELS = 1.1  # matmuls of Hopper: 0.85 to 1.06 FLOP/pJ, of which 0.92 are taken; memory likewise
+KERNELS = 1.1  # matmuls of Hopper: 0.85 to 1.06 FLOP/pJ, of which 0.91 are taken; memory likewise
 UNEVEN = 1.3  # the least of the imbalances measured without a balancer that moves experts
 STRAGGLES = 1.08  # between GPUs of one kind, on average
 

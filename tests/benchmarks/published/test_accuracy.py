@@ -29,18 +29,18 @@ FREEZE = os.environ.get("FIVEFOLD_FREEZE") == "1"
 
 # Mean absolute error that each may have, in percent: a little over what it has today.
 BOUNDS = {
-    ("korthikanti2022", "time"): 8.5,
+    ("korthikanti2022", "time"): 10.5,
     ("korthikanti2022", "states"): 0.5,
     ("korthikanti2022", "activations"): 1.0,
     ("vtrain", "time"): 10.5,  # of those that ran
     ("vtrain", "composed"): 11.0,
     ("simumax_b200", "time"): 4.0,
     ("simumax_b200", "peak"): 0.5,
-    ("zero_bubble", "time"): 4.5,
+    ("zero_bubble", "time"): 3.5,
     ("zero_bubble", "peak"): 4.0,
     ("llm_foundry", "time"): 6.0,
     ("nemo_perf", "time"): 5.0,
-    ("dgxc_benchmarking", "time"): 4.5,
+    ("dgxc_benchmarking", "time"): 5.0,
     ("megatron2021", "time"): 10.5,
     ("megatron_bridge_perf", "time"): 10.0,
     ("megatron_bridge_perf", "time, held out"): 22.5,
@@ -56,27 +56,27 @@ BOUNDS = {
     ("torchtitan", "peak, held out"): 10.0,
     ("finetune_memory", "adapters"): 15.0,  # of four: LoRA within 7 %, QLoRA of an older bitsandbytes at -24 %
     ("bloom_prequel", "peak"): 10.5,
-    ("bloom_prequel", "time"): 9.5,
-    ("misc_throughput", "time"): 8.0,
+    ("bloom_prequel", "time"): 8.0,
+    ("misc_throughput", "time"): 6.5,
     ("prime_rl", "peak"): 6.5,
     ("prime_rl", "peak, held out"): 8.5,
     ("prime_rl", "time"): 21.0,
-    ("paddlenlp", "time"): 6.0,
-    ("paddlenlp", "time, held out"): 6.0,
+    ("paddlenlp", "time"): 4.0,
+    ("paddlenlp", "time, held out"): 4.0,
     ("paddlenlp", "peak"): 7.0,
     ("paddlenlp", "peak, held out"): 8.0,
     ("flagperf", "time"): 9.0,
     ("flagperf", "time, held out"): 18.0,
-    ("xtuner", "time"): 17.5,
+    ("xtuner", "time"): 18.0,
     ("xtuner", "time, held out"): 15.0,
     ("megatron_moe_zoo", "time"): 8.0,
     ("nemo_automodel", "time, held out"): 10.5,
     ("nanotron_bench", "time"): 13.5,
     ("nanotron_bench", "time, held out"): 11.5,
-    ("megascale", "time, held out"): 7.0,
-    ("llama3_table4", "time, held out"): 7.5,
-    ("deepseek_v3", "time, held out"): 17.0,
-    ("mosaicgpt", "time, held out"): 11.5,
+    ("megascale", "time, held out"): 8.0,
+    ("llama3_table4", "time, held out"): 8.5,
+    ("deepseek_v3", "time, held out"): 16.0,
+    ("mosaicgpt", "time, held out"): 10.5,
     ("nanotron_bench", "peak"): 7.0,
     ("nanotron_bench", "peak, held out"): 7.5,
     ("nccl_logs", "message"): 31.0,
@@ -103,8 +103,8 @@ def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> No
         if score.quantity == "time":
             errors.setdefault(score.source, []).append(score.predicted_without_source / score.measured - 1)
     means = {source: fmean(map(abs, values)) for source, values in errors.items()}
-    assert fmean(means.values()) <= 0.096
-    assert abs(fmean(map(fmean, errors.values()))) <= 0.033
+    assert fmean(means.values()) <= 0.095
+    assert abs(fmean(map(fmean, errors.values()))) <= 0.03
     assert max(means.values()) <= 0.185
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 

@@ -84,7 +84,7 @@ def test_the_row_of_a_constant_names_what_it_was_set_on() -> None:
     for constant in (*CONSTANTS, *MEMORY_CONSTANTS):
         row = rows[constant.name]
         if constant.set_on == ALL:
-            assert "estimate" in row or "no source" in row, constant.name
+            assert "estimate" in row or "all sources" in row, constant.name
         else:
             assert all(source.split("_")[0] in row.replace(" ", "") for source in constant.set_on), constant.name
 

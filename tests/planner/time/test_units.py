@@ -36,14 +36,14 @@ def layer(text: str, job: Job = JOB, model=GPT_22B) -> tuple[float, float]:
 )
 def test_a_layer_of_22b(layout, forward, backward):
     # of eight average cards; Ampere's power is between this layer and slower loops of matmuls
-    assert layer(layout) == pytest.approx((forward, backward), rel=0.065)
+    assert layer(layout) == pytest.approx((forward, backward), rel=0.08)
 
 
 def test_a_repeated_gather_overlaps_the_gradient_of_the_input():
     waits, overlapped = layer("tp8 mbs4", JOB.replace(async_tp=False))[1], layer("tp8 mbs4")[1]
     # two of 101 MB in a ring of NVLink 3: start, seven steps, bytes
     gather = 2 * (0.020 + 7 * 0.008 + 4 * 2048 * 6144 * 2 * 7 / 8 / 235e9 * 1e3)
-    assert waits - overlapped == pytest.approx(0.9 * gather, rel=0.01)  # a tenth is lost to contention
+    assert waits - overlapped == pytest.approx((1 - PUBLISHED.hidden_message_slowdown) * gather, rel=0.01)
 
 
 def test_an_all_reduce_of_dx_overlaps_the_gradient_of_the_weight():
