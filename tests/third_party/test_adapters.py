@@ -208,14 +208,16 @@ def train(folder: Path, text: str, job: Job) -> tuple[list[float], list[dict[str
     return losses, gradients, start, {shard.name: shard.weight.detach().clone() for shard in built.shards}
 
 
+# Rows of matrices have multiples of 64 elements here: bitsandbytes 0.50.2 dequantizes rows of 48, 80 or 96 wrongly on
+# CPUs with AVX-512 (backends/cpu/ops.py, dequantize_4bit), by more than the codes are apart.
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """A small Llama with random weights, as transformers saves it."""
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=48,
-        intermediate_size=100,
+        hidden_size=64,
+        intermediate_size=128,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -254,7 +256,7 @@ def base(tmp_path: Path) -> Path:
 def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> None:
     if adapter.base == "nf4":
         pytest.importorskip("bitsandbytes")
-    job = job_of(adapter)
+    job = job_of(adapter, epsilon=1e-3)  # AdamW divides by more than the rounding of small gradients
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
     compare_with_peft(base, job, losses, gradients, start, finals)
 
@@ -279,7 +281,7 @@ def compare_with_peft(
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -305,7 +307,7 @@ LATENT: dict[str, Any] = {
 }
 MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 12},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 16},
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "deepseek_v2": LATENT | {"q_lora_rank": None, "aux_loss_alpha": 0.0},
@@ -364,7 +366,6 @@ def test_ten_steps_of_mixtures_equal_those_of_peft(forked, tmp_path: Path, famil
     """Experts and routers are frozen, and gradients of what lies below them go through both."""
     if adapter.base == "nf4":
         pytest.importorskip("bitsandbytes")
-    # AdamW divides by more than the rounding of small gradients
     base, job = base_of_mixture(tmp_path / "base", family), job_of(adapter, epsilon=1e-3)
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
     compare_with_peft(base, job, losses, gradients, start, finals)
