@@ -254,7 +254,7 @@ def test_written_config_is_read_back(to: str, tmp_path: Path) -> None:
             "llama3-8b",
             "bf16",
             "torchtitan",
-            "on every pipeline rank .*take ac=full/2",
+            "on every pipeline rank; take ac=full/2",
         ),
         ("dp4 zero3 mbs1 ac=selective", "llama3-8b", "bf16", "torchtitan", "no such groups.*take ac=norm.rope.act"),
         ("dp4 zero2 mbs1", "llama3-8b", "bf16", "torchtitan", "the nearest is zero3 with --set reshard=backward"),
