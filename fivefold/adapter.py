@@ -73,8 +73,9 @@ class Adapter(Record):
     rank_stabilized: bool = False  # scale by alpha / sqrt(rank)
     # modules that are trained in full next to the adapter: embed_tokens, lm_head or both. PEFT trains copies of them
     modules_to_save: tuple[SavedModule, ...] = ()
-    # ranks and alphas of some targets, such as q_proj:8; the others have ``rank`` and ``alpha``. As a table too
+    # ranks of some targets, such as q_proj:8, or as a table; the others have ``rank``
     rank_pattern: tuple[str, ...] = ()
+    # alphas of some targets, such as q_proj:16, or as a table; the others have ``alpha``
     alpha_pattern: tuple[str, ...] = ()
     # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
     # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
