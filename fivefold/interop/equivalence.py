@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isclose
+
 from fivefold.adapter import Adapter
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_targets
@@ -11,12 +13,19 @@ from fivefold.update import LearningRate
 def fit_free_fields(model: Model, read_model: Model) -> Model:
     """Copy from ``read_model`` what costs nothing: the scaling of positions and the balancing of experts."""
     model = model.replace(rope_scaling=read_model.rope_scaling)
+    if isclose(_get_attention_scale(model), _get_attention_scale(read_model), rel_tol=1e-9):
+        model = model.replace(attention_scale=read_model.attention_scale)
     if model.moe is None or read_model.moe is None:
         return model
     moe = model.moe.replace(balance=read_model.moe.balance, aux_coefficient=read_model.moe.aux_coefficient)
     if moe.shared_width == read_model.moe.shared_width:  # several experts cost as much as one of their width
         moe = moe.replace(shared_experts=read_model.moe.shared_experts, shared_ffn=read_model.moe.shared_ffn)
     return model.replace(moe=moe)
+
+
+def _get_attention_scale(model: Model) -> float:
+    dims = model.mla.nope_dim + model.mla.rope_dim if model.mla else model.head_dim
+    return model.attention_scale or float(dims**-0.5)
 
 
 def resolve_rate(rate: LearningRate, *, steps: int) -> LearningRate:

@@ -106,6 +106,7 @@ def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str
             f"{scaling.kind} scaling" if (scaling := model.rope_scaling) else "no scaling"
             for model in (read_back.model, plan.model)
         )
+        wanted = f"{wanted} with other numbers" if wanted == written else wanted
         remarks.append(f"the config's rotary embedding has {written}, that of {plan.model.name} {wanted} (same cost)")
     if plan.model.moe and read_back.model.moe and plan.model.moe.balance != read_back.model.moe.balance:
         remarks.append(f"experts are balanced by {read_back.model.moe.balance!r}, not by {plan.model.moe.balance!r}")

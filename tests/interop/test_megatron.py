@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import build_model
+from fivefold.model.catalog import build_model, resolve
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from fivefold.trainer.optimizers.optimizer import compute_learning_rate
@@ -159,7 +160,8 @@ def put(folder: Path, name: str, text: str) -> str:
 FLOATS = {
     "adam_beta1", "adam_beta2", "adam_eps", "attention_dropout", "clip_grad", "hidden_dropout", "lr", "min_lr",
     "moe_aux_loss_coeff", "moe_router_bias_update_rate", "moe_router_topk_scaling_factor", "mtp_loss_scaling_factor",
-    "norm_epsilon", "rotary_percent", "sgd_momentum", "weight_decay",
+    "mscale", "mscale_all_dim", "norm_epsilon", "rotary_percent", "rotary_scaling_factor", "sgd_momentum",
+    "weight_decay",
 }  # fmt: skip
 
 
@@ -300,6 +302,22 @@ def test_written_config_is_read_back(tmp_path: Path) -> None:
         check_round_trip(plan, to="megatron", folder=tmp_path) for plan in plans("megatron-core", count=60, among=CORES)
     ]
     assert refused.count(None) >= 25, [why for why in refused if why]
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "kimi-k2"])
+def test_latent_attention_keeps_its_scale_and_its_scaling_of_positions(name: str, tmp_path: Path) -> None:
+    """``mscale² / √(qk_head_dim + qk_pos_emb_head_dim)`` (megatron/core/transformer/multi_latent_attention.py)."""
+    model = resolve(name)
+    job = Job.read({"global_batch": 64, "stack": "megatron-core"}, origin="job")
+    written = write(ConfigPlan(model, Layout.parse("dp8 ep8 zero1 mbs1"), job, 8), to="megatron")
+    (script,) = written.files.values()
+    (tmp_path / "run.sh").write_text(script)
+    assert f"--rotary-scaling-factor {model.rope_scaling.factor:g}" in re.sub(r"\.0(?= )", "", script)
+    read_back = read([str(tmp_path / "run.sh")], Overrides(ranks=8)).model
+    assert read_back is not None
+    assert read_back.attention_scale == pytest.approx(model.attention_scale, rel=1e-12)
+    if name != "kimi-k2":  # beta_fast is no argument
+        assert read_back.rope_scaling == model.rope_scaling
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,12 @@ def convert_model(model: Model) -> dict[str, Any]:
             "qk_pos_emb_head_dim": mla.rope_dim,
             "v_head_dim": mla.v_dim,
         }
+        if (scaling := model.rope_scaling) and scaling.kind == "yarn":
+            values |= {
+                "rotary_scaling_factor": scaling.factor,
+                "mscale": scaling.mscale or 1.0,
+                "mscale_all_dim": scaling.mscale_all_dims or 0.0,
+            }
     if mtp := model.mtp:
         values |= {"mtp_num_layers": mtp.depth, "mtp_loss_scaling_factor": mtp.coefficient}
     return values | (_emit_experts(model.moe, model.layers) if model.moe else {})

@@ -24,6 +24,7 @@ from fivefold.layout.schedule.pipeline_schedule import get_1f1b_name
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model import catalog
+from fivefold.model.huggingface.rope import compute_yarn_mscale
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -165,7 +166,8 @@ def read_model(values: Values, overrides: Overrides) -> tuple[Model | None, tupl
         "qkv_bias": biased or bool(values["add_qkv_bias"]),
         "out_bias": biased,
         "mlp_bias": biased,
-        "mla": _read_latent_attention(values),
+        "mla": (mla := _read_latent_attention(values)),
+        **(_read_yarn(values, mla) if mla else {}),
         "moe": _read_experts(values, ffn, layers),
         "mtp": _read_mtp(values),
     }
@@ -199,6 +201,28 @@ def _read_latent_attention(values: Values) -> MLA | None:
     }
     sizes: dict[str, Any] = {field: values[name] for field, name in names.items()}
     return MLA.read(sizes | {"q_rank": values["q_lora_rank"]}, origin=values.origin)
+
+
+def _read_yarn(values: Values, mla: MLA) -> dict[str, Any]:
+    """Return YaRN's scaling of latent attention, which also sharpens the scores (multi_latent_attention.py).
+
+    The other numbers of YaRN have the defaults of ``MLATransformerConfig``.
+    """
+    factor, mscale, all_dims = (values.number(name) for name in ("rotary_scaling_factor", "mscale", "mscale_all_dim"))
+    if factor is None or factor <= 1:
+        return {}
+    sharper = compute_yarn_mscale(factor, weight=all_dims or 0.0)
+    scaling = {
+        "kind": "yarn",
+        "factor": factor,
+        "original_positions": 4096,
+        "mscale": mscale,
+        "mscale_all_dims": all_dims,
+    }
+    return {
+        "attention_scale": sharper**2 / (mla.nope_dim + mla.rope_dim) ** 0.5,
+        "rope_scaling": scaling | {"attention_factor": compute_yarn_mscale(factor, weight=mscale or 0.0) / sharper},
+    }
 
 
 def _read_mtp(values: Values) -> MTP | None:
