@@ -74,12 +74,12 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
             other = "; it has fp16 (--precision fp16)" if lacks_bf16 and "fp16" in chip.peak_flops else ""
             yield (
                 f"{chip.name} has no {recipe.compute} matrix units: matmuls of {recipe.name} are predicted at the rate "
-                f"of {used}, and software may refuse it{other}"
+                f"of {used}, and software may not run it{other}"
             )
         elif recipe.scaling.startswith("blocks") and not chip.block_scales:
             yield (
                 f"the matrix units of {chip.name} take no scales of blocks, as {recipe.name} has (those of B200 and "
-                f"MI355X do): matmuls are predicted at the rate of {used}, and software may refuse it"
+                f"MI355X do): matmuls are predicted at the rate of {used}, and software may not run it"
             )
 
 

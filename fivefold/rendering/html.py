@@ -40,7 +40,7 @@ from fivefold.rendering.palette import get_colour
 from fivefold.rendering.point_charts import render_front
 from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.robust import make_scenario_grid, render_regrets, summarize
-from fivefold.rendering.search import CHOICES, REASONS, make_best_grid
+from fivefold.rendering.search import CHOICES, REASONS, format_ranked, make_best_grid
 from fivefold.rendering.step_view import MEMORY_PARTS, Parts, Section, list_key_figures, list_memory_parts, view_step
 from fivefold.results.step_comparison import compare, describe_assumption
 from fivefold.units import show_bytes, show_cause, show_seconds
@@ -175,7 +175,7 @@ def render_search_parts(what: SearchResult) -> list[str]:
             build_heading(what.title if what.proposal else "The best layouts"),
             convert_grid(make_best_grid(what.best, own=what.own)),
         ]
-        legend = explain_layouts(ranked.step.layout for ranked in what.best)
+        legend = explain_layouts(map(format_ranked, what.best))
         parts += [build_paragraph(legend, kind="soft")] if legend else []
     for miss in what.misses:
         needed = show_bytes(miss.needs_bytes)

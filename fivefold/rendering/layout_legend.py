@@ -24,11 +24,22 @@ GROUPS = {
     "shared": "shared experts",
     "router": "routers",
 }  # recomputed operations
+REDUCES = {
+    "step": "gradients are reduced once per step, not after every micro-batch",
+    "unpipelined": "with a pipeline, gradients are reduced once per step",
+}
 
 
 def explain_layouts(layouts: Iterable[str]) -> str:
-    """Return what the less common keywords of ``layouts`` mean, in one line; empty if there is none."""
-    meanings = {word: text for layout in layouts for word, text in _explain(Layout.parse(layout))}
+    """Return what the less common keywords of ``layouts`` mean, in one line; empty if there is none.
+
+    A layout may be followed by how often gradients are reduced: ``dp8 zero2 (--set reduce=step)``.
+    """
+    meanings = dict[str, str]()
+    for layout in layouts:
+        keywords, _, setting = layout.partition(" (")  # (--set reduce=step)
+        meanings |= _explain(Layout.parse(keywords))
+        meanings |= {setting.rstrip(")"): REDUCES[setting.rstrip(")").partition("reduce=")[2]]} if setting else {}
     return " · ".join(f"{word}: {text}" for word, text in meanings.items())
 
 
@@ -37,7 +48,7 @@ def _explain(layout: Layout) -> Iterator[tuple[str, str]]:
     if layout.zero and layout.shard_group:
         yield f"zero{layout.zero}/{layout.shard_group}", f"sharded in groups of {layout.shard_group} ranks"
     if layout.stages:
-        yield "stages=7-8x14-7", "layers of each pipeline stage; 8x14: 14 stages of 8"
+        yield "stages=", "layers of each pipeline stage; 8x14: 14 stages of 8"
     operations = sorted(layout.recomputed_operations, key=RECOMPUTABLE.index) if _recomputes_groups(layout) else []
     if operations:
         names = join_names([GROUPS[name] for name in operations], "and")

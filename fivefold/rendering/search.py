@@ -65,7 +65,7 @@ def render_page(result: SearchResult, *, precision: str | None = None) -> Render
     if result.best:
         parts += [_build_heading(result.title)] if result.proposal else []
         parts.append(make_best_grid(result.best, own=result.own, with_precision=is_mixed))
-        if legend := explain_layouts(ranked.step.layout for ranked in result.best):
+        if legend := explain_layouts(map(format_ranked, result.best)):
             parts.append(Text(legend, style="dim", overflow="fold"))
         expected_choice = result.proposal.choice if result.proposal else result.best[0]
         if expected := render_intervals(expected_choice.step):
@@ -150,7 +150,7 @@ def _render_proposal(proposal: Proposal, superlative: str, *, with_precision: bo
     precision = f" in {proposal.choice.precision}" if with_precision else ""
     lines = [
         Text.assemble(
-            "\n", ("Proposal  ", "bold"), (_format_ranked(proposal.choice), "bold cyan"), precision, overflow="fold"
+            "\n", ("Proposal  ", "bold"), (format_ranked(proposal.choice), "bold cyan"), precision, overflow="fold"
         ),
         Text(f"{figures}; {proposal.describe(superlative)}"),
     ]
@@ -219,7 +219,7 @@ def _compute_error(finalist: Finalist) -> float | None:
     return finalist.predicted_seconds / finalist.measured_seconds - 1 if finalist.measured_seconds else None
 
 
-def _format_ranked(ranked: Ranked) -> str:
+def format_ranked(ranked: Ranked) -> str:
     """Return the layout, with how often it reduces gradients if its software does otherwise by default."""
     return _append_reduce(ranked.step.layout, ranked.reduce, stack=ranked.step.stack)
 
@@ -245,7 +245,7 @@ def _format_signed(size: int) -> str:
 
 RANKED: tuple[Column[tuple[int | str, Ranked]], ...] = (
     Column("#", itemgetter(0)),
-    Column("layout", lambda row: _format_ranked(row[1]), is_text=True),
+    Column("layout", lambda row: format_ranked(row[1]), is_text=True),
     Column("precision", lambda row: row[1].precision, is_text=True),
     Column("step time", lambda row: row[1].step.time.step_seconds, show_seconds),
     Column("peak memory", lambda row: row[1].step.memory.peak_bytes, show_bytes),

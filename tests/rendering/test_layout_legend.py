@@ -21,7 +21,11 @@ def test_every_group_of_operations_has_a_meaning() -> None:
         (["dp8 ac=norm+qkv+act"], "ac=norm+qkv+act: recomputes norms, QKV projections and activation functions"),
         (["dp8 ac=full/2"], "ac=full/2: recomputes one layer in 2"),
         (["dp2 pp4 ac=full@1"], "@1: only on pipeline ranks below 1"),
-        (["dp2 pp4 stages=7-8x2-7"], "stages=7-8x14-7: layers of each pipeline stage; 8x14: 14 stages of 8"),
+        (["dp2 pp4 stages=7-8x2-7"], "stages=: layers of each pipeline stage; 8x14: 14 stages of 8"),
+        (
+            ["dp8 zero2 (--set reduce=step)", "dp8 zero3"],
+            "--set reduce=step: gradients are reduced once per step, not after every micro-batch",
+        ),
         (["dp4 cp2 order=tp-dp-cp-pp"], "order=tp-dp-cp-pp: mesh axes, the nearest ranks first"),
         (
             ["dp8 zero2/4", "dp8 ac=act"],

@@ -23,7 +23,7 @@ from fivefold.rendering.layout_legend import explain_layouts
 from fivefold.rendering.point_charts import draw_front
 from fivefold.rendering.robust import make_scenario_grid, render_regrets, summarize
 from fivefold.rendering.run_estimate import describe_assumption, format_duration, make_offer_grid
-from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, make_best_grid
+from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, format_ranked, make_best_grid
 from fivefold.rendering.step_view import list_key_figures
 from fivefold.results.run_estimate import Offer, Offers
 from fivefold.results.search_result import Ranked, SearchResult, Walk
@@ -33,6 +33,7 @@ from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Fit, Stream
 from fivefold.web.question import SearchQuestion, replace_ranks
 from fivefold.web.site import WebServer
+from fivefold.web.wording import use_page_words
 
 MAX_LINES = 150  # of the parallel coordinates
 CHOICE_AXES = ("tp", "cp", "pp", "ep", "v", "dp", "zero", "mbs", "ac")
@@ -139,7 +140,7 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
         choices=draw_choices(asked, fits),
         drawn=min(len(fits), DRAWN),
         fits=len(fits),
-        legend=explain_layouts(item.step.layout for item in result.best),
+        legend=use_page_words(explain_layouts(map(format_ranked, result.best))),
         worded=summarize(result.robust) if result.robust else "",
     )
 
