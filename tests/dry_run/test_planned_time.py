@@ -18,6 +18,7 @@ from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.operations.launches import LAUNCHES_PER_GROUP
+from fivefold.planner.counts.operations.launches import count_launches as count_planned_launches
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import Planner
 from tests.agree.dry_run.cases import OWN
@@ -83,13 +84,13 @@ def test_planned_kernel_count_equals_executed_count(case: str) -> None:
     assert (sums, products) == (ran["Gradients.accumulate"], ran["matmul"])
 
 
-SCANS = {  # of one layer, and tokens of a group of chunks
-    "mamba2": (build_model("nemotron3-nano-30b-a3b"), 64 * 128),
-    "gated_delta_net": (build_model("qwen3-next-80b-a3b"), 64),
-    "kimi_delta": (build_model("kimi-linear-48b-a3b"), 64),
-    "lightning": (OWN["lightning"], 64 * 64),
-    "mamba": (build_model("jamba-v0.1"), 16),
-    "rg_lru": (OWN["recurrent gemma"], 64),
+SCANS = {  # of one layer, chunks of a group, and tokens of a chunk
+    "mamba2": (build_model("nemotron3-nano-30b-a3b"), 64, 128),
+    "gated_delta_net": (build_model("qwen3-next-80b-a3b"), 128, 64),
+    "kimi_delta": (build_model("kimi-linear-48b-a3b"), 128, 64),
+    "lightning": (OWN["lightning"], 64, 64),
+    "mamba": (build_model("jamba-v0.1"), 1, 16),
+    "rg_lru": (OWN["recurrent gemma"], 1, 64),
 }
 
 
@@ -112,10 +113,12 @@ def count_launches(model: Model, text: str, words: str, tokens: int) -> dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", mark_share(5, SCANS))
 def test_the_kernels_of_a_group_of_chunks_are_those_that_a_dry_run_counts(mixer: str) -> None:
-    model, group = SCANS[mixer]
-    few, many = (count_launches(model.replace(layers=1), "h100:1", "dp1 mbs1", n * group) for n in (4, 8))
-    counted = tuple((many[scope] - few[scope]) / 4 for scope in ("forward", "backward"))
-    assert counted == LAUNCHES_PER_GROUP[mixer]  # type: ignore[index]
+    model, chunks, size = SCANS[mixer]
+    groups = [[chunks * size] * n for n in (4, 8)]
+    ran = [count_launches(model.replace(layers=1), "h100:1", "dp1 mbs1", sum(tokens)) for tokens in groups]
+    planned = [count_planned_launches(mixer, tokens, size) for tokens in groups]  # type: ignore[arg-type]
+    more = tuple(ran[1][scope] - ran[0][scope] for scope in ("forward", "backward"))
+    assert more == tuple(many - few for few, many in zip(*planned, strict=True))
 
 
 def test_every_mixer_that_scans_in_chunks_is_counted() -> None:

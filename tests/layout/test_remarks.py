@@ -54,9 +54,9 @@ def test_formats_that_a_chip_does_not_multiply_are_said(machine: str, recipe: st
 
 
 def test_scans_that_the_trainer_launches_chunk_by_chunk_are_said() -> None:
-    model, layout = build_model("qwen3-next-80b-a3b"), Layout(dp=4)
+    model, layout = build_model("jamba-v0.1"), Layout(dp=4)
     (line,) = (line for line in list_remarks(model, NODE, JOB, layout) if "chunk by chunk" in line)
-    assert line.startswith("fivefold computes gated_delta_net with PyTorch's operations")
+    assert line.startswith("fivefold computes mamba with PyTorch's operations")
     bridge = JOB.replace(stack=build_stack("megatron-core"))
     assert not any("chunk by chunk" in line for line in list_remarks(model, NODE, bridge, layout))
     assert not any("chunk by chunk" in line for line in list_remarks(NANO, NODE, JOB, layout))

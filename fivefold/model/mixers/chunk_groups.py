@@ -1,8 +1,8 @@
 """The groups of consecutive chunks of a sequence that the trainer's scans compute at once.
 
-A group has as many chunks as keep its largest temporary within ``MAX_TEMPORARY_BYTES``, but at most as many as a chunk
-has tokens: states are handed on within a group by a matmul of its chunks' decays, which then takes no more FLOPs than
-reading and updating them.
+A group has as many chunks as keep its largest temporary within ``MAX_TEMPORARY_BYTES``. Of scans that hand states on
+within a group by a matmul of its chunks' decays it has at most as many as a chunk has tokens, so that this matmul takes
+no more FLOPs than reading and updating the states.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 MAX_TEMPORARY_BYTES = 2**28
 
 
-def count_chunks_of_group(chunk_bytes: int, size: int) -> int:
-    """Return the chunks of ``size`` tokens of a group; ``chunk_bytes``: of a chunk's largest temporary, in fp32."""
-    return max(1, min(size, MAX_TEMPORARY_BYTES // chunk_bytes))
+def count_chunks_of_group(chunk_bytes: int, max_chunks: int | None = None) -> int:
+    """Return the chunks of a group; ``chunk_bytes``: of a chunk's largest temporary, in fp32."""
+    chunks = max(1, MAX_TEMPORARY_BYTES // chunk_bytes)
+    return chunks if max_chunks is None else min(max_chunks, chunks)
 
 
 def split_into_groups(tokens: int, size: int, chunks: int = 1) -> list[int]:

@@ -9,22 +9,24 @@ Source: transformers 5.23, ``models/qwen3_next/modeling_qwen3_next.py``, ``Qwen3
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
 from fivefold.bounded_types import HeadDim, Heads, Positive
+from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
 from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
-CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-linear-attention and transformers)
+DELTA_CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-linear-attention and transformers)
 
 
 class GatedDeltaNet(MixerGeometry):
     """The geometry of a Gated DeltaNet: a state [key_dim, value_dim] for each value head."""
 
     context_parallel = "heads"
+    chunk: ClassVar[int] = DELTA_CHUNK
 
     key_heads: Heads  # query and key heads, each of which serves equally many value heads
     value_heads: Heads  # value heads
@@ -61,6 +63,11 @@ class GatedDeltaNet(MixerGeometry):
         if ranks == 1:
             return self
         return self.replace(key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
+
+    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+        """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
+        largest = 4 * sequences * self.value_heads * max(self.chunk, self.key_dim) * max(self.chunk, self.value_dim)
+        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -10,23 +10,23 @@ Source: transformers 5.23, ``models/kimi_linear/modeling_kimi_linear.py``, ``Kim
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
 from fivefold.bounded_types import HeadDim, Heads, Latent
+from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
+from fivefold.model.mixers.gated_delta_net import DELTA_CHUNK
 from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
-
-CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-linear-attention and transformers)
-SUBCHUNK = 16  # tokens of a chunk whose decays to one another are computed pair by pair (flash-linear-attention)
 
 
 class KimiDelta(MixerGeometry):
     """The geometry of Kimi delta attention: a state [dim, dim] for each head."""
 
     context_parallel = "heads"
+    chunk: ClassVar[int] = DELTA_CHUNK
 
     heads: Heads  # heads of queries, keys and values
     dim: HeadDim  # dims of a head
@@ -54,6 +54,11 @@ class KimiDelta(MixerGeometry):
     def shard(self, ranks: int) -> Self:
         """Return the heads of one of ``ranks`` ranks; every rank has the latents of decays and gates."""
         return self if ranks == 1 else self.replace(heads=self.heads // ranks)
+
+    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+        """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
+        largest = 4 * sequences * self.heads * max(self.chunk, self.dim) ** 2
+        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -85,6 +85,7 @@ class Prices:
             "fused_dummy",
         )  # the matmul adds them (Megatron)
         self.ours = job.stack.kernel_facts.separate_adds and not adds_in_matmul and self.measured is None
+        self.launches_scans = self.ours and machine.backend == "nccl"  # PyTorch's operations, one by one
         self.autograd = not job.stack.kernel_facts.fuses_linears and self.measured is None
         # The gradients of biases, and of a LayerNorm's weight, are kernels that read the output's gradient again
         # (pytorch/pytorch@v2.13.0:tools/autograd/derivatives.yaml, addmm; aten/src/ATen/native/cuda/
@@ -143,7 +144,7 @@ class Prices:
         if op.kind == "attention":
             forward, backward = self._price_attention(op)
             return OpTime(forward, backward)
-        if op.kind == "scan" and op.flops:
+        if op.kind == "scan" and (op.flops or (self.launches_scans and any(op.launched_bytes))):
             return self._scan(op)
         if op.name in self.constants.moe_kernels and self.measured is None:
             return self._price_permutation(op)
@@ -199,19 +200,19 @@ class Prices:
         (``Op.launches``), which move ``Op.launched_bytes``; the kernels of flash-linear-attention multiply in the dtype
         of the activations. The chain of states from group to group is priced as if it were parallel too.
         """
-        rows, columns, inner = op.shape
-        product = self.matmul(
-            rows, columns, inner, dtype="fp32" if self.ours else self.high_precision_dtype, batch=op.batch
-        )
-        per_flop = product / (2 * rows * columns * inner * op.batch)
+        per_flop = 0.0  # of a convolution or a gate
+        if op.flops:
+            rows, columns, inner = op.shape
+            dtype: Dtype = "fp32" if self.ours else self.high_precision_dtype
+            product = self.matmul(rows, columns, inner, dtype=dtype, batch=op.batch)
+            per_flop = product / (2 * rows * columns * inner * op.batch)
         moved, launched = (op.moved_bytes, op.moved_backward_bytes), op.launched_bytes
         products = [flops * per_flop for flops in (op.flops, op.backward_flops or 2 * op.flops)]
-        is_launched = self.ours and self.machine.backend == "nccl"
-        if is_launched and any(launched):
+        if self.launches_scans and any(launched):
             seconds = [self.memory_bound_seconds(launched[way]) + products[way] for way in (0, 1)]
         else:
             seconds = [max(self.memory_bound_seconds(moved[way]), products[way]) for way in (0, 1)]
-        kernels = op.launches if is_launched else (1, 1)
+        kernels = op.launches if self.launches_scans else (1, 1)
         min_kernel = self.constants.smallest_kernel_seconds
         forward, backward = (seconds[way] + (kernels[way] - 1) * min_kernel for way in (0, 1))
         return OpTime(forward, backward, kernels=kernels[0], backward_kernels=kernels[1])

@@ -34,6 +34,8 @@ MATMULS = {
     aten.mm.default: 0,
     aten.mm.out: 0,
     aten.bmm.default: 0,
+    aten.baddbmm_.default: 1,
+    aten.baddbmm.out: 1,
     aten.addmm.default: 1,
     aten.addmm_.default: 1,
     aten.addmm.out: 1,

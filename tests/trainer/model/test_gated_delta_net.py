@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.model.mixers import chunk_groups
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.planner.counts.operations.mixers.gated_delta_net import scan_flops
 from fivefold.trainer.model.mixers.gated_delta_net import scan
@@ -56,8 +57,17 @@ def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: floa
         assert (gradient - wanted).norm() <= bound * wanted.norm()
 
 
+@pytest.mark.parametrize(("chunks", "groups"), [(1, [64] * 4 + [44]), (2, [128] * 2 + [44]), (4, [256, 44])])
+def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
+    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * VALUE_HEADS * 64**2)
+    assert SHAPE.split_tokens(300, sequences=SEQUENCES) == groups
+    test_the_scan_is_the_recurrence(300, torch.float64, 1e-11, doubles=False)
+
+
 def test_the_flops_of_a_scan_are_those_of_the_guide() -> None:
-    """The worked example of docs/explanation/flops.md: two chunks of 64 tokens, heads of 128 dims."""
-    forward, backward = scan_flops([64, 64], key_dim=128, value_dim=128)
-    assert forward == 2 * (4 * 64**2 * 256 + 64**3) + 3 * 2 * 64 * 128 * 128 == 15_204_352
-    assert backward == 51_118_080
+    """The worked example of docs/explanation/how-a-step-costs/counts.md: two chunks of 64 tokens, heads of 128 dims."""
+    pairs, read, through_state = 4 * 64**2 * 256, 2 * 64**2 * 128, 2 * 64 * 128 * 128
+    forward, backward = scan_flops([128], key_dim=128, value_dim=128)
+    assert forward == 2 * (pairs + read + 64**3) + 5 * through_state == 21_495_808
+    assert backward == 3 * 2 * (pairs + read) + 10 * 64**3 + (2 * 3 + 3 + 7) * through_state == 67_633_152
+    assert scan_flops([64, 64], key_dim=128, value_dim=128) == (15_204_352, 51_118_080)

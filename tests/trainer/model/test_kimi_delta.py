@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fivefold.model.mixers import chunk_groups
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.planner.counts.operations.mixers.kimi_delta import scan_flops
 from fivefold.trainer.model.mixers.kimi_delta import scan
@@ -43,7 +44,7 @@ def draw(tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("bound", [None, -5.0])
-@pytest.mark.parametrize("tokens", [1, 17, 64, 150])  # within a sub-chunk, two, a chunk, and several with a rest
+@pytest.mark.parametrize("tokens", [1, 17, 64, 150])  # tokens that are padded, a chunk, and several with a rest
 # in fp32 the gradient of a_log is a sum of terms that cancel
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-11), (torch.float32, 2e-5)])
 def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, error: float, bound: float | None) -> None:
@@ -65,10 +66,18 @@ def test_decays_to_nothing_are_finite() -> None:
     assert all(x.isfinite().all() for x in (out, *torch.autograd.grad(out, ours, grad)))
 
 
+@pytest.mark.parametrize(("chunks", "groups"), [(1, [64] * 4 + [44]), (2, [128] * 2 + [44]), (4, [256, 44])])
+def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
+    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * HEADS * 64**2)
+    assert SHAPE.split_tokens(300, sequences=SEQUENCES) == groups
+    test_the_scan_is_the_recurrence(300, torch.float64, 1e-11, None)
+
+
 def test_the_flops_of_a_scan_are_those_of_the_guide() -> None:
     """The worked example of docs/explanation/how-a-step-costs/counts.md: two chunks of 64 tokens, heads of 128 dims."""
-    forward, backward = scan_flops([64, 64], dim=128)
-    pairs = 16 * (16 + 32 + 48 + 64)
-    assert forward == 2 * (4 * pairs * 128 + 4 * 64**2 * 128 + 64**3) + 3 * 2 * 64 * 128**2 == 13_631_488
-    again = 2 * pairs * 128 + 2 * 64**2 * 128 + 2 * 64 * 128**2 + 64**3
-    assert backward == 3 * (forward - 2 * 64**3) + 2 * 5 * 64**3 + again == 46_006_272
+    pairs, triangle, through_state = 64 * 63 * 128, 2 * 64**2 * 128, 2 * 64 * 128**2
+    within = 2 * (2 * pairs + 3 * triangle)
+    forward, backward = scan_flops([128], dim=128)
+    assert forward == within + 2 * 64**3 + 5 * through_state == 19_365_888
+    assert backward == 3 * within + 10 * 64**3 + (2 * 3 + 3 + 7) * through_state == 61_243_392
+    assert scan_flops([64, 64], dim=128) == (13_074_432, 44_195_840)

@@ -2,7 +2,7 @@
 
 layer                     embedding, block, head
 attention · mixers/       token mixers: grouped or latent attention; others, one module each
-chunks                    chunks of a sequence in groups of equal cost, for recurrent token mixers
+chunks                    groups of chunks of a sequence, for recurrent token mixers
 indexer                   scores and top-k keys of sparse latent attention
 hyper_connections         several residual streams, mixed with weights of each token
 altup                     a stream of several parts, of which a layer computes one and predicts the others

@@ -1,35 +1,109 @@
-"""The chunks of a sequence that a recurrent token mixer computes one after the other, in groups of equal cost."""
+"""The groups of chunks of a sequence that a recurrent token mixer computes one after another."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, Self
+
+from fivefold.model.mixers.chunk_groups import split_into_groups
+from fivefold.planner.counts.operations.local_shapes import Local
+
+
+class ChunkedGeometry(Protocol):
+    """The geometry of a mixer that scans a sequence in chunks."""
+
+    @property
+    def chunk(self) -> int:
+        """Return the tokens of a chunk."""
+
+    def shard(self, ranks: int) -> Self:
+        """Return the part of one of ``ranks`` ranks."""
+
+    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+        """Return the tokens of each group of chunks that the trainer computes at once."""
+
+
+def split_sequence(local: Local, net: ChunkedGeometry) -> list[int]:
+    """Return the tokens of each group of chunks of a sequence; ``net``: of this rank of tp.
+
+    The trainer computes many chunks at once; fused kernels hold one chunk's temporaries.
+    """
+    if local.job.stack.kernel_facts.separate_adds:
+        return net.shard(local.part.cp).split_tokens(local.job.sequence, sequences=local.part.sequences)
+    return split_into_groups(local.job.sequence, net.chunk)
 
 
 class ChunkGroup(NamedTuple):
-    """Chunks of equally many ``tokens``, all of which read a state, or update one, or neither."""
+    """Equal groups of ``chunks`` of ``size`` tokens."""
 
-    tokens: int
-    has_state: bool  # chunks before them have left a state
-    updates: bool  # chunks after them read the state
+    chunks: int
+    size: int
+    has_state: bool  # groups before them have left a state
+    updates: bool  # groups after them read the state
     repeats: int
 
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of a group."""
+        return self.chunks * self.size
 
-def group_chunks(chunks: Sequence[int]) -> Iterator[ChunkGroup]:
-    """Yield the chunks of a sequence in groups: the first, those between by their tokens, the last.
+    @property
+    def reads_states(self) -> bool:
+        """Return whether chunks of a group read states."""
+        return self.has_state or self.chunks > 1
+
+    @property
+    def makes_states(self) -> bool:
+        """Return whether chunks of a group make states."""
+        return self.updates or self.chunks > 1
+
+
+def list_distinct_groups(groups: Sequence[int], size: int) -> Iterator[ChunkGroup]:
+    """Yield the groups of a sequence, in chunks of ``size`` tokens: the first, those between by their tokens, the last.
 
     A sequence of millions of tokens has tens of thousands of chunks, nearly all of which are equal.
     """
-    last = len(chunks) - 1
-    if last >= 0:
-        yield ChunkGroup(chunks[0], has_state=False, updates=last > 0, repeats=1)
-    if last > 0:
-        for tokens, repeats in Counter(chunks[1:-1]).items():
-            yield ChunkGroup(tokens, has_state=True, updates=True, repeats=repeats)
-        yield ChunkGroup(chunks[-1], has_state=True, updates=False, repeats=1)
+    last = len(groups) - 1
+    distinct = [(groups[0], 1)] if groups else []
+    distinct += [*Counter(groups[1:-1]).items(), (groups[-1], 1)] if last > 0 else []
+    for index, (tokens, repeats) in enumerate(distinct):
+        chunk = min(size, tokens)
+        yield ChunkGroup(
+            tokens // chunk, chunk, has_state=index > 0, updates=index + 1 < len(distinct), repeats=repeats
+        )
 
 
-def count_hand_on_flops(chunks: int, state: int, *, updates: bool) -> int:
-    """Return the FLOPs of the matmul that hands states of ``state`` numbers on within a group of ``chunks``."""
-    return 2 * (chunks + updates) ** 2 * state if chunks > 1 else 0
+def sum_flops(
+    groups: Sequence[int], size: int, count_flops: Callable[[ChunkGroup], tuple[int, int]]
+) -> tuple[int, int]:
+    """Return the FLOPs of a sequence, forward and backward; ``count_flops``: those of one group of chunks."""
+    forward = backward = 0
+    for group in list_distinct_groups(groups, size):
+        of_forward, of_backward = count_flops(group)
+        forward += group.repeats * of_forward
+        backward += group.repeats * of_backward
+    return forward, backward
+
+
+def count_hand_on_flops(group: ChunkGroup, state: int) -> int:
+    """Return the FLOPs of the matmul that hands states of ``state`` numbers on within a group."""
+    return 2 * (group.chunks + group.updates) ** 2 * state if group.chunks > 1 else 0
+
+
+class StateBytes(NamedTuple):
+    """Bytes of states while a group is computed."""
+
+    states: int  # between the chunks of the group; 0 if it has one
+    added: int  # what each chunk adds
+    after: int  # after the group, and before it
+
+
+def count_state_bytes(groups: Sequence[int], size: int, state: int) -> StateBytes:
+    """Return the bytes of states while the first of ``groups`` is computed; ``state``: bytes of one."""
+    chunks, has_after = groups[0] // min(size, groups[0]), len(groups) > 1
+    return StateBytes(
+        states=(chunks + has_after) * state if chunks > 1 else 0,
+        added=chunks * state if chunks > 1 or has_after else 0,
+        after=(1 + (len(groups) > 2)) * state if has_after else 0,
+    )

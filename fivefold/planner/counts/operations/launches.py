@@ -7,33 +7,55 @@ flash-linear-attention and mamba_ssm, which other software runs, are a few for a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from fivefold.model.shape import MixerName
+from fivefold.units import ceil_div
 
-# Forward and backward: what the kernels of two runs that differ in their groups of chunks alone differ by. Groups are
-# of one chunk but for Mamba-2 and lightning attention (``model/mixers/chunk_groups.py``).
-LAUNCHES_PER_GROUP: Mapping[MixerName, tuple[int, int]] = {
-    "mamba2": (47, 163),
-    "gated_delta_net": (58, 220),
-    "kimi_delta": (145, 519),
-    "lightning": (42, 79),
-    "mamba": (44, 183),
-    "rg_lru": (51, 226),
+
+class ScanLaunches(NamedTuple):
+    """Kernels of a scan in groups of chunks: ``forward`` and ``backward`` of a group."""
+
+    forward: int
+    backward: int
+    states: int = 0  # of a group's states, if the backward computes them again first; 0: among ``backward``
+    chunk: int = 0  # of the state of each chunk, if states are handed on one by one; each of both again in the backward
+
+
+# What two runs differ by that differ in their groups of chunks, or in the chunks of a group, alone. Groups are of one
+# chunk in Mamba and RG-LRU (``model/mixers/chunk_groups.py``).
+LAUNCHES_PER_GROUP: Mapping[MixerName, ScanLaunches] = {
+    "mamba2": ScanLaunches(47, 163),
+    "gated_delta_net": ScanLaunches(54, 177, states=38, chunk=3),
+    "kimi_delta": ScanLaunches(138, 422, states=93, chunk=3),
+    "lightning": ScanLaunches(42, 79),
+    "mamba": ScanLaunches(44, 183),
+    "rg_lru": ScanLaunches(51, 226),
 }
-# Times that kernels of a scan other than matmuls read or write its temporaries in fp32, forward and backward; for their
-# names see the mixers. Mamba-2: with convolution, gate and norm. Fits of dry runs of eight and five geometries, each
-# within 1 %.
-PASSES: Mapping[MixerName, Mapping[str, tuple[float, float]]] = {
+# Times that kernels of a scan other than matmuls read or write its temporaries in fp32: in the forward, in the
+# backward, and when the backward computes the states of earlier groups again (0: among those of the backward). For
+# their names see the mixers. Mamba-2: with convolution, gate and norm. Fits of dry runs of five to eight geometries,
+# each within 1 %, of states within 8 %.
+PASSES: Mapping[MixerName, Mapping[str, tuple[float, float, float]]] = {
     "mamba2": {
-        "pairs": (8.6, 23.6),
-        "dims": (54.1, 175.1),
-        "shared_pairs": (15.6, 41.5),
-        "shared_dims": (41.0, 147.1),
-        "states": (7.7, 20.7),
+        "pairs": (8.6, 23.6, 0),
+        "dims": (54.1, 175.1, 0),
+        "shared_pairs": (15.6, 41.5, 0),
+        "shared_dims": (41.0, 147.1, 0),
+        "states": (7.7, 20.7, 0),
     },
-    "lightning": {"pairs": (3.07, 5.24), "dims": (26.3, 70.2), "states": (4.4, 12.5)},
+    "gated_delta_net": {
+        "pairs": (15.5, 52.1, 12.5),
+        "keys": (11.9, 57.2, 8.0),
+        "values": (10.5, 24.2, 3.6),
+        "shared_keys": (15.1, 53.1, 6.6),
+        "states": (2.0, 9.2, 3.3),
+    },
+    "kimi_delta": {"pairs": (15.2, 31.6, 7.7), "dims": (113.0, 477.6, 81.6), "states": (2.0, 8.9, 3.5)},
+    "lightning": {"pairs": (3.07, 5.24, 0), "dims": (26.3, 70.2, 0), "states": (4.4, 12.5, 0)},
 }
+GATE_LAUNCHES = (9, 18)  # of a gated norm of each head's output (``gated_delta_net.py``)
 # Forward and backward around the experts, by operation (``trainer/model/moe.py``, ``routing.py``,
 # ``parallel/expert.py``); of other software: ``Constants.moe_kernels``. moe.send has the counts of rows that the host
 # reads, and the sort of what has arrived.
@@ -46,15 +68,29 @@ EXPERT_LAUNCHES: Mapping[str, tuple[int, int]] = {
 }
 
 
-def count_launches(mixer: MixerName, groups: int) -> tuple[int, int]:
-    """Return the kernels of a scan of ``groups`` groups of chunks, forward and backward."""
-    forward, backward = LAUNCHES_PER_GROUP[mixer]
-    return forward * groups, backward * groups
+def count_convolution_launches(inputs: int, taps: int) -> tuple[int, int]:
+    """Return the kernels of causal convolutions of ``inputs`` tensors in bf16, and of their SiLU."""
+    return inputs * (3 + taps), inputs * (7 + 5 * taps) + 1
 
 
-def count_launched_bytes(mixer: MixerName, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Return the bytes that kernels other than matmuls read and write, of temporaries of these sizes in bytes."""
-    forward, backward = (
-        int(sum(passes[way] * sizes[name] for name, passes in PASSES[mixer].items())) for way in (0, 1)
+def count_launches(mixer: MixerName, groups: Sequence[int], size: int) -> tuple[int, int]:
+    """Return the kernels of a scan, forward and backward.
+
+    ``groups``: the tokens of each group of chunks of a sequence; ``size``: tokens of a chunk.
+    """
+    launches = LAUNCHES_PER_GROUP[mixer]
+    chunks, again = ceil_div(sum(groups), size), ceil_div(sum(groups[:-1]), size)
+    forward = launches.forward * len(groups) + launches.chunk * chunks
+    backward = launches.backward * len(groups) + 2 * launches.chunk * chunks
+    return forward, backward + launches.states * (len(groups) - 1) + launches.chunk * again
+
+
+def count_launched_bytes(mixer: MixerName, groups: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Return the bytes that kernels other than matmuls read and write, of temporaries of these sizes in bytes.
+
+    ``groups``: the tokens of each group of chunks of a sequence; ``sizes``: of all of them together.
+    """
+    forward, backward, states = (
+        sum(passes[index] * sizes[name] for name, passes in PASSES[mixer].items()) for index in range(3)
     )
-    return forward, backward
+    return int(forward), int(backward + states * sum(groups[:-1]) / sum(groups))

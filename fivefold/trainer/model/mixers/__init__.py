@@ -3,6 +3,7 @@
 short_conv         gated short convolution
 gated_delta_net    Gated DeltaNet with an output gate
 kimi_delta         Kimi delta attention
+delta_rule         what both of these apply to groups of chunks
 mamba              Mamba
 mamba2             Mamba-2
 lightning          lightning attention, whose heads decay at rates of their layer

@@ -1,10 +1,9 @@
-"""Gated DeltaNet (arXiv:2412.06464) on rows [R, D], chunk by chunk.
+"""Gated DeltaNet (arXiv:2412.06464) on rows [R, D], in groups of chunks.
 
     q, k, v, z, b, a = h W        q, k, v ← silu(conv(·))        o = scan(q, k, v, b, a)        out(norm(o) · silu(z))
 
-The scan computes a chunk of tokens by matmuls and hands its state [B, heads, key dim, value dim] on to the next chunk.
-It saves its inputs alone (``chunks.py``), and is in fp32. Same formulas as transformers 5.23,
-``torch_chunk_gated_delta_rule``.
+The scan applies the delta rule (``delta_rule.py``) with one decay of each head and token. It saves its inputs alone
+(``chunks.py``), and is in fp32. Same formulas as transformers 5.23, ``torch_chunk_gated_delta_rule``.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.model.mixers.chunk_groups import split_into_groups
-from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks
+from fivefold.trainer.model.mixers.chunks import decay_pairs
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
+from fivefold.trainer.model.mixers.delta_rule import apply_delta_rule, normalize_to_unit_length, split_heads
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import RowInputs
-
-UNIT_EPSILON = 1e-6  # of the lengths of queries and keys, as in flash-linear-attention
 
 
 class Factor(nn.Module):
@@ -93,10 +91,9 @@ def scan(
 
     ``q``, ``k``, ``v`` [R, heads · dims]; ``b``, ``a`` [R, value heads].
     """
-    heads = shape.key_heads, shape.value_heads
-    chunk = partial(delta_chunk, heads=heads, doubles=shape.negative_eigenvalues)
-    groups = split_into_groups(tokens, CHUNK)
-    return chunks.scan(chunk, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], groups=groups)
+    compute = partial(compute_chunks, shape=shape)
+    groups = shape.split_tokens(tokens, sequences=len(q) // tokens)
+    return chunks.scan(compute, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], groups=groups)
 
 
 GateName = Literal["silu", "sigmoid"]
@@ -146,98 +143,36 @@ class _GatedNorm(torch.autograd.Function):
         )
 
 
-def delta_chunk(
+def compute_chunks(
     inputs: Sequence[Tensor],
     state: Tensor | None,
     *,
-    heads: tuple[int, int],
-    doubles: bool = False,
+    shape: GatedDeltaNet,
     is_last: bool = False,
     only_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, C, value heads · value dim] of a chunk, and the state after it (``GroupFunction``).
+    """Return the outputs [B, tokens, value heads · value dim] of a group, and the state after it (``GroupFunction``).
 
-    ``inputs``: q, k, v [B, C, heads · dims], b and a [B, C, value heads], ``a_log`` and ``dt_bias`` [value heads].
-    ``heads``: number of key and value heads. ``doubles``: β is 2 σ(b).
+    ``inputs``: q, k, v [B, tokens, heads · dims], b and a [B, tokens, value heads], ``a_log`` and ``dt_bias`` [value
+    heads]. The state is [B, value heads, key dim, value dim].
     """
     q, k, v, b, a, a_log, dt_bias = inputs
-    q, k, v = (x.unflatten(-1, (n, -1)) for x, n in ((q, heads[0]), (k, heads[0]), (v, heads[1])))
-    dtype = get_sum_dtype(v.dtype)
-    repeats = v.shape[2] // k.shape[2]
-    k = normalize_to_unit_length(k.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
-    v = v.to(dtype).transpose(1, 2)
-    beta = b.to(dtype).sigmoid().transpose(1, 2)[..., None]
-    if doubles:
+    repeats = shape.value_heads // shape.key_heads
+    k = normalize_to_unit_length(split_heads(k, shape.key_heads)).repeat_interleave(repeats, dim=2)
+    beta = split_heads(b, shape.value_heads).sigmoid()
+    if shape.negative_eigenvalues:
         beta = beta * 2
-    decay = F.softplus(a.to(dtype) + dt_bias.to(dtype)) * -a_log.to(dtype).exp()
-    decay = decay.transpose(1, 2).cumsum(-1)  # its log, from the start of the chunk [B, heads, C]
-    # decay from one token to a later one; the diagonal is 1, and its gradients would cancel but for their rounding
-    pairs = (decay[..., :, None] - decay[..., None, :]).tril(-1).exp().tril()
-    lefts, decay = [k * beta], decay[..., None]
+    decay = F.softplus(split_heads(a, shape.value_heads) + _split_factor(dt_bias))
+    decay = (decay * -_split_factor(a_log).exp()).cumsum(-2)  # its log, from the start of the chunk
+    pairs = decay_pairs(decay[..., 0]).tril()
+    lefts = [k * beta]
     if not only_state:
-        q = normalize_to_unit_length(q.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
-        lefts.append(q * k.shape[-1] ** -0.5)
+        q = normalize_to_unit_length(split_heads(q, shape.key_heads)) * shape.key_dim**-0.5
+        lefts.append(q.repeat_interleave(repeats, dim=2))
     products = [(left @ k.mT) * pairs for left in lefts]
-    return apply_delta_rule(lefts, k, v, beta, decay, products, state, is_last=is_last)
+    return apply_delta_rule(lefts, k, split_heads(v, shape.value_heads), beta, decay, products, state, is_last=is_last)
 
 
-def apply_delta_rule(
-    lefts: Sequence[Tensor],
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    decay: Tensor,
-    products: Sequence[Tensor],
-    state: Tensor | None,
-    *,
-    is_last: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, C, heads · value dim] of a chunk, and the state after it, None if the chunk is the last.
-
-    ``lefts``: β k, and queries unless the state alone is asked for, [B, heads, C, dim]; ``products``: of each with the
-    decayed keys before it, [B, heads, C, C]. ``beta`` [B, heads, C, 1]; ``decay``: its log since the start of the
-    chunk, [B, heads, C, dim], or 1 instead of dim.
-    """
-    corrections = v * beta
-    if state is not None:
-        corrections = corrections - (lefts[0] * decay.exp()) @ state
-    values = invert_unit_lower(products[0]) @ corrections
-    out = v
-    if len(lefts) > 1:
-        out = products[1] @ values
-        if state is not None:
-            out = out + (lefts[1] * decay.exp()) @ state
-        out = out.transpose(1, 2).flatten(2)
-    if is_last:
-        return out, None
-    last = decay[:, :, -1:]
-    new_state = (k * (last - decay).exp()).mT @ values
-    return out, new_state if state is None else new_state + state * last.exp().mT
-
-
-def normalize_to_unit_length(x: Tensor) -> Tensor:
-    """Return ``x`` divided by its length along the last dim."""
-    unit: Tensor = x * (x.square().sum(-1, keepdim=True) + UNIT_EPSILON).rsqrt()
-    return unit
-
-
-def invert_unit_lower(matrix: Tensor) -> Tensor:
-    """Return the inverse of I + the part of ``matrix`` [..., C, C] below the diagonal."""
-    inverse: Tensor = _UnitLowerInverse.apply(matrix)  # type: ignore[no-untyped-call]
-    return inverse
-
-
-class _UnitLowerInverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor) -> Tensor:
-        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
-        inverse: Tensor = torch.linalg.solve_triangular(matrix, identity, upper=False, unitriangular=True)
-        ctx.save_for_backward(inverse)
-        return inverse
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (inverse,) = ctx.saved_tensors
-        inner: Tensor = grad @ inverse.mT
-        product: Tensor = inverse.mT @ inner
-        return product.tril_(-1).neg_()
+def _split_factor(factor: Tensor) -> Tensor:
+    """Return ``factor`` [heads] as [heads, 1, 1] in the dtype of sums."""
+    return factor.to(get_sum_dtype(factor.dtype))[:, None, None]

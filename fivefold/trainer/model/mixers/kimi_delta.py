@@ -1,11 +1,9 @@
-"""Kimi delta attention (arXiv:2510.26692) on rows [R, D], chunk by chunk.
+"""Kimi delta attention (arXiv:2510.26692) on rows [R, D], in groups of chunks.
 
     q, k, v, b, f, z = h W        q, k, v ← silu(conv(·))        o = scan(q, k, v, f, b)        out(norm(o) · σ(z))
 
-The scan computes a chunk of tokens by matmuls and hands its state [B, heads, dim, dim] on to the next chunk. A decay
-from one token to another is the product of two, to and from the first token of the later one's sub-chunk, neither of
-which exceeds 1; within a sub-chunk it is computed pair by pair. The scan saves its inputs alone (``chunks.py``), and is
-in fp32. Same formulas as transformers 5.23, ``chunk_kimi_delta_attention``.
+The scan applies the delta rule (``delta_rule.py``) with a decay of each key dim and token. It saves its inputs alone
+(``chunks.py``), and is in fp32. Same formulas as transformers 5.23, ``chunk_kimi_delta_attention``.
 """
 
 from __future__ import annotations
@@ -17,18 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.model.mixers.chunk_groups import split_into_groups
-from fivefold.model.mixers.kimi_delta import CHUNK, SUBCHUNK, KimiDelta
+from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
-from fivefold.trainer.model.mixers.gated_delta_net import (
-    Factor,
-    apply_delta_rule,
-    gated_norm,
-    normalize_to_unit_length,
-)
+from fivefold.trainer.model.mixers.delta_rule import apply_delta_rule, normalize_to_unit_length, split_heads
+from fivefold.trainer.model.mixers.gated_delta_net import Factor, gated_norm
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.rotary import RowInputs
@@ -90,12 +83,12 @@ def scan(
     shape: KimiDelta,
 ) -> Tensor:
     """Return the outputs [R, heads · dim] of the delta rule; all inputs [R, heads · dim], but ``b`` [R, heads]."""
-    chunk = partial(kimi_delta_chunk, shape=shape)
-    groups = split_into_groups(tokens, CHUNK)
-    return chunks.scan(chunk, (q, k, v, f, b), (a_log, dt_bias), columns=v.shape[1], groups=groups)
+    compute = partial(compute_chunks, shape=shape)
+    groups = shape.split_tokens(tokens, sequences=len(q) // tokens)
+    return chunks.scan(compute, (q, k, v, f, b), (a_log, dt_bias), columns=v.shape[1], groups=groups)
 
 
-def kimi_delta_chunk(
+def compute_chunks(
     inputs: Sequence[Tensor],
     state: Tensor | None,
     *,
@@ -103,50 +96,54 @@ def kimi_delta_chunk(
     is_last: bool = False,
     only_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, C, heads · dim] of a chunk, and the state after it (``GroupFunction``).
+    """Return the outputs [B, tokens, heads · dim] of a group, and the state after it (``GroupFunction``).
 
-    ``inputs``: q, k, v, f [B, C, heads · dim], b [B, C, heads], ``a_log`` [heads] and ``dt_bias`` [heads · dim].
+    ``inputs``: q, k, v, f [B, tokens, heads · dim], b [B, tokens, heads], ``a_log`` [heads] and ``dt_bias`` [heads ·
+    dim]. The state is [B, heads, dim, dim].
     """
     q, k, v, f, b, a_log, dt_bias = inputs
     dtype = get_sum_dtype(v.dtype)
-    q, k, v, f = (x.unflatten(-1, (shape.heads, -1)).transpose(1, 2) for x in (q, k, v, f))
     rates = a_log.to(dtype).exp()[:, None, None]
-    logits = f.to(dtype) + dt_bias.to(dtype).view(shape.heads, 1, -1)
+    logits = split_heads(f, shape.heads) + dt_bias.to(dtype).view(shape.heads, 1, -1)
     bound = shape.lower_bound
     decay = F.softplus(logits) * -rates if bound is None else (logits * rates).sigmoid() * bound
-    decay = decay.cumsum(2)  # its log, from the start of the chunk [B, heads, C, dim]
-    k = normalize_to_unit_length(k.to(dtype))
-    v = v.to(dtype)
-    beta = b.to(dtype).sigmoid().transpose(1, 2)[..., None]
+    decay = decay.cumsum(-2)  # its log, from the start of the chunk
+    k = normalize_to_unit_length(split_heads(k, shape.heads))
+    beta = split_heads(b, shape.heads).sigmoid()
     lefts = [k * beta]
     if not only_state:
-        q = normalize_to_unit_length(q.to(dtype)) * shape.dim**-0.5
-        lefts.append(q)
+        lefts.append(normalize_to_unit_length(split_heads(q, shape.heads)) * shape.dim**-0.5)
     products = multiply_decayed(lefts, k, decay)
-    return apply_delta_rule(lefts, k, v, beta, decay, products, state, is_last=is_last)
+    return apply_delta_rule(lefts, k, split_heads(v, shape.heads), beta, decay, products, state, is_last=is_last)
 
 
 def multiply_decayed(lefts: Sequence[Tensor], right: Tensor, decay: Tensor) -> list[Tensor]:
     """Return of each x in ``lefts`` Σ_d x[i, d] right[j, d] e^(decay[i, d] − decay[j, d]) for j ≤ i, else 0.
 
-    ``lefts``, ``right`` and ``decay`` [B, heads, C, dim]; the results [B, heads, C, C].
+    ``lefts``, ``right`` and ``decay`` [..., T, dim]; the results [..., T, T]. Blocks of 1, 2, 4 … tokens are joined in
+    pairs: a decay from a token of the first to one of the second is the product of two, to and from the second one's
+    first token, neither of which exceeds 1.
     """
-    tokens = right.shape[2]
-    rows: list[list[Tensor]] = [[] for _ in lefts]
-    for first in range(0, tokens, SUBCHUNK):
-        last = min(first + SUBCHUNK, tokens)
-        local = decay[:, :, first:last]
-        begin = local[:, :, :1].detach()  # it cancels, and so do its gradients but for their rounding
-        # from a token to itself 1, to an earlier one 0; neither has a gradient
-        fixed = torch.full([last - first] * 2, float("-inf"), dtype=decay.dtype, device=decay.device).triu(1)
-        is_later = torch.ones_like(fixed, dtype=torch.bool).tril(-1)[..., None]
-        pairs = torch.where(is_later, local[:, :, :, None] - local[:, :, None], fixed[..., None]).exp()
-        pairs = pairs * right[:, :, None, first:last]
-        before = right[:, :, :first] * (begin - decay[:, :, :first]).exp() if first else None
-        for row, left in zip(rows, lefts, strict=True):
-            x = left[:, :, first:last]
-            block = (pairs @ x[..., None])[..., 0]
-            if before is not None:
-                block = torch.cat([(x * (local - begin).exp()) @ before.mT, block], dim=-1)
-            row.append(F.pad(block, (0, tokens - last)))
-    return [torch.cat(row, dim=2) for row in rows]
+    tokens = right.shape[-2]
+    padding = 2 ** (tokens - 1).bit_length() - tokens
+    if padding:  # tokens that neither decay nor hold anything
+        decay = torch.cat([decay, decay[..., -1:, :].expand(*decay.shape[:-2], padding, -1)], dim=-2)
+        right, *lefts = (F.pad(x, (0, 0, 0, padding)) for x in (right, *lefts))
+    results = [(left * right).sum(-1)[..., None, None] for left in lefts]  # [..., blocks, tokens, tokens]
+    while results[0].shape[-3] > 1:
+        size = results[0].shape[-1]
+        earlier, later = _split_pairs(decay, size)
+        begin = later[..., :1, :].detach()  # it cancels, and so do its gradients but for their rounding
+        before, factor = _split_pairs(right, size)[0] * (begin - earlier).exp(), (later - begin).exp()
+        for index, left in enumerate(lefts):
+            block = (_split_pairs(left, size)[1] * factor) @ before.mT
+            first, second = results[index].unflatten(-3, (-1, 2)).unbind(-3)
+            second = torch.cat([block, second], dim=-1)
+            results[index] = torch.cat([F.pad(first, (0, size)), second], dim=-2)
+    return [result.squeeze(-3)[..., :tokens, :tokens] for result in results]
+
+
+def _split_pairs(x: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Return views [..., pairs of blocks, ``size``, dim] of the first and the second block of each pair."""
+    views: tuple[Tensor, ...] = x.unflatten(-2, (-1, 2, size)).unbind(-3)
+    return views

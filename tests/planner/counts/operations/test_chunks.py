@@ -1,4 +1,4 @@
-"""Chunks in groups are those of the sequence, one by one."""
+"""Distinct groups of chunks are those of the sequence, one by one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.planner.counts.operations.chunks import group_chunks
+from fivefold.planner.counts.operations.chunks import list_distinct_groups
 from fivefold.planner.counts.operations.mixers import gated_delta_net
 
 
 @given(st.lists(st.sampled_from([1, 7, 64, 256]), max_size=12))
-def test_groups_are_the_chunks_one_by_one(chunks: list[int]) -> None:
-    grouped = Counter[tuple[int, bool, bool]]()
-    for tokens, has_state, updates, count in group_chunks(chunks):
-        grouped[tokens, has_state, updates] += count
-    each = [(tokens, index > 0, index + 1 < len(chunks)) for index, tokens in enumerate(chunks)]
-    assert grouped == Counter(each)
+def test_distinct_groups_are_the_groups_one_by_one(groups: list[int]) -> None:
+    distinct = Counter[tuple[int, bool, bool]]()
+    for group in list_distinct_groups(groups, 64):
+        assert group.size == min(64, group.tokens)
+        distinct[group.tokens, group.has_state, group.updates] += group.repeats
+    each = [(tokens, index > 0, index + 1 < len(groups)) for index, tokens in enumerate(groups)]
+    assert distinct == Counter(each)
 
 
 @pytest.mark.parametrize("chunks", [300_000])

@@ -6,12 +6,8 @@
     gate        the scan's output, z, one fp32 statistic per head                w 2V + 4N
 
 K and V: widths of the keys and of the values of this rank of tp, N its value heads. The scan computes chunks of C
-tokens by matmuls of its value heads. FLOPs of a chunk and head, with heads of k and v dims:
-
-    4C²k + 4C²v + C³    pairs of tokens: β k·k, q·k, the inverse of a triangle, its product with v, the output
-    6Ckv                the state: what it predicts, its part of the output, its update
-
-The first chunk has no state, the last one updates none. ``trainer/model/mixers/gated_delta_net.py`` runs them.
+tokens by matmuls of its value heads, several chunks at once (``model/mixers/chunk_groups.py``). Its FLOPs are those of
+``delta_rule.py`` with P = 2C²k for each of two products. ``trainer/model/mixers/gated_delta_net.py`` runs them.
 """
 
 from __future__ import annotations
@@ -19,11 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
-from fivefold.planner.counts.operations.chunks import group_chunks
-from fivefold.planner.counts.operations.launches import count_launches
+from fivefold.model.mixers.chunk_groups import split_into_groups
+from fivefold.model.mixers.gated_delta_net import DELTA_CHUNK, GatedDeltaNet
+from fivefold.planner.counts.operations.chunks import ChunkGroup, count_state_bytes, split_sequence, sum_flops
+from fivefold.planner.counts.operations.launches import (
+    GATE_LAUNCHES,
+    count_convolution_launches,
+    count_launched_bytes,
+    count_launches,
+)
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.mixers import delta_rule
 from fivefold.planner.counts.operations.op import Op, rename_tensors, swap_heads
 
 
@@ -88,6 +91,8 @@ def list_convolution(local: Local, sizes: Mapping[str, int], *, taps: int) -> Op
         keeps=("q", "k", "v"),
         parameters=parameters,
         wgrad_numels=(parameters,),
+        launches=count_convolution_launches(len(sizes), taps),
+        launched_bytes=(rows * total * (10 + 14 * taps), rows * total * (9 + 43 * taps)),
         moved_bytes=2 * rows * total * width,
         moved_backward_bytes=3 * rows * total * width,
         forward_scratch=0 if is_wide else 4 * rows * sizes["v"],
@@ -109,6 +114,8 @@ def list_gate(local: Local, *, heads: int, dim: int, gate: Literal["silu", "sigm
         keeps=("o", "gate", "og.stat"),
         parameters=dim,
         wgrad_numels=(dim,),
+        launches=GATE_LAUNCHES,
+        launched_bytes=(48 * rows * V, 148 * rows * V),
         moved_bytes=3 * size,
         moved_backward_bytes=5 * size,
         forward_scratch=4 * rows * V * (1 if is_wide else 2),
@@ -120,14 +127,15 @@ def list_gate(local: Local, *, heads: int, dim: int, gate: Literal["silu", "sigm
 def _scan(local: Local, net: GatedDeltaNet) -> Op:
     """Return the gated delta rule over all chunks."""
     rows, width, tokens, N = local.rows, local.width, local.job.sequence, net.value_heads
-    chunks = [CHUNK] * (tokens // CHUNK) + ([tokens % CHUNK] if tokens % CHUNK else [])
-    heads = local.part.sequences * N // local.part.cp
-    forward, backward = (heads * flops for flops in scan_flops(chunks, key_dim=net.key_dim, value_dim=net.value_dim))
+    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net)
+    held = net.shard(local.part.cp)
+    sizes = _count_sizes(held, local.part.sequences, tokens)
+    heads = local.part.sequences * held.value_heads
+    forward, backward = (heads * flops for flops in scan_flops(groups, key_dim=net.key_dim, value_dim=net.value_dim))
+    causal, _ = scan_flops(chunks, key_dim=net.key_dim, value_dim=net.value_dim)
     state = 4 * heads * net.key_dim * net.value_dim  # bytes
-    # fp32 numbers of a token and head in a chunk: of its keys, values and pairs
-    chunk_rows = heads * chunks[0]
-    largest = net.key_dim + net.value_dim + chunks[0]
     moved = rows * (2 * net.key_width + 2 * net.value_width) * width + 2 * len(chunks) * state
+    forward_scratch, backward_scratch = count_scan_scratch(held, local.part.sequences, groups, is_wide=width == 4)
     return Op(
         "mixer.core.scan",
         "scan",
@@ -137,32 +145,65 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
         parameters=2 * N,
         wgrad_numels=(N, N),
         flops=forward,
-        causal_flops=forward,
+        causal_flops=heads * causal,
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.key_dim),
         batch=heads * len(chunks),
-        launches=count_launches("gated_delta_net", len(chunks)),
+        launches=count_launches("gated_delta_net", groups, net.chunk),
+        launched_bytes=count_launched_bytes("gated_delta_net", groups, sizes),
         moved_bytes=moved,
         moved_backward_bytes=3 * moved,
-        forward_scratch=4 * 3 * chunk_rows * largest + 2 * state,
-        backward_scratch=4 * (28 if width == 4 else 30) * chunk_rows * largest // 4 + (len(chunks) + 2) * state,
-        scratch_tensor=max(state, 4 * chunk_rows * max(net.key_dim, net.value_dim, chunks[0])),
+        forward_scratch=forward_scratch,
+        backward_scratch=backward_scratch,
+        scratch_tensor=max(_count_sizes(held, local.part.sequences, groups[0]).values()),
     )
 
 
-def scan_flops(chunks: Sequence[int], *, key_dim: int, value_dim: int) -> tuple[int, int]:
-    """Return the FLOPs of one sequence and head in chunks of these tokens: of the forward, and of the backward.
+def _count_sizes(net: GatedDeltaNet, sequences: int, tokens: int) -> dict[str, int]:
+    """Return the bytes of temporaries in fp32 of ``tokens`` of each sequence.
 
-    The backward computes the states again, then each chunk, then twice the FLOPs of its matmuls; the inverse of a
-    triangle of C tokens takes C³, and its backward 4C³.
+    ``pairs``: of tokens in a chunk, of all heads; ``keys``, ``values``: of all value heads; ``shared_keys``: of the key
+    heads; ``states``: of the chunks.
     """
-    forward = backward = 0
-    for tokens, has_state, updates, count in group_chunks(chunks):
-        pairs = 2 * tokens * tokens
-        through_state = 2 * tokens * key_dim * value_dim
-        of_state = pairs * (key_dim + value_dim) + has_state * through_state  # what the next state needs
-        of_output = pairs * (key_dim + value_dim) + has_state * through_state
-        products = of_state + of_output + updates * through_state
-        forward += count * (products + tokens**3)
-        backward += count * (3 * products + 5 * tokens**3 + updates * (of_state + through_state + tokens**3))
-    return forward, backward
+    size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
+    return {
+        "pairs": numbers * size * net.value_heads,
+        "keys": numbers * net.value_heads * net.key_dim,
+        "values": numbers * net.value_width,
+        "shared_keys": numbers * net.key_width,
+        "states": numbers // size * net.value_heads * net.key_dim * net.value_dim,
+    }
+
+
+def count_scan_scratch(net: GatedDeltaNet, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
+    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
+
+    The backward is largest when the states' gradients are made, or, with small heads, those of the pairs.
+    """
+    pairs, keys, values, shared_keys, states = _count_sizes(net, sequences, groups[0]).values()
+    state = 4 * sequences * net.value_heads * net.key_dim * net.value_dim
+    after = count_state_bytes(groups, net.chunk, state).after
+    kept = (len(groups) - 1) * state + after
+    if groups[0] > net.chunk:
+        forward = 5 * keys + 4 * pairs + shared_keys + 6 * values + states + after
+        of_states = 8 * keys + 6 * pairs + (7 - is_wide) * values + 4 * states
+        of_pairs = 6 * keys + 9 * pairs + (4 - is_wide) * values
+    elif len(groups) > 1:
+        forward = 3 * keys + 4 * pairs + shared_keys + max(5 * values, 3 * (values + state)) + after
+        of_states = 7 * keys + 6 * pairs + (7 - is_wide) * values + 2 * state
+        of_pairs = 7 * keys + 9 * pairs + (4 - is_wide) * values
+    else:
+        forward = 3 * keys + 4 * pairs + shared_keys + 5 * values
+        of_states = 3 * keys + 7 * pairs + (6 - is_wide) * values
+        of_pairs = 3 * keys + 9 * pairs + (3 - is_wide) * values
+    return forward, kept + 2 * shared_keys + max(of_states, of_pairs)
+
+
+def scan_flops(groups: Sequence[int], *, key_dim: int, value_dim: int) -> tuple[int, int]:
+    """Return the FLOPs of one sequence and head in groups of these tokens: of the forward, and of the backward."""
+
+    def count_flops(group: ChunkGroup) -> tuple[int, int]:
+        pairs = 2 * group.size**2 * key_dim
+        return delta_rule.count_flops(group, pairs=pairs, key_dim=key_dim, value_dim=value_dim)
+
+    return sum_flops(groups, DELTA_CHUNK, count_flops)

@@ -6,14 +6,10 @@
     gate        the scan's output, the gates' logits, one fp32 statistic per head     w 2I + 4N
 
 I: width of the N heads of this rank of tp, of d dims. Every rank makes the latents of decays and gates for all rows.
-The scan computes chunks of C tokens by matmuls, and the decays from one token to another within sub-chunks of 16
-tokens. FLOPs of a chunk and head:
-
-    4P d            pairs of tokens, β k·k and q·k: P pairs, of each sub-chunk's tokens and all up to its last one
-    4C²d + C³       the inverse of a triangle, its product with v, the output
-    6Cd²            the state: what it predicts, its part of the output, its update
-
-The first chunk has no state, the last one updates none. ``ChunkKDAFunction`` of
+The scan computes chunks of C tokens by matmuls, several chunks at once (``model/mixers/chunk_groups.py``). Its FLOPs
+are those of ``delta_rule.py`` with P = C(C - 1)d for each of two products: blocks of tokens are joined in pairs, so
+that only pairs below the diagonal are computed; a chunk's tokens are padded to a power of two.
+``ChunkKDAFunction`` of
 fla-org/flash-linear-attention@0395eef:fla/ops/kda/chunk.py keeps in addition the cumulated decays in fp32 (4I), the
 pairs of q·k and β k·k (2 w N C) and the inverse lengths of q and k (8N). ``trainer/model/mixers/kimi_delta.py`` runs
 them.
@@ -23,11 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fivefold.model.mixers.kimi_delta import CHUNK, SUBCHUNK, KimiDelta
-from fivefold.planner.counts.operations.chunks import group_chunks
-from fivefold.planner.counts.operations.launches import count_launches
+from fivefold.model.mixers.chunk_groups import split_into_groups
+from fivefold.model.mixers.gated_delta_net import DELTA_CHUNK
+from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.planner.counts.operations.chunks import ChunkGroup, count_state_bytes, split_sequence, sum_flops
+from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.mixers import delta_rule
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_convolution, list_gate, list_swapped
 from fivefold.planner.counts.operations.op import Op
 
@@ -60,18 +59,14 @@ def operations(local: Local, source: str) -> list[Op]:
 def _scan(local: Local, net: KimiDelta) -> Op:
     """Return the delta rule over all chunks."""
     rows, width, tokens, N, inner = local.rows, local.width, local.job.sequence, net.heads, net.inner_width
-    chunks = [CHUNK] * (tokens // CHUNK) + ([tokens % CHUNK] if tokens % CHUNK else [])
-    heads = local.part.sequences * N // local.part.cp
-    forward, backward = (heads * flops for flops in scan_flops(chunks, dim=net.dim))
-    state = 4 * heads * net.dim**2  # bytes
-    numbers = 4 * heads * chunks[0] * net.dim  # bytes in fp32 of a number for each channel of a chunk's tokens
-    triangle = 4 * heads * chunks[0] ** 2  # of the pairs of a chunk's tokens
-    pairs = numbers * min(SUBCHUNK, chunks[0])  # of those within sub-chunks
-    last_pairs = pairs * min(SUBCHUNK, chunks[0]) // chunks[0]  # of one sub-chunk
-    # when the triangle's inverse gets its gradient, and when the last sub-chunk's decays do
-    of_inverse = (19 if width == 4 else 26) * numbers + 5 * triangle
-    of_decays = 11 * numbers + 2 * last_pairs
-    moved = rows * (5 * inner + N) * width + 2 * len(chunks) * state
+    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net)
+    held = net.shard(local.part.cp)
+    sizes = _count_sizes(held, local.part.sequences, tokens)
+    heads = local.part.sequences * held.heads
+    forward, backward = (heads * flops for flops in scan_flops(groups, dim=net.dim))
+    causal, _ = scan_flops(chunks, dim=net.dim)
+    moved = rows * (5 * inner + N) * width + 2 * len(chunks) * 4 * heads * net.dim**2
+    forward_scratch, backward_scratch = count_scan_scratch(held, local.part.sequences, groups, is_wide=width == 4)
     return Op(
         "mixer.core.scan",
         "scan",
@@ -81,38 +76,65 @@ def _scan(local: Local, net: KimiDelta) -> Op:
         parameters=N + inner,
         wgrad_numels=(N, inner),
         flops=forward,
-        causal_flops=forward,
+        causal_flops=heads * causal,
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.dim),
         batch=heads * len(chunks),
-        launches=count_launches("kimi_delta", len(chunks)),
+        launches=count_launches("kimi_delta", groups, net.chunk),
+        launched_bytes=count_launched_bytes("kimi_delta", groups, sizes),
         moved_bytes=moved,
         moved_backward_bytes=3 * moved,
-        forward_scratch=12 * numbers + 4 * triangle + 3 * last_pairs + 2 * state,
-        backward_scratch=max(of_inverse, of_decays) + 2 * pairs + (len(chunks) + 2) * state,
-        scratch_tensor=max(state, numbers, triangle, last_pairs),
+        forward_scratch=forward_scratch,
+        backward_scratch=backward_scratch,
+        scratch_tensor=max(_count_sizes(held, local.part.sequences, groups[0]).values()),
     )
 
 
-def scan_flops(chunks: Sequence[int], *, dim: int) -> tuple[int, int]:
-    """Return the FLOPs of one sequence and head in chunks of these tokens: of the forward, and of the backward.
+def _count_sizes(net: KimiDelta, sequences: int, tokens: int) -> dict[str, int]:
+    """Return the bytes of temporaries in fp32 of ``tokens`` of each sequence.
 
-    The backward computes the states again, then each chunk, then twice the FLOPs of its matmuls; the inverse of a
-    triangle of C tokens takes C³, and its backward 4C³.
+    ``pairs``: of tokens in a chunk, of all heads; ``dims``: of queries, keys or values; ``states``: of the chunks.
     """
-    forward = backward = 0
-    for tokens, has_state, updates, count in group_chunks(chunks):
-        pairs = 2 * _count_pairs(tokens) * dim
-        triangle = 2 * tokens * tokens * dim
-        through_state = 2 * tokens * dim * dim
-        half = pairs + triangle + has_state * through_state  # of what the next state needs, and of the output
-        products = 2 * half + updates * through_state
-        forward += count * (products + tokens**3)
-        backward += count * (3 * products + 5 * tokens**3 + updates * (half + through_state + tokens**3))
-    return forward, backward
+    size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
+    return {
+        "pairs": numbers * size * net.heads,
+        "dims": numbers * net.inner_width,
+        "states": numbers // size * net.heads * net.dim**2,
+    }
 
 
-def _count_pairs(tokens: int) -> int:
-    """Count the pairs of tokens of a chunk that are multiplied: each sub-chunk with itself and with all before it."""
-    ends = [min(first + SUBCHUNK, tokens) for first in range(0, tokens, SUBCHUNK)]
-    return sum((end - first) * end for first, end in zip([0, *ends], ends, strict=False))
+def count_scan_scratch(net: KimiDelta, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
+    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
+
+    The backward is largest when the states' gradients are made, or, with small heads, those of the pairs. It holds five
+    halves of ``dims`` for each time that blocks of tokens are joined in pairs.
+    """
+    size = min(net.chunk, groups[0])
+    rounds = (size - 1).bit_length()
+    pairs, dims, states = _count_sizes(net, sequences, groups[0]).values()
+    padded = dims * 2**rounds // size  # to a power of two, in copies if need be
+    copies = 4 * padded if padded > dims else 0
+    joined = 5 * rounds * padded // 2
+    state = 4 * sequences * net.heads * net.dim**2
+    after = count_state_bytes(groups, net.chunk, state).after
+    kept = (len(groups) - 1) * state + after
+    if groups[0] > net.chunk:
+        forward = 14 * dims + 3 * pairs + states + after
+        backward = max((22 - is_wide) * dims + 2 * pairs + 4 * states, (17 - is_wide) * dims + 5 * pairs)
+    elif len(groups) > 1:
+        forward = 3 * pairs + after + max(11 * dims, 9 * dims + 2 * state)
+        backward = (21 - is_wide) * dims + 2 * pairs + 2 * state
+    else:
+        forward = 11 * dims + 3 * pairs
+        backward = max(14 * dims + 3 * pairs, (10 - is_wide) * dims + 5 * pairs)
+    return forward + copies, kept + joined + copies + backward
+
+
+def scan_flops(groups: Sequence[int], *, dim: int) -> tuple[int, int]:
+    """Return the FLOPs of one sequence and head in groups of these tokens: of the forward, and of the backward."""
+
+    def count_flops(group: ChunkGroup) -> tuple[int, int]:
+        tokens = 2 ** (group.size - 1).bit_length()
+        return delta_rule.count_flops(group, pairs=tokens * (tokens - 1) * dim, key_dim=dim, value_dim=dim)
+
+    return sum_flops(groups, DELTA_CHUNK, count_flops)

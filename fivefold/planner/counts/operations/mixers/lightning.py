@@ -25,14 +25,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.norms import NORMS
-from fivefold.planner.counts.operations.chunks import count_hand_on_flops, group_chunks
+from fivefold.planner.counts.operations.chunks import (
+    ChunkGroup,
+    count_hand_on_flops,
+    count_state_bytes,
+    split_sequence,
+    sum_flops,
+)
 from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
-from fivefold.planner.counts.operations.mixers.mamba2 import split_chunks
 from fivefold.planner.counts.operations.op import Op, elementwise
 
 
@@ -64,11 +70,8 @@ def operations(local: Local, source: str) -> list[Op]:
 def _build_scan(local: Local, net: Lightning) -> Op:
     """Return the decayed sums over all chunks; under cp, of the heads that this rank scans for all tokens."""
     rows, width, inner = local.rows, local.width, net.inner_width
+    chunks, groups = split_into_groups(local.job.sequence, net.chunk), split_sequence(local, net)
     net = net.shard(local.part.cp)
-    chunks = split_chunks(local.job.sequence, net.chunk)
-    groups = chunks  # fused kernels hold one chunk's temporaries
-    if local.job.stack.kernel_facts.separate_adds:
-        groups = net.split_tokens(local.job.sequence, sequences=local.part.sequences)
     heads = local.part.sequences * net.heads
     forward, backward = (heads * flops for flops in scan_flops(groups, dim=net.dim, size=net.chunk))
     causal, _ = scan_flops(chunks, dim=net.dim, size=net.chunk)
@@ -88,7 +91,7 @@ def _build_scan(local: Local, net: Lightning) -> Op:
         batch=heads * len(chunks),
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
-        launches=count_launches("lightning", len(groups)),
+        launches=count_launches("lightning", groups, net.chunk),
         launched_bytes=_count_launched_bytes(net, local.part.sequences, groups),
         forward_scratch=forward_scratch,
         backward_scratch=backward_scratch,
@@ -102,7 +105,7 @@ def _count_launched_bytes(net: Lightning, sequences: int, groups: Sequence[int])
     size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
     states = 4 * sequences * (tokens // size + len(groups)) * net.heads * net.dim**2
     sizes = {"pairs": numbers * size * net.heads, "dims": numbers * net.inner_width, "states": states}
-    return count_launched_bytes("lightning", sizes)
+    return count_launched_bytes("lightning", groups, sizes)
 
 
 def count_scan_scratch(net: Lightning, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
@@ -119,9 +122,7 @@ def count_scan_scratch(net: Lightning, sequences: int, groups: Sequence[int], *,
     state = 4 * sequences * net.heads * net.dim**2
     cast = 0 if is_wide else 3 * dims
     has_after = len(groups) > 1
-    states = (chunks + has_after) * state if chunks > 1 else 0
-    added = chunks * state if chunks > 1 or has_after else 0
-    after = (1 + (len(groups) > 2)) * state if has_after else 0
+    states, added, after = count_state_bytes(groups, net.chunk, state)
     reads = 4 * dims + states + added if chunks > 1 else 0
     scan = cast + decays + after + max(2 * pairs + (states or added), reads)
     # of dims: casts, copies by matmuls that read them in another order, and gradients of groups that read and hand on
@@ -144,14 +145,11 @@ def scan_flops(groups: Sequence[int], *, dim: int, size: int) -> tuple[int, int]
     The backward computes the states again, then each group, then twice the FLOPs of its matmuls, but of the decays that
     hand states on, which are constants, no gradient.
     """
-    forward = backward = 0
-    for tokens, has_state, updates, count in group_chunks(groups):
-        chunk = min(size, tokens)
-        chunks = tokens // chunk
-        through_state = 2 * tokens * dim * dim
-        products = 4 * tokens * chunk * dim
-        products += ((has_state or chunks > 1) + (updates or chunks > 1)) * through_state
-        handed_on = count_hand_on_flops(chunks, dim * dim, updates=updates)
-        forward += count * (products + handed_on)
-        backward += count * (3 * products + 2 * handed_on + updates * through_state)
-    return forward, backward
+
+    def count_flops(group: ChunkGroup) -> tuple[int, int]:
+        through_state = 2 * group.tokens * dim * dim
+        products = 4 * group.tokens * group.size * dim + (group.reads_states + group.makes_states) * through_state
+        handed_on = count_hand_on_flops(group, dim * dim)
+        return products + handed_on, 3 * products + 2 * handed_on + group.updates * through_state
+
+    return sum_flops(groups, size, count_flops)

@@ -13,6 +13,7 @@ a rank has some channels for all tokens, and dt, B and C, which all channels mak
 
 from __future__ import annotations
 
+from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.mamba import CHUNK, Mamba
 from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
@@ -77,7 +78,7 @@ def _list_core(local: Local, net: Mamba) -> list[Op]:
         causal_flops=rows * forward,
         backward_flops=rows * backward,
         shape=(rows * cp, selected, net.inner // cp),
-        launches=count_launches("mamba", chunks),
+        launches=count_launches("mamba", split_into_groups(tokens, CHUNK), CHUNK),
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
         forward_scratch=size + 4 * states + channels,

@@ -20,8 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.mamba2 import Mamba2
-from fivefold.planner.counts.operations.chunks import count_hand_on_flops, group_chunks
+from fivefold.planner.counts.operations.chunks import (
+    ChunkGroup,
+    count_hand_on_flops,
+    count_state_bytes,
+    split_sequence,
+    sum_flops,
+)
 from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
@@ -57,11 +64,8 @@ def _build_core(local: Local, net: Mamba2) -> Op:
     inner = net.inner_width
     convolved = net.conv_width
     has_norm = net.norm != "none"
-    chunks = split_chunks(tokens, net.chunk)
+    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net)
     heads = local.part.sequences * net.heads // local.part.cp
-    groups = chunks  # fused kernels hold one chunk's temporaries
-    if local.job.stack.kernel_facts.separate_adds:
-        groups = net.shard(local.part.cp).split_tokens(tokens, sequences=local.part.sequences)
     forward, backward = (local.part.sequences * flops // local.part.cp for flops in scan_flops(groups, net))
     causal = local.part.sequences * scan_flops(chunks, net)[0] // local.part.cp
     states = 4 * len(chunks) * heads * net.head_dim * net.state  # bytes of all states
@@ -87,7 +91,7 @@ def _build_core(local: Local, net: Mamba2) -> Op:
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.head_dim),
         batch=heads * len(chunks),
-        launches=count_launches("mamba2", len(groups)),
+        launches=count_launches("mamba2", groups, net.chunk),
         launched_bytes=_count_launched_bytes(net.shard(local.part.cp), local.part.sequences, groups),
         # convolution: x, B, C in and out; scan: these, dt, o and the states; gate: o, z and its output
         moved_bytes=2 * rows * convolved * width + scanned + 2 * states + 3 * rows * inner * width,
@@ -109,7 +113,7 @@ def _count_launched_bytes(net: Mamba2, sequences: int, groups: Sequence[int]) ->
         "shared_dims": numbers * net.groups * net.state,
         "states": 4 * sequences * (tokens // size + len(groups)) * net.inner_width * net.state,
     }
-    return count_launched_bytes("mamba2", sizes)
+    return count_launched_bytes("mamba2", groups, sizes)
 
 
 def _count_scratch(local: Local, net: Mamba2, groups: Sequence[int]) -> tuple[int, int]:
@@ -146,9 +150,7 @@ def count_scan_scratch(net: Mamba2, sequences: int, groups: Sequence[int], *, is
     state = 4 * sequences * net.inner_width * net.state
     cast = 0 if is_wide else dims + 2 * shared_dims
     has_after = len(groups) > 1
-    states = (chunks + has_after) * state if chunks > 1 else 0
-    added = chunks * state if chunks > 1 or has_after else 0
-    after = (1 + (len(groups) > 2)) * state if has_after else 0
+    states, added, after = count_state_bytes(groups, net.chunk, state)
     handed_on = added + 3 * states + dims if chunks > 1 else 0
     scan = cast + dims + max(2 * pairs + shared_pairs + states + after, handed_on)
     copies = 4 if chunks > 1 or has_after else 2  # of dims, by matmuls and sums that read them in another order
@@ -158,24 +160,17 @@ def count_scan_scratch(net: Mamba2, sequences: int, groups: Sequence[int], *, is
     return scan, scan_backward
 
 
-def split_chunks(tokens: int, size: int) -> list[int]:
-    """Return the tokens of each chunk of a sequence."""
-    return [min(size, tokens - first) for first in range(0, tokens, size)]
-
-
 def scan_flops(groups: Sequence[int], net: Mamba2) -> tuple[int, int]:
     """Return the FLOPs of one sequence in groups of these tokens: of the forward, and of the backward.
 
     The backward computes the states again, then each group, then twice the FLOPs of its matmuls.
     """
-    forward = backward = 0
-    for tokens, has_state, updates, count in group_chunks(groups):
-        size = min(net.chunk, tokens)
-        chunks = tokens // size
-        pairs = 2 * tokens * size * (net.groups * net.state + net.inner_width)
-        through_state = 2 * tokens * net.state * net.inner_width
-        products = pairs + ((has_state or chunks > 1) + (updates or chunks > 1)) * through_state
-        products += count_hand_on_flops(chunks, net.state * net.inner_width, updates=updates)
-        forward += count * products
-        backward += count * (3 * products + updates * through_state)
-    return forward, backward
+
+    def count_flops(group: ChunkGroup) -> tuple[int, int]:
+        pairs = 2 * group.tokens * group.size * (net.groups * net.state + net.inner_width)
+        through_state = 2 * group.tokens * net.state * net.inner_width
+        products = pairs + (group.reads_states + group.makes_states) * through_state
+        products += count_hand_on_flops(group, net.state * net.inner_width)
+        return products, 3 * products + group.updates * through_state
+
+    return sum_flops(groups, net.chunk, count_flops)

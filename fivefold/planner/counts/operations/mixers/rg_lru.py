@@ -11,6 +11,7 @@ them.
 
 from __future__ import annotations
 
+from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.rg_lru import CHUNK, RGLRU
 from fivefold.planner.counts.operations.launches import count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
@@ -64,7 +65,7 @@ def _build_core(local: Local, net: RGLRU) -> Op:
         backward_flops=3 * flops,
         shape=(rows * cp, net.block_width, net.block_width),
         batch=2 * net.blocks // cp,
-        launches=count_launches("rg_lru", chunks),
+        launches=count_launches("rg_lru", split_into_groups(tokens, CHUNK), CHUNK),
         # convolution: x in and out; gates: x in, two logits out; scan: these in, the states out; gate: these, y, output
         moved_bytes=12 * size + 2 * chunks * state,
         moved_backward_bytes=30 * size + 4 * chunks * state,
