@@ -150,6 +150,11 @@ def trainer(keys: Mapping[str, Any], folder: Path) -> list[str]:
     return put_yaml(folder / "train.yaml", nest(TRAINER, keys))
 
 
+def trl(keys: Mapping[str, Any], folder: Path) -> list[str]:
+    """Write a config of TRL, and the line that starts it."""
+    return ["trl", "sft", "--config", *put_yaml(folder / "sft.yaml", nest(TRAINER, keys))]
+
+
 def accelerate(keys: Mapping[str, Any], folder: Path) -> list[str]:
     """Write accelerate's YAML, and the launch line that names it."""
     put_yaml(folder / "train.yaml", TRAINER)
@@ -223,6 +228,7 @@ SOFTWARE = {
     "axolotl": Software(write_plain(AXOLOTL)),
     "llamafactory": Software(write_plain(LLAMAFACTORY)),
     "trainer": Software(trainer),
+    "trl": Software(trl),
     "accelerate": Software(accelerate),
     "deepspeed": Software(deepspeed),
     "megatron": Software(flags),

@@ -85,6 +85,13 @@ CONFIGS: dict[str, list[Config]] = {
         {"bf16": False},
         {"max_steps": 1000, "warmup_steps": 10, "lr_scheduler_type": "cosine"},
     ],
+    "trl": [
+        {},
+        {"use_peft": True},
+        {"use_peft": True, "load_in_4bit": True},
+        {"gradient_checkpointing": False, "packing": True},
+        {"bf16": False},
+    ],
     "accelerate": [
         {},
         {"accelerate.distributed_type": "DEEPSPEED", "accelerate.deepspeed_config.gradient_accumulation_steps": 4},
@@ -260,6 +267,7 @@ OVERRIDDEN = {  # pairs of keys: the software reads the second before the first,
     ("recompute_granularity", "recompute_activations"): "arguments.py sets the granularity",
     ("openai_gelu", "squared_relu"): "megatron/training/argument_utils.py sets squared_relu's function last",
     ("mixed_precision_param", "converters"): "the recipe of fp8 says what is gathered",
+    ("use_bnb_nested_quant", "load_in_8bit"): "trl/trainer/utils.py: of weights in 4 bits alone",
 }
 WITHOUT_EFFECT_IN_MEGATRON = {
     "account_for_loss_in_pipeline_split": "needs layers that divide with it alone: tests/interop/test_megatron.py",
@@ -284,6 +292,7 @@ WITHOUT_EFFECT: dict[str, Mapping[str, str]] = {
     },
     "deepspeed": {"deepspeed.torch_autocast.dtype": "acts with torch_autocast.enabled, which is an error"},
     "trainer": {"use_bnb_nested_quant": "is what is counted; its default is named"},
+    "trl": {"use_bnb_nested_quant": "is what is counted; its default is named"},
     "llamafactory": {"dataset_dir": "the folder of data sets, which act"},
     "megatron": WITHOUT_EFFECT_IN_MEGATRON,
     "bridge": {

@@ -47,6 +47,10 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "accelerator_config.split_batches": True, "accelerator_config": "accelerator.json", "use_cache": True,
         "config_name": "Qwen/Qwen3-8B", "bnb_4bit_compute_dtype": "float32", "sync_ref_model": True,
     },
+    "trl": {
+        "load_in_4bit": True, "dtype": "bfloat16", "activation_offloading": True, "loss_type": "dft",
+        "model_init_kwargs.attn": "x", "sync_ref_model": True,
+    },
     "accelerate": {
         "accelerate.distributed_type": "MEGATRON_LM",
         "accelerate.megatron_lm_config.megatron_lm_tp_degree": 2, "accelerate.fsdp_config.fsdp_forward_prefetch": True,
@@ -109,6 +113,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "group_by_length": True, "train_sampling_strategy": "group_by_length", "router_aux_loss_coef": 0.01,
         "lr_scheduler_type": "cosine_with_restarts",
     },
+    "trl": {"train_sampling_strategy": "group_by_length", "router_aux_loss_coef": 0.01},
     "accelerate": {"accelerate.deepspeed_config.deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"},
     "deepspeed": {"deepspeed.flops_profiler.enabled": True, "deepspeed.comms_logger.enabled": True},
     "megatron": {"timing_log_level": 2, "vocab_extra_ids": 100, "deepspeed_config": "ds.json"},
@@ -419,3 +424,17 @@ def test_another_spelling_of_a_value_is_read_equally(
 def test_a_size_without_a_value_is_missing(tmp_path: Path) -> None:
     result = read_with("nanotron", {"model.model_config.num_hidden_layers": None}, tmp_path)
     assert any("num_hidden_layers" in missing for missing in result.missing)
+
+
+@pytest.mark.parametrize("keys", [{"dataset_text_field": "text"}, {"packing_strategy": "bfd", "packing": True}])
+def test_a_config_with_keys_of_trl_has_its_defaults_without_a_launch_line(keys: dict[str, Any], tmp_path: Path) -> None:
+    plain, ours, launched = (read_with(name, more, tmp_path) for name, more in _list_readings(keys))
+    assert (plain.layout.ac, ours.layout.ac, launched.layout.ac) == ("none", "full", "full")
+    assert ours.job == launched.job
+    assert "(software)" in {item.key for item in ours.approximated}
+    off = read_with("trainer", {**keys, "gradient_checkpointing": False}, tmp_path)
+    assert off.layout.ac == "none"
+
+
+def _list_readings(keys: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [("trainer", {}), ("trainer", keys), ("trl", keys)]

@@ -26,7 +26,8 @@ from fivefold.interop.huggingface.parse import is_huggingface, parse
 from fivefold.interop.huggingface.to_job import to_job
 
 MAIN_KEYS = frozenset({"max_length", "per_device_train_batch_size", "gradient_accumulation_steps"})
-KEYS = {"trainer": TABLE, "accelerate": TABLE, **{dialect.name: {**TABLE, **dialect.table} for dialect in DIALECTS}}
+PLAIN_KEYS = {"trainer": TABLE, "trl": TABLE, "accelerate": TABLE}
+KEYS = PLAIN_KEYS | {dialect.name: {**TABLE, **dialect.table} for dialect in DIALECTS}
 FORMATS = (
     ConfigFormat(
         "accelerate",
@@ -63,7 +64,7 @@ FORMATS = (
             parse,
             to_job,
             emit,
-            keys={name: KEYS[name]} if name in KEYS else {"trainer": TABLE},
+            keys={name: KEYS[name]},
             main_keys=MAIN_KEYS,
             order=3,
             choose_stack=choose_stack,

@@ -27,8 +27,8 @@ past_index per_device_eval_batch_size precompute_ref_batch_size precompute_ref_l
 preprocessing_num_workers project push_to_hub push_to_hub_model_id push_to_hub_token ray_scope ref_model_mixup_alpha
 ref_model_sync_steps remove_unused_columns report_to restore_callback_states_from_checkpoint resume_from_checkpoint
 rpo_alpha run_name save_* shuffle shuffle_dataset skip_memory_metrics streaming swanlab_* system_prompt tags
-text_column token tokenizer_name tokenizer_name_or_path trackio_* train_file trust_remote_code use_auth_token use_dora
-use_fast use_fast_tokenizer use_weighting validation_file validation_split_percentage wandb_*
+test_split_size text_column token tokenizer_name tokenizer_name_or_path trackio_* train_file trust_remote_code
+use_auth_token use_dora use_fast use_fast_tokenizer use_weighting validation_file validation_split_percentage wandb_*
 """
 
 ACCELERATE = """

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fivefold.interop.files import read_document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.axolotl_deepspeed import find_shipped
+from fivefold.interop.huggingface.data import SIGMOID
 from fivefold.interop.huggingface.dialects import AXOLOTL, DIALECTS, SEQUENCE, Dialect
 from fivefold.interop.huggingface.keys import (
     DERIVED_FROM_WIDTH,
@@ -20,6 +21,7 @@ from fivefold.interop.huggingface.keys import (
     STAGE_3,
     TABLE,
     TRL_DEFAULTS,
+    TRL_SIGNS,
     VERSIONS,
 )
 from fivefold.interop.keys import Values, flatten
@@ -93,8 +95,12 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     if dialect:
         table |= dialect.table
         table |= {name: table[name]._replace(default=value) for name, value in dialect.defaults.items()}
-    if collected.script in TRL_DEFAULTS:
-        defaults = TRL_DEFAULTS[collected.script] | {"bf16": not given.get("fp16")}
+    assumed = (*document.assumed, *collected.assumed)
+    if trl_config := _find_trl_config(collected):
+        if collected.script is None:
+            means = f"TRL's by its keys: with the defaults of `trl {trl_config}` of TRL {VERSIONS['trl']}"
+            assumed = (*assumed, ParsedKey(key="(software)", value="TRL", means=means))
+        defaults = TRL_DEFAULTS[trl_config] | {"bf16": not given.get("fp16")}
         table |= {name: table[name]._replace(default=value) for name, value in defaults.items()}
     strategy = find_strategy(given)
     name = dialect.name if dialect else "deepspeed" if strategy == "deepspeed" else "accelerate"
@@ -106,10 +112,17 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     values = Values(table, given, origin=document.origin, software=name, version=version)
     if is_other_script:
         values.mark_not_modelled("script", "of TRL, with another objective than sft.py and dpo.py; read as sft.py")
-    document = document._replace(
-        ranks=document.ranks or collected.ranks, assumed=(*document.assumed, *collected.assumed)
-    )
+    document = document._replace(ranks=document.ranks or collected.ranks, assumed=assumed)
     return ParsedConfig(document, values, model=overrides.model, unset=unset)
+
+
+def _find_trl_config(collected: CollectedKeys) -> str | None:
+    """Return whose config of TRL the keys are of, ``sft`` or ``dpo``: that of the script, or of keys only TRL has."""
+    if collected.script in TRL_DEFAULTS:
+        return collected.script
+    if collected.script is None and (collected.dialect or not collected.given.keys() & TRL_SIGNS):
+        return None
+    return "dpo" if collected.given.get("loss_type") in SIGMOID else "sft"
 
 
 def collect_keys(document: Document) -> CollectedKeys:

@@ -33,8 +33,6 @@ from fivefold.interop.huggingface.keys import (
     PARALLEL,
     PREFIX,
     STAGE_3,
-    TRL_SIGNS,
-    VERSIONS,
 )
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, to_list
@@ -110,10 +108,6 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         values["fsdp_config.activation_checkpointing"],
         values[f"{FSDP}activation_checkpointing"],
     ]
-    says_nothing = not any(map(values.is_set, ("gradient_checkpointing", "activation_checkpointing")))
-    is_trl = values.software in VERSIONS and bool(values.given.keys() & TRL_SIGNS)
-    if is_trl and says_nothing and not values["gradient_checkpointing"]:
-        values.approximate("gradient_checkpointing", "TRL's scripts turn it on unless it is set; counted as off")
     if "offload" in str(values["gradient_checkpointing"]):
         values.mark_not_modelled("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
     fields["layout.ac"] = (
