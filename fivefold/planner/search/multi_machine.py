@@ -5,7 +5,7 @@ With a deadline: of each machine the fewest ranks that meet it, by bisection, si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -153,11 +153,11 @@ def _find_fewest_ranks(
         remaining.pop()
     largest = offers[remaining[-1]]
     if not is_possible:
-        if largest.run is None:
-            return largest
-        return largest.replace(
-            run=None, error=_describe_miss(largest.run, machine, ranks=largest.ranks, deadline=deadline)
-        )
+        error = largest.error
+        if largest.run is not None:
+            error = _describe_miss(largest.run, machine, ranks=largest.ranks, deadline=deadline)
+        error = "; ".join(filter(None, (error, _describe_left_out(offers, except_ranks=largest.ranks))))
+        return largest.replace(run=None, error=error)
     first, last = 0, len(remaining) - 1
     while first < last:
         middle = (first + last) // 2
@@ -168,8 +168,21 @@ def _find_fewest_ranks(
         else:
             first, last = (first, middle) if kept else (middle + 1, last)
     fewest = offers[remaining[last]] if remaining[last] in offers else offer(machine, remaining[last])
-    tried = f"tried: {', '.join(f'{ranks:,}' for ranks in sorted({*offers, fewest.ranks}))} GPUs"
-    return fewest.replace(remark="; ".join(filter(None, (fewest.remark, tried))))
+    with_layouts = {ranks for ranks, offered in offers.items() if offered.run or _has_layouts(offered)}
+    tried = f"tried: {_join_numbers(with_layouts | {fewest.ranks})} GPUs"
+    left_out = _describe_left_out(offers, except_ranks=fewest.ranks)
+    return fewest.replace(remark="; ".join(filter(None, (fewest.remark, tried, left_out))))
+
+
+def _describe_left_out(offers: Mapping[int, Offer], *, except_ranks: int) -> str:
+    """Return the numbers of ranks over which no layout spreads the batch, and the first one's reason; "" if none."""
+    left_out = {ranks: offered.error for ranks, offered in offers.items() if not (offered.run or _has_layouts(offered))}
+    left_out.pop(except_ranks, None)
+    return f"left out: {_join_numbers(left_out)} GPUs: {left_out[min(left_out)]}" if left_out else ""
+
+
+def _join_numbers(numbers: Iterable[int]) -> str:
+    return ", ".join(f"{number:,}" for number in sorted(numbers))
 
 
 def _describe_miss(run: RunEstimate, machine: Machine, *, ranks: int, deadline: float) -> str:
