@@ -77,6 +77,7 @@ endure: $(BIN)/fivefold  ## long tests: kills, faults, drawn jobs, layouts, comm
 	$(BIN)/python -m tests.endure.rows
 	$(BIN)/python -m tests.endure.families
 	$(BIN)/python -m tests.endure.commands --inputs 20000
+	$(BIN)/python -m tests.endure.answers --inputs 2000
 	$(BIN)/python -m tests.endure.catalog
 	$(BIN)/python -m tests.endure.plans --count 5000
 	$(BIN)/python -m tests.endure.bounds --count 2000

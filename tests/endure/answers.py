@@ -1,0 +1,279 @@
+"""Random questions that have an answer, and whether its figures agree with one another and with ``predict``.
+
+    python -m tests.endure.answers --inputs 500 --seed 1
+
+Models of the catalog, machines of 1 to 512 ranks, layouts of divisors that are legal, batches that they divide. Held:
+verdict, risk and bytes; tokens per second and MFU from their formulas; the text of ``predict`` against its JSON; the
+layout of ``search``, ``ask`` and ``compare`` against ``predict`` of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from math import isclose
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fivefold.job import Job
+from fivefold.layout.spec import Layout, list_divisors
+from fivefold.layout.validity import is_legal
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import build_model, list_names
+from fivefold.record import UserError
+from fivefold.step import FITS_RISK, TIGHT_RISK
+from fivefold.units import show_bytes, show_seconds
+from tests.endure.commands import LIMIT_SECONDS, answer, isolate, judge
+from tests.endure.files import folder
+
+SMALL = ("tiny", "nano", "llama3-8b", "qwen3-4b", "gpt-oss-20b", "deepseek-v2-lite", "gemma3-1b", "mixtral-8x7b")
+MACHINES = ("h100", "h200", "a100", "gb200", "l40s", "h800")
+STACKS = ("", "", "", "torchtitan", "megatron", "deepspeed", "fsdp2")
+SCHEDULES = ("1f1b", "interleaved", "zb1p", "zbv", "gpipe", "dualpipev")
+QUESTIONS = ("predict", "micro-batch", "sequence", "changes", "run", "compare", "search", "gpus", "batch", "plan")
+WEIGHTS = (40, 8, 5, 8, 6, 10, 4, 3, 3, 2)
+ATTEMPTS = 200  # layouts that are drawn until one is legal
+TOLERANCE = 1e-9
+
+
+class Question(NamedTuple):
+    """A command line with the options of its job, and the model, machine and layout."""
+
+    words: list[str]
+    model: str
+    machine: str
+    layout: str
+    job: list[str]
+
+
+class Ended(NamedTuple):
+    """How a question ended: its exit code, and what is wrong with it."""
+
+    question: Question
+    code: int
+    seconds: float
+    wrong: str
+
+
+def draw_question(number: int, *, seed: int) -> Question:
+    """Return a question whose layout is legal."""
+    rng = random.Random(f"answers {seed} {number}")
+    asked = rng.choices(QUESTIONS, WEIGHTS)[0]
+    is_searched = asked in ("search", "gpus", "batch", "plan", "sequence")
+    while True:
+        name = rng.choice(SMALL if is_searched or rng.random() < 0.6 else list_names())
+        chip, power = rng.choice(MACHINES), rng.randint(0, 3 if is_searched else 9)
+        ranks = 2**power * (3 if rng.random() < 0.1 and power else 1)
+        sequence = rng.choice((512, 2048, 4096)) if name not in ("tiny", "nano") else 128
+        precision = rng.choice(("bf16", "bf16", "bf16", "fp8", "bf16-grad16"))
+        stack = rng.choice(STACKS)
+        if layout := _draw_layout(rng, name, f"{chip}:{ranks}", sequence, precision, stack):
+            break
+    text, batch = layout
+    job = ["--seq", str(sequence), "--gbs", str(batch)]
+    job += ["--precision", precision] if precision != "bf16" else []
+    job += ["--stack", stack] if stack else []
+    machine = f"{chip}:{ranks}"
+    words = {
+        "predict": ["predict", name, machine, text],
+        "compare": ["compare", name, machine, text, _vary(rng, text)],
+        "search": ["search", name, machine],
+        "plan": ["plan", name, machine],
+        "gpus": ["ask", "gpus", name, machine],
+        "batch": ["ask", "batch", name, machine, text],
+    }.get(asked, ["ask", asked, name, machine, text])
+    more = ["--tokens", "1e11"] if asked in ("run", "batch") else []
+    return Question([*words, *job, *more], name, machine, text, job)
+
+
+def _draw_layout(
+    rng: random.Random, name: str, machine: str, sequence: int, precision: str, stack: str
+) -> tuple[str, int] | None:
+    """Return a legal layout of all ranks with a global batch that it divides; None if none is drawn."""
+    model, ranks = build_model(name), int(machine.partition(":")[2])
+    chips = resolve(machine, local=Path("/nowhere"))
+    for _ in range(ATTEMPTS):
+        left, degrees = ranks, dict[str, int]()
+        for axis in rng.sample(("tp", "pp", "cp", "dp"), 4):
+            degrees[axis] = rng.choice(list_divisors(left))
+            left //= degrees[axis]
+        degrees["dp"] *= left
+        pp, mbs = degrees["pp"], rng.choice((1, 1, 2, 4))
+        schedule = rng.choice(SCHEDULES) if pp > 1 else "1f1b"
+        stages = {"interleaved": rng.choice((2, 3)), "zbv": 2, "dualpipev": 2}.get(schedule, 1)
+        micro_batches = rng.choice((1, 2, 4)) if pp == 1 else pp * rng.choice((2, 3))
+        ep = rng.choice(list_divisors(degrees["dp"])) if model.moe else 1
+        try:
+            layout = Layout(
+                **degrees, v=stages, schedule=schedule, mbs=mbs, ep=ep, ac=rng.choice(("none", "full", "selective")),
+                zero=rng.choice((0, 1, 2, 3)) if degrees["dp"] * degrees["cp"] > 1 else 0,
+            )  # fmt: skip
+            batch = layout.dp * mbs * micro_batches
+            job = Job(sequence=sequence, global_batch=batch, precision=precision, **({"stack": stack} if stack else {}))
+            if is_legal(layout, model=model, job=job, machine=chips):
+                return str(layout), batch
+        except (UserError, ValueError):
+            continue
+    return None
+
+
+def _vary(rng: random.Random, text: str) -> str:
+    """Return the layout with another recomputation."""
+    layout = Layout.parse(text)
+    return str(layout.replace(ac=rng.choice([ac for ac in ("none", "full", "selective") if ac != layout.ac])))
+
+
+def run(number: int, *, seed: int) -> Ended:
+    """Ask one question twice, as text and as JSON, and return what is wrong with the answers."""
+    question = draw_question(number, seed=seed)
+    begin = time.process_time()
+    with folder({}):
+        code, out, err, wrong = answer([*question.words, "--json"], limit=LIMIT_SECONDS * 1.5)
+        wrong = wrong or judge(code, err)
+        if code == 0 and not wrong:
+            wrong = next(find_faults(question, json.loads(out)), "")
+    return Ended(question, code, time.process_time() - begin, wrong)
+
+
+def find_faults(question: Question, result: Any) -> Iterator[str]:
+    """Yield what is wrong with an answer."""
+    command, asked = question.words[0], question.words[1]
+    if command == "predict":
+        yield from check_step(question, result)
+        yield from check_text(question, result)
+    elif command == "compare":
+        for variant in result["variants"]:
+            yield from check_step(question, variant["step"]) if variant["step"] else ()
+            yield from compare_with_predict(question, variant["step"]) if variant["step"] else ()
+    elif command == "search":
+        for ranked in [*result["best"], *([result["proposal"]["choice"]] if result["proposal"] else [])]:
+            yield from check_step(question, ranked["step"])
+            if ranked["step"]["memory"]["risk"] > result["risk"]:
+                yield f"{ranked['step']['layout']}: a risk of {ranked['step']['memory']['risk']} is proposed"
+        for ranked in result["best"][:2]:
+            if ranked["reduce"] == ranked["step"]["job"]["stack"]["reduce"]:
+                yield from compare_with_predict(question, ranked["step"])
+        times = [ranked["step"]["time"]["step_seconds"] for ranked in result["best"]]
+        if times != sorted(times):
+            yield f"the best are not in order: {times}"
+    elif asked in ("micro-batch", "gpus", "sequence", "run", "changes"):
+        yield from _check_question(question, asked, result)
+
+
+def _check_question(question: Question, asked: str, result: Any) -> Iterator[str]:
+    first = result[0]["answer"] if asked == "sequence" else result[0] if result else {}
+    if asked == "changes":
+        for change in result[:3]:
+            is_of_layout = Layout.parse(change["layout"]) != Layout.parse(question.layout)
+            if is_of_layout and " and " not in change["change"]:  # the second of a pair may be of the job
+                yield from _check_figures(question, change["layout"], change, question.job)
+            if change["fits"] != (change["risk"] <= FITS_RISK):
+                yield f"{change['change']}: fits is {change['fits']} at a risk of {change['risk']}"
+        return
+    job, machine = question.job, question.machine
+    if asked == "sequence":
+        job = [*job[:1], str(int(first["value"])), *job[2:]]
+    if asked == "gpus":
+        machine = f"{machine.partition(':')[0]}:{int(first['value'])}"
+        if Layout.parse(first["layout"]).world != first["value"]:
+            yield f"{first['value']} GPUs with the layout {first['layout']}"
+    renamed = first | {"memory_bytes": first.get("memory_bytes", first.get("peak_bytes"))}
+    yield from _check_figures(question._replace(machine=machine), first["layout"], renamed, job, fits=asked != "run")
+
+
+def _check_figures(
+    question: Question, layout: str, figures: dict[str, Any], job: Sequence[str], *, fits: bool = False
+) -> Iterator[str]:
+    """Yield where ``predict`` of a layout says other figures, or that it does not fit."""
+    words = ["predict", question.model, question.machine, layout, *job, "--json"]
+    code, out, err, _ = answer(words, limit=LIMIT_SECONDS)
+    if code != 0:
+        yield f"{shlex.join(words)} ends with {code}: {err[-200:]}"
+        return
+    step = json.loads(out)
+    if step["memory"]["peak_bytes"] != figures["memory_bytes"]:
+        yield f"{shlex.join(words)}: {step['memory']['peak_bytes']} bytes instead of {figures['memory_bytes']}"
+    if not isclose(step["time"]["step_seconds"], figures["step_seconds"], rel_tol=TOLERANCE):
+        yield f"{shlex.join(words)}: {step['time']['step_seconds']} s instead of {figures['step_seconds']}"
+    if fits and not step["memory"]["fits"]:
+        yield f"{shlex.join(words)} does not fit"
+
+
+def compare_with_predict(question: Question, step: dict[str, Any]) -> Iterator[str]:
+    """Yield where ``predict`` says other figures of a step's layout."""
+    figures = {"memory_bytes": step["memory"]["peak_bytes"], "step_seconds": step["time"]["step_seconds"]}
+    yield from _check_figures(question, step["layout"], figures, question.job)
+
+
+def check_step(question: Question, step: dict[str, Any]) -> Iterator[str]:
+    """Yield where the figures of a step contradict one another."""
+    memory, seconds = step["memory"], step["time"]["step_seconds"]
+    risk, layout = memory["risk"], Layout.parse(step["layout"])
+    verdict = "fits" if risk <= FITS_RISK else "tight" if risk <= TIGHT_RISK else "does not fit"
+    if memory["verdict"] != verdict or memory["fits"] != (verdict == "fits"):
+        yield f"{layout}: {memory['verdict']} at a risk of {risk}"
+    levels = [memory["peak_bytes"], memory["reserved_bytes"], memory["driver_bytes"]]
+    if levels != sorted(levels):
+        yield f"{layout}: peak, reserved and driver bytes are {levels}"
+    if memory["fits"] and memory["peak_bytes"] > memory["capacity_bytes"]:
+        yield f"{layout}: fits with {memory['peak_bytes']} of {memory['capacity_bytes']} bytes"
+    if max(stage["peak_bytes"] for stage in memory["stages"]) != memory["peak_bytes"]:
+        yield f"{layout}: the peak is not that of its fullest stage"
+    if step["world"] != layout.world or layout.world > int(question.machine.partition(":")[2]):
+        yield f"{layout} on {step['world']} ranks of {question.machine}"
+    job = step["job"]
+    tokens = job["global_batch"] * job["sequence"] / seconds / step["world"]
+    if not isclose(tokens, step["tokens_per_second_per_gpu"], rel_tol=1e-6):
+        yield f"{layout}: {step['tokens_per_second_per_gpu']} tokens per second instead of {tokens}"
+    if not 0 < step["mfu"]["causal"] <= step["mfu"]["non_causal"] < 1:
+        yield f"{layout}: MFU {step['mfu']}"
+    ratio = step["work"]["model_flops_causal"] / step["work"]["model_flops_non_causal"]
+    if not isclose(ratio, step["mfu"]["causal"] / step["mfu"]["non_causal"], rel_tol=1e-6):
+        yield f"{layout}: MFU {step['mfu']} of {step['work']}"
+    if step["time"]["bubble_seconds"] + step["time"]["optimizer_seconds"] > seconds * (1 + 1e-9):
+        yield f"{layout}: bubble and optimizer take longer than the step"
+
+
+def check_text(question: Question, step: dict[str, Any]) -> Iterator[str]:
+    """Yield figures of the JSON that the text does not print."""
+    code, out, _, wrong = answer(question.words, limit=LIMIT_SECONDS)
+    text = " ".join(out.split())
+    memory = step["memory"]
+    shown = [step["layout"], show_bytes(memory["peak_bytes"]), show_seconds(step["time"]["step_seconds"])]
+    shown += [show_bytes(memory["driver_bytes"]).split()[0], f"MFU {step['mfu']['causal']:.1%}", memory["verdict"]]
+    for part in shown:
+        if code != 0 or wrong or part not in text:
+            yield f"the text does not say {part!r}: {text[:300]}"
+            return
+
+
+def main() -> None:
+    """Ask questions and print those whose answers are wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--inputs", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
+    asked = parser.parse_args()
+    codes, bad, slowest, end = dict[int, int](), 0, (0.0, ""), time.monotonic() + asked.seconds
+    with isolate():
+        for number in range(asked.inputs) if asked.only is None else [asked.only]:
+            if time.monotonic() > end:
+                break
+            ended = run(number, seed=asked.seed)
+            codes[ended.code] = codes.get(ended.code, 0) + 1
+            slowest = max(slowest, (ended.seconds, shlex.join(ended.question.words)))
+            if ended.wrong:
+                bad += 1
+                print(f"{number}: fivefold {shlex.join(ended.question.words)}\n    {ended.wrong}", flush=True)
+    print(f"exit codes {codes}; {bad} wrong; the slowest took {slowest[0]:.1f} s: {slowest[1]}")
+    sys.exit(bad > 0)
+
+
+if __name__ == "__main__":
+    main()
