@@ -35,7 +35,7 @@ def test_this_computer_is_measured_once(measured):
     assert len(measured) == 1
 
 
-def test_it_is_not_measured_unless_its_calibration_is_missing(measured, monkeypatch):
+def test_a_machine_is_calibrated_only_if_it_is_local_and_not_calibrated(measured, monkeypatch):
     with pytest.raises(UncalibratedError, match=r"not calibrated yet .*; run `fivefold calibrate`"):
         calibrate_if_needed(lambda: load_machine("local"), allowed=False)
     with pytest.raises(UserError, match="unknown machine"):

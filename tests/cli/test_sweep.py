@@ -43,7 +43,7 @@ def run(*words: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_rows_a_page_and_pictures() -> None:
+def test_a_sweep_prints_rows_and_draws_what_it_varies() -> None:
     page, said = run("small.toml", "--charts", "new/folder")
     assert page.lstrip().startswith("64 rows: 32 fit, 32 invalid")
     assert "global batch 16 is not divisible by dp·mbs=2·3=6" in " ".join(page.split())

@@ -175,7 +175,7 @@ def test_published_failures_bound_the_days() -> None:
     assert stated.high_seconds < result.high_seconds  # what is stated is no range
 
 
-def test_bounds_of_the_default_restart_are_those_of_the_published_ones_stated() -> None:
+def test_the_interval_of_a_run_spans_the_fastest_and_slowest_published_restart() -> None:
     """The two ends of the range are runs whose restart is stated as the fastest and the slowest published one."""
     known, site = SOURCES["restart"], Site(failures=5000, checkpoint_seconds=900)
     assert known.low is not None

@@ -52,7 +52,7 @@ def test_the_option_is_that_of_the_software_and_the_gain_is_held_against_the_pre
     assert "Part of it may be waiting for late ranks, whose traces are missing." in advise(REPORT, ranks)
 
 
-def test_each_cause_has_its_change() -> None:
+def test_advice_names_a_change_for_each_cause_of_lost_time() -> None:
     none = {name: 0.0 for name in Breakdown.model_fields if name.endswith("_seconds")}
     bare = FIRST.replace(**none | {"window_seconds": 0.1, "compute_seconds": 0.09})
     assert advise(REPORT, [bare]).startswith("No loss takes 5% of a step or more: compute fills 90%.")

@@ -38,7 +38,7 @@ def test_any_width_prints(width: int) -> None:
     assert all(len(line) <= width for line in to_text(GRID, width=width).splitlines())
 
 
-def test_no_rows() -> None:
+def test_a_table_without_rows_shows_its_headings() -> None:
     assert "name" in to_text(Grid(("name",), (), words=("name",)))
 
 

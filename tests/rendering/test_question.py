@@ -109,7 +109,7 @@ def test_every_answer_begins_with_what_was_asked(words: tuple[str, ...]) -> None
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_others_say_it_in_their_first_lines(words: tuple[str, ...]) -> None:
+def test_commands_state_the_job_in_their_first_two_lines(words: tuple[str, ...]) -> None:
     assert SAID in lines(*words, *OPTIONS)[:2]
 
 

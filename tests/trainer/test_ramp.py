@@ -102,7 +102,7 @@ def test_a_run_goes_on_in_its_ramp_under_another_layout(forked: Fork, tmp_path: 
         (Ramp(first=2, step=2, every=1), "pp2 dualpipe mbs1", "ramp: batch 2: dualpipe needs 4 micro-batches or more"),
     ],
 )
-def test_a_batch_that_a_layout_cannot_take_is_refused(ramp: Ramp, text: str, line: str) -> None:
+def test_a_ramp_to_a_batch_that_a_layout_cannot_divide_is_an_error(ramp: Ramp, text: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         refuse(Layout.parse(text), model=MODEL, job=JOB.replace(ramp=ramp))
 

@@ -131,7 +131,7 @@ def test_flops_leave_out_the_gradients_of_frozen_weights() -> None:
 @pytest.mark.parametrize(
     ("sequence", "published"), [(1024, 6), (2048, 7), (4096, 9), (8192, 12), (16384, 19), (32768, 32)]
 )
-def test_a_published_table_of_qlora(sequence: int, published: int) -> None:
+def test_qlora_needs_the_memory_that_llamafactory_published(sequence: int, published: int) -> None:
     """hiyouga/LLaMA-Factory, wiki, Performance comparison: one A100 of 40 GB, rank 8, batch 1, printed in full GB."""
     machine = resolve("a100-40:1", local=Path("/nowhere"))
     chosen = job("qlora:8", sequence=sequence, global_batch=4, stack="ddp", loss="plain", precision="bf16-autocast")

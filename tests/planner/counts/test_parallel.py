@@ -418,7 +418,7 @@ def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataO
                 assert times == (len(chosen) if run.recomputed else len(equal_layers) - len(chosen))
 
 
-def test_ends_take_more_layers_last() -> None:
+def test_the_first_and_last_stage_get_an_extra_layer_last() -> None:
     assert [len(stage) for stage in list_stage_layers(10, Layout(pp=4, schedule="1f1b"))] == [2, 3, 3, 2]
     assert [len(stage) for stage in list_stage_layers(11, Layout(pp=4, schedule="1f1b"))] == [3, 3, 3, 2]
     assert [len(stage) for stage in list_stage_layers(10, Layout.parse("pp2 stages=4-6"))] == [4, 6]

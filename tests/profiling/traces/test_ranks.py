@@ -342,7 +342,7 @@ class TestOneJob:
         self.check_invalid(path, step=99, said="--step 99: no such ProfilerStep on every rank; they share: 3, 4, 5")
         assert read([path], step=4).report.steps == ("ProfilerStep#4",)
 
-    def test_a_folder(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    def test_a_folder_without_traces_is_an_error(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         self.check_invalid(tmp_path, said="holds no .json or .json.gz")
         (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
         self.check_invalid(

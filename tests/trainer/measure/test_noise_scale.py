@@ -116,7 +116,7 @@ def test_estimates_are_without_bias() -> None:
     assert float(variances) == pytest.approx(float(deviation.square().sum()), rel=0.03)
 
 
-def test_the_scale_is_of_means_over_steps() -> None:
+def test_the_noise_scale_is_a_ratio_of_means_over_steps() -> None:
     scale = NoiseScale([], replicas=2, device=torch.device("cpu"))
     scale.units = [type("Unit", (), {"reductions_per_step": 1})()]  # type: ignore[list-item]
     sums = [[torch.tensor(0.8), torch.tensor(1.2)], [torch.tensor(1.1), torch.tensor(1.5)]]

@@ -70,7 +70,7 @@ def test_a_gpt_block_keeps_what_korthikanti_counts(sequences: int, sequence: int
     assert saved_bytes(GPT, job, sequences=sequences) == 34 * B * T * D + 5 * N * T * T * B
 
 
-def test_flash_attention_keeps_no_squares() -> None:
+def test_flash_attention_saves_no_scores() -> None:
     job = Job(sequence=64, attention="flash", precision=get_recipe("bf16"))
     dropped = GPT.replace(dropout=0.0)
     assert saved_bytes(dropped, job, sequences=1) == (34 - 2 + 0) * 64 * 128  # without the two masks on the residual
