@@ -34,14 +34,14 @@ def judge(risk: float) -> Verdict:
 class StageMemory(Record):
     """Bytes on the rank with the highest peak of one pipeline stage."""
 
-    stage: NonNegativeInt
+    stage: NonNegativeInt  # pipeline stage
     parameters_bytes: NonNegativeInt  # weights, and the fp32 master copy if there is one
     gradients_bytes: NonNegativeInt  # reduced gradients, as the optimizer sees them
     optimizer_bytes: NonNegativeInt  # moments and step counts
     activations_bytes: NonNegativeInt  # saved for the backward pass, at the peak
     temporary_bytes: NonNegativeInt  # everything else at the peak: gathers, buckets, logits, workspace
-    peak_bytes: NonNegativeInt
-    peak_cause: str = ""
+    peak_bytes: NonNegativeInt  # highest peak of tensors
+    peak_cause: str = ""  # where in a step it is
 
     @property
     def states_bytes(self) -> int:
@@ -56,14 +56,14 @@ class Interval(Record):
     ``high_90``. The bounds are corrected for the bias of the predictions.
     """
 
-    low_90: NonNegativeFloat
-    low_50: NonNegativeFloat
-    middle: NonNegativeFloat
-    high_50: NonNegativeFloat
-    high_90: NonNegativeFloat
+    low_90: NonNegativeFloat  # lower bound of the 90 % interval
+    low_50: NonNegativeFloat  # lower bound of the 50 % interval
+    middle: NonNegativeFloat  # median
+    high_50: NonNegativeFloat  # upper bound of the 50 % interval
+    high_90: NonNegativeFloat  # upper bound of the 90 % interval
     error: NonNegativeFloat  # mean of |predicted / measured - 1|
     sources: NonNegativeInt  # publications with runs of exactly this class
-    runs: NonNegativeInt
+    runs: NonNegativeInt  # published runs of exactly this class
     outside: tuple[str, ...] = ()  # properties in which the run is outside the range of all measured runs
 
 
@@ -74,16 +74,16 @@ class Memory(Record):
     from ``risk``. An old record that has ``fits`` alone gets its verdict from it.
     """
 
-    peak_bytes: NonNegativeInt
-    reserved_bytes: NonNegativeInt | None = None
-    driver_bytes: NonNegativeInt | None = None
+    peak_bytes: NonNegativeInt  # highest peak of tensors on a rank
+    reserved_bytes: NonNegativeInt | None = None  # memory that PyTorch reserves there; on a CPU that of the process
+    driver_bytes: NonNegativeInt | None = None  # memory of the process in nvidia-smi
     capacity_bytes: NonNegativeInt | None = None  # memory of the device (``Chip.memory_bytes``)
     risk: float | None = Field(None, ge=0, le=1)  # probability of running out of memory
     verdict: Verdict | None = None  # follows from ``risk``
     fits: bool | None = None  # whether the verdict is "fits"
     host_bytes: NonNegativeInt | None = None  # host memory of each node that offloading takes
     interval: Interval | None = None  # range to expect for ``peak_bytes``
-    stages: tuple[StageMemory, ...]
+    stages: tuple[StageMemory, ...]  # the rank with the highest peak of each stage
 
     @model_validator(mode="before")
     @classmethod
@@ -104,14 +104,14 @@ class Memory(Record):
 class Work(Record):
     """FLOPs of the full step over all ranks, counted three ways (``docs/notation.md`` §4)."""
 
-    parameters: NonNegativeInt
-    active_parameters: NonNegativeInt
+    parameters: NonNegativeInt  # parameters of the model
+    active_parameters: NonNegativeInt  # parameters that process one token
     trainable_parameters: NonNegativeInt | None = None  # of adapters over frozen weights; None: all are trained
     vision_parameters: NonNegativeInt | None = None  # of the vision tower and its projector; None: not counted
     vision_flops: NonNegativeInt | None = None  # of the images, part of the model FLOPs
-    model_flops_causal: NonNegativeInt
-    model_flops_non_causal: NonNegativeInt
-    hardware_flops: NonNegativeInt
+    model_flops_causal: NonNegativeInt  # FLOPs of a step with causal attention
+    model_flops_non_causal: NonNegativeInt  # FLOPs of a step with full attention
+    hardware_flops: NonNegativeInt  # FLOPs with recomputation, as PyTorch counts them
 
     def compute_mfu(self, available_flops: float) -> Mfu:
         """Return the MFU of a step in which all chips together could have computed ``available_flops``."""
@@ -122,23 +122,23 @@ class Work(Record):
 class Traffic(Record):
     """Bytes that one rank sends per step on one axis by one collective, with ring algorithms."""
 
-    axis: str
-    collective: str
-    calls: NonNegativeInt
-    bytes: NonNegativeInt
+    axis: str  # axis of the mesh
+    collective: str  # kind of message
+    calls: NonNegativeInt  # messages of a step
+    bytes: NonNegativeInt  # bytes that the rank sends in a step
 
 
 class Operation(Record):
     """One operation of the forward pass on one rank and micro-batch; it occurs ``times`` times (layers)."""
 
-    name: str
-    times: PositiveInt
+    name: str  # name of the operation, such as mlp.gate
+    times: PositiveInt  # layers of the rank that run it
     flops: NonNegativeInt  # forward; attention counted without the causal mask
     causal_flops: NonNegativeInt = 0  # forward FLOPs within the causal mask
     moved_bytes: NonNegativeInt = 0  # bytes that the forward reads and writes
     kept_bytes: NonNegativeInt  # tensors that it saves for the backward, unless an earlier operation saves them
-    forward_seconds: NonNegativeFloat
-    backward_seconds: NonNegativeFloat
+    forward_seconds: NonNegativeFloat  # of one of them, for one micro-batch
+    backward_seconds: NonNegativeFloat  # of one of them, for one micro-batch
 
 
 class Time(Record):
@@ -148,14 +148,14 @@ class Time(Record):
     there are any.
     """
 
-    step_seconds: NonNegativeFloat
-    compute_seconds: NonNegativeFloat
+    step_seconds: NonNegativeFloat  # step time
+    compute_seconds: NonNegativeFloat  # compute of the slowest rank
     bubble_seconds: NonNegativeFloat = 0.0  # idle: waits until another rank takes part in a message
     exposed_seconds: dict[str, NonNegativeFloat] = {}  # exposed communication, by axis
     overlapped_seconds: dict[
         str, NonNegativeFloat
     ] = {}  # communication overlapped with compute, by axis; not in the sum
-    optimizer_seconds: NonNegativeFloat = 0.0
+    optimizer_seconds: NonNegativeFloat = 0.0  # update of the weights
     data_seconds: NonNegativeFloat = 0.0  # waits for the batch
     host_seconds: NonNegativeFloat = 0.0  # Python of the training code, outside operations and messages
     parts: dict[str, NonNegativeFloat] = {}  # "attention.core backward", "tp all_gather", "bubble", "optimizer", …
@@ -174,29 +174,33 @@ class Time(Record):
 class Mfu(Record):
     """Model FLOPs utilization of the chip's dense peak: attention counted with and without the causal mask."""
 
-    causal: NonNegativeFloat
-    non_causal: NonNegativeFloat
+    causal: NonNegativeFloat  # with causal attention FLOPs
+    non_causal: NonNegativeFloat  # with FLOPs of full attention
 
 
 class Step(Shown):
-    """One training step of ``model`` on ``machine`` under ``layout`` and ``job``."""
+    """One training step of ``model`` on ``machine`` under ``layout`` and ``job``.
+
+    Its key figures are ``time.step_seconds``, ``memory.peak_bytes``, ``tokens_per_second_per_gpu`` and ``mfu.causal``.
+    ``plot()``, ``save(path)`` and ``to_frame()`` give it as a chart, a file and a data frame.
+    """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:render_step"
     charted_by: ClassVar[str] = "fivefold.rendering.charts:draw_memory_bars"
 
-    kind: Kind
-    model: str
-    machine: str
-    layout: str
-    job: dict[str, object]
+    kind: Kind  # where its figures come from
+    model: str  # name of the model
+    machine: str  # name of the machine
+    layout: str  # layout in canonical order
+    job: dict[str, object]  # every field of the job
     stack: str = "fivefold"  # name of the training software
-    world: PositiveInt
-    memory: Memory
-    work: Work
-    traffic: tuple[Traffic, ...]
-    time: Time
-    tokens_per_second_per_gpu: NonNegativeFloat
-    mfu: Mfu
+    world: PositiveInt  # ranks of the layout
+    memory: Memory  # bytes of a rank, by pipeline stage
+    work: Work  # parameters and FLOPs
+    traffic: tuple[Traffic, ...]  # messages that one rank sends
+    time: Time  # seconds of the step, by part
+    tokens_per_second_per_gpu: NonNegativeFloat  # trained tokens per second and GPU
+    mfu: Mfu  # share of the machine's peak FLOP/s
     hfu: NonNegativeFloat  # hardware FLOPs utilization: of what PyTorch's FLOP counter counts, with recomputation
     operations: tuple[Operation, ...] = ()  # only in a predicted step
     findings: tuple[str, ...] = ()  # only in a measured step: problems of the run, one line each

@@ -25,8 +25,8 @@ MAX_MEANT_GAP = 0.5  # above it, a gap is due to how loose the bounds are and sa
 class Ranked(Record):
     """A predicted step with its cost: all ranks for the duration of one step."""
 
-    step: Step
-    gpu_hours: NonNegativeFloat
+    step: Step  # the predicted step
+    gpu_hours: NonNegativeFloat  # GPU hours of one step
     dollars: NonNegativeFloat | None = None  # None: the machine has no price
     reduce: Reduce = "micro_batch"  # how often ZeRO-2 and -3 reduce gradients
 
@@ -40,32 +40,32 @@ class Ranked(Record):
 class Point(Record):
     """A point of the Pareto front: no evaluated layout is both smaller and faster."""
 
-    layout: str
-    precision: str
+    layout: str  # layout in canonical order
+    precision: str  # name of the precision recipe
     reduce: Reduce = "micro_batch"  # how often ZeRO-2 and -3 reduce gradients
-    world: PositiveInt
-    memory_bytes: NonNegativeInt
-    step_seconds: NonNegativeFloat
+    world: PositiveInt  # ranks of the layout
+    memory_bytes: NonNegativeInt  # peak memory of a rank
+    step_seconds: NonNegativeFloat  # step time
 
 
 class Reason(Record):
     """A cause of rejection, how many layouts it rejected, and the nearest of them."""
 
-    cause: str
-    layouts: PositiveInt
-    nearest: str
-    line: str
+    cause: str  # short name of the cause
+    layouts: PositiveInt  # number of layouts
+    nearest: str  # the one that was closest to fitting or winning
+    line: str  # the cause in words
 
 
 class NearMiss(Record):
     """A layout that almost fits in memory, and the changes that would make it fit."""
 
-    layout: str
+    layout: str  # layout in canonical order
     needs_bytes: NonNegativeInt  # at the peak
     has_bytes: PositiveInt  # the device's memory
     risk: float | None = None  # probability of running out of memory
-    cause: str
-    fixes: tuple[str, ...]
+    cause: str  # where in a step its memory peaks
+    fixes: tuple[str, ...]  # changes with which it would fit
 
 
 class TightLayout(Record):
@@ -75,14 +75,14 @@ class TightLayout(Record):
     step time or the cost, as ``gain`` says.
     """
 
-    layout: str
-    precision: str
-    reduce: Reduce = "micro_batch"
-    risk: float
-    memory_bytes: NonNegativeInt
-    step_seconds: NonNegativeFloat
-    faster: float | None = None
-    gain: Literal["faster", "cheaper"] = "faster"
+    layout: str  # layout in canonical order
+    precision: str  # name of the precision recipe
+    reduce: Reduce = "micro_batch"  # how often gradients are reduced
+    risk: float  # probability of running out of memory
+    memory_bytes: NonNegativeInt  # peak memory of a rank
+    step_seconds: NonNegativeFloat  # step time
+    faster: float | None = None  # relative gain over the best layout that fits
+    gain: Literal["faster", "cheaper"] = "faster"  # what the gain is in
 
     def line(self) -> str:
         """Return its gain as one line."""
@@ -98,10 +98,10 @@ class TightLayout(Record):
 class Finalist(Record):
     """One of the best layouts, trained for a few steps; ``why``: one line that says why it could not run."""
 
-    layout: str
-    predicted_seconds: NonNegativeFloat
-    measured_seconds: NonNegativeFloat | None = None
-    why: str = ""
+    layout: str  # layout in canonical order
+    predicted_seconds: NonNegativeFloat  # predicted step time
+    measured_seconds: NonNegativeFloat | None = None  # measured step time; None: it failed
+    why: str = ""  # why it failed
 
 
 class Alternative(Record):
@@ -111,20 +111,20 @@ class Alternative(Record):
     that, with the seconds.
     """
 
-    layout: str
-    precision: str
+    layout: str  # layout in canonical order
+    precision: str  # name of the precision recipe
     reduce: Reduce = "micro_batch"  # how often ZeRO-2 and -3 reduce gradients
-    memory_bytes: NonNegativeInt
-    step_seconds: NonNegativeFloat
-    slower: float
-    because: str = ""
+    memory_bytes: NonNegativeInt  # peak memory of a rank
+    step_seconds: NonNegativeFloat  # step time
+    slower: float  # step time relative to the proposal's, minus 1
+    because: str = ""  # part of the step that makes the difference
 
 
 class Why(Record):
     """A choice of the proposed layout, such as tp8, and the cost of its nearest alternatives."""
 
-    choice: str
-    line: str
+    choice: str  # keyword of the layout
+    line: str  # what other values of it cost
 
 
 class Proposal(Record):
@@ -135,15 +135,15 @@ class Proposal(Record):
     ``remark``: the constraint of the question that rules out better layouts.
     """
 
-    layout: str
-    within: NonNegativeFloat
+    layout: str  # the proposed layout
+    within: NonNegativeFloat  # relative difference up to which layouts count as equal
     similar_layouts: NonNegativeInt  # number of evaluated layouts within this share
-    choice: Ranked
-    simpler: Alternative | None
-    faster: Alternative | None
-    unchanged: Alternative | None = None
-    why: tuple[Why, ...]
-    remark: str = ""
+    choice: Ranked  # the proposed layout with its step
+    simpler: Alternative | None  # the best layout that is simpler
+    faster: Alternative | None  # the fastest layout, if that is another
+    unchanged: Alternative | None = None  # the fastest in the job's own precision, if the proposal has another
+    why: tuple[Why, ...]  # one line for each choice of the layout
+    remark: str = ""  # constraint that rules out better layouts
 
     def describe(self, superlative: str) -> str:
         """Return why it is proposed, in words; ``superlative``: what the best layout is, such as fastest."""
@@ -155,11 +155,11 @@ class Proposal(Record):
 class ScenarioResult(Record):
     """A scenario, in which the run differs from the prediction: its best layout, and the regret of the chosen one."""
 
-    name: str
+    name: str  # what is varied
     source: str  # source of the range; "" for the prediction itself
-    best: str
-    best_seconds: NonNegativeFloat
-    regret: NonNegativeFloat | None
+    best: str  # the best layout then
+    best_seconds: NonNegativeFloat  # its step time
+    regret: NonNegativeFloat | None  # relative time that the proposal loses then
 
 
 class Regret(Record):
@@ -169,20 +169,20 @@ class Regret(Record):
     there.
     """
 
-    layout: str
+    layout: str  # layout in canonical order
     note: str  # such as "the fastest"
     step_seconds: NonNegativeFloat  # as predicted
-    memory_bytes: NonNegativeInt
-    expected: NonNegativeFloat | None
-    worst: NonNegativeFloat | None
-    worst_scenario: str
+    memory_bytes: NonNegativeInt  # peak memory of a rank
+    expected: NonNegativeFloat | None  # mean regret over the scenarios
+    worst: NonNegativeFloat | None  # largest regret
+    worst_scenario: str  # scenario with the largest regret
 
 
 class Robustness(Record):
     """Layouts by their worst-case loss if the run differs from the prediction, smallest loss first."""
 
-    scenarios: tuple[ScenarioResult, ...]
-    rows: tuple[Regret, ...]
+    scenarios: tuple[ScenarioResult, ...]  # what was varied, with the best layout of each
+    rows: tuple[Regret, ...]  # layouts by their largest regret
 
 
 class SearchResult(Shown):
@@ -198,26 +198,28 @@ class SearchResult(Shown):
     drawn_by: ClassVar[str] = "fivefold.rendering.html:render_search"
     charted_by: ClassVar[str] = "fivefold.rendering.point_charts:draw_front_file"
 
-    by: Aim
+    by: Aim  # what is minimized
     proposal: Proposal | None = None  # for a search by time or cost that was asked for one
     robust: Robustness | None = None  # for a search by robust
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
     own: Ranked | None = None  # the layout of the config that was read, whether it fits or not
-    best: tuple[Ranked, ...]
-    front: tuple[Point, ...]
-    reasons: tuple[Reason, ...]
+    best: tuple[Ranked, ...]  # the best layouts, the first one first
+    front: tuple[Point, ...]  # layouts that no other beats in both memory and time
+    reasons: tuple[Reason, ...]  # why the other layouts lost
     risk: float = FITS_RISK  # probability of running out of memory up to which layouts were proposed
     tight: TightLayout | None = None  # above that risk, if it is better than all that were proposed
     misses: tuple[NearMiss, ...] = ()  # filled if no layout fits
     binding_constraint: str = ""  # filled if no layout fits: the constraint to relax, and a layout that then fits
-    tried: NonNegativeInt
-    evaluated: NonNegativeInt
-    gap: NonNegativeFloat | None = None
-    ranked: bool = True
-    undecided: bool = False
-    seconds: NonNegativeFloat
+    tried: NonNegativeInt  # layouts that were evaluated or excluded by bounds
+    evaluated: NonNegativeInt  # layouts whose time was estimated
+    gap: NonNegativeFloat | None = (
+        None  # share by which the best layout may exceed the best possible; None: it is the best
+    )
+    ranked: bool = True  # whether the order of ``best`` is proven; False: only its first layout is
+    undecided: bool = False  # whether it ended at its limit of work without a layout, though one may fit
+    seconds: NonNegativeFloat  # duration of the search
     finalists: tuple[Finalist, ...] = ()  # for ``search --measure``, fastest first
-    stopped: bool = False
+    stopped: bool = False  # whether Ctrl-C ended it
 
     @property
     def chosen(self) -> Ranked | None:

@@ -18,52 +18,52 @@ Measured = Literal["", "measured", "invalid", "memory", "timeout", "failed", "wa
 class SweepRow(Record):
     """A row of a sweep. ``status``: fits, out of memory, or invalid. ``measured``: how the trial ended, if any."""
 
-    model: str
-    machine: str
-    ranks: int
-    layout: str
-    recomputation: str
-    sequence: int
+    model: str  # name of the model
+    machine: str  # name of the machine
+    ranks: int  # ranks of the layout
+    layout: str  # layout in canonical order
+    recomputation: str  # what is recomputed: the ac= of the layout
+    sequence: int  # tokens per sequence
     batch: int  # sequences per step
-    precision: str
-    stack: str
-    status: Status
-    why: str = ""
-    parameters: int | None = None
-    dp: int | None = None
-    tp: int | None = None
-    cp: int | None = None
-    pp: int | None = None
-    ep: int | None = None
-    v: int | None = None
-    zero: int | None = None
-    mbs: int | None = None
-    schedule: str | None = None
-    step_seconds: float | None = None
-    tokens_per_second_per_gpu: float | None = None
-    mfu_causal: float | None = None
-    mfu_non_causal: float | None = None
-    hfu: float | None = None
-    compute_seconds: float | None = None
-    bubble_seconds: float | None = None
-    exposed_seconds: float | None = None
-    optimizer_seconds: float | None = None
+    precision: str  # name of the precision recipe
+    stack: str  # name of the training software
+    status: Status  # whether the layout fits
+    why: str = ""  # why it does not fit or is invalid
+    parameters: int | None = None  # parameters of the model
+    dp: int | None = None  # data parallel degree
+    tp: int | None = None  # tensor parallel degree
+    cp: int | None = None  # context parallel degree
+    pp: int | None = None  # pipeline parallel degree
+    ep: int | None = None  # expert parallel degree
+    v: int | None = None  # virtual stages per pipeline rank
+    zero: int | None = None  # ZeRO stage
+    mbs: int | None = None  # sequences of a micro-batch
+    schedule: str | None = None  # pipeline schedule
+    step_seconds: float | None = None  # predicted step time
+    tokens_per_second_per_gpu: float | None = None  # predicted tokens per second and GPU
+    mfu_causal: float | None = None  # predicted MFU with causal attention FLOPs
+    mfu_non_causal: float | None = None  # predicted MFU with FLOPs of full attention
+    hfu: float | None = None  # predicted MFU with the FLOPs of recomputation
+    compute_seconds: float | None = None  # compute of the slowest rank
+    bubble_seconds: float | None = None  # pipeline bubble
+    exposed_seconds: float | None = None  # exposed communication
+    optimizer_seconds: float | None = None  # update of the weights
     time_error: float | None = None  # expected relative error
-    longest_part: str | None = None
-    capacity_bytes: int | None = None
-    peak_bytes: int | None = None
-    reserved_bytes: int | None = None
-    parameters_bytes: int | None = None
-    gradients_bytes: int | None = None
-    optimizer_bytes: int | None = None
-    activations_bytes: int | None = None
-    temporary_bytes: int | None = None
-    measured: Measured = ""
-    measured_why: str = ""
-    measured_step_seconds: float | None = None
-    measured_tokens_per_second_per_gpu: float | None = None
-    measured_mfu_causal: float | None = None
-    measured_peak_bytes: int | None = None
+    longest_part: str | None = None  # operation or message with the most time
+    capacity_bytes: int | None = None  # memory of a GPU
+    peak_bytes: int | None = None  # predicted peak of tensors
+    reserved_bytes: int | None = None  # predicted memory that PyTorch reserves
+    parameters_bytes: int | None = None  # weights at the peak
+    gradients_bytes: int | None = None  # gradients at the peak
+    optimizer_bytes: int | None = None  # optimizer state at the peak
+    activations_bytes: int | None = None  # activations at the peak
+    temporary_bytes: int | None = None  # temporary memory at the peak
+    measured: Measured = ""  # outcome of the measurement; empty: not measured
+    measured_why: str = ""  # why the measurement failed
+    measured_step_seconds: float | None = None  # measured step time
+    measured_tokens_per_second_per_gpu: float | None = None  # measured tokens per second and GPU
+    measured_mfu_causal: float | None = None  # measured MFU with causal attention FLOPs
+    measured_peak_bytes: int | None = None  # measured peak of tensors
 
     @property
     def name(self) -> tuple[str, str, int, str, str, int, int, str, str]:
