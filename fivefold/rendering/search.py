@@ -269,7 +269,7 @@ CHANGES: tuple[Column[Change], ...] = (
     Column("speed", lambda change: change.faster - 1, show_change),
     Column("90 % interval", lambda change: change.speed, show_speed_interval),
     Column("step time", attrgetter("step_seconds"), show_seconds),
-    Column("memory", lambda change: -change.saved_bytes, _format_signed),
+    Column("memory change", lambda change: -change.saved_bytes, _format_signed),
     Column("fits", attrgetter("answer")),
     Column("peak memory", attrgetter("memory_bytes"), show_bytes, is_wide=True),
     Column("layout", attrgetter("layout"), is_text=True, is_wide=True),

@@ -45,7 +45,7 @@ export function showProgress(text, done = 0, total = 0) {
 
 function openStream() {
   const since = Date.now();
-  let doing = "begins", done = 0, total = 0;
+  let doing = "starting", done = 0, total = 0;
   const show = () => showProgress(`${doing} · ${Math.round((Date.now() - since) / 1000)} s`, done, total);
   answer.replaceChildren();
   stop.hidden = false;
