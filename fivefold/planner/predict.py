@@ -26,6 +26,7 @@ from fivefold.planner.counts.memory.allocator import AllocatorTotals, estimate_a
 from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.counts.memory.liveness import count_kept_bytes
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
+from fivefold.planner.counts.operations.launches import LAUNCHES_PER_GROUP
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.time.constants import PUBLISHED, Constants
@@ -35,11 +36,14 @@ from fivefold.planner.time.ratio_errors import RunFacts, describe_run
 from fivefold.planner.time.timeline import StepTime, step_seconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time_breakdown import break_down_seconds
+from fivefold.stack.catalog import build_stack
 from fivefold.step import FITS_RISK, TIGHT_RISK, Memory, Operation, StageMemory, Step, Time, build_step
 from fivefold.units import show_bytes, show_risk, show_seconds
 
 FUSED_DISPATCHER_GENERATIONS = ("ampere", "hopper", "blackwell")  # that DeepEP runs on
 MIN_DISPATCHER_GAIN = 0.01  # share of a step by which the fused dispatcher is shorter, to be named
+FUSED_SCAN_STACKS = ("megatron-core", "torchtitan", "deepspeed")  # of which the first that runs a layout is compared
+MIN_FUSED_SCAN_GAIN = 0.1  # share of a step by which fused scans are shorter, to be named
 
 
 class Estimate(NamedTuple):
@@ -229,7 +233,9 @@ class Planner:
         lines = remarks.list_remarks(
             self.model, self.machine, self.job, layout, is_searched=is_searched, recipes=recipes
         )
-        return (*lines, *self._describe_dispatcher(layout, where=where)) if layout else lines
+        if layout is None:
+            return lines
+        return (*lines, *self._describe_dispatcher(layout, where=where), *self._describe_fused_scans(layout))
 
     def _describe_dispatcher(self, layout: Layout, *, where: Where | None = None) -> Iterator[str]:
         """Yield what the fused dispatcher would give, if the experts' ranks span nodes and the software has one.
@@ -262,6 +268,26 @@ class Planner:
                 f"{job.stack.name} (DeepEP, HybridEP; --set dispatcher=fused) {faster} is predicted to take "
                 f"{show_seconds(seconds[best])} instead of {show_seconds(before)}"
             )
+
+    def _describe_fused_scans(self, layout: Layout) -> Iterator[str]:
+        """Yield what software with fused scans would give, if scans of the trainer's own form take long."""
+        mixers = [mixer for mixer in dict.fromkeys(self.model.mixers) if mixer in LAUNCHES_PER_GROUP]
+        if not mixers or not self.units.prices(layout).launches_scans:
+            return
+        before = self.estimate(layout).step_time.seconds
+        for name in FUSED_SCAN_STACKS:
+            job = self.job.replace(stack=build_stack(name))
+            if not is_legal(layout, model=self.model, job=job, machine=self.machine):
+                continue
+            fused = Planner(model=self.model, machine=self.machine, job=job, risk=self.risk)
+            after = fused.estimate(layout).step_time.seconds
+            if after < before * (1 - MIN_FUSED_SCAN_GAIN):
+                yield (
+                    f"{self.job.stack.name} computes {', '.join(mixers)} with PyTorch's operations in fp32; with "
+                    f"{name}, which has fused scans (--stack {name}), a step of this layout is predicted to take "
+                    f"{show_seconds(after)} instead of {show_seconds(before)}"
+                )
+            return
 
     def _list_operations(self, layout: Layout) -> Iterator[Operation]:
         """Yield every operation of every distinct unit, with the number of such units in the model."""

@@ -65,6 +65,23 @@ def test_scans_that_the_trainer_launches_chunk_by_chunk_are_said() -> None:
     assert set(SCANNED) == set(LAUNCHES_PER_GROUP) - set(PASSES)
 
 
+@pytest.mark.parametrize(("layout", "stack"), [("dp8 ep8 zero1 mbs1", "megatron-core"), ("dp8 zero3", "torchtitan")])
+def test_software_with_fused_scans_is_compared(layout: str, stack: str) -> None:
+    chips, plan = resolve("h200:8", local=Path("/nowhere")), Layout.parse(layout)
+    job = Job(sequence=4096, global_batch=8)
+    planner = Planner(model=build_model("qwen3-next-80b-a3b"), machine=chips, job=job)
+    (line,) = (line for line in planner.list_remarks(plan) if "fused scans" in line)
+    fused = Planner(model=planner.model, machine=chips, job=job.replace(stack=build_stack(stack)))
+    before, after = (one.estimate(plan).step_time.seconds for one in (planner, fused))
+    assert line.endswith(
+        f"with {stack}, which has fused scans (--stack {stack}), a step of this layout is predicted to take "
+        f"{show_seconds(after)} instead of {show_seconds(before)}"
+    )
+    assert not any("fused scans" in line for line in fused.list_remarks(plan))
+    dense = Planner(model=build_model("llama3-8b"), machine=chips, job=job)
+    assert not any("fused scans" in line for line in dense.list_remarks(plan.replace(ep=1)))
+
+
 def test_flash_attention_on_a_chip_that_does_not_run_it_is_said() -> None:
     v100 = resolve("v100:8", local=Path("/nowhere"))
     fp16 = JOB.replace(precision=RECIPES["fp16"])
