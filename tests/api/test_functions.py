@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -17,7 +17,7 @@ import fivefold as ff
 from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.record import RunFailure, UserError
-from fivefold.requests.commands import JobOptions, Question
+from fivefold.requests.commands import JobOptions
 from fivefold.trainer.run_lock import hold
 from tests.profiling.traces import kineto
 
@@ -113,13 +113,11 @@ def test_walk_equals_search_with_keep() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the global batch of 64 is the limit")
-@pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model", "sequence"}))  # many searches
-def test_ask(question: Any) -> None:
-    layout = () if question in ("gpus", "model") else ("dp8 zero3",)
-    result = ff.ask(question, "nano", "h100:8", *layout, gbs=64, seq=256)
+def test_ask() -> None:
+    """``tests/web/test_ask_page.py`` compares all questions with the command."""
+    result = ff.ask("changes", "nano", "h100:8", "dp8 zero3", gbs=64, seq=256)
     assert [item.model_dump(mode="json") for item in result] == command(
-        "ask", question, "nano", "h100:8", *layout, "--gbs", "64", "--seq", "256"
+        "ask", "changes", "nano", "h100:8", "dp8 zero3", "--gbs", "64", "--seq", "256"
     )
     assert f"{len(result):,} rows" in result._repr_html_()
 

@@ -18,7 +18,6 @@ pytest.importorskip("fastapi", reason="the page needs the extra web")
 from starlette.testclient import TestClient
 
 from fivefold.web.app import create
-from tests.forked_python import true_interpreters
 from tests.web.browser import CHROMIUM, Server, slow_down
 
 SECRET = "a-secret-outside-of-the-folder"
@@ -47,14 +46,13 @@ def client(folder: Path) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def server(folder: Path) -> Iterator[Server]:
-    with true_interpreters():  # the tests find the processes of its searches by their command lines
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fivefold", "web", str(folder), "--port", "0", "--no-browser"],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
-        )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fivefold", "web", str(folder), "--port", "0", "--no-browser"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+    )
     assert process.stderr is not None
     line = process.stderr.readline()
     yield Server(line.split("/ shows")[0], process.pid)

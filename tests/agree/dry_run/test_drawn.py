@@ -87,7 +87,7 @@ ALTUP = INPUTS.replace(
 @pytest.mark.parametrize(
     "case",
     mark_share(
-        2,
+        3,
         [
             Drawn(1, ALTUP, Layout.parse("dp1 mbs2"), JOB),
             Drawn(1, INPUTS, Layout.parse("dp2 zero2 ac=full"), JOB),
