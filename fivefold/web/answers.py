@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
@@ -11,7 +11,6 @@ from fivefold.machine.catalog import is_counted
 from fivefold.machine.datacenter import apply_assumptions
 from fivefold.machine.spec import Machine
 from fivefold.planner.predict import get_planner, predict
-from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import Rows, build_spans, count_simulated
 from fivefold.rendering.pipeline import describe_window
@@ -26,9 +25,13 @@ from fivefold.step import Step
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion, parse_layout
 
+if TYPE_CHECKING:
+    from fivefold.planner.search.incumbents import EvaluatedLayout
+
+    Fitted = Callable[[EvaluatedLayout], None]
+
 MAX_DRAWN_MICRO_BATCHES = 16  # largest number of micro-batches in a picture of a step
 Report = Callable[..., None]  # called with done, total, and what is being done
-Fitted = Callable[[EvaluatedLayout], None]
 Found = SearchResult | Walk | Offers
 Reply = QuestionAnswer | Batch | Change | FineTune | Lengths | RunEstimate  # to ask
 

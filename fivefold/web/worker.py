@@ -19,10 +19,9 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fivefold.machine.catalog import resolve
-from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.record import RunFailure, StopSignal, UserError
 from fivefold.requests.commands import Question
 from fivefold.requests.offers import apply_prices
@@ -43,6 +42,9 @@ from fivefold.web.question import (
     TraceQuestion,
     parse_layout,
 )
+
+if TYPE_CHECKING:
+    from fivefold.planner.search.incumbents import EvaluatedLayout
 
 MEMORY_BYTES = 24 * 2**30  # limit of the address space
 EVERY_SECONDS = 0.1  # between two reports of progress
