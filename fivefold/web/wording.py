@@ -41,7 +41,7 @@ LABELS = {  # of the controls, by option
     "deadline": "the fewest GPUs that take at most",
     "gpu-counts": "numbers of GPUs",
     "price": "dollars per GPU and hour",
-    "assume": "assumed of the site",
+    "assume": "assumptions about the site",
     "noise": "gradient noise scale, in tokens",
     "step": "only this ProfilerStep",
     "against": "compare with the prediction of this layout",
