@@ -33,6 +33,7 @@ def read(
     software, or contradict each other.
     """
     documents = _list_documents(words)
+    _check_is_no_model(documents[0])
     pairs = ((config_format, text) for text in documents for config_format in FORMATS if config_format.recognizes(text))
     config_format, document = next(pairs, (None, documents[0]))
     if config_format is None:
@@ -47,6 +48,16 @@ def read(
         return result
     errors = tuple(list_reasons(result.layout, model=result.model, job=result.job, machine=None))
     return result.replace(errors=errors)
+
+
+def _check_is_no_model(document: Document) -> None:
+    """Raise ``UserError`` for the ``config.json`` of a Hugging Face model, whose sizes Megatron names alike."""
+    values = document.values if document.kind == "json" else {}
+    if "model_type" in values and ("architectures" in values or "hidden_size" in values or "text_config" in values):
+        raise UserError(
+            f"{document.origin} is the config of a model, not of a run; name it in place of the model, as in "
+            f"`fivefold predict {document.origin} h100:8 'dp8 zero3 mbs1'`"
+        )
 
 
 def _find_known(model: Model) -> Model:

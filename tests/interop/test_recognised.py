@@ -39,6 +39,15 @@ def test_few_keys_are_enough(tmp_path: Path, name: str, text: str, ranks: int, s
     assert str(result.layout).startswith(layout)
 
 
+def test_the_config_of_a_model_is_not_read_as_that_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 151936}')
+    with pytest.raises(
+        UserError, match=r"is the config of a model, not of a run; .* `fivefold predict .*config\.json "
+    ):
+        read([str(path)])
+
+
 def test_a_command_in_a_loop_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(LOOP)
