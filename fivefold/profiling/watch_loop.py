@@ -165,7 +165,7 @@ class Watched:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return MeasuredStep(
             parameters=sum(p.numel() for p in self.model.parameters()),
-            parameters_bytes=_count_bytes(self.model.parameters()),
+            parameters_bytes=_count_bytes((*self.model.parameters(), *_list_scales(self.model))),
             gradients_bytes=_count_bytes(gradients),
             optimizer_bytes=sum(tensor.nbytes for tensor in moments),
             kept_bytes=meter.kept_bytes,
@@ -185,7 +185,13 @@ class Watched:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return [
             _to_local(tensor)
-            for tensor in (*self.model.parameters(), *self.model.buffers(), *gradients, *self._list_moments())
+            for tensor in (
+                *self.model.parameters(),
+                *self.model.buffers(),
+                *_list_scales(self.model),
+                *gradients,
+                *self._list_moments(),
+            )
         ]
 
     def _count_state_bytes(self) -> int:
@@ -361,6 +367,18 @@ def _iterate_unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
 def _count_bytes(tensors: Any) -> int:
     """Return the bytes of the storages of tensors, each counted once."""
     return sum(unique.untyped_storage().nbytes() for unique in _iterate_unique(_to_local(tensor) for tensor in tensors))
+
+
+def _list_scales(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the scales and codebooks of weights in 4 bits, which bitsandbytes keeps outside of parameters and buffers.
+
+    Source: bitsandbytes@0.50.2:bitsandbytes/functional.py, QuantState, of ``Linear4bit.quant_state``.
+    """
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        for part in (state, getattr(state, "state2", None)):
+            tensors = (getattr(part, name, None) for name in ("absmax", "code", "offset"))
+            yield from (tensor for tensor in tensors if isinstance(tensor, Tensor))
 
 
 def _count_bucket_bytes(model: nn.Module) -> int:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,18 @@ def steps(module: nn.Module, optimizer: torch.optim.Optimizer, count: int, micro
             loss(module).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
+
+
+def test_scales_of_weights_in_4_bits_count_as_parameters() -> None:
+    """bitsandbytes keeps them in an object of each layer, which is no parameter."""
+    module = model()
+    optimizer = adamw(module)
+    second = SimpleNamespace(absmax=torch.zeros(3), code=torch.zeros(256), offset=None)
+    scales = SimpleNamespace(absmax=torch.zeros(9), code=torch.zeros(16), offset=torch.zeros(()), state2=second)
+    module[0][0].quant_state = scales
+    with ff.watch(module, optimizer, tokens=ROWS) as watched:
+        steps(module, optimizer, 4)
+    assert watched.step.memory.stages[0].parameters_bytes == 4 * (WEIGHTS + 3 + 256 + 9 + 16 + 1)
 
 
 @pytest.mark.slow

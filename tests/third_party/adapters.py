@@ -35,14 +35,19 @@ def loop(
     half: bool = False,
     dora: bool = False,
     modules_to_save: tuple[str, ...] = (),
+    quantized: bool = False,
 ) -> Loop:
     """A loop over all blocks' linear layers with adapters, under DistributedDataParallel.
 
     ``modules_to_save``: modules that are trained in full, of which peft trains a copy.
 
+    ``quantized``: the linear layers of blocks are bitsandbytes' in nf4 (QLoRA).
+
     ``autocast``: bf16 weights and fp32 adapters, as Trainer(bf16=True); ``half``: both in bf16.
     """
     llama = loops.Llama().to(torch.bfloat16 if half or autocast else torch.float32)
+    if quantized:
+        quantize(llama)
     names = [NAMES[name] for name in targets]
     model = adapt(llama, modules_to_save=modules_to_save, lora_dropout=dropout, target_modules=names, use_dora=dora)
     if autocast:
@@ -69,16 +74,50 @@ def loop(
     return ddp, optimizer, step, None, 0
 
 
-def build_sharded_loop(*, reshard: bool = True, recompute: bool = False, modules_to_save: tuple[str, ...] = ()) -> Loop:
+def build_sharded_loop(
+    *,
+    reshard: bool = True,
+    recompute: bool = False,
+    modules_to_save: tuple[str, ...] = (),
+    quantized: bool = False,
+) -> Loop:
     """The same under FSDP2, in fp32."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    llama = adapt(loops.Llama(), modules_to_save=modules_to_save)
+    llama = loops.Llama()
+    if quantized:
+        quantize(llama)
+    llama = adapt(llama, modules_to_save=modules_to_save)
     if recompute:
         llama.embed.register_forward_hook(lambda module, ids, x: x.requires_grad_())
         loops.apply_ac(llama, every=1)
     loops.fully_sharded(llama, mesh, reshard=reshard)
     optimizer = torch.optim.AdamW([item for item in llama.parameters() if item.requires_grad], fused=True)
     return llama, optimizer, loops.plain_step(llama, optimizer), mesh, 0
+
+
+def quantize(llama: loops.Llama) -> None:
+    """Store the linear layers of blocks in nf4 with double quantization, in elements of the dtype of the weights."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    for block in llama.blocks.values():
+        for name, linear in [*block.named_modules()]:
+            if not isinstance(linear, nn.Linear):
+                continue
+            dtype = linear.weight.dtype
+            quantized = Linear4bit(
+                linear.in_features,
+                linear.out_features,
+                bias=False,
+                compute_dtype=dtype,
+                quant_type="nf4",
+                quant_storage=dtype,
+                device="meta",
+            )
+            weight = Params4bit(
+                linear.weight.data, requires_grad=False, quant_type="nf4", quant_storage=dtype, module=quantized
+            )
+            quantized.weight = weight.to("cpu")
+            block.set_submodule(name, quantized)
 
 
 def adapt(model: M, *, modules_to_save: tuple[str, ...] = (), **how: object) -> M:

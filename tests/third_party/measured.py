@@ -217,8 +217,10 @@ def peft(layout: str, micro_batches: int = 1, *, precision: str | Recipe = "fp32
     adapter: dict[str, object] = {"rank": adapters.RANK}
     adapter |= {name: how[name] for name in ("dropout", "targets", "modules_to_save") if name in how}
     adapter |= {"kind": "dora"} if how.get("dora") else {}
+    adapter |= {"base": "nf4"} if how.get("quantized") else {}
     loop = partial(adapters.loop, autocast=precision == "bf16-autocast", half=precision == BF16, **how)
-    return Case(loop, "ddp", layout, 2, micro_batches, precision=precision, adapter=adapter)
+    is_counted = not how.get("quantized")
+    return Case(loop, "ddp", layout, 2, micro_batches, precision=precision, adapter=adapter, work=is_counted)
 
 
 if importlib.util.find_spec("peft") is not None:  # by ``make interop``
@@ -264,6 +266,30 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
     CASES["peft LoRA, embedding and head trained, autocast, DDP"] = peft(
         "dp2 zero0", precision="bf16-autocast", modules_to_save=("embed_tokens", "lm_head")
     )
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        # PyTorch's count of FLOPs does not see bitsandbytes' product with a quantized weight
+        CASES["peft QLoRA"] = peft("dp1", quantized=True)
+        CASES["peft QLoRA, DDP, recomputed, 2 micro-batches"] = peft(
+            "dp2 zero0 ac=full", 2, recompute=True, quantized=True
+        )
+        CASES["peft QLoRA, FSDP2"] = Case(
+            partial(adapters.build_sharded_loop, quantized=True),
+            "fsdp2",
+            "dp2 zero3",
+            2,
+            1,
+            adapter=SHARDED | {"base": "nf4"},
+            work=False,
+        )
+        CASES["peft QLoRA, FSDP2, recomputed, 2 micro-batches"] = Case(
+            partial(adapters.build_sharded_loop, recompute=True, quantized=True),
+            "fsdp2",
+            "dp2 zero3 ac=full",
+            2,
+            2,
+            adapter=SHARDED | {"base": "nf4"},
+            work=False,
+        )
     CASES["peft LoRA, autocast"] = peft("dp1", precision="bf16-autocast")
     CASES["peft LoRA, autocast, recomputed"] = peft("dp1 ac=full", precision="bf16-autocast", recompute=True)
 

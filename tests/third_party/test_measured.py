@@ -17,6 +17,9 @@ PEFT = (
     "peft LoRA, FSDP2, recomputed, 2 micro-batches",
     "peft LoRA, embedding and head trained, FSDP2",
     "peft LoRA, embedding and head trained, autocast, DDP",
+    "peft QLoRA, FSDP2",
+    "peft QLoRA, FSDP2, recomputed, 2 micro-batches",
+    "peft QLoRA, DDP, recomputed, 2 micro-batches",
 )
 FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 
