@@ -216,5 +216,5 @@ def _view_memory(fullest: StageMemory, *, has_several_stages: bool) -> Section:
     parts = Parts(list_memory_parts(fullest), fullest.peak_bytes)
     remarks = [f"peak in {show_cause(fullest.peak_cause)}"] if fullest.peak_cause else []
     if sum(part.size for part in parts.parts) > fullest.peak_bytes:
-        remarks.append("the parts add up to more, as some gradients are allocated later")
+        remarks.append("the parts add up to more, as activations are freed while gradients are allocated")
     return Section(f"Peak memory per rank{where}", "; ".join(remarks), parts)

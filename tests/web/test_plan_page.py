@@ -199,3 +199,17 @@ def _scroll_to_pictures(page: Any, heading: str) -> None:
         arg=heading,
         polling=200,
     )
+
+
+def test_the_page_explains_parts_of_memory_that_add_up_to_more_than_the_peak(client: TestClient) -> None:
+    remark = "The parts add up to more than the peak"
+    address = "/plan?model=llama3-8b&machine=h100:8&layout=dp8+zero1"
+    assert remark in client.get(f"{address}&gbs=8").text
+    assert remark not in client.get(f"{address}&gbs=64").text  # gradients stay from the first micro-batch on
+
+
+def test_a_default_stands_once_in_its_list(client: TestClient) -> None:
+    page = client.get("/plan?model=llama3-8b&machine=h100:8&gbs=64&layout=dp8+zero3").text
+    for name, default in (("precision", "bf16"), ("optimizer", "adamw"), ("documents", "joined")):
+        (options,) = re.findall(rf'<select name="{name}".*?</select>', page, flags=re.DOTALL)
+        assert len(re.findall(rf">{default}<", options)) == 1
