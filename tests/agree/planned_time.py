@@ -26,7 +26,6 @@ BOUND = 0.15
 KNOWN = {
     "small experts": 0.25,  # host and device take equally long: the planner adds what they lose as both fluctuate
     "latent attention": 0.25,
-    "mixtral zero3": 0.22,  # bound by messages; the link is idle while the trainer copies what was gathered
 }
 
 

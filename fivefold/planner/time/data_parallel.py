@@ -4,7 +4,8 @@
            + all-gathers of the updated weights
 
 A reduction overlaps the backward of the units after it, as far as ZeRO-3's gathers leave time, and in our engine the
-reduction of the embedding overlaps the next forward; the gather after the update overlaps the first forward.
+reduction of the embedding overlaps the next forward; the gather after the update overlaps the first forward. Under
+ZeRO-3 the first gather of a micro-batch and its last reduction overlap nothing.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def estimate_step_ends(
         gather = _broadcast_seconds(units, layout, chunks)
     if not units.overlaps:
         return StepEnds(gather + reduce + copies, buffer_copies)
+    first, last = (0.0, 0.0) if stays_gathered else _estimate_micro_batch_ends(units, layout, seconds)
+    alone = layout.micro_batches(units.job) * (first + last)
     exposed_gather = (
         gather - _sum_overlapped_seconds(gathers, forward, chunks=len(chunks))
         if units.job.stack.param_all_gather == "overlapped"
@@ -98,9 +101,48 @@ def estimate_step_ends(
     )
     exposed_reduce = reduce - _sum_overlapped_seconds(reduces, backward, chunks=len(chunks))
     return StepEnds(
-        exposed_gather + exposed_reduce + copies,
-        units.contention * (gather + reduce - exposed_gather - exposed_reduce) + buffer_copies,
+        exposed_gather + exposed_reduce + copies + alone,
+        units.contention * (gather + reduce - exposed_gather - exposed_reduce - alone) + buffer_copies,
     )
+
+
+def _estimate_micro_batch_ends(
+    units: Units, layout: Layout, seconds: Mapping[UnitGroup, OverlappedUnitSeconds]
+) -> tuple[float, float]:
+    """Return the further exposed seconds of a micro-batch's first gather and of its last reduction under ZeRO-3.
+
+    A unit's gather is counted as if it overlapped the unit's own forward, and its messages in the backward as if they
+    overlapped its own backward. That is right for all blocks but the first, which follows the embedding: a gather
+    overlaps the unit before, and a reduction the backward of the unit before. With g, r, f and b of a block's gather,
+    reduction, forward and backward, L blocks are counted L · max(0, g - f) and L · max(0, g + r - b), and expose
+
+        forward:  g + (L - 1) · max(0, g - f)
+        backward: max(0, g - b) + (L - 2) · max(0, g + r - b) + max(0, r - b) + r
+
+    A forward begins its gathers when the previous step of the optimizer or backward has ended, and a backward ends with
+    its reductions, in PyTorch's FSDP (pytorch/pytorch@v2.6.0:torch/distributed/fsdp/_fully_shard/_fsdp_state.py,
+    ``_root_pre_forward`` and ``_root_post_backward_final_callback``; FSDP1: ``_runtime_utils.py``, likewise),
+    in DeepSpeed, and in Fivefold's trainer. Stages of a pipeline have other micro-batches to compute meanwhile.
+    """
+    if layout.pp > 1:
+        return 0.0, 0.0
+    blocks = [run for run, _ in units.counts.stage_work(layout)[0] if run.name not in ("embed", "head")]
+    if not blocks:
+        return 0.0, 0.0
+    block = seconds[blocks[0]]
+    messages, (forward_free, backward_free) = block.messages, block.free_seconds
+    gather, reduce = messages.forward, MessageTime(messages.time.reduce, messages.time.reduce_busy)
+    first = min(gather.overlappable_seconds, block.time.forward + messages.forward_copy + forward_free)
+    if not messages.every_micro_batch:
+        return first, 0.0
+    room = block.time.backward + block.time.weight + messages.backward_copy + backward_free
+    again = messages.backward.overlappable_seconds - reduce.overlappable_seconds
+
+    def expose(overlappable_seconds: float) -> float:
+        return max(0.0, overlappable_seconds - room)
+
+    counted = 2 * expose(messages.backward.overlappable_seconds)
+    return first, max(0.0, reduce.overlappable_seconds + expose(again) + expose(reduce.overlappable_seconds) - counted)
 
 
 def _estimate_unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds, *, stays_gathered: bool) -> UnitEnds:

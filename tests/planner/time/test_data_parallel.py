@@ -39,8 +39,9 @@ def test_gathers_and_reductions_overlap_a_backward_one_after_the_other() -> None
     room = max(0.0, backward - gather)  # of a block for the reduction of the unit behind it; the embedding has its own
     hidden = 31 * min(trips[block].reduce, room) + min(trips["head"].reduce, room)
     hidden += min(trips[block].reduce, units["embed"].backward + units["embed"].weight)
-    assert ends.exposed == pytest.approx(trips["embed"].reduce + reduce - hidden, rel=1e-9)
-    assert ends.slowdown == pytest.approx(PUBLISHED.hidden_message_slowdown * hidden, rel=1e-9)
+    first = min(gather, units[block].forward)  # the first block's gather, counted as overlapped
+    assert ends.exposed == pytest.approx(trips["embed"].reduce + reduce - hidden + first, rel=1e-9)
+    assert ends.slowdown == pytest.approx(PUBLISHED.hidden_message_slowdown * (hidden - first), rel=1e-9)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -147,3 +148,22 @@ def test_fsdp_copies_weights_and_gradients_of_every_message() -> None:
     assert seconds - seconds_without == pytest.approx(micro_batches * by_hand, rel=1e-6)
     by_hand = (2 + 2) * numel / chip.memory_bandwidth / chip.bandwidth_share + kernel_seconds * 34
     assert seconds_flat - seconds_without == pytest.approx(micro_batches * by_hand, rel=1e-6)
+
+
+def test_the_first_gather_and_the_last_reduction_of_a_micro_batch_overlap_nothing() -> None:
+    """Of blocks whose messages are shorter than their passes, the first block's gather and reduction are exposed."""
+    job, layout = JOB.replace(stack=named_stack("fsdp2")), Layout.parse("dp8 zero3 mbs1")
+    plan = planner(job, "h100:8")
+    seconds = estimate_unit_seconds(plan.units, layout)
+    runs = dict(plan.counts.stage_work(layout)[0])
+    block = next(run for run in runs if run.name not in ("embed", "head"))
+    time = seconds[block].messages.time
+    assert 0 < time.gather < seconds[block].time.forward
+    assert time.gather + time.reduce < seconds[block].time.backward + seconds[block].time.weight
+    ends = {
+        pieces: estimate_step_ends(planner(job.replace(global_batch=8 * pieces), "h100:8").units, layout, (0,), seconds)
+        for pieces in (1, 3)
+    }
+    more = 2 * (time.gather + time.reduce)
+    assert ends[3].exposed - ends[1].exposed == pytest.approx(more, rel=1e-6)
+    assert ends[1].slowdown - ends[3].slowdown == pytest.approx(plan.units.contention * more, rel=1e-6)
