@@ -115,7 +115,8 @@ def show_config(layouts: Sequence[str], *, model: Model, machine: Machine, job: 
         choice = choose_written(layouts, model=model, machine=machine, job=job, form=form)
     except UserError as error:
         show(build_heading(f"With {software}"))
-        show(Text(f"no config can be written for {form}: {error}", overflow="fold"))
+        reason = str(error).removeprefix(f"--to {form}: ")
+        show(Text(f"no config can be written for {form}: {reason}", overflow="fold"))
         return
     show(build_heading(f"With {software}", f"{choice.layout}; --write PATH writes it"))
     if choice.why:
