@@ -16,8 +16,6 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import count_vision
 
-SCANNED = ("mamba", "rg_lru")  # by the trainer, one chunk after another
-
 
 def list_remarks(
     model: Model,
@@ -38,7 +36,6 @@ def list_remarks(
         _describe_idle(layout, machine) if layout and not is_searched else (),
         _describe_number_formats(machine, (job.precision, *recipes)),
         _describe_attention(machine, job),
-        _describe_scans(model, machine, job),
         _describe_uncounted(model, job),
         _describe_unused_window(model, job),
         _describe_deferred_recompute(layout) if layout else (),
@@ -89,17 +86,6 @@ def _describe_attention(machine: Machine, job: Job) -> Iterator[str]:
         yield (
             f"{machine.chip.name} runs no FlashAttention, which needs Turing or Ampere; attention is predicted as if "
             "it ran, and PyTorch's memory-efficient attention, which keeps as little, may be slower"
-        )
-
-
-def _describe_scans(model: Model, machine: Machine, job: Job) -> Iterator[str]:
-    """Yield a remark if Fivefold's trainer launches the chunks of a scan one after another."""
-    scanned = [mixer for mixer in dict.fromkeys(model.mixers) if mixer in SCANNED]
-    if scanned and machine.has_gpus and job.stack.kernel_facts.separate_adds:
-        yield (
-            f"{job.stack.name} computes {', '.join(scanned)} with PyTorch's operations, chunk by chunk, and the host "
-            "launches each of them: a step takes several times as long as with fused scans, which other software has "
-            "(--stack)"
         )
 
 

@@ -15,9 +15,10 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
+from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import get_group_degrees
-from fivefold.planner.counts.operations.launches import LAUNCHES_PER_GROUP
+from fivefold.planner.counts.operations.launches import LAUNCHES_PER_GROUP, PASSES
 from fivefold.planner.counts.operations.launches import count_launches as count_planned_launches
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import Planner
@@ -89,8 +90,8 @@ SCANS = {  # of one layer, chunks of a group, and tokens of a chunk
     "gated_delta_net": (build_model("qwen3-next-80b-a3b"), 128, 64),
     "kimi_delta": (build_model("kimi-linear-48b-a3b"), 128, 64),
     "lightning": (OWN["lightning"], 64, 64),
-    "mamba": (build_model("jamba-v0.1"), 1, 16),
-    "rg_lru": (OWN["recurrent gemma"], 1, 64),
+    "mamba": (build_model("jamba-v0.1"), 32, 16),
+    "rg_lru": (OWN["recurrent gemma"].replace(rg_lru=RGLRU(inner=2**16, blocks=64)), 16, 64),
 }
 
 
@@ -122,7 +123,7 @@ def test_the_kernels_of_a_group_of_chunks_are_those_that_a_dry_run_counts(mixer:
 
 
 def test_every_mixer_that_scans_in_chunks_is_counted() -> None:
-    assert SCANS.keys() == LAUNCHES_PER_GROUP.keys()
+    assert SCANS.keys() == LAUNCHES_PER_GROUP.keys() == PASSES.keys()
 
 
 @pytest.mark.slow

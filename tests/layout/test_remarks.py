@@ -11,12 +11,11 @@ import pytest
 
 import fivefold as ff
 from fivefold.job import RECIPES, Job
-from fivefold.layout.remarks import SCANNED, list_remarks
+from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.counts.operations.launches import LAUNCHES_PER_GROUP, PASSES
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.questions import list_changes
 from fivefold.record import UsageWarning
@@ -51,18 +50,6 @@ def test_formats_that_a_chip_does_not_multiply_are_said(machine: str, recipe: st
     assert [words in line for line in lines] == ([True] if words else [])
     of_recipes = list_remarks(NANO, chips, JOB, None, recipes=(RECIPES[recipe],))
     assert [line for line in of_recipes if "matrix units" in line] == lines
-
-
-def test_scans_that_the_trainer_launches_chunk_by_chunk_are_said() -> None:
-    model, layout = build_model("jamba-v0.1"), Layout(dp=4)
-    (line,) = (line for line in list_remarks(model, NODE, JOB, layout) if "chunk by chunk" in line)
-    assert line.startswith("fivefold computes mamba with PyTorch's operations")
-    bridge = JOB.replace(stack=build_stack("megatron-core"))
-    assert not any("chunk by chunk" in line for line in list_remarks(model, NODE, bridge, layout))
-    assert not any("chunk by chunk" in line for line in list_remarks(NANO, NODE, JOB, layout))
-    grouped = build_model("nemotron3-nano-30b-a3b")
-    assert not any("chunk by chunk" in line for line in list_remarks(grouped, NODE, JOB, layout))
-    assert set(SCANNED) == set(LAUNCHES_PER_GROUP) - set(PASSES)
 
 
 @pytest.mark.parametrize(("layout", "stack"), [("dp8 ep8 zero1 mbs1", "megatron-core"), ("dp8 zero3", "torchtitan")])

@@ -9,9 +9,10 @@ Source: transformers 5.23, ``models/mamba/modeling_mamba.py``, ``MambaMixer``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from fivefold.bounded_types import HeadDim, Latent, Positive, Width
+from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
 from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
@@ -23,6 +24,7 @@ class Mamba(MixerGeometry):
     """The geometry of a Mamba layer: a state [inner, state]."""
 
     context_parallel = "heads"
+    chunk: ClassVar[int] = CHUNK
 
     inner: Width  # channels, of which each has a state
     state: HeadDim = 16  # numbers of the state of a channel
@@ -45,6 +47,11 @@ class Mamba(MixerGeometry):
     def shard(self, ranks: int) -> Self:
         """Return the channels of one of ``ranks`` ranks."""
         return self if ranks == 1 else self.replace(inner=self.inner // ranks)
+
+    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+        """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
+        largest = 4 * sequences * CHUNK * self.inner * self.state
+        return split_into_groups(tokens, CHUNK, count_chunks_of_group(largest))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -10,11 +10,12 @@ A sequence begins with S = i x. Source: transformers 5.23, ``models/recurrent_ge
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
 from fivefold.bounded_types import Heads, Width
+from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
 from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
@@ -22,10 +23,16 @@ from fivefold.model.weight import Weight
 CHUNK = 64  # tokens that are computed at once; the state is handed on between chunks
 
 
+def split_tokens(tokens: int, *, sequences: int, channels: int) -> list[int]:
+    """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
+    return split_into_groups(tokens, CHUNK, count_chunks_of_group(4 * sequences * CHUNK * channels))
+
+
 class RGLRU(MixerGeometry):
     """The geometry of an RG-LRU layer: a state [inner], and gates of ``blocks`` square matrices each."""
 
     context_parallel = "heads"
+    chunk: ClassVar[int] = CHUNK
 
     inner: Width  # channels, of which each has a state
     blocks: Heads  # square matrices on the diagonal of each gate
@@ -49,6 +56,10 @@ class RGLRU(MixerGeometry):
     def shard(self, ranks: int) -> Self:
         """Return the blocks of one of ``ranks`` ranks."""
         return self if ranks == 1 else self.replace(inner=self.inner // ranks, blocks=self.blocks // ranks)
+
+    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+        """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
+        return split_tokens(tokens, sequences=sequences, channels=self.inner)
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fivefold.model.mixers import chunk_groups
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.planner.counts.operations.mixers.mamba import scan_flops
 from fivefold.trainer.model.mixers.mamba import core
@@ -66,6 +67,13 @@ def test_the_core_is_the_recurrence(
     wanted_gradients = torch.autograd.grad(expected, exact, exact_grad, materialize_grads=True)
     for gradient, wanted in zip(gradients, wanted_gradients, strict=True):
         assert (gradient - wanted).norm() <= bound * wanted.norm()
+
+
+@pytest.mark.parametrize(("chunks", "groups"), [(1, [16] * 6 + [11]), (2, [32] * 3 + [11]), (4, [64, 32, 11])])
+def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
+    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * 16 * SHAPE.inner * SHAPE.state)
+    assert SHAPE.split_tokens(107, sequences=SEQUENCES) == groups
+    test_the_core_is_the_recurrence("none", 107, torch.float64, 1e-11)
 
 
 def test_the_flops_of_a_core_are_those_of_the_guide() -> None:

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.model.mixers.rg_lru import RGLRU
+from fivefold.model.mixers import chunk_groups
+from fivefold.model.mixers.rg_lru import RGLRU, split_tokens
 from fivefold.planner.counts.operations.mixers.rg_lru import count_gate_flops
 from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.mixers.rg_lru import core
@@ -54,6 +55,14 @@ def test_the_core_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: floa
     wanted_gradients = torch.autograd.grad(expected, exact, exact_grad, materialize_grads=True)
     for gradient, wanted in zip(gradients, wanted_gradients, strict=True):
         assert (gradient - wanted).norm() <= bound * wanted.norm()
+
+
+@pytest.mark.parametrize(("chunks", "groups"), [(1, [64, 64, 22]), (2, [128, 22])])
+def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
+    channels = BLOCKS * WIDTH
+    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * 64 * channels)
+    assert split_tokens(150, sequences=SEQUENCES, channels=channels) == groups
+    test_the_core_is_the_recurrence(150, torch.float64, 1e-11)
 
 
 def test_decays_of_one_have_finite_gradients() -> None:

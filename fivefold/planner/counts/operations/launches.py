@@ -21,22 +21,23 @@ class ScanLaunches(NamedTuple):
     backward: int
     states: int = 0  # of a group's states, if the backward computes them again first; 0: among ``backward``
     chunk: int = 0  # of the state of each chunk, if states are handed on one by one; each of both again in the backward
+    around: tuple[int, int] = (0, 0)  # of convolution and gate, if they are counted here
 
 
-# What two runs differ by that differ in their groups of chunks, or in the chunks of a group, alone. Groups are of one
-# chunk in Mamba and RG-LRU (``model/mixers/chunk_groups.py``).
+# What two runs differ by that differ in their groups of chunks (``model/mixers/chunk_groups.py``) alone, or in the
+# chunks of a group.
 LAUNCHES_PER_GROUP: Mapping[MixerName, ScanLaunches] = {
     "mamba2": ScanLaunches(47, 163),
     "gated_delta_net": ScanLaunches(54, 177, states=38, chunk=3),
     "kimi_delta": ScanLaunches(138, 422, states=93, chunk=3),
     "lightning": ScanLaunches(42, 79),
-    "mamba": ScanLaunches(44, 183),
-    "rg_lru": ScanLaunches(51, 226),
+    "mamba": ScanLaunches(39, 99, states=33, chunk=1, around=(14, 57)),
+    "rg_lru": ScanLaunches(84, 183, states=84, chunk=1, around=(13, 50)),
 }
 # Times that kernels of a scan other than matmuls read or write its temporaries in fp32: in the forward, in the
 # backward, and when the backward computes the states of earlier groups again (0: among those of the backward). For
-# their names see the mixers. Mamba-2: with convolution, gate and norm. Fits of dry runs of five to eight geometries,
-# each within 1 %, of states within 8 %.
+# their names see the mixers. Mamba, Mamba-2 and RG-LRU: with convolution, gate and norm. Fits of dry runs of two to
+# eight geometries, each within 3 %, of states within 8 %.
 PASSES: Mapping[MixerName, Mapping[str, tuple[float, float, float]]] = {
     "mamba2": {
         "pairs": (8.6, 23.6, 0),
@@ -53,6 +54,8 @@ PASSES: Mapping[MixerName, Mapping[str, tuple[float, float, float]]] = {
         "states": (2.0, 9.2, 3.3),
     },
     "kimi_delta": {"pairs": (15.2, 31.6, 7.7), "dims": (113.0, 477.6, 81.6), "states": (2.0, 8.9, 3.5)},
+    "mamba": {"states": (17.0, 56.5, 19.9), "channels": (47.7, 139.2, 12.1)},
+    "rg_lru": {"channels": (65.5, 184.9, 38.4)},
     "lightning": {"pairs": (3.07, 5.24, 0), "dims": (26.3, 70.2, 0), "states": (4.4, 12.5, 0)},
 }
 GATE_LAUNCHES = (9, 18)  # of a gated norm of each head's output (``gated_delta_net.py``)
@@ -82,7 +85,8 @@ def count_launches(mixer: MixerName, groups: Sequence[int], size: int) -> tuple[
     chunks, again = ceil_div(sum(groups), size), ceil_div(sum(groups[:-1]), size)
     forward = launches.forward * len(groups) + launches.chunk * chunks
     backward = launches.backward * len(groups) + 2 * launches.chunk * chunks
-    return forward, backward + launches.states * (len(groups) - 1) + launches.chunk * again
+    backward += launches.states * (len(groups) - 1) + launches.chunk * again
+    return forward + launches.around[0], backward + launches.around[1]
 
 
 def count_launched_bytes(mixer: MixerName, groups: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, int]:

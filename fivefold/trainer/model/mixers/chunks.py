@@ -2,9 +2,8 @@
 
     out[g], S[g + 1] = compute(inputs[g], factors, S[g])
 
-A group's chunks are computed at once (``fivefold/model/mixers/chunk_groups.py``); a mixer that does not group them has
-one in each. A scan saves its inputs alone. Its backward first computes the states again, then each group with autograd,
-from the last to the first.
+A group's chunks are computed at once (``fivefold/model/mixers/chunk_groups.py``). A scan saves its inputs alone. Its
+backward first computes the states again, then each group with autograd, from the last to the first.
 """
 
 from __future__ import annotations
@@ -148,6 +147,59 @@ def hand_on_states(
     states = states.permute(0, 3, 1, 4, 2, 5).flatten(4)
     # a view would keep the states of all chunks
     return states[:, :chunks], None if is_last else states[:, chunks].clone()
+
+
+def accumulate(driven: Tensor, decay: Tensor, state: Tensor | None, *, size: int) -> Tensor:
+    """Return S[t] = decay[t] S[t − 1] + driven[t] of all tokens of a group, all [B, tokens, ...].
+
+    ``driven`` is overwritten; ``state`` [B, ...]: before the group, None: zero. ``size``: tokens of a chunk. All chunks
+    are added up at once, token after token; then what each leaves to those after it, chunk after chunk.
+    """
+    states: Tensor = _Accumulate.apply(driven, decay, state, size)  # type: ignore[no-untyped-call]
+    return states
+
+
+class _Accumulate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, driven: Tensor, decay: Tensor, state: Tensor | None, size: int) -> Tensor:
+        ctx.mark_dirty(driven)
+        size = min(size, driven.shape[1])
+        sums, decays = (x.unflatten(1, (-1, size)) for x in (driven, decay))
+        for token in range(1, size):
+            sums[:, :, token].addcmul_(decays[:, :, token], sums[:, :, token - 1])
+        if state is not None:  # what decays into the tokens of the first chunk
+            sums[:, 0].addcmul_(decays[:, 0].cumprod(1), state[:, None])
+        if sums.shape[1] > 1:
+            reach = decays[:, 1:].cumprod(2)
+            for chunk in range(1, sums.shape[1]):
+                sums[:, chunk, -1].addcmul_(reach[:, chunk - 1, -1], sums[:, chunk - 1, -1])
+            sums[:, 1:, :-1].addcmul_(reach[:, :, :-1], sums[:, :-1, -1:])
+        ctx.save_for_backward(driven, decay, state)
+        ctx.size = size
+        return driven
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        states, decay, state = ctx.saved_tensors
+        grad = grad.clone(memory_format=torch.contiguous_format)
+        sums, decays = (x.unflatten(1, (-1, ctx.size)) for x in (grad, decay))
+        chunks, size = sums.shape[1:3]
+        for token in reversed(range(size - 1)):
+            sums[:, :, token].addcmul_(decays[:, :, token + 1], sums[:, :, token + 1])
+        if chunks > 1:
+            # from each token to the first of the next chunk
+            reach = decay[:, 1 : (chunks - 1) * size + 1].unflatten(1, (-1, size)).flip(2).cumprod(2).flip(2)
+            for chunk in reversed(range(chunks - 1)):
+                sums[:, chunk, 0].addcmul_(reach[:, chunk, 0], sums[:, chunk + 1, 0])
+            sums[:, :-1, 1:].addcmul_(reach[:, :, 1:], sums[:, 1:, :1])
+            del reach
+        decay_grad = torch.empty_like(decay)
+        torch.mul(grad[:, 1:], states[:, :-1], out=decay_grad[:, 1:])
+        if state is None:
+            decay_grad[:, 0].zero_()
+            return grad, decay_grad, None, None
+        torch.mul(grad[:, 0], state, out=decay_grad[:, 0])
+        return grad, decay_grad, grad[:, 0] * decay[:, 0], None
 
 
 def decay_pairs(sums: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
-"""Mamba (arXiv:2312.00752) on rows [R, D], chunk by chunk.
+"""Mamba (arXiv:2312.00752) on rows [R, D], in groups of chunks.
 
     x, z = h W        x ← silu(conv(x))        dt, B, C = x W_s        y = scan(x, dt W_t, B, C)        out(y · silu(z))
 
 The core, from the convolution to the gate, saves its input, dt, B and C, and the scan's output, and computes the
 convolution, the steps and the states again. ``MambaInnerFn`` of
 state-spaces/mamba@e9594ce:mamba_ssm/ops/selective_scan_interface.py saves the same, and one state for each of its
-chunks of 2,048 tokens. The scan (``chunks.py``) is in fp32; a chunk's states are combined in pairs, then pairs of
-pairs.
+chunks of 2,048 tokens. The scan (``chunks.py``) is in fp32.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.mamba import CHUNK, Mamba
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
-from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
+from fivefold.trainer.model.mixers.chunks import accumulate, scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, HeadShare, MixerHooks
@@ -128,8 +126,8 @@ class _MambaCore(torch.autograd.Function):
         dt, b, c = _norm_parts(selected, norms, shape, epsilon)
         inputs, factors = (x, dt @ step.t(), b, c), (step_bias, a_log, d)
         del dt, x
-        groups = split_into_groups(tokens, CHUNK)
-        o = scan_forward(selective_chunk, inputs, factors, columns=shape.inner, groups=groups)
+        groups = shape.split_tokens(tokens, sequences=len(xz) // tokens)
+        o = scan_forward(compute_chunks, inputs, factors, columns=shape.inner, groups=groups)
         del inputs, b, c
         ctx.save_for_backward(xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o)
         ctx.settings = shape, tokens, epsilon, sums_over_ranks, share
@@ -154,8 +152,8 @@ class _MambaCore(torch.autograd.Function):
         inputs = (convolved, dt @ step.t(), b, c)
         factors = (step_bias, a_log, d)
         grads = [torch.empty_like(part) for part in inputs]
-        groups = split_into_groups(tokens, CHUNK)
-        factor_grads = scan_backward(selective_chunk, inputs, factors, o_grad, grads=grads, groups=groups)
+        groups = shape.split_tokens(tokens, sequences=len(xz) // tokens)
+        factor_grads = scan_backward(compute_chunks, inputs, factors, o_grad, grads=grads, groups=groups)
         del inputs, o_grad
         convolved_grad, step_grad, b_grad, c_grad = grads
         step_weight_grad = step_grad.t() @ dt
@@ -193,10 +191,10 @@ def _norm_parts(selected: Tensor, norms: Sequence[Tensor | None], shape: Mamba, 
     return normed
 
 
-def selective_chunk(
+def compute_chunks(
     inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, T, I] of a chunk, and the state [B, I, N] after it; see ``chunks.GroupFunction``.
+    """Return the outputs [B, T, I] of a group, and the state [B, I, N] after it; see ``chunks.GroupFunction``.
 
     ``inputs``: x and the projected steps [B, T, I], B and C [B, T, N]; the steps' bias, ``a_log`` and ``d``.
     """
@@ -205,12 +203,6 @@ def selective_chunk(
     x, step = x.to(dtype), F.softplus(step.to(dtype) + step_bias.to(dtype))
     decay = (step[..., None] * -a_log.to(dtype).exp()).exp()  # [B, T, I, N]
     states = (step * x)[..., None] * b.to(dtype)[:, :, None]
-    if state is not None:
-        states = torch.cat([states[:, :1] + decay[:, :1] * state[:, None], states[:, 1:]], dim=1)
-    reach = 1  # tokens whose inputs a state contains
-    while reach < states.shape[1]:
-        states = torch.cat([states[:, :reach], states[:, reach:] + decay[:, reach:] * states[:, :-reach]], dim=1)
-        decay = torch.cat([decay[:, :reach], decay[:, reach:] * decay[:, :-reach]], dim=1)
-        reach *= 2
+    states = accumulate(states, decay, state, size=CHUNK)
     out = x if only_state else (states * c.to(dtype)[:, :, None]).sum(-1) + x * d.to(dtype)
     return out, None if is_last else states[:, -1].clone()  # a view would keep the states of all tokens

@@ -1,12 +1,11 @@
-"""RG-LRU (arXiv:2402.19427 §2.4) on rows [R, D], chunk by chunk.
+"""RG-LRU (arXiv:2402.19427 §2.4) on rows [R, D], in groups of chunks.
 
     x, y = h W        x ← conv(x)        i, r = x W_i, x W_r        S = scan(x, i, r)        out(S · act(y))
 
 The core, from the convolution to the gate, saves its inputs and the states, and computes the convolution and the gates
 again. ``ChunkHGRNFunction`` of flash-linear-attention, a scan of the same form
 (fla-org/flash-linear-attention@03ab3ad:fla/ops/hgrn/chunk.py), saves the logarithms of the decays and the states too.
-The scan (``chunks.py``) is in fp32; a chunk's states are combined in pairs, then pairs of pairs. Same formulas as
-transformers 5.23, ``RecurrentGemmaRglru``.
+The scan (``chunks.py``) is in fp32. Same formulas as transformers 5.23, ``RecurrentGemmaRglru``.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.model.mixers.chunk_groups import split_into_groups
-from fivefold.model.mixers.rg_lru import CHUNK
+from fivefold.model.mixers.rg_lru import CHUNK, split_tokens
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, ActivationFunction
 from fivefold.trainer.model.linear import Linear, fused_linears
-from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
+from fivefold.trainer.model.mixers.chunks import accumulate, scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import (
     Conv,
     convolve,
@@ -110,8 +108,8 @@ class _Core(torch.autograd.Function):
         convolved = _convolve_rows(x, weight, bias, tokens=tokens)
         inputs = convolved, *(_project(convolved, *gate) for gate in (gates[:2], gates[2:]))
         del convolved
-        groups = split_into_groups(tokens, CHUNK)
-        o = scan_forward(rg_lru_chunk, inputs, (rate,), columns=x.shape[1], groups=groups)
+        groups = split_tokens(tokens, sequences=len(x) // tokens, channels=x.shape[1])
+        o = scan_forward(compute_chunks, inputs, (rate,), columns=x.shape[1], groups=groups)
         del inputs
         ctx.save_for_backward(x, y, weight, bias, *gates, rate, o)
         ctx.settings = tokens, activation
@@ -129,8 +127,8 @@ class _Core(torch.autograd.Function):
         convolved = _convolve_rows(x, weight, bias, tokens=tokens)
         inputs = convolved, *(_project(convolved, *gate) for gate in (gates[:2], gates[2:]))
         grads = [torch.empty_like(part) for part in inputs]
-        groups = split_into_groups(tokens, CHUNK)
-        (rate_grad,) = scan_backward(rg_lru_chunk, inputs, (rate,), o_grad, grads=grads, groups=groups)
+        groups = split_tokens(tokens, sequences=len(x) // tokens, channels=x.shape[1])
+        (rate_grad,) = scan_backward(compute_chunks, inputs, (rate,), o_grad, grads=grads, groups=groups)
         del inputs, o_grad
         convolved_grad, *logit_grads = grads
         del grads
@@ -163,10 +161,10 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias[:, None], _split_blocks(x, len(weight)), weight).transpose(0, 1).flatten(1)
 
 
-def rg_lru_chunk(
+def compute_chunks(
     inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the states [B, T, I] of a chunk, and the last one [B, I]; see ``chunks.GroupFunction``.
+    """Return the states [B, T, I] of a group, and the last one [B, I]; see ``chunks.GroupFunction``.
 
     ``inputs``: x and the logits of both gates [B, T, I]; the rates [I].
     """
@@ -178,13 +176,7 @@ def rg_lru_chunk(
         root = torch.cat([torch.ones_like(root[:, :1]), root[:, 1:]], dim=1)
     states = x.to(dtype) * input_logits.to(dtype).sigmoid() * root
     decay = log_decay.exp()
-    if state is not None:
-        states = torch.cat([states[:, :1] + decay[:, :1] * state[:, None], states[:, 1:]], dim=1)
-    reach = 1  # tokens whose inputs a state contains
-    while reach < states.shape[1]:
-        states = torch.cat([states[:, :reach], states[:, reach:] + decay[:, reach:] * states[:, :-reach]], dim=1)
-        decay = torch.cat([decay[:, :reach], decay[:, reach:] * decay[:, :-reach]], dim=1)
-        reach *= 2
+    states = accumulate(states, decay, state, size=CHUNK)
     return states, None if is_last else states[:, -1].clone()  # a view would keep the states of all tokens
 
 

@@ -13,9 +13,9 @@ a rank has some channels for all tokens, and dt, B and C, which all channels mak
 
 from __future__ import annotations
 
-from fivefold.model.mixers.chunk_groups import split_into_groups
-from fivefold.model.mixers.mamba import CHUNK, Mamba
-from fivefold.planner.counts.operations.launches import count_launches
+from fivefold.model.mixers.mamba import Mamba
+from fivefold.planner.counts.operations.chunks import split_sequence
+from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -45,7 +45,7 @@ def operations(local: Local, source: str) -> list[Op]:
 def _list_core(local: Local, net: Mamba) -> list[Op]:
     """List convolution, selection, scan and gate, and under cp before them the sum of what all channels select."""
     rows, width, tokens, cp = local.rows, local.width, local.job.sequence, local.part.cp
-    size, chunks = rows * net.inner * width, ceil_div(tokens, CHUNK)
+    size, groups = rows * net.inner * width, split_sequence(local, net)
     selected = sum(net.selected_widths)
     selected_bytes = rows * cp * selected * width  # of all tokens of a sequence
     state = 4 * local.part.sequences * net.inner * net.state // cp  # bytes
@@ -60,11 +60,12 @@ def _list_core(local: Local, net: Mamba) -> list[Op]:
         net.inner,
         *(net.selected_widths if net.norms == "weighted" else ()),
     )
-    moved = 9 * size + selected_bytes + 2 * chunks * state
-    # fp32 states and channels of all tokens of a chunk: the scan holds several
-    states = min(tokens, CHUNK) * state
+    moved = 9 * size + selected_bytes + 2 * ceil_div(tokens, net.chunk) * state
+    # fp32 states and channels of all tokens of a group: the scan holds several
+    states = groups[0] * state
     channels = states // net.state
-    steps = (min(tokens, CHUNK) - 1).bit_length()
+    later_states = max(states, 2 * states - 2 * net.chunk * state)  # and of those of all chunks but one, twice
+    sizes = {"states": tokens * state, "channels": tokens * state // net.state}
     core = Op(
         "mixer.core",
         "scan",
@@ -78,15 +79,16 @@ def _list_core(local: Local, net: Mamba) -> list[Op]:
         causal_flops=rows * forward,
         backward_flops=rows * backward,
         shape=(rows * cp, selected, net.inner // cp),
-        launches=count_launches("mamba", split_into_groups(tokens, CHUNK), CHUNK),
+        launches=count_launches("mamba", groups, net.chunk),
+        launched_bytes=count_launched_bytes("mamba", groups, sizes),
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
-        forward_scratch=size + 4 * states + channels,
+        forward_scratch=2 * size + 3 * states + 3 * channels,
         backward_scratch=(5 if width == 4 else 6) * size
-        + (4 + 2 * steps) * states
-        + states // 2
-        + 4 * channels
-        + chunks * state,
+        + 4 * states
+        + later_states
+        + (5 if width == 4 else 7) * channels
+        + (len(groups) + 2) * state,
         scratch_tensor=max(size, states),
     )
     if cp == 1:

@@ -11,9 +11,9 @@ them.
 
 from __future__ import annotations
 
-from fivefold.model.mixers.chunk_groups import split_into_groups
-from fivefold.model.mixers.rg_lru import CHUNK, RGLRU
-from fivefold.planner.counts.operations.launches import count_launches
+from fivefold.model.mixers.rg_lru import RGLRU
+from fivefold.planner.counts.operations.chunks import split_sequence
+from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -45,13 +45,12 @@ def operations(local: Local, source: str) -> list[Op]:
 def _build_core(local: Local, net: RGLRU) -> Op:
     """Return convolution, gates, scan and the gate on the output."""
     rows, width, tokens, inner, cp = local.rows, local.width, local.job.sequence, net.inner, local.part.cp
-    size, chunks = rows * inner * width, ceil_div(tokens, CHUNK)
+    size, groups = rows * inner * width, split_sequence(local, net)
     gradients = (inner * net.taps, inner, *(inner * net.block_width, inner) * 2, inner)
     flops = rows * count_gate_flops(net)
-    # fp32 numbers of the channels of a chunk; the scan holds several, and doubles its reach in each round
+    # fp32 numbers of the channels of a group; the scan holds several
     state = 4 * local.part.sequences * inner // cp  # bytes
-    states = min(tokens, CHUNK) * state
-    rounds = (min(tokens, CHUNK) - 1).bit_length()
+    states, chunks = groups[0] * state, ceil_div(tokens, net.chunk)
     return Op(
         "mixer.core",
         "scan",
@@ -65,12 +64,13 @@ def _build_core(local: Local, net: RGLRU) -> Op:
         backward_flops=3 * flops,
         shape=(rows * cp, net.block_width, net.block_width),
         batch=2 * net.blocks // cp,
-        launches=count_launches("rg_lru", split_into_groups(tokens, CHUNK), CHUNK),
+        launches=count_launches("rg_lru", groups, net.chunk),
+        launched_bytes=count_launched_bytes("rg_lru", groups, {"channels": tokens * state}),
         # convolution: x in and out; gates: x in, two logits out; scan: these in, the states out; gate: these, y, output
         moved_bytes=12 * size + 2 * chunks * state,
         moved_backward_bytes=30 * size + 4 * chunks * state,
-        forward_scratch=3 * size + 6 * states,
-        backward_scratch=6 * size + (11 + (width == 2) + 2 * rounds) * states + chunks * state,
+        forward_scratch=3 * size + 5 * states,
+        backward_scratch=6 * size + (11 + 2 * (width == 2) + (len(groups) > 1)) * states + (len(groups) + 2) * state,
         scratch_tensor=max(size, states),
     )
 
