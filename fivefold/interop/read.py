@@ -51,7 +51,7 @@ def read(
 
 
 def _check_is_no_model(document: Document) -> None:
-    """Raise ``UserError`` for the ``config.json`` of a Hugging Face model, whose sizes Megatron names alike."""
+    """Raise ``UserError`` for the ``config.json`` of a Hugging Face model, some of whose keys Megatron has too."""
     values = document.values if document.kind == "json" else {}
     if "model_type" in values and ("architectures" in values or "hidden_size" in values or "text_config" in values):
         raise UserError(
