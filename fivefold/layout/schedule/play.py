@@ -56,16 +56,6 @@ class SimulatedSchedule:
             busy_seconds[rank] += self.durations[task]
         return tuple(busy_seconds)
 
-    @property
-    def longest_rank_seconds(self) -> float:
-        """Return the longest time of a rank from its first start to its last end: the step time without a barrier."""
-        first: dict[int, float] = {}
-        last: dict[int, float] = {}
-        for rank, task, end in zip(self.table.order.rank, self.table.order.task, self.ends, strict=True):
-            first.setdefault(rank, end - self.durations[task])
-            last[rank] = end
-        return max(last[rank] - first[rank] for rank in first)
-
 
 def play(
     table: Table,
