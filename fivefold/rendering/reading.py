@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fivefold.rendering.question import count_ranks
+from fivefold.job import Job
+from fivefold.rendering.question import count_ranks, list_changed_settings
 from fivefold.rendering.table import build_heading
 from fivefold.results.reading import ParsedKey, Reading
 from fivefold.units import show_count
@@ -42,16 +43,19 @@ def _list_records(reading: Reading) -> list[tuple[str, str]]:
     return [
         ("model", f"{model.name}, {show_count(model.parameters)} parameters" if model else ""),
         ("layout", f"{reading.layout}, {count_ranks(reading.layout.world)}" if reading.layout else ""),
-        (
-            "job",
-            f"sequence {job.sequence}, global batch {job.global_batch}, {job.precision.name}, {job.optimizer.kind}, "
-            f"documents {job.documents}"
-            if job
-            else "",
-        ),
+        ("job", _describe_job(job) if job else ""),
         ("stack", job.stack.name if job else ""),
         ("data", ", ".join(f"{name} {value}" for name, value in reading.data.fields.items()) if reading.data else ""),
     ]
+
+
+def _describe_job(job: Job) -> str:
+    """Return the main fields of a job in one line: of adapters, frozen parts and offloading those that it has."""
+    parts = [f"sequence {job.sequence}", f"global batch {job.global_batch}", job.precision.name, job.optimizer.kind]
+    parts += [f"documents {job.documents}"]
+    fields = ("adapter", "freeze", "offload")
+    parts += [f"{name}={value}" for name, value in list_changed_settings(job) if name.partition(".")[0] in fields]
+    return ", ".join(parts)
 
 
 def _group_keys(rows: Sequence[ParsedKey]) -> Group:

@@ -15,6 +15,7 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import CATALOG, build_model
 from fivefold.record import UserError
+from fivefold.rendering.reading import _list_records
 from fivefold.results.reading import DataReading, Reading
 from tests.interop.draws import Range, check_round_trip, plans
 from tests.selection import mark_share
@@ -288,3 +289,19 @@ def test_another_script_of_trl_is_an_error_by_name(script: str) -> None:
     words = ["python", f"examples/scripts/{script}.py", "--model_name_or_path", "meta-llama/Llama-3.1-8B"]
     result = read([*words, "--max_length", "512", "--per_device_train_batch_size", "2"], Overrides(ranks=8))
     assert "script" in {key.key for key in result.not_understood}
+
+
+def test_the_line_of_a_job_has_its_adapter_and_what_is_in_host_memory(tmp_path: Path) -> None:
+    keys = {
+        "base_model": "llama3-8b", "adapter": "qlora", "load_in_4bit": True, "lora_r": 16, "lora_alpha": 32,
+        "lora_target_linear": True, "lora_rank_pattern": {"q_proj": 8, "mlp.down_proj": 64}, "sequence_len": 4096,
+        "micro_batch_size": 1, "bf16": True, "fsdp_version": 2, "fsdp_config": {"offload_params": True},
+    }  # fmt: skip
+    (tmp_path / "a.yml").write_text(yaml.safe_dump(keys))
+    reading = read([str(tmp_path / "a.yml")], Overrides(ranks=2))
+    assert reading.job is not None
+    assert reading.job.adapter is not None
+    assert reading.job.adapter.ranks == {"q_proj": 8, "down_proj": 64}
+    (line,) = (text for name, text in _list_records(reading) if name == "job")
+    assert "offload=parameters, adapter=qlora:16" in line
+    assert line.endswith("adapter.rank_pattern=q_proj:8,down_proj:64")
