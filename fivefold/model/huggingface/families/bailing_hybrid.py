@@ -116,7 +116,10 @@ BAILING_HYBRID = Family(
         "conv_taps": 4,
         "full_attention_interval": 6,
     },
-    supported={"hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU")},
+    supported={
+        "hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU"),
+        "tie_word_embeddings": Supported((False,), "a tied head, which transformers keeps apart from the embedding"),
+    },
     to_model=_build,
     write=_write,
     tensors=decoder.BIASED_EXPERT_TENSORS
