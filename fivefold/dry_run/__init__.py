@@ -51,6 +51,11 @@ def dryrun(
     """
     refuse(layout, model=model, job=job, machine=machine)
     check_supported(layout, job, model=model)
+    if job.stack.fused_scans:
+        raise UserError(
+            "fused_scans=true: a dry run has no values, and runs none of the kernels of flash-linear-attention; leave "
+            "it out here (`predict` and `train` take it)"
+        )
     unknown_ranks = [rank for rank in ranks if not 0 <= rank < layout.world]
     if unknown_ranks:
         raise UserError(f"no rank {unknown_ranks[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")

@@ -7,7 +7,7 @@ play    planner/time/timeline   seconds of a step from the schedule and its acti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from fivefold.layout.validity import is_legal, refuse
 from fivefold.layout.where import Where
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
+from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.flops import work
@@ -37,6 +38,7 @@ from fivefold.planner.time.timeline import StepTime, step_seconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time_breakdown import break_down_seconds
 from fivefold.stack.catalog import build_stack
+from fivefold.stack.spec import FUSED_SCANS
 from fivefold.step import FITS_RISK, TIGHT_RISK, Memory, Operation, StageMemory, Step, Time, build_step
 from fivefold.units import show_bytes, show_risk, show_seconds
 
@@ -270,24 +272,32 @@ class Planner:
             )
 
     def _describe_fused_scans(self, layout: Layout) -> Iterator[str]:
-        """Yield what software with fused scans would give, if scans of the trainer's own form take long."""
-        mixers = [mixer for mixer in dict.fromkeys(self.model.mixers) if mixer in LAUNCHES_PER_GROUP]
+        """Yield what fused scans would give, if scans of the trainer's own form take long."""
+        launches_scan = self.job.stack.launches_scan
+        mixers = [
+            name for name in dict.fromkeys(self.model.mixers) if name in LAUNCHES_PER_GROUP and launches_scan(name)
+        ]
         if not mixers or not self.units.prices(layout).launches_scans:
             return
         before = self.estimate(layout).step_time.seconds
-        for name in FUSED_SCAN_STACKS:
-            job = self.job.replace(stack=build_stack(name))
+        for what, job in self._list_jobs_with_fused_scans(mixers):
             if not is_legal(layout, model=self.model, job=job, machine=self.machine):
                 continue
             fused = Planner(model=self.model, machine=self.machine, job=job, risk=self.risk)
             after = fused.estimate(layout).step_time.seconds
             if after < before * (1 - MIN_FUSED_SCAN_GAIN):
                 yield (
-                    f"{self.job.stack.name} computes {', '.join(mixers)} with PyTorch's operations in fp32; with "
-                    f"{name}, which has fused scans (--stack {name}), a step of this layout is predicted to take "
-                    f"{show_seconds(after)} instead of {show_seconds(before)}"
+                    f"{self.job.stack.name} computes {', '.join(mixers)} with PyTorch's operations in fp32; with {what} "
+                    f"a step of this layout is predicted to take {show_seconds(after)} instead of {show_seconds(before)}"
                 )
             return
+
+    def _list_jobs_with_fused_scans(self, mixers: Sequence[MixerName]) -> Iterator[tuple[str, Job]]:
+        """Yield a description and the job with fused scans of ``mixers``: in the trainer, then in other software."""
+        if set(mixers) <= set(FUSED_SCANS):
+            yield "the kernels of flash-linear-attention (--set fused_scans=true)", self.job.replace(fused_scans=True)
+        for name in FUSED_SCAN_STACKS:
+            yield f"{name}, which has fused scans (--stack {name}),", self.job.replace(stack=build_stack(name))
 
     def _list_operations(self, layout: Layout) -> Iterator[Operation]:
         """Yield every operation of every distinct unit, with the number of such units in the model."""

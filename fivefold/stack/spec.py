@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from fivefold.bounded_types import Elements, Multiple
 from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
+from fivefold.model.shape import MixerName
 from fivefold.record import Record
 from fivefold.stack.kernel_facts import (
     ATTENTIONS,
@@ -27,6 +28,8 @@ Reduce = Literal["step", "micro_batch", "unpipelined"]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Launches = Annotated[int, Field(ge=0, le=1000)]
 
+# token mixers whose scans flash-linear-attention has kernels for (``trainer/model/mixers/fused_scans.py``)
+FUSED_SCANS: tuple[MixerName, ...] = ("gated_delta_net", "kimi_delta", "lightning", "mamba2")
 
 AT_LEAST_ONE = Field(min_length=1)  # errors name one of them
 
@@ -126,6 +129,9 @@ class Stack(Record):
     # with fp8 matmuls, tensors saved in fp8 besides the inputs of matmuls: the input of SwiGLU, and the output of
     # attention in 12 bits (DeepSeek-V3; ``planner/counts/operations/narrow.py``)
     low_precision_saved: tuple[Literal["activation", "attention"], ...] = ()
+    # scans of Fivefold's trainer run the kernels of flash-linear-attention on GPUs, where it has any (``FUSED_SCANS``);
+    # else PyTorch's operations in groups of chunks. Other software runs fused kernels anyway
+    fused_scans: bool = False
     # layers have the tokens of a micro-batch first, attention its sequences: the output of attention is copied for the
     # projection, which saves the copy, where there are several sequences (nanotron)
     transposes_attention: bool = False
@@ -240,6 +246,8 @@ class Stack(Record):
     def _check_fields(self) -> Self:
         if self.compile and self.kernels == "eager":
             raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
+        if self.fused_scans and self.linears != "fused_backward":
+            raise ValueError("fused_scans=true is of Fivefold's trainer: scans of other software are fused; drop it")
         if self.linears == "fused_backward" and self.column_inputs == "saved":
             raise ValueError(
                 "linears='fused_backward' gathers inputs again for dW; column_inputs='saved' needs linears='separate'"
@@ -250,6 +258,10 @@ class Stack(Record):
     def kernel_facts(self) -> KernelFacts:
         """Return the properties of its kernels, which follow from the kind of its linear layers."""
         return FIVEFOLD if self.linears == "fused_backward" else AUTOGRAD
+
+    def launches_scan(self, mixer: MixerName) -> bool:
+        """Tell whether a scan is PyTorch's operations, which the host launches one after another."""
+        return self.kernel_facts.separate_adds and not (self.fused_scans and mixer in FUSED_SCANS)
 
     @property
     def loss_facts(self) -> LossFacts:

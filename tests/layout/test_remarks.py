@@ -16,11 +16,12 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
+from fivefold.planner.counts.operations.launches import FUSED_LAUNCHES, LAUNCHES_PER_GROUP
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.questions import list_changes
 from fivefold.record import UsageWarning
 from fivefold.stack.catalog import build_stack
-from fivefold.stack.spec import Stack
+from fivefold.stack.spec import FUSED_SCANS, Stack
 from fivefold.units import show_seconds
 
 NANO = build_model("nano")
@@ -52,21 +53,37 @@ def test_formats_that_a_chip_does_not_multiply_are_said(machine: str, recipe: st
     assert [line for line in of_recipes if "matrix units" in line] == lines
 
 
-@pytest.mark.parametrize(("layout", "stack"), [("dp8 ep8 zero1 mbs1", "megatron-core"), ("dp8 zero3", "torchtitan")])
-def test_software_with_fused_scans_is_compared(layout: str, stack: str) -> None:
+LONG = Job(sequence=4096, global_batch=8)
+FUSED = {
+    "--set fused_scans=true": LONG.replace(fused_scans=True),
+    "--stack megatron-core": LONG.replace(stack=build_stack("megatron-core")),
+    "--stack torchtitan": LONG.replace(stack=build_stack("torchtitan")),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "option"),
+    [
+        ("qwen3-next-80b-a3b", "dp8 ep8 zero1 mbs1", "--set fused_scans=true"),
+        ("jamba-v0.1", "dp8 ep8 zero1 mbs1", "--stack megatron-core"),  # flash-linear-attention has no Mamba
+        ("jamba-v0.1", "dp8 zero3", "--stack torchtitan"),
+    ],
+)
+def test_what_has_fused_scans_is_compared(model: str, layout: str, option: str) -> None:
     chips, plan = resolve("h200:8", local=Path("/nowhere")), Layout.parse(layout)
-    job = Job(sequence=4096, global_batch=8)
-    planner = Planner(model=build_model("qwen3-next-80b-a3b"), machine=chips, job=job)
-    (line,) = (line for line in planner.list_remarks(plan) if "fused scans" in line)
-    fused = Planner(model=planner.model, machine=chips, job=job.replace(stack=build_stack(stack)))
-    before, after = (one.estimate(plan).step_time.seconds for one in (planner, fused))
-    assert line.endswith(
-        f"with {stack}, which has fused scans (--stack {stack}), a step of this layout is predicted to take "
-        f"{show_seconds(after)} instead of {show_seconds(before)}"
-    )
-    assert not any("fused scans" in line for line in fused.list_remarks(plan))
-    dense = Planner(model=build_model("llama3-8b"), machine=chips, job=job)
-    assert not any("fused scans" in line for line in dense.list_remarks(plan.replace(ep=1)))
+    planner = Planner(model=build_model(model), machine=chips, job=LONG)
+    (line,) = (line for line in planner.list_remarks(plan) if "PyTorch's operations" in line)
+    fused = Planner(model=planner.model, machine=chips, job=FUSED[option])
+    before, after = (show_seconds(one.estimate(plan).step_time.seconds) for one in (planner, fused))
+    assert f"({option})" in line
+    assert line.endswith(f"a step of this layout is predicted to take {after} instead of {before}")
+    assert not any("PyTorch's operations" in line for line in fused.list_remarks(plan))
+    dense = Planner(model=build_model("llama3-8b"), machine=chips, job=LONG)
+    assert not any("PyTorch's operations" in line for line in dense.list_remarks(plan.replace(ep=1)))
+
+
+def test_fused_scans_have_launches_of_their_own() -> None:
+    assert set(FUSED_LAUNCHES) == set(FUSED_SCANS) < set(LAUNCHES_PER_GROUP)
 
 
 def test_flash_attention_on_a_chip_that_does_not_run_it_is_said() -> None:

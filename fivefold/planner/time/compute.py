@@ -203,7 +203,7 @@ class Prices:
         per_flop = 0.0  # of a convolution or a gate
         if op.flops:
             rows, columns, inner = op.shape
-            dtype: Dtype = "fp32" if self.ours else self.high_precision_dtype
+            dtype: Dtype = "fp32" if self.ours and not op.fused else self.high_precision_dtype
             product = self.matmul(rows, columns, inner, dtype=dtype, batch=op.batch)
             per_flop = product / (2 * rows * columns * inner * op.batch)
         moved, launched = (op.moved_bytes, op.moved_backward_bytes), op.launched_bytes

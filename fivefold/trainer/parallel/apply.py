@@ -22,6 +22,7 @@ from fivefold.trainer.model.float8.attach import attach as attach_float8
 from fivefold.trainer.model.float8.cast import TILES_OF_POWERS
 from fivefold.trainer.model.kernels.fused.kernels import attach as attach_triton
 from fivefold.trainer.model.linear import WgradStore
+from fivefold.trainer.model.mixers import fused_scans
 from fivefold.trainer.model.tf32 import attach as attach_tf32
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.model.unfused_attention import Unfused
@@ -55,6 +56,8 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     fused = job.stack.kernels == "triton"
     if fused:
         attach_triton(module)
+    if job.stack.fused_scans:
+        fused_scans.attach(module)
     if job.stack.attention_facts.materializes_scores:
         for attention in (submodule for submodule in module.modules() if hasattr(submodule, "core")):
             attention.core = Unfused(attention.rule)  # type: ignore[assignment, arg-type]

@@ -24,12 +24,12 @@ class ChunkedGeometry(Protocol):
         """Return the tokens of each group of chunks that the trainer computes at once."""
 
 
-def split_sequence(local: Local, net: ChunkedGeometry) -> list[int]:
+def split_sequence(local: Local, net: ChunkedGeometry, *, fused: bool) -> list[int]:
     """Return the tokens of each group of chunks of a sequence; ``net``: of this rank of tp.
 
-    The trainer computes many chunks at once; fused kernels hold one chunk's temporaries.
+    PyTorch's operations compute many chunks at once; ``fused`` kernels hold one chunk's temporaries.
     """
-    if local.job.stack.kernel_facts.separate_adds:
+    if not fused:
         return net.shard(local.part.cp).split_tokens(local.job.sequence, sequences=local.part.sequences)
     return split_into_groups(local.job.sequence, net.chunk)
 

@@ -1,7 +1,7 @@
-"""The kernels that the trainer's own scans and routing launch: PyTorch's operations (``trainer/model``).
+"""The kernels that the trainer's own scans and routing launch (``trainer/model``).
 
-Counted by dry runs. Where the host launches them one by one, a scan takes as long as its launches; the kernels of
-flash-linear-attention and mamba_ssm, which other software runs, are a few for all chunks.
+Those of PyTorch's operations are counted by dry runs. Where the host launches them one by one, a scan takes as long as
+its launches; the kernels of flash-linear-attention and mamba_ssm, which other software runs, are a few for all chunks.
 ``tests/dry_run/test_planned_time.py`` counts them again.
 """
 
@@ -33,6 +33,15 @@ LAUNCHES_PER_GROUP: Mapping[MixerName, ScanLaunches] = {
     "lightning": ScanLaunches(42, 79),
     "mamba": ScanLaunches(39, 99, states=33, chunk=1, around=(14, 57)),
     "rg_lru": ScanLaunches(84, 183, states=84, chunk=1, around=(13, 50)),
+}
+# Of the scans that run the kernels of flash-linear-attention 0.6 (``trainer/model/mixers/fused_scans.py``), forward and
+# backward, whatever the number of chunks: its kernels and PyTorch's operations around them, the forward again in the
+# backward. ``tests/third_party/test_fused_scans.py`` counts them again.
+FUSED_LAUNCHES: Mapping[MixerName, tuple[int, int]] = {
+    "mamba2": (18, 52),
+    "gated_delta_net": (18, 46),
+    "kimi_delta": (20, 43),
+    "lightning": (8, 13),
 }
 # Times that kernels of a scan other than matmuls read or write its temporaries in fp32: in the forward, in the
 # backward, and when the backward computes the states of earlier groups again (0: among those of the backward). For
@@ -76,11 +85,14 @@ def count_convolution_launches(inputs: int, taps: int) -> tuple[int, int]:
     return inputs * (3 + taps), inputs * (7 + 5 * taps) + 1
 
 
-def count_launches(mixer: MixerName, groups: Sequence[int], size: int) -> tuple[int, int]:
+def count_launches(mixer: MixerName, groups: Sequence[int], size: int, *, fused: bool = False) -> tuple[int, int]:
     """Return the kernels of a scan, forward and backward.
 
-    ``groups``: the tokens of each group of chunks of a sequence; ``size``: tokens of a chunk.
+    ``groups``: the tokens of each group of chunks of a sequence; ``size``: tokens of a chunk. ``fused``: the kernels of
+    flash-linear-attention.
     """
+    if fused:
+        return FUSED_LAUNCHES[mixer]
     launches = LAUNCHES_PER_GROUP[mixer]
     chunks, again = ceil_div(sum(groups), size), ceil_div(sum(groups[:-1]), size)
     forward = launches.forward * len(groups) + launches.chunk * chunks
@@ -89,11 +101,16 @@ def count_launches(mixer: MixerName, groups: Sequence[int], size: int) -> tuple[
     return forward + launches.around[0], backward + launches.around[1]
 
 
-def count_launched_bytes(mixer: MixerName, groups: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, int]:
+def count_launched_bytes(
+    mixer: MixerName, groups: Sequence[int], sizes: Mapping[str, int], *, fused: bool = False
+) -> tuple[int, int]:
     """Return the bytes that kernels other than matmuls read and write, of temporaries of these sizes in bytes.
 
-    ``groups``: the tokens of each group of chunks of a sequence; ``sizes``: of all of them together.
+    ``groups``: the tokens of each group of chunks of a sequence; ``sizes``: of all of them together. ``fused``: the
+    kernels of a scan hold its temporaries.
     """
+    if fused:
+        return 0, 0
     forward, backward, states = (
         sum(passes[index] * sizes[name] for name, passes in PASSES[mixer].items()) for index in range(3)
     )

@@ -98,6 +98,7 @@ class Op(NamedTuple):
     backward_products: int = 2  # forwards that the backward's FLOPs equal: 1 without dW or without dx, 0 without both
     accumulates_dgrad: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
     accumulates_wgrads: bool = False  # accumulates its weight gradients one after another before it frees anything
+    fused: bool = False  # a scan by kernels of its own, not by PyTorch's operations
     launches: tuple[int, int] = (1, 1)  # kernels of the trainer's own form, forward and backward
     launched_bytes: tuple[int, int] = (0, 0)  # that those other than matmuls read and write; 0: as moved_bytes
 

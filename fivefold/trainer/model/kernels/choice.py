@@ -7,6 +7,7 @@ import torch
 from fivefold.job import Job
 from fivefold.record import UserError
 from fivefold.trainer.model.kernels.fused.launch import explain_unavailability
+from fivefold.trainer.model.mixers import fused_scans
 
 
 def resolve_kernels(job: Job, *, gpu: bool) -> Job:
@@ -20,8 +21,10 @@ def resolve_kernels(job: Job, *, gpu: bool) -> Job:
 def check_kernels(job: Job) -> tuple[Job, str]:
     """Return ``job`` as it runs on this computer, and a one-line warning if Triton is missing ("": it is not).
 
-    Raises a user error if the job asks for Triton's kernels and they cannot run.
+    Raises a user error if the job asks for kernels that cannot run.
     """
+    if job.stack.fused_scans and (reason := fused_scans.explain_unavailability()):
+        raise UserError(f"job: fused_scans=true cannot run: {reason}; drop it, or take a machine that has both")
     requires_triton = job.stack.kernels == "triton"
     has_gpu = torch.cuda.is_available()
     if not (requires_triton or has_gpu):

@@ -8,6 +8,7 @@ mamba              Mamba
 mamba2             Mamba-2
 lightning          lightning attention, whose heads decay at rates of their layer
 rg_lru             RG-LRU
+fused_scans        scans by the kernels of flash-linear-attention
 convolution · chunks   what several kinds share: the causal convolution; a scan in chunks of tokens
 heads              the share of the heads that a rank of context parallelism computes
 """

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
-from fivefold.trainer.model.mixers import chunks
+from fivefold.trainer.model.mixers import chunks, fused_scans
 from fivefold.trainer.model.mixers.chunks import decay_pairs
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
 from fivefold.trainer.model.mixers.delta_rule import apply_delta_rule, normalize_to_unit_length, split_heads
@@ -45,6 +45,7 @@ class GatedDeltaNetMixer(nn.Module):
         assert shape is not None
         self.run: Run = call_directly
         self.hooks: MixerHooks | None = None
+        self.fuses_scan = False
         self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
         width, keys, values = model.width, shape.key_width, shape.value_width
         self.q, self.k = (Linear(width, keys, bias=False) for _ in range(2))
@@ -66,7 +67,7 @@ class GatedDeltaNetMixer(nn.Module):
             q, k, v, b, a = self.run("mixer.enter", self.hooks.enter, rows.tokens, q, k, v, b, a)
         q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, tokens, share, q, k, v)
         (a_log,), (dt_bias,) = share.take(self.a_log), share.take(self.dt_bias)
-        o = self.run("mixer.core.scan", scan, q, k, v, b, a, a_log, dt_bias, tokens, self.shape)
+        o = self.run("mixer.core.scan", scan, q, k, v, b, a, a_log, dt_bias, tokens, self.shape, self.fuses_scan)
         del q, k, v, b, a
         if self.hooks is not None:
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
@@ -86,13 +87,14 @@ def scan(
     dt_bias: Tensor,
     tokens: int,
     shape: GatedDeltaNet,
+    fused: bool = False,
 ) -> Tensor:
     """Return the outputs [R, value heads · value dim] of the gated delta rule.
 
     ``q``, ``k``, ``v`` [R, heads · dims]; ``b``, ``a`` [R, value heads].
     """
-    compute = partial(compute_chunks, shape=shape)
-    groups = shape.split_tokens(tokens, sequences=len(q) // tokens)
+    compute = partial(fused_scans.scan_gated_delta_net if fused else compute_chunks, shape=shape)
+    groups = [tokens] if fused else shape.split_tokens(tokens, sequences=len(q) // tokens)
     return chunks.scan(compute, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], groups=groups)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
-from fivefold.trainer.model.mixers import chunks
+from fivefold.trainer.model.mixers import chunks, fused_scans
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
 from fivefold.trainer.model.mixers.delta_rule import apply_delta_rule, normalize_to_unit_length, split_heads
 from fivefold.trainer.model.mixers.gated_delta_net import Factor, gated_norm
@@ -36,6 +36,7 @@ class KimiDeltaMixer(nn.Module):
         assert shape is not None
         self.run: Run = call_directly
         self.hooks: MixerHooks | None = None
+        self.fuses_scan = False
         self.shape, self.epsilon = shape, model.norm_epsilon
         width, inner = model.width, shape.inner_width
         for name, outputs in shape.linears.items():
@@ -61,7 +62,7 @@ class KimiDeltaMixer(nn.Module):
             q, k, v, f, b = self.run("mixer.enter", self.hooks.enter, rows.tokens, q, k, v, f, b)
         q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, tokens, share, q, k, v)
         (a_log,), (dt_bias,) = share.take(self.a_log), share.take(self.dt_bias)
-        o = self.run("mixer.core.scan", scan, q, k, v, f, b, a_log, dt_bias, tokens, self.shape)
+        o = self.run("mixer.core.scan", scan, q, k, v, f, b, a_log, dt_bias, tokens, self.shape, self.fuses_scan)
         del q, k, v, f, b
         if self.hooks is not None:
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
@@ -81,10 +82,11 @@ def scan(
     dt_bias: Tensor,
     tokens: int,
     shape: KimiDelta,
+    fused: bool = False,
 ) -> Tensor:
     """Return the outputs [R, heads · dim] of the delta rule; all inputs [R, heads · dim], but ``b`` [R, heads]."""
-    compute = partial(compute_chunks, shape=shape)
-    groups = shape.split_tokens(tokens, sequences=len(q) // tokens)
+    compute = partial(fused_scans.scan_kimi_delta if fused else compute_chunks, shape=shape)
+    groups = [tokens] if fused else shape.split_tokens(tokens, sequences=len(q) // tokens)
     return chunks.scan(compute, (q, k, v, f, b), (a_log, dt_bias), columns=v.shape[1], groups=groups)
 
 

@@ -18,7 +18,7 @@ from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear, fused_linears
-from fivefold.trainer.model.mixers import chunks
+from fivefold.trainer.model.mixers import chunks, fused_scans
 from fivefold.trainer.model.mixers.chunks import hand_on_states
 from fivefold.trainer.model.mixers.convolution import get_sum_dtype
 from fivefold.trainer.model.mixers.heads import MixerHooks
@@ -39,6 +39,7 @@ class LightningMixer(nn.Module):
         assert shape is not None
         self.run: Run = call_directly
         self.kernels: Kernels = EAGER
+        self.fuses_scan = False
         self.hooks: MixerHooks | None = None
         self.shape, self.activation = shape, model.activation
         self.decay_rates = shape.list_decay_rates(layer, layers=model.layers)
@@ -57,7 +58,7 @@ class LightningMixer(nn.Module):
             share, held = self.hooks.share, self.shape.heads  # heads of this rank of cp
             tokens, rates = tokens * share.ranks, rates[share.rank * held :][:held]
             (qkv,) = self.run("mixer.enter", self.hooks.enter, rows.tokens, qkv)
-        o = self.run("mixer.core.scan", scan, qkv, rates, tokens, self.shape)
+        o = self.run("mixer.core.scan", scan, qkv, rates, tokens, self.shape, self.fuses_scan)
         del qkv
         if self.hooks is not None:
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
@@ -68,10 +69,10 @@ class LightningMixer(nn.Module):
         return out_RD
 
 
-def scan(qkv: Tensor, rates: Sequence[float], tokens: int, shape: Lightning) -> Tensor:
+def scan(qkv: Tensor, rates: Sequence[float], tokens: int, shape: Lightning, fused: bool = False) -> Tensor:
     """Return the outputs [R, heads · dim] of the decayed sums; ``qkv`` [R, heads · 3 · dim], ``rates`` of each head."""
-    compute = partial(compute_chunks, rates=rates, size=shape.chunk)
-    groups = shape.split_tokens(tokens, sequences=len(qkv) // tokens)
+    compute = partial(fused_scans.scan_lightning if fused else compute_chunks, rates=rates, size=shape.chunk)
+    groups = [tokens] if fused else shape.split_tokens(tokens, sequences=len(qkv) // tokens)
     return chunks.scan(compute, (qkv,), (), columns=shape.inner_width, groups=groups)
 
 

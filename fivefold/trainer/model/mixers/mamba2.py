@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.mixers import fused_scans
 from fivefold.trainer.model.mixers.chunks import decay_pairs, hand_on_states, scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
@@ -38,6 +39,7 @@ class Mamba2Mixer(nn.Module):
         assert shape is not None
         self.run: Run = call_directly
         self.hooks: MixerHooks | None = None
+        self.fuses_scan = False
         self.shape, self.epsilon = shape, model.norm_epsilon
         self.project = Linear(model.width, shape.projected_width, bias=shape.bias)
         self.conv = Conv(shape.conv_width, taps=shape.taps, bias=shape.conv_bias)
@@ -55,7 +57,7 @@ class Mamba2Mixer(nn.Module):
             (projected,) = self.run("mixer.enter", partial(self.hooks.enter, parts=parts), rows.tokens, projected)
         vectors = self.a_log, self.dt_bias, self.d, None if self.norm is None else self.norm.weight
         factors = [None if vector is None else share.take(vector)[0] for vector in vectors]
-        settings = self.shape, tokens, self.epsilon, share
+        settings = self.shape, tokens, self.epsilon, share, self.fuses_scan
         y = self.run("mixer.core", core, projected, self.conv.weight, self.conv.bias, *factors, *settings)
         del projected
         if self.hooks is not None:
@@ -77,12 +79,13 @@ def core(
     tokens: int,
     epsilon: float,
     share: HeadShare = ALL_HEADS,
+    fused: bool = False,
 ) -> Tensor:
     """Return the gated outputs [R, heads · head dim] of ``projected``: z, x, B, C and dt [R, ·].
 
     ``weight``, ``bias``: of the convolution, of which the heads have a ``share``; ``norm``: weight of the norm.
     """
-    factors, settings = (a_log, dt_bias, d, norm), (shape, tokens, epsilon, share)
+    factors, settings = (a_log, dt_bias, d, norm), (shape, tokens, epsilon, share, fused)
     out: Tensor = _Mamba2Core.apply(projected, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]
     return out
 
@@ -102,29 +105,31 @@ class _Mamba2Core(torch.autograd.Function):
         tokens: int,
         epsilon: float,
         share: HeadShare,
+        fused: bool,
     ) -> Tensor:
         z, xbc, dt = _split(projected, shape)
         xbc = convolve_silu_rows(xbc, *_take_filters(weight, bias, shape, share), tokens=tokens)
-        compute, factors = partial(compute_chunks, shape=shape), (a_log, dt_bias, d)
-        groups = shape.split_tokens(tokens, sequences=len(projected) // tokens)
+        compute = partial(fused_scans.scan_mamba2 if fused else compute_chunks, shape=shape)
+        factors = a_log, dt_bias, d
+        groups = [tokens] if fused else shape.split_tokens(tokens, sequences=len(projected) // tokens)
         o = scan_forward(compute, (xbc, dt), factors, columns=shape.inner_width, groups=groups)
         del xbc
         y, rstd = gate(o, z, norm, shape, epsilon=epsilon)
         ctx.save_for_backward(projected, weight, bias, a_log, dt_bias, d, norm, o, rstd)
-        ctx.settings = shape, tokens, groups, share
+        ctx.settings = shape, tokens, groups, share, compute
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         projected, weight, bias, a_log, dt_bias, d, norm, o, rstd = ctx.saved_tensors
-        shape, tokens, groups, share = ctx.settings
+        shape, tokens, groups, share, compute = ctx.settings
         z, xbc, dt = _split(projected, shape)
         projected_grad = torch.empty_like(projected)
         z_grad, xbc_grad, dt_grad = _split(projected_grad, shape)
         o_grad, norm_grad = gate_backward(grad, o, z, norm, rstd, shape, z_grad=z_grad)
         filters = _take_filters(weight, bias, shape, share)
         convolved = convolve_silu_rows(xbc, *filters, tokens=tokens)
-        compute, factors, grads = partial(compute_chunks, shape=shape), (a_log, dt_bias, d), (xbc_grad, dt_grad)
+        factors, grads = (a_log, dt_bias, d), (xbc_grad, dt_grad)
         factor_grads = scan_backward(compute, (convolved, dt), factors, o_grad, grads=grads, groups=groups)
         del convolved, o_grad
         x_grad, *filter_grads = convolve_silu_backward(xbc_grad, xbc, *filters, tokens=tokens)
@@ -133,7 +138,7 @@ class _Mamba2Core(torch.autograd.Function):
             grad if grad is None or share.ranks == 1 else share.place(grad.split(shape.convolved_parts))
             for grad in filter_grads
         ]
-        return projected_grad, *conv_grads, *factor_grads, norm_grad, None, None, None, None
+        return projected_grad, *conv_grads, *factor_grads, norm_grad, *[None] * 5
 
 
 def _take_filters(weight: Tensor, bias: Tensor | None, shape: Mamba2, share: HeadShare) -> tuple[Tensor, Tensor | None]:

@@ -127,7 +127,8 @@ def list_gate(local: Local, *, heads: int, dim: int, gate: Literal["silu", "sigm
 def _scan(local: Local, net: GatedDeltaNet) -> Op:
     """Return the gated delta rule over all chunks."""
     rows, width, tokens, N = local.rows, local.width, local.job.sequence, net.value_heads
-    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net)
+    fused = not local.job.stack.launches_scan("gated_delta_net")
+    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net, fused=fused)
     held = net.shard(local.part.cp)
     sizes = _count_sizes(held, local.part.sequences, tokens)
     heads = local.part.sequences * held.value_heads
@@ -149,8 +150,9 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.key_dim),
         batch=heads * len(chunks),
-        launches=count_launches("gated_delta_net", groups, net.chunk),
-        launched_bytes=count_launched_bytes("gated_delta_net", groups, sizes),
+        fused=fused,
+        launches=count_launches("gated_delta_net", groups, net.chunk, fused=fused),
+        launched_bytes=count_launched_bytes("gated_delta_net", groups, sizes, fused=fused),
         moved_bytes=moved,
         moved_backward_bytes=3 * moved,
         forward_scratch=forward_scratch,

@@ -59,7 +59,8 @@ def operations(local: Local, source: str) -> list[Op]:
 def _scan(local: Local, net: KimiDelta) -> Op:
     """Return the delta rule over all chunks."""
     rows, width, tokens, N, inner = local.rows, local.width, local.job.sequence, net.heads, net.inner_width
-    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net)
+    fused = not local.job.stack.launches_scan("kimi_delta")
+    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net, fused=fused)
     held = net.shard(local.part.cp)
     sizes = _count_sizes(held, local.part.sequences, tokens)
     heads = local.part.sequences * held.heads
@@ -80,8 +81,9 @@ def _scan(local: Local, net: KimiDelta) -> Op:
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.dim),
         batch=heads * len(chunks),
-        launches=count_launches("kimi_delta", groups, net.chunk),
-        launched_bytes=count_launched_bytes("kimi_delta", groups, sizes),
+        fused=fused,
+        launches=count_launches("kimi_delta", groups, net.chunk, fused=fused),
+        launched_bytes=count_launched_bytes("kimi_delta", groups, sizes, fused=fused),
         moved_bytes=moved,
         moved_backward_bytes=3 * moved,
         forward_scratch=forward_scratch,

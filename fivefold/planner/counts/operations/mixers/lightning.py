@@ -70,7 +70,8 @@ def operations(local: Local, source: str) -> list[Op]:
 def _build_scan(local: Local, net: Lightning) -> Op:
     """Return the decayed sums over all chunks; under cp, of the heads that this rank scans for all tokens."""
     rows, width, inner = local.rows, local.width, net.inner_width
-    chunks, groups = split_into_groups(local.job.sequence, net.chunk), split_sequence(local, net)
+    fused = not local.job.stack.launches_scan("lightning")
+    chunks, groups = split_into_groups(local.job.sequence, net.chunk), split_sequence(local, net, fused=fused)
     net = net.shard(local.part.cp)
     heads = local.part.sequences * net.heads
     forward, backward = (heads * flops for flops in scan_flops(groups, dim=net.dim, size=net.chunk))
@@ -91,8 +92,9 @@ def _build_scan(local: Local, net: Lightning) -> Op:
         batch=heads * len(chunks),
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
-        launches=count_launches("lightning", groups, net.chunk),
-        launched_bytes=_count_launched_bytes(net, local.part.sequences, groups),
+        fused=fused,
+        launches=count_launches("lightning", groups, net.chunk, fused=fused),
+        launched_bytes=(0, 0) if fused else _count_launched_bytes(net, local.part.sequences, groups),
         forward_scratch=forward_scratch,
         backward_scratch=backward_scratch,
         scratch_tensor=4 * local.part.sequences * groups[0] * net.heads * max(min(net.chunk, groups[0]), net.dim),

@@ -45,7 +45,8 @@ def operations(local: Local, source: str) -> list[Op]:
 def _list_core(local: Local, net: Mamba) -> list[Op]:
     """List convolution, selection, scan and gate, and under cp before them the sum of what all channels select."""
     rows, width, tokens, cp = local.rows, local.width, local.job.sequence, local.part.cp
-    size, groups = rows * net.inner * width, split_sequence(local, net)
+    fused = not local.job.stack.launches_scan("mamba")
+    size, groups = rows * net.inner * width, split_sequence(local, net, fused=fused)
     selected = sum(net.selected_widths)
     selected_bytes = rows * cp * selected * width  # of all tokens of a sequence
     state = 4 * local.part.sequences * net.inner * net.state // cp  # bytes

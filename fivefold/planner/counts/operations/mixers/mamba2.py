@@ -29,7 +29,12 @@ from fivefold.planner.counts.operations.chunks import (
     split_sequence,
     sum_flops,
 )
-from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
+from fivefold.planner.counts.operations.launches import (
+    GATE_LAUNCHES,
+    count_convolution_launches,
+    count_launched_bytes,
+    count_launches,
+)
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
@@ -64,7 +69,8 @@ def _build_core(local: Local, net: Mamba2) -> Op:
     inner = net.inner_width
     convolved = net.conv_width
     has_norm = net.norm != "none"
-    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net)
+    fused = not local.job.stack.launches_scan("mamba2")
+    chunks, groups = split_into_groups(tokens, net.chunk), split_sequence(local, net, fused=fused)
     heads = local.part.sequences * net.heads // local.part.cp
     forward, backward = (local.part.sequences * flops // local.part.cp for flops in scan_flops(groups, net))
     causal = local.part.sequences * scan_flops(chunks, net)[0] // local.part.cp
@@ -91,8 +97,11 @@ def _build_core(local: Local, net: Mamba2) -> Op:
         backward_flops=backward,
         shape=(chunks[0], chunks[0], net.head_dim),
         batch=heads * len(chunks),
-        launches=count_launches("mamba2", groups, net.chunk),
-        launched_bytes=_count_launched_bytes(net.shard(local.part.cp), local.part.sequences, groups),
+        fused=fused,
+        launches=_count_launches(net, groups, fused=fused),
+        launched_bytes=(0, 0)
+        if fused
+        else _count_launched_bytes(net.shard(local.part.cp), local.part.sequences, groups),
         # convolution: x, B, C in and out; scan: these, dt, o and the states; gate: o, z and its output
         moved_bytes=2 * rows * convolved * width + scanned + 2 * states + 3 * rows * inner * width,
         moved_backward_bytes=5 * rows * convolved * width + 3 * scanned + 6 * states + 6 * rows * inner * width,
@@ -100,6 +109,15 @@ def _build_core(local: Local, net: Mamba2) -> Op:
         backward_scratch=backward_scratch,
         scratch_tensor=max(4 * rows * convolved, 4 * heads * groups[0] * max(chunks[0], net.head_dim)),
     )
+
+
+def _count_launches(net: Mamba2, groups: Sequence[int], *, fused: bool) -> tuple[int, int]:
+    """Return the kernels of the core, forward and backward; those of a fused scan stand alone."""
+    launches = count_launches("mamba2", groups, net.chunk, fused=fused)
+    if not fused:
+        return launches
+    parts = launches, count_convolution_launches(1, net.taps), GATE_LAUNCHES
+    return sum(forward for forward, _ in parts), sum(backward for _, backward in parts)
 
 
 def _count_launched_bytes(net: Mamba2, sequences: int, groups: Sequence[int]) -> tuple[int, int]:

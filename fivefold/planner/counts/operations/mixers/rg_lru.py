@@ -45,7 +45,8 @@ def operations(local: Local, source: str) -> list[Op]:
 def _build_core(local: Local, net: RGLRU) -> Op:
     """Return convolution, gates, scan and the gate on the output."""
     rows, width, tokens, inner, cp = local.rows, local.width, local.job.sequence, net.inner, local.part.cp
-    size, groups = rows * inner * width, split_sequence(local, net)
+    fused = not local.job.stack.launches_scan("rg_lru")
+    size, groups = rows * inner * width, split_sequence(local, net, fused=fused)
     gradients = (inner * net.taps, inner, *(inner * net.block_width, inner) * 2, inner)
     flops = rows * count_gate_flops(net)
     # fp32 numbers of the channels of a group; the scan holds several
