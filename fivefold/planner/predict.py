@@ -287,8 +287,9 @@ class Planner:
             after = fused.estimate(layout).step_time.seconds
             if after < before * (1 - MIN_FUSED_SCAN_GAIN):
                 yield (
-                    f"{self.job.stack.name} computes {', '.join(mixers)} with PyTorch's operations in fp32; with {what} "
-                    f"a step of this layout is predicted to take {show_seconds(after)} instead of {show_seconds(before)}"
+                    f"{self.job.stack.name} computes {', '.join(mixers)} with PyTorch's operations in fp32; with "
+                    f"{what} a step of this layout is predicted to take {show_seconds(after)} instead of "
+                    f"{show_seconds(before)}"
                 )
             return
 
