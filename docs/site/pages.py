@@ -38,7 +38,7 @@ NAV: dict[str, list[str]] = {
         "reference/results.md", "reference/json.md", "reference/formats.md", "reference/models.md",
         "reference/machines.md", "reference/machine-catalog.md",
         "reference/stacks.md", "reference/keys.md", "reference/precision.md", "reference/optimizers.md",
-        "reference/features.md", "release-notes.md", "changelog.md", "contributing.md",
+        "reference/features.md", "changelog.md", "contributing.md",
     ],
     "Explanation": [
         "explanation/faq.md", "explanation/mfu.md", "explanation/other-tools.md", "explanation/how-a-step-costs/*",

@@ -44,7 +44,7 @@ def test_docs_have_four_parts() -> None:
     """A page stands under a tutorial, a how-to, the reference or an explanation, but for three at the top."""
     top = {path.relative_to(DOCS).parts[0] for path in DOCS.rglob("*.md")}
     folders = {"getting-started", "how-to", "reference", "explanation"}
-    assert top - folders <= {"index.md", "notation.md", "release-notes.md"}
+    assert top - folders <= {"index.md", "notation.md"}
 
 
 @pytest.mark.parametrize(
