@@ -49,6 +49,7 @@ class JobWords(TypedDict, total=False):
     merged_projections: bool
     linears: Literal["fused_backward", "separate"]
     low_precision_saved: Sequence[Literal["activation", "attention"]]
+    fused_scans: bool
     transposes_attention: bool
     column_inputs: Literal["regathered", "saved"]
     tp_buffers: Literal["in_place", "copied"]

@@ -35,7 +35,7 @@ def test_a_catalog_is_listed_in_full(command: str, known: list[str]) -> None:
     lines = run(command).splitlines()
     assert [name for name in known if not any(line.split()[:1] == [name] for line in lines)] == [], "a row each"
     assert max(map(len, lines)) <= 100
-    with pytest.raises(UserError, match=f"`fivefold {command}` lists all {len(known)}"):
+    with pytest.raises(UserError, match=rf"ff\.{command}\(\) lists all {len(known)}"):
         getattr(ff, command)("zzz")
 
 

@@ -274,14 +274,16 @@ def test_recomputation_that_trl_turns_on_by_itself_is_named(tmp_path: Path) -> N
     path = tmp_path / "train.yaml"
     values = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "max_length": 512, "bf16": True, "learning_rate": 1e-5,
               "per_device_train_batch_size": 1}  # fmt: skip
-    for more, named in (
-        ({}, False),
-        ({"use_peft": True}, True),
-        ({"use_peft": True, "gradient_checkpointing": 0}, False),
+    for more, named, recomputation in (
+        ({}, False, "none"),
+        ({"use_peft": True}, True, "full"),
+        ({"use_peft": True, "gradient_checkpointing": 0}, True, "none"),
     ):
         path.write_text(yaml.safe_dump(values | more))
         result = read([str(path)], Overrides(ranks=8))
-        assert ("gradient_checkpointing" in {key.key for key in result.approximated}) == named
+        assert ("(software)" in {key.key for key in result.approximated}) == named
+        assert result.layout is not None
+        assert result.layout.recomputation == recomputation
 
 
 @pytest.mark.parametrize("script", ["reward_modeling", "kto", "ppo/ppo", "sft_vlm"])

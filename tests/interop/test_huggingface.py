@@ -495,9 +495,13 @@ use_bnb_nested_quant: true
 use_rslora: true
 """
     result = read_files({"sft.yaml": text + "gradient_checkpointing: true\n"}, tmp_path)
-    assert result.not_understood == result.approximated == ()
-    [named] = read_files({"sft.yaml": text}, tmp_path).approximated
-    assert (named.key, named.value) == ("gradient_checkpointing", "false")
+    assert result.not_understood == ()
+    [named] = result.approximated
+    assert (named.key, named.value) == ("(software)", "TRL")
+    without = read_files({"sft.yaml": text}, tmp_path)
+    assert without.layout == result.layout
+    assert without.layout is not None
+    assert without.layout.recomputation == "full"
     assert result.job is not None
     assert result.job.adapter == Adapter(rank=16, alpha=32, dropout=0.05, rank_stabilized=True, base="nf4")
 

@@ -224,7 +224,7 @@ def test_a_learning_rate_that_would_be_another_is_remarked(monkeypatch: pytest.M
 def test_the_layout_and_the_experts_are_in_the_softwares_words(
     name: str, model: str, layout: str, lines: tuple[str, ...]
 ) -> None:
-    wanted = model_named(model).replace(attention_scale=None)  # Megatron's arguments have none
+    wanted = model_named(model)
     if wanted.moe is not None:
         wanted = wanted.replace(moe=wanted.moe.replace(shared_ffn=1536))
     asked = plan(name, RATES["cosine"])._replace(model=wanted, layout=Layout.parse(layout))

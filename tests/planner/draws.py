@@ -154,6 +154,8 @@ ADAPTER: dict[str, Draw] = {
     "rank_stabilized": choose(False, True),
     "base": choose(None, "int8", "nf4", "nf4", "bf16", "fp32"),
     "modules_to_save": choose((), (), ("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")),
+    "rank_pattern": choose((), (), ("v_proj:2",), ("q_proj:4", "down_proj:32")),
+    "alpha_pattern": choose((), (), ("down_proj:4",)),
 }
 
 
@@ -204,6 +206,7 @@ STACK: dict[str, Draw] = {
     "linears": choose_option(Stack, "linears"),
     "column_inputs": choose_option(Stack, "column_inputs"),
     "token_permutation": choose_option(Stack, "token_permutation"),
+    "fused_scans": choose(False, False, True),
     "transposes_attention": choose_option(Stack, "transposes_attention"),
     "tp_buffers": choose_option(Stack, "tp_buffers"),
     "wgrad_accumulation": choose_option(Stack, "wgrad_accumulation"),

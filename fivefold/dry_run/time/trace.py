@@ -71,11 +71,11 @@ def _list_trace_events(simulation: SimulatedTapes, rank: int) -> Iterator[dict[s
 
 
 def _select_longest(spans: list[TimedSpan]) -> list[TimedSpan]:
-    """Return the ``MAX_SPANS`` longest spans, in their order."""
+    """Return the ``MAX_SPANS`` longest spans, of equal ones the first, in their order."""
     if len(spans) <= MAX_SPANS:
         return spans
-    min_seconds = sorted((span.end - span.start for span in spans), reverse=True)[MAX_SPANS - 1]
-    return [span for span in spans if span.end - span.start >= min_seconds][:MAX_SPANS]
+    longest = sorted(range(len(spans)), key=lambda index: spans[index].start - spans[index].end)
+    return [spans[index] for index in sorted(longest[:MAX_SPANS])]
 
 
 def _name_communicators(tape: Tape) -> dict[str, str]:
