@@ -11,6 +11,7 @@ over the ranks.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import accumulate
 
 from fivefold.layout.spec import Layout
@@ -18,27 +19,39 @@ from fivefold.layout.spec import Layout
 
 def list_stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
     """Return the layers of each of the pp·v stages, in the order of the model."""
-    sizes = layout.stages or _distribute_evenly(layers, layout.pp * layout.v)
+    return _cut(layout.stages or _distribute_evenly(layers, layout.pp * layout.v))
+
+
+@lru_cache(maxsize=1024)
+def _cut(sizes: tuple[int, ...]) -> tuple[range, ...]:
+    """Return the layers of stages of these sizes."""
     return tuple(range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True))
 
 
 def list_recomputed_stages(layout: Layout) -> tuple[bool, ...]:
     """Tell for each of the pp·v stages whether it is recomputed; ``ac=`` may name the first N pipeline ranks."""
-    rounds = (divmod(stage, layout.pp) for stage in range(layout.pp * layout.v))
+    stages = layout.pp * layout.v
+    if not layout.recomputed_operations or layout.recompute_ranks >= layout.pp:
+        return (bool(layout.recomputed_operations),) * stages
+    rounds = (divmod(stage, layout.pp) for stage in range(stages))
     is_v_shaped = layout.pipeline.is_v_shaped
     ranks = [layout.pp - 1 - rank if is_v_shaped and round_ % 2 else rank for round_, rank in rounds]
-    return tuple(bool(layout.recomputed_operations) and rank < layout.recompute_ranks for rank in ranks)
+    return tuple(rank < layout.recompute_ranks for rank in ranks)
 
 
 def list_recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:
     """Tell for each layer whether it is recomputed: in recomputed stages, every n-th layer under ``ac=full/n``."""
+    stages = list_recomputed_stages(layout)
+    if not any(stages) or (all(stages) and layout.recompute_every == 1):
+        return (stages[0],) * layers
     return tuple(
         is_recomputed and layer % layout.recompute_every == 0
-        for stage, is_recomputed in zip(list_stage_layers(layers, layout), list_recomputed_stages(layout), strict=True)
+        for stage, is_recomputed in zip(list_stage_layers(layers, layout), stages, strict=True)
         for layer in stage
     )
 
 
+@lru_cache(maxsize=1024)
 def _distribute_evenly(layers: int, stages: int) -> tuple[int, ...]:
     layers_per_stage, remainder = divmod(layers, stages)
     stage_priority = [*range(1, stages - 1), 0, stages - 1] if stages > 2 else list(range(stages))

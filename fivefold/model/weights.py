@@ -429,5 +429,10 @@ def count(model: ModelShape, *, active: bool = False) -> int:
         weight.numel // weight.shape[0] * model.moe.topk * model.moe.experts // model.moe.choices
         if active and model.moe and weight.kind.startswith("expert")
         else weight.numel
-        for weight in list_weights(model)
+        for unit in (
+            list_embedding_weights(model),
+            *(list_block_weights(model, layer) for layer in range(model.layers)),
+            list_head_weights(model),
+        )
+        for weight in unit
     )

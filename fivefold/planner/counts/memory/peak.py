@@ -133,24 +133,26 @@ def _find_pipelined_peaks(rank_bytes: RankBytes) -> list[PassesPeak]:
     numbers, rank_of, distinct, places = list_live_passes(*rank_bytes.schedule)
     representatives, place = group_equal_passes(*rank_bytes.schedule, rules.first_equal_stages)
     peaks = [pass_peak(rules, distinct[pass_kind]) for pass_kind in representatives]
-    in_flight = numbers * np.array(rank_bytes.bytes_per_count)[rank_of]
+    starts = np.searchsorted(rank_of, np.arange(len(rank_bytes.stages) + 1)).tolist()
+    numbers_by_rank = [numbers[start:end] for start, end in pairwise(starts)]
+    bytes_per_count = np.array(rank_bytes.bytes_per_count)
+    activation_counts = 2 * len(rank_bytes.stages[0])
+    in_flight, activations_in_flight = (
+        np.concatenate([rows[:, :n] @ sizes[:n] for rows, sizes in zip(numbers_by_rank, bytes_per_count, strict=True)])
+        for n in (bytes_per_count.shape[1], activation_counts)
+    )
     pass_bytes = np.array(_check_sizes([[size for size, _ in peaks]], rank_bytes.layout)[0])
-    live = in_flight.sum(axis=1) + pass_bytes[place]
+    live = in_flight + pass_bytes[place]
     own_bytes = np.array(
         [
             _count_micro_batch_bytes(rank_bytes, distinct[pass_kind].kind, distinct[pass_kind].stage)
             for pass_kind in representatives
         ]
     )
-    activations = (
-        in_flight[:, : 2 * len(rank_bytes.stages[0])].sum(axis=1)
-        + numbers[:, -2] * rules.stream_bytes
-        + own_bytes[place]
-    )
-    starts = np.searchsorted(rank_of, np.arange(len(rank_bytes.stages) + 1))
+    activations = activations_in_flight + numbers[:, -2] * rules.stream_bytes + own_bytes[place]
     kept_bytes, top_bytes = (np.maximum.reduceat(values, starts[:-1]).tolist() for values in (activations, live))
     ranks = []
-    for rank, (start, end) in enumerate(pairwise(starts.tolist())):
+    for rank, (start, end) in enumerate(pairwise(starts)):
         fullest = start + int(live[start:end].argmax())
         cause = describe(peaks[place[fullest]][1], chunks[distinct[places[fullest]].stage])
         ranks.append(PassesPeak(top_bytes[rank], cause, kept_bytes[rank]))
