@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import EXPERT_TARGETS, Adapter, expand_targets
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
@@ -154,14 +154,23 @@ ADAPTER: dict[str, Draw] = {
     "rank_stabilized": choose(False, True),
     "base": choose(None, "int8", "nf4", "nf4", "bf16", "fp32"),
     "modules_to_save": choose((), (), ("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")),
-    "rank_pattern": choose((), (), ("v_proj:2",), ("q_proj:4", "down_proj:32")),
-    "alpha_pattern": choose((), (), ("down_proj:4",)),
+    "rank_pattern": choose(()),  # of some of its targets: ``adapter``
+    "alpha_pattern": choose(()),
 }
 
 
 def adapter(some: random.Random) -> dict[str, Any] | None:
     """Of a chance of its own, lest the draws after it change."""
-    return fields(ADAPTER, some) if some.random() < 0.4 else None
+    if some.random() > 0.4:
+        return None
+    drawn = fields(ADAPTER, some)
+    experts = tuple(target for target in EXPERT_TARGETS if some.random() < 0.15)
+    drawn["targets"] = (*drawn["targets"], *experts)
+    among = expand_targets(drawn["targets"])
+    return drawn | {
+        "rank_pattern": {some.choice(among): some.choice((1, 5, 64))} if some.random() < 0.4 else {},
+        "alpha_pattern": {some.choice(among): some.choice((4, 7.5))} if some.random() < 0.3 else {},
+    }
 
 
 # Frozen parts of a job, mostly none: next to adapters they are an error.
