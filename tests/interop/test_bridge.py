@@ -170,6 +170,29 @@ def test_a_saved_recipe_of_nemo(tmp_path: Path) -> None:
     assert (result.not_understood, result.missing, result.errors) == ((), (), ())
 
 
+@pytest.mark.parametrize(("value", "q_rank"), [("null", None), ("1536", 1536), (None, 512)])
+def test_queries_are_compressed_unless_the_rank_is_null(value: str | None, q_rank: int | None, tmp_path: Path) -> None:
+    """A key that is missing has the default of MLATransformerConfig."""
+    changed = BRIDGE.replace("num_query_groups: 8", "multi_latent_attention: true")
+    changed = changed if value is None else changed.replace("kv_channels: null", f"q_lora_rank: {value}")
+    result = read([put(tmp_path, changed)], Overrides(ranks=64))
+    assert result.model is not None
+    assert result.model.mla is not None
+    assert result.model.mla.q_rank == q_rank
+
+
+@pytest.mark.parametrize(("value", "factor"), [("1.0", None), ("8.0", 8), (None, 40)])
+def test_latent_attention_has_yarn_unless_its_factor_is_one(
+    value: str | None, factor: int | None, tmp_path: Path
+) -> None:
+    """A key that is missing has the default of MLATransformerConfig (megatron/core/transformer)."""
+    changed = BRIDGE.replace("num_query_groups: 8", "multi_latent_attention: true")
+    changed = changed if value is None else changed.replace("kv_channels: null", f"rotary_scaling_factor: {value}")
+    result = read([put(tmp_path, changed)], Overrides(ranks=64))
+    assert result.model is not None
+    assert (result.model.rope_scaling.factor if result.model.rope_scaling else None) == factor
+
+
 def test_keys_that_change_cost_are_named(tmp_path: Path) -> None:
     changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true\n  new_kernel: 3")
     lora = changed + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 32\n"
@@ -178,7 +201,16 @@ def test_keys_that_change_cost_are_named(tmp_path: Path) -> None:
 
 
 CORES = Range(
-    models=("llama3-8b", "llama3-70b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"),
+    models=(
+        "llama3-8b",
+        "llama3-70b",
+        "qwen3-8b",
+        "qwen3-30b-a3b",
+        "mixtral-8x7b",
+        "deepseek-v3",
+        "deepseek-v2-lite",
+        "a.x-k2-light-20b",
+    ),
     recipes=("bf16", "bf16-grad16", "fp8", "mxfp8"),
     acs=("none", "none", "full", "selective", "norm+act"),
 )

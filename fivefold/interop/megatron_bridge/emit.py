@@ -44,6 +44,9 @@ TARGETS = {
 def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return a ``run_config.yaml`` of Megatron-Bridge."""
     model, given = plan.model, emit_arguments(plan, full=True)
+    if model.mla:
+        given["q_lora_rank"] = model.mla.q_rank  # null, unlike a key that is missing, leaves queries as they are
+        given.setdefault("rotary_scaling_factor", 1.0)  # without YaRN
     field_names = {
         their_name: our_name
         for our_name, their_name in NAMES.items()

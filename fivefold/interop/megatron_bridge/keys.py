@@ -72,6 +72,7 @@ DEFAULTS = {  # of GPTModelProvider and DistributedDataParallelConfig, if they d
     "untie_embeddings_and_output_weights": False,
     "q_lora_rank": 512,
     "kv_lora_rank": 512,
+    "rotary_scaling_factor": 40.0,  # of YaRN, which MLATransformerConfig has unless this is 1
 }
 
 OVERLAP_CALLBACK = "MegatronCommOverlapCallback"  # of NeMo 2; its fields are those of comm_overlap

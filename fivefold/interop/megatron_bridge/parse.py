@@ -92,10 +92,12 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
         document = document._replace(ranks=trainer["devices"] * trainer["num_nodes"])
     software, version = ("nemo", NEMO) if is_nemo else ("megatron-bridge", BRIDGE)
     table = BRIDGE_AND_CORE_KEYS
+    if "q_lora_rank" in gathered and gathered["q_lora_rank"] is None:  # queries are not compressed, as in V2-Lite
+        table = replace_defaults(table, {"q_lora_rank": None})
     if not (target or is_nemo):
         reason = f"the recipe's own values are not in this file; assumed: those of most {BRIDGE} recipes"
         document = document._replace(assumed=(*document.assumed, ParsedKey(key="(recipe)", value="", means=reason)))
-        table = replace_defaults(BRIDGE_AND_CORE_KEYS, RECIPE)
+        table = replace_defaults(table, RECIPE)
     fields = {"job.stack.expandable_segments": bool(given.pop("expandable_segments", False))}
     values = Values(table, given, origin=document.origin, software=software, version=version)
     if other_callbacks:
