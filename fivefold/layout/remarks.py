@@ -15,6 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import count_vision
+from fivefold.stack.spec import FUSED_SCANS
 
 
 def list_remarks(
@@ -40,6 +41,7 @@ def list_remarks(
         _describe_unused_window(model, job),
         _describe_deferred_recompute(layout) if layout else (),
         _describe_unused_pairs(model, job, layout) if layout else (),
+        _describe_unused_fused_scans(model, job),
     )
     return tuple(chain.from_iterable(remarks))
 
@@ -109,6 +111,16 @@ def _describe_unused_pairs(model: Model, job: Job, layout: Layout) -> Iterator[s
         yield (
             f"pairs=true changes nothing: messages of ep overlap only if overlap contains ep; add --set overlap={axes}"
         )
+
+
+def _describe_unused_fused_scans(model: Model, job: Job) -> Iterator[str]:
+    """Yield a remark if ``fused_scans`` is set where no scan runs other kernels for it."""
+    if not job.stack.fused_scans:
+        return
+    if set(model.non_attention_mixers).isdisjoint(FUSED_SCANS):
+        yield f"fused_scans=true changes nothing: model {model.name!r} has no layers of {', '.join(FUSED_SCANS)}"
+    elif not job.stack.kernel_facts.separate_adds:
+        yield f"fused_scans=true changes nothing: scans of {job.stack.name} are fused anyway"
 
 
 def _describe_assumed_batch(job: Job, machine: Machine) -> Iterator[str]:

@@ -48,7 +48,7 @@ def list_reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | N
     if machine is not None and layout.world > machine.ranks:
         world = layout.world
         yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or use {world} ranks"
-    yield from list_mismatches(model, job)
+    yield from list_mismatches(model, job, machine)
     yield from _check_stack(layout, job.stack)
     yield from _check_batch(layout, job, machine)
     yield from _check_sharding(layout, model, machine)
@@ -104,14 +104,16 @@ def list_inexpressible(layout: Layout, *, model: Model, job: Job) -> Iterator[st
         yield f"{config} etp{layout.etp} with tp{layout.tp} and ep{layout.ep}; use etp{default_etp}"
 
 
-def validate_job(model: Model, job: Job) -> None:
-    """Raise a one-line ``UserError`` if model and job do not fit each other under any layout."""
-    if (reason := next(list_mismatches(model, job), None)) is not None:
+def validate_job(model: Model, job: Job, machine: Machine | None = None) -> None:
+    """Raise a one-line ``UserError`` if model, job and machine do not fit one another under any layout."""
+    if (reason := next(list_mismatches(model, job, machine), None)) is not None:
         raise UserError(reason)
 
 
-def list_mismatches(model: Model, job: Job) -> Iterator[str]:
-    """Yield the reasons why model and job do not fit each other under any layout."""
+def list_mismatches(model: Model, job: Job, machine: Machine | None = None) -> Iterator[str]:
+    """Yield the reasons why model, job and machine do not fit one another under any layout."""
+    if machine is not None and job.stack.fused_scans and not machine.has_gpus:
+        yield f"fused_scans=true needs GPUs, for which its kernels are compiled, and {machine.name} has none; drop it"
     if model.position == "learned" and job.sequence > model.positions:
         limit = model.positions
         yield f"sequence {job.sequence} is longer than the {limit} learned positions of {model.name}; try seq {limit}"

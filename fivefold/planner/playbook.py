@@ -255,7 +255,7 @@ def list_stages(
     risk: float = FITS_RISK,
 ) -> tuple[Sequence[Stage], Job, Proposal]:
     """Return all steps of the playbook. ``walk`` and ``propose`` are the functions of ``search``."""
-    validate_job(model, job)
+    validate_job(model, job, machine)
     first, job = plan_batch_stage(model, job, tokens=tokens, is_given=is_given)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     second, layout = fit_stage(planner, world=machine.ranks)

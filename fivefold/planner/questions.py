@@ -209,7 +209,7 @@ def find_fewest_gpus(
     taken not to fit, and named, if no layout is found to fit within a work limit, or within the work that is left of
     what all numbers share. ``report`` is called with progress.
     """
-    validate_job(model, job)
+    validate_job(model, job, machine)
     most, least = machine.ranks, _bound_ranks(model, machine, job)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     fitting, undecided, budget = dict[int, Layout](), list[int](), WorkBudget(NUMBERS_UNITS)
@@ -333,7 +333,7 @@ def find_largest_model(
     layout is the first that was found to
     fit, made faster by single changes: a search for the fastest at the edge of the memory takes many times as long.
     """
-    validate_job(model, job)
+    validate_job(model, job, machine)
     fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
     work_between = SearchWork(exact_units=MODEL_UNITS)
 
@@ -622,7 +622,7 @@ def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tup
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
     if "optimizer" not in layout.list_offloaded(job):
         yield "offload=optimizer", job, with_optimizer_offloaded(layout)
-    for change in list_job_changes(job, layout):
+    for change in list_job_changes(model, job, layout):
         if change.goal != "memory":
             yield change.words, change.job, layout
 

@@ -246,8 +246,6 @@ class Stack(Record):
     def _check_fields(self) -> Self:
         if self.compile and self.kernels == "eager":
             raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
-        if self.fused_scans and self.linears != "fused_backward":
-            raise ValueError("fused_scans=true is of Fivefold's trainer: scans of other software are fused; drop it")
         if self.linears == "fused_backward" and self.column_inputs == "saved":
             raise ValueError(
                 "linears='fused_backward' gathers inputs again for dW; column_inputs='saved' needs linears='separate'"

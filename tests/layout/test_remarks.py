@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.operations.launches import FUSED_LAUNCHES, LAUNCHES_PER_GROUP
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.questions import list_changes
-from fivefold.record import UsageWarning
+from fivefold.planner.questions import find_fewest_gpus, list_changes
+from fivefold.planner.search import search
+from fivefold.record import UsageWarning, UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import FUSED_SCANS, Stack
 from fivefold.units import show_seconds
@@ -80,6 +82,36 @@ def test_what_has_fused_scans_is_compared(model: str, layout: str, option: str) 
     assert not any("PyTorch's operations" in line for line in fused.list_remarks(plan))
     dense = Planner(model=build_model("llama3-8b"), machine=chips, job=LONG)
     assert not any("PyTorch's operations" in line for line in dense.list_remarks(plan.replace(ep=1)))
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "reason"),
+    [
+        ("llama3-8b", "fivefold", "model 'llama3-8b' has no layers of gated_delta_net, "),
+        ("jamba-v0.1", "fivefold", "model 'jamba-v0.1' has no layers of gated_delta_net, "),
+        ("kimi-linear-48b-a3b", "megatron-core", "scans of megatron-core are fused anyway"),
+        ("kimi-linear-48b-a3b", "fivefold", None),
+    ],
+)
+def test_fused_scans_are_said_to_change_nothing_where_no_scan_runs_them(
+    model: str, stack: str, reason: str | None
+) -> None:
+    chips, job = resolve("h200:8", local=Path("/nowhere")), LONG.replace(stack=build_stack(stack))
+    planner, fused = (
+        Planner(model=build_model(model), machine=chips, job=job.replace(fused_scans=is_set))
+        for is_set in (False, True)
+    )
+    lines = [line for line in list_remarks(planner.model, chips, fused.job, Layout(dp=8)) if "fused_scans" in line]
+    assert [f"fused_scans=true changes nothing: {reason}" in line for line in lines] == ([True] if reason else [])
+    is_equal = planner.estimate(Layout(dp=8)) == fused.estimate(Layout(dp=8))
+    assert is_equal == bool(reason)
+
+
+def test_fused_scans_on_a_machine_without_gpus_are_an_error() -> None:
+    hosts, model, job = NODE.replace(backend="gloo"), build_model("nano"), FUSED["--set fused_scans=true"]
+    for ask in (partial(predict, layout=Layout()), search, find_fewest_gpus):
+        with pytest.raises(UserError, match="fused_scans=true needs GPUs, for which its kernels are compiled"):
+            ask(model=model, machine=hosts, job=job)
 
 
 def test_fused_scans_have_launches_of_their_own() -> None:

@@ -363,6 +363,29 @@ def test_compiling_is_a_change_of_software_that_runs_pytorch_kernels_one_by_one(
         assert change.saved_bytes > 0
 
 
+@pytest.mark.parametrize(
+    ("model", "backend", "stack", "is_tried"),
+    [
+        ("nemotron3-nano-30b-a3b", "nccl", "fivefold", True),
+        ("nemotron3-nano-30b-a3b", "nccl", "megatron-core", False),  # its scans are fused
+        ("nemotron3-nano-30b-a3b", "gloo", "fivefold", False),  # the kernels are compiled for GPUs
+        ("jamba-v0.1", "nccl", "fivefold", False),  # there are none for Mamba
+        ("llama3-8b", "nccl", "fivefold", False),
+    ],
+)
+def test_fused_scans_are_a_change_of_models_with_scans(model: str, backend: str, stack: str, is_tried: bool) -> None:
+    chips = NODE.replace(backend=backend)
+    job = Job(sequence=2048, global_batch=8, stack=build_stack(stack))
+    layout = Layout(dp=chips.ranks, zero=1)
+    changes = questions.list_changes(model=build_model(model), machine=chips, job=job, layout=layout)
+    fused = [change for change in changes if change.change == "fused_scans=true"]
+    assert bool(fused) == is_tried
+    for change in fused:
+        after = Planner(model=build_model(model), machine=chips, job=job.replace(fused_scans=True)).estimate(layout)
+        assert (change.step_seconds, change.memory_bytes) == (after.step_time.seconds, after.peak_bytes)
+        assert change.faster > 1
+
+
 def test_changes_are_relative_to_the_given_layout() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     result = questions.list_changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)

@@ -183,7 +183,7 @@ def _list_spaces(
     """Return the layouts of every job and number of ranks. Raises ``UserError`` if there is none."""
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     for variant in jobs:
-        validate_job(model, variant)
+        validate_job(model, variant, machine)
     worlds = worlds or (list_divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = list(_build_spaces(jobs, reduces, model=model, worlds=worlds, **space_arguments))
     if not any(space.layouts for _, space in spaces):

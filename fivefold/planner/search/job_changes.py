@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.stack.spec import FUSED_SCANS
 
 NUMERICS_CHANGES = ("fp8", "adamw8bit")  # of those for time, the ones that alter the numerics of training
 
@@ -22,7 +24,7 @@ class JobChange(NamedTuple):
     goal: Literal["time", "memory", "either"]
 
 
-def list_job_changes(job: Job, layout: Layout) -> Iterator[JobChange]:
+def list_job_changes(model: Model, job: Job, layout: Layout) -> Iterator[JobChange]:
     """Yield the single changes of a job under a layout; some change nothing."""
     if not job.precision.is_low_precision:
         yield JobChange("fp8", job.replace(precision=get_recipe("fp8")), "time")
@@ -39,6 +41,8 @@ def list_job_changes(job: Job, layout: Layout) -> Iterator[JobChange]:
     yield JobChange("flash attention", job.replace(attention="flash"), "time")
     if job.stack.family == "torch" and job.stack.kernels == "plain" and not job.stack.is_compiled:
         yield JobChange("compile=true", job.replace(compile=True), "time")
+    if any(mixer in FUSED_SCANS and job.stack.launches_scan(mixer) for mixer in model.non_attention_mixers):
+        yield JobChange("fused_scans=true", job.replace(fused_scans=True), "time")
     yield JobChange("fused kernels", job.replace(kernels="fused", compile=False), "time")
     yield JobChange("all messages overlapped", job.replace(overlap=("dp", "tp", "cp", "ep", "pp")), "time")
     for parts in (2, 4, 8):

@@ -135,7 +135,7 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
         if (size := predict_peak(job, offloading)) is not None:
             host_memory = count_host_bytes(Counts(model, job), offloading, machine)
             yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host_memory)} of host memory per node"
-    for change in list_job_changes(job, layout):
+    for change in list_job_changes(model, job, layout):
         if change.goal == "time" or not is_legal(layout, model=model, job=change.job):
             continue
         if (size := predict_peak(change.job)) is not None:

@@ -136,5 +136,3 @@ def test_fused_scans_are_refused_where_their_kernels_cannot_run() -> None:
         check_kernels(JOB.replace(fused_scans=True))
     with pytest.raises(UserError, match="leave it out here"):
         dryrun(model=MODEL, machine=resolve("h100:1", local=Path()), layout=LAYOUT, job=JOB.replace(fused_scans=True))
-    with pytest.raises(ValueError, match="scans of other software are fused; drop it"):
-        JOB.replace(stack="megatron-core", fused_scans=True)
