@@ -18,7 +18,7 @@ from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_rati
 from fivefold.record import UserError
 from fivefold.results.comparison import Comparison, Quantity, Unit, Variant, VariantRatio
 from fivefold.stack.catalog import build_stack
-from fivefold.stack.spec import FACTS
+from fivefold.stack.spec import FACTS, Stack
 from fivefold.step import FITS_RISK, Step
 
 MAX_VARIANTS = 12  # variants: more cannot be read side by side
@@ -86,14 +86,17 @@ def _list_ratios(cases: Sequence[ComparedCase], variants: Sequence[Variant]) -> 
 
 
 def with_stack(job: Job, stack: str) -> Job:
-    """Return the job run by the software called ``stack``. Facts of its stack that ``job`` has changed stay changed."""
+    """Return the job run by the software called ``stack``. Facts of its stack that ``job`` has changed stay changed.
+
+    Raises a ``UserError`` if they contradict the other facts of that software.
+    """
     usual = build_stack(job.stack.name)
-    changed = [name for name in FACTS if getattr(job.stack, name) != getattr(usual, name)]
+    changed = {name: getattr(job.stack, name) for name in FACTS if getattr(job.stack, name) != getattr(usual, name)}
     widened = job.stack.reduce_in_fp32
     asked = [
         name for name, entry in RECIPES.items() if entry.with_reduce_dtype(in_fp32=widened).name == job.precision.name
     ]
-    other = job.replace(stack=build_stack(stack), **{name: getattr(job.stack, name) for name in changed})
+    other = job.replace(stack=Stack.read(build_stack(stack).model_dump() | changed, origin=f"stack {stack}"))
     return with_precision(other, asked[0]) if asked else other
 
 

@@ -105,6 +105,8 @@ def test_parts_of_the_precision_stay_with_another_precision_or_software() -> Non
 def test_changes_of_a_job_apply_to_another_stack() -> None:
     job = Job.read({"loss": "chunked"}, origin="test")
     assert with_stack(job, "torchtitan").stack == STACKS["torchtitan"].replace(loss="chunked")
+    with pytest.raises(UserError, match="stack torchtitan: compile=true compiles what kernels='eager' runs one by one"):
+        with_stack(Job.read({"kernels": "eager"}, origin="test"), "torchtitan")
 
 
 def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:

@@ -171,6 +171,21 @@ def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("setting", "stack", "reason"),
+    [
+        ("kernels=eager", "torchtitan", "stack torchtitan: compile=true compiles what kernels='eager' runs one by one"),
+        ("kernels=eager", "fsdp2", ""),
+        ("fused_scans=true", "fsdp2", ""),
+    ],
+)
+def test_software_that_contradicts_a_setting_says_so(setting: str, stack: str, reason: str) -> None:
+    asked = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64, set=[setting])
+    reasons = {choice.value: choice.reason for choice in list_job_choices(*asked)["stack"]}
+    assert reasons[stack].startswith(reason)
+    assert bool(reasons[stack]) == bool(reason)
+
+
 def test_a_value_of_the_job_says_why_the_layout_does_not_have_it() -> None:
     resolved, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
     choices = list_job_choices(resolved, layout)
