@@ -15,13 +15,14 @@ PEFT = (
     "peft DoRA on q and v, DDP, 2 micro-batches",
     "peft DoRA, autocast",
     "peft LoRA, FSDP2, recomputed, 2 micro-batches",
+    "peft LoRA, FSDP2, gathered, as zero2",
     "peft LoRA, embedding and head trained, FSDP2",
     "peft LoRA, embedding and head trained, autocast, DDP",
     "peft QLoRA, FSDP2",
     "peft QLoRA, FSDP2, recomputed, 2 micro-batches",
     "peft QLoRA, DDP, recomputed, 2 micro-batches",
 )
-FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
+FEW = ("FSDP2, reshard", "FSDP2, gathered", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 
 
 @pytest.mark.parametrize("name", mark_share(4, FEW))

@@ -80,6 +80,7 @@ class PassRules(NamedTuple):
     coalesced: CoalescedMessages
     gathers_weights: bool  # weights are gathered for each pass
     keeps_gathered: bool  # weights gathered for an F stay gathered until its B
+    keeps_embedding: bool  # so do those of the embedding, whose backward does not need them
     prefetches: bool  # the next unit's weights are gathered while a unit computes
     retains_gather_output: bool  # the gather's output is kept next to the weights while the next unit's are gathered
     joins_ends: bool  # embedding and head are one unit
@@ -105,6 +106,8 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
     degrees = get_local_degrees(layout)
     local = counts.get_local(degrees)
     gathers_weights = not get_policy(layout, job).weights_stay
+    keeps_gathered = gathers_weights and not gathers_for_backward(layout, job)
+    reductions = plan_reductions(counts, layout)
     buffers = count_stage_buffers(layout, job, stages=len(stages.chunks), stream_bytes=local.entry_bytes)
     coalesced = _find_coalesced(counts, layout)
     retains_gather_output = stack.comm_buffers == "retained" and layout.shards > 1 and not coalesced.gathers_by_weight
@@ -116,11 +119,15 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
         counts=counts,
         layout=layout,
         stages=stages,
-        reductions=plan_reductions(counts, layout),
+        reductions=reductions,
         buffers=buffers,
         coalesced=coalesced,
         gathers_weights=gathers_weights,
-        keeps_gathered=gathers_weights and not gathers_for_backward(layout, job),
+        keeps_gathered=keeps_gathered,
+        keeps_embedding=keeps_gathered
+        and stack.backward_all_gather != "needed"
+        and not joins_ends(layout, job)
+        and not reductions.table.is_local,
         prefetches="dp" in stack.overlap and stack.param_all_gather == "overlapped" and not retains_gather_output,
         retains_gather_output=retains_gather_output,
         joins_ends=joins_ends(layout, job),
@@ -178,7 +185,9 @@ def list_pass_moments(
     w_computes_all = rules.retains_graph and stage == 0
     if kind == "B" and w_computes_all:
         kept_size = rules.stages.chunks[stage].kept_bytes
-        gathered_bytes = count_gathered_stage_bytes(units) if pass_kind.is_gathered else 0
+        gathered_bytes = (
+            count_gathered_stage_bytes(units, embedding=rules.keeps_embedding) if pass_kind.is_gathered else 0
+        )
         cause = (len(units) - 1, 0, "backward", "waits")
         other = rules.stream_bytes + rules.buffers.output_bytes(stage)
         return iter([LiveBytes(cause, pending, kept_size, gathered_bytes, other)])
@@ -288,7 +297,8 @@ def _list_forward_moments(
     gathered_bytes = 0 if units[0].group.name == "embed" else _count_gathered_table_bytes(rules, units)
     names = [str(unit.group.name) for unit in units]
     already_gathered = [
-        weights_gathered and (name == "head" or (rules.keeps_gathered and name != "embed")) for name in names
+        weights_gathered and (name == "head" or (rules.keeps_gathered and (name != "embed" or rules.keeps_embedding)))
+        for name in names
     ]
     gathered_bytes += sum(
         unit.group.times * unit.states.gathered
@@ -338,9 +348,7 @@ def _list_forward_moments(
                 unit.logits_bytes,
             )
         gathered_bytes += min(new_gather, _find_lasting_bytes(rules, unit)) if _stays_gathered(rules, group) else 0
-        gathered_bytes += (
-            group.times * new_gather if rules.keeps_gathered and group.name not in ("embed", "head") else 0
-        )
+        gathered_bytes += group.times * new_gather if rules.keeps_gathered and _is_kept_unit(rules, group) else 0
         kept_size = _count_kept_so_far(rules, profile.kept_bytes, group.times, kept_size)
         casts += group.times * profile.cached_bytes
 
@@ -415,7 +423,11 @@ def _list_backward_moments(
     sums, kept_by_earlier = rules.reductions, _sum_kept_before(rules, units)
     gathered_bytes = _count_gathered_table_bytes(rules, units)
     gathered_bytes += units[-1].states.gathered if rules.gathers_weights and units[-1].group.name == "head" else 0
-    gathered_bytes += count_gathered_stage_bytes(units, excluded="head") if weights_gathered else 0
+    gathered_bytes += (
+        sum(unit.group.times * unit.states.gathered for unit in units if _is_kept_unit(rules, unit.group))
+        if weights_gathered
+        else 0
+    )
     gradient_bytes = kept_for_w = 0  # gradients; kept for W
     logits = rules.buffers.output_bytes(stage)  # and outputs, kept until the pass has ended
     for group_index, unit in reversed([*enumerate(units)]):
@@ -423,7 +435,7 @@ def _list_backward_moments(
         if not rules.counts.has_backward(group.name):
             continue
         deferred = _split_profile(rules, unit).deferred_bytes if split else 0  # kept for W
-        stays_gathered = _is_block(rules, group) and weights_gathered
+        stays_gathered = weights_gathered and rules.gathers_weights and _is_kept_unit(rules, group)
         regathered = states.gathered if _is_regathered(rules, group) and not weights_gathered else 0
         if group.name == "embed" and rules.regathers_vision and not regathered and not weights_gathered:
             regathered = sum(part.gathered for part in unit.parts[:-1])
@@ -539,6 +551,17 @@ def _count_freed_gathers(rules: PassRules, unit: UnitGroupMemory, *, is_regather
         return own_bytes
     own_bytes_by_end = {"head": own_bytes + table.states.gathered, "embed": max(0, own_bytes - table.states.gathered)}
     return own_bytes_by_end.get(str(unit.group.name), own_bytes)
+
+
+def _is_kept_unit(rules: PassRules, group: UnitGroup) -> bool:
+    """Return True if ``keeps_gathered`` keeps a unit's weights: of blocks, and of the embedding if it has hooks.
+
+    FSDP2 frees them in its post-backward hook. That of the embedding, whose input has no gradient, runs when the
+    backward has ended.
+
+    Source: pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, reshard and post_backward.
+    """
+    return group.name not in ("embed", "head") or (group.name == "embed" and rules.keeps_embedding)
 
 
 def _is_block(rules: PassRules, group: UnitGroup) -> bool:

@@ -438,7 +438,9 @@ def _count_bytes_per_count(
         count_gathered_head_bytes(chunk.groups, table=shared) if gathered_heads else 0 for chunk in chunks
     ]
     gathered = (
-        [count_gathered_stage_bytes(chunk.groups) for chunk in chunks] if rules.keeps_gathered else gathered_heads_bytes
+        [count_gathered_stage_bytes(chunk.groups, embedding=rules.keeps_embedding) for chunk in chunks]
+        if rules.keeps_gathered
+        else gathered_heads_bytes
     )
     return [*in_flight, *deferred, *sums, *made_by_w, *freed_by_b, *freed_by_reduce, *gathered, 0, rules.stream_bytes]
 

@@ -208,12 +208,9 @@ def _lookup_sum_bytes(counts: Counts, layout: Layout, group: UnitGroup, parts: t
 # Weights that stay gathered
 
 
-def count_gathered_stage_bytes(units: Iterable[UnitGroupMemory], *, excluded: str = "") -> int:
-    """Return the bytes of a stage's weights that may stay gathered from an F to a B.
-
-    The embedding and ``excluded`` are not counted.
-    """
-    return sum(unit.group.times * unit.states.gathered for unit in units if unit.group.name not in ("embed", excluded))
+def count_gathered_stage_bytes(units: Iterable[UnitGroupMemory], *, embedding: bool) -> int:
+    """Return the bytes of a stage's weights that stay gathered from an F to a B; ``embedding``: its weights too."""
+    return sum(unit.group.times * unit.states.gathered for unit in units if embedding or unit.group.name != "embed")
 
 
 def count_gathered_head_bytes(units: Sequence[UnitGroupMemory], *, table: int) -> int:

@@ -42,6 +42,18 @@ def test_gathered_buffer_is_allocated_next_to_the_weights() -> None:
         assert backward.gathers_bytes == block + embedding
 
 
+def test_an_embedding_with_hooks_stays_gathered_until_the_backward_has_ended() -> None:
+    """The input of an embedding has no gradient, so that no hook of FSDP2 frees its weights in the backward."""
+    for layout, changed in (("dp2 zero3 mbs1", {"reshard": "backward"}), ("dp2 zero2 mbs1", {})):
+        peaks = []
+        for gather in ("all", "needed"):
+            items = moments(layout, overlap=(), backward_all_gather=gather, **changed)
+            peaks.append(max(item.gathers_bytes for item in items.values()))
+            last = MODEL.layers - 1
+            assert items[f"block {last} forward"].gathers_bytes > items["block 0 forward"].gathers_bytes
+        assert peaks[0] - peaks[1] == gathered_bytes("embed")
+
+
 def test_gradients_are_copied_when_all_are_made_and_their_copy_stays_for_a_unit() -> None:
     block, head, last = gathered_bytes("block 0"), gathered_bytes("head"), MODEL.layers - 1
     result = moments("dp2 zero3 mbs1", overlap=())
