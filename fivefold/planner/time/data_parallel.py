@@ -119,10 +119,22 @@ def _estimate_micro_batch_ends(
         forward:  g + (L - 1) · max(0, g - f)
         backward: max(0, g - b) + (L - 2) · max(0, g + r - b) + max(0, r - b) + r
 
-    A forward begins its gathers when the previous step of the optimizer or backward has ended, and a backward ends with
-    its reductions, in PyTorch's FSDP (pytorch/pytorch@v2.6.0:torch/distributed/fsdp/_fully_shard/_fsdp_state.py,
-    ``_root_pre_forward`` and ``_root_post_backward_final_callback``; FSDP1: ``_runtime_utils.py``, likewise),
-    in DeepSpeed, and in Fivefold's trainer. Stages of a pipeline have other micro-batches to compute meanwhile.
+    A forward's gathers wait for the last step of the optimizer or backward, and a backward ends with its reductions:
+
+    - FSDP2 (torch 2.13.0, torch/distributed/fsdp/_fully_shard): ``FSDPState._root_pre_forward`` lets the streams of the
+      gathers wait for the current one, or for the optimizer alone (``set_post_optim_event``); after a backward,
+      ``_root_post_backward_final_callback`` lets the current stream wait for all reductions (``finalize_backward``).
+      After ``set_is_last_backward(False)`` it does not, but the next gather follows them in the same communicator.
+    - FSDP1 (torch 2.13.0, torch/distributed/fsdp/_runtime_utils.py): ``_wait_for_computation_stream`` and
+      ``_post_backward_final_callback`` do the same.
+    - DeepSpeed 0.19.6 (deepspeedai/DeepSpeed@edaa722:deepspeed/runtime): each forward fills the queue of its prefetches
+      again (zero/parameter_offload.py, ``_start_of_forward_hook``), and each backward reduces its last bucket and waits
+      for it (engine.py, ``allreduce_gradients``; zero/stage3.py, ``independent_gradient_partition_epilogue``). Its
+      first gather has only as many modules of the block as fit into ``prefetch_bucket_size``
+      (zero/partitioned_param_coordinator.py, ``_fetch_sub_module_impl``). Its last bucket has between none and
+      ``reduce_bucket`` elements, for which a block's reduction stands here.
+
+    Fivefold's trainer does as FSDP. Stages of a pipeline have other micro-batches to compute meanwhile.
     """
     if layout.pp > 1:
         return 0.0, 0.0
@@ -133,6 +145,9 @@ def _estimate_micro_batch_ends(
     messages, (forward_free, backward_free) = block.messages, block.free_seconds
     gather, reduce = messages.forward, MessageTime(messages.time.reduce, messages.time.reduce_busy)
     first = min(gather.overlappable_seconds, block.time.forward + messages.forward_copy + forward_free)
+    if units.job.stack.zero3_gather == "weights":
+        numel = units.counts.states(layout, blocks[0].name).gathered // units.job.precision.high_precision_bytes
+        first *= min(1.0, units.job.stack.prefetch_bucket_size / max(1, numel))
     if not messages.every_micro_batch:
         return first, 0.0
     room = block.time.backward + block.time.weight + messages.backward_copy + backward_free

@@ -167,3 +167,21 @@ def test_the_first_gather_and_the_last_reduction_of_a_micro_batch_overlap_nothin
     more = 2 * (time.gather + time.reduce)
     assert ends[3].exposed - ends[1].exposed == pytest.approx(more, rel=1e-6)
     assert ends[1].slowdown - ends[3].slowdown == pytest.approx(plan.units.contention * more, rel=1e-6)
+
+
+def test_the_first_gather_of_deepspeed_is_a_bucket_of_modules() -> None:
+    """5e7 of the 218 million elements of a block, while its other modules are gathered during the computation."""
+    job, layout = JOB.replace(stack=named_stack("deepspeed")), Layout.parse("dp8 zero3 mbs1")
+    plan = planner(job.replace(global_batch=24), "h100:8")
+    seconds = estimate_unit_seconds(plan.units, layout)
+    exposed = {
+        size: estimate_step_ends(
+            planner(job.replace(global_batch=24, prefetch_bucket_size=size), "h100:8").units, layout, (0,), seconds
+        ).exposed
+        for size in (10**6, 50_000_000, 10**9)
+    }
+    block = next(run for run, _ in plan.counts.stage_work(layout)[0] if run.name not in ("embed", "head"))
+    gather, numel = seconds[block].messages.forward.overlappable_seconds, 218_112_000
+    assert gather < seconds[block].time.forward
+    for size, share in ((10**6, 10**6 / numel), (50_000_000, 50_000_000 / numel)):
+        assert exposed[10**9] - exposed[size] == pytest.approx(3 * gather * (1 - share), rel=1e-3)
