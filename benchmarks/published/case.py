@@ -21,7 +21,8 @@ from fivefold.machine.spec import Collective, Machine
 from fivefold.model.spec import Model
 
 Counter = Literal["allocated", "reserved", "driver"]
-Quantity = Literal["peak", "states", "activations", "adapters"]  # adapters: the peak of a run that trains them
+# reserved: by the allocator, of a row that also prints its peak; adapters: the peak of a run that trains them
+Quantity = Literal["peak", "reserved", "states", "activations", "adapters"]
 
 DATA = Path(__file__).parent / "data"
 
@@ -44,6 +45,18 @@ class Case(NamedTuple):
     held_out: bool = False  # no constant may be set on it, and no error learned from it
     listed: bool = False  # weights and gradients are sent one by one, as lists (``listed_weights.py``)
     composed: bool = False  # no step was run: its source's simulator added up kernels that it had timed alone
+
+    def with_reserved(self, reserved_bytes: float) -> Iterator[Case]:
+        """Yield a second case of the row, of the bytes that the allocator reserved, if the row prints them."""
+        if reserved_bytes:
+            yield self._replace(
+                row=f"{self.row} reserved",
+                step_seconds=None,
+                memory_bytes=reserved_bytes,
+                memory="reserved",
+                quantity="reserved",
+                left_out=(),
+            )
 
 
 class Message(NamedTuple):

@@ -26,7 +26,7 @@ from fivefold.record import Record
 from fivefold.units import show_bytes
 
 # composed: of a step that was never run, but put together of kernels timed alone (``Case.composed``)
-Quantity = Literal["time", "composed", "peak", "states", "activations", "adapters", "message"]
+Quantity = Literal["time", "composed", "peak", "reserved", "states", "activations", "adapters", "message"]
 STEPS = ("time", "composed")
 FEWEST_RIVALS = 3
 # How far apart repeats of one run lie: the median over the eleven sources that have any, each by its own median.

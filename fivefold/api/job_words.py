@@ -43,7 +43,7 @@ class JobWords(TypedDict, total=False):
     seed: int
     loss: Literal["plain", "low_precision", "upcast", "upcast_copy", "chunked", "fused"]
     kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"]
-    rope: Literal["fused", "unfused"]
+    rope: Literal["fused", "unfused", "in_place"]
     compile: bool
     compile_loss: bool
     merged_projections: bool

@@ -116,9 +116,10 @@ class Stack(Record):
     # PyTorch kernels, which save no more tensors; plain: PyTorch's under autograd, which save more; norms: as plain for
     # the activation, else fused
     kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"] = "fused"
-    # rotary embedding if other kernels are fused: also fused, or separate PyTorch kernels with a concatenation of the
-    # heads (Megatron's latent attention without apply_rope_fusion)
-    rope: Literal["fused", "unfused"] = "fused"
+    # rotary embedding if other kernels are fused: also fused; separate PyTorch kernels with a concatenation of the
+    # heads (Megatron's latent attention without apply_rope_fusion); or fused and in place, where queries, if each head
+    # has its own key, stay in one tensor with the keys and values, of which attention saves copies (nanotron)
+    rope: Literal["fused", "unfused", "in_place"] = "fused"
     compile: bool = False  # as kernels = "compiled", or blocks compiled around other kernels
     compile_loss: bool = True  # if blocks are compiled, PyTorch's loss as well (torchtitan, except at the end of 2024)
     merged_projections: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
@@ -153,8 +154,8 @@ class Stack(Record):
     # what the update copies to one flat tensor: a rank's gradients, in their dtype and in fp32 (DeepSpeed), or all
     # weights as they are gathered (nanotron)
     flat_copies: tuple[Literal["gradients", "weights"], ...] = ()
-    # memory of tensor-parallel messages is reused only when the device has sent them, while the host runs a pass ahead
-    # (PyTorch's NCCL process groups hold what they send by record_stream)
+    # memory of tensor-parallel messages that overlap (async_tp) is reused only when the device has sent them, while the
+    # host runs a pass ahead (PyTorch's NCCL process groups hold by record_stream what they send asynchronously)
     run_ahead: bool = False
     # CUDA graphs, which replace host launches: of the router, of all but the experts and their messages (Megatron's
     # scopes moe_router and moe_preprocess, and attn), or of the full step

@@ -1,4 +1,4 @@
-"""nanotron's sweeps of a 1B Llama on 8 to 64 H100, from the logs of single runs: seconds of a step, allocated MiB.
+"""nanotron's sweeps of a 1B Llama on 8 to 64 H100, from logs of single runs: seconds, allocated and reserved MiB.
 
 huggingface.co/nanotron/old_bench and bench_cluster, log_metrics.csv of each layout; huggingface/bench_cluster@2e2b026:
 template/base_config.py and create_configs.py@0144ad0: ZeRO-1, fp32 gradient sums, 1F1B, tensor parallelism whose
@@ -20,14 +20,14 @@ from fivefold.units import MIB
 WHOSE = "of which pipeline stage's rank the log has the memory is not stated"
 
 
-def _case(row: Row) -> Case:
+def _case(row: Row) -> list[Case]:
     model = ultrascale_playbook.model_of(row)
     layout = layout_of_row(row, zero=sharding(row, silent=0), ac=read_recomputation(row))
     if layout.pp > 1 and layout.v == 1:
         layout = layout.replace(stages=ultrascale_playbook.stages_of(model, layout.pp))
     machines = read_machine(row)
     known = row["rank"] == "0"
-    return case_of(
+    case = case_of(
         "nanotron_bench",
         row,
         stack=ultrascale_playbook.stack_of(layout).replace(async_tp=False, column_inputs="saved"),
@@ -39,6 +39,7 @@ def _case(row: Row) -> Case:
         rivals=f"{model.name} on {machines.ranks}",
         left_out=() if known or not row["peak_allocated_mib"] else (("peak", WHOSE),),
     )
+    return [case, *case.with_reserved(number(row, "peak_reserved_mib") * MIB if known else 0)]
 
 
 def cases() -> Iterator[Case | Excluded]:

@@ -55,7 +55,7 @@ def _model(row: Row) -> Model:
     return model.replace(moe=model.moe.replace(experts=experts, capacity=1.0))
 
 
-def _case(row: Row) -> Case:
+def _case(row: Row) -> list[Case]:
     model, cp = _model(row), degree(row, "cp")
     layout = layout_of_row(
         row,
@@ -66,7 +66,7 @@ def _case(row: Row) -> Case:
     # megatron_scripts: fused cross entropy, nothing overlaps. That the gather of a layer's input does, with a product
     # of its backward, is what Megatron-Core does, and was not read of these runs.
     stack = build_stack("megatron-core").replace(loss="fused", overlap=(), async_tp=False)
-    return case_of(
+    case = case_of(
         SOURCE,
         row,
         stack=stack,
@@ -77,3 +77,4 @@ def _case(row: Row) -> Case:
         memory_bytes=number(row, "peak_allocated_gib") * GIB,
         rivals=f"{SOURCE} {model.name} {read_required_integer(row, 'seq') * batch(row, layout)}",
     )
+    return [case, *case.with_reserved(number(row, "peak_reserved_gib") * GIB)]

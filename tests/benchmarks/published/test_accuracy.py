@@ -36,6 +36,7 @@ BOUNDS = {
     ("vtrain", "composed"): 11.0,
     ("simumax_b200", "time"): 4.0,
     ("simumax_b200", "peak"): 0.5,
+    ("simumax_b200", "reserved"): 1.5,
     ("zero_bubble", "time"): 3.5,
     ("zero_bubble", "peak"): 4.0,
     ("llm_foundry", "time"): 6.0,
@@ -48,7 +49,7 @@ BOUNDS = {
     ("megatron_bridge_memory", "peak"): 5.5,
     ("megatron_bridge_memory", "peak, held out"): 4.0,
     ("ultrascale_playbook", "time"): 14.0,  # one row of 15 at -62 %
-    ("ultrascale_playbook", "peak"): 7.5,
+    ("ultrascale_playbook", "peak"): 8.5,
     ("kempnerforge", "time"): 11.0,
     ("kempnerforge", "peak"): 2.0,
     ("torchtitan", "time"): 8.5,
@@ -77,8 +78,10 @@ BOUNDS = {
     ("llama3_table4", "time, held out"): 8.5,
     ("deepseek_v3", "time, held out"): 16.0,
     ("mosaicgpt", "time, held out"): 10.5,
-    ("nanotron_bench", "peak"): 7.0,
-    ("nanotron_bench", "peak, held out"): 7.5,
+    ("nanotron_bench", "peak"): 1.0,
+    ("nanotron_bench", "peak, held out"): 1.0,
+    ("nanotron_bench", "reserved"): 4.5,
+    ("nanotron_bench", "reserved, held out"): 4.5,
     ("nccl_logs", "message"): 31.0,
     ("nccl_logs", "message, held out"): 35.0,
     ("nccl_efa", "message, held out"): 21.0,
@@ -222,8 +225,9 @@ def test_left_out_sources_fall_inside_intervals_fitted_to_the_others(report: Rep
     results = [item for item in coverage(report.scores) if item.quantity == quantity]
     assert len(results) >= 8
     assert 0.40 <= fmean(result.half for result in results) <= 0.60
-    # Of peaks 0.848 since torchtitan's four held-out runs are scored, of which two are outside.
-    assert fmean(result.most for result in results) >= 0.84
+    # Of peaks 0.835: of the playbook's, reserved by the software of nanotron_bench but farther from the prediction, 0.4
+    # are inside, and 0.38 of BLOOM's, which are the driver's.
+    assert fmean(result.most for result in results) >= 0.83
     runs = sum(result.runs for result in results)
     # Of peaks 135 of 169: two of torchtitan's runs, and with the constants that were fitted again some more of
     # bloom_prequel, lie past the end of the interval.

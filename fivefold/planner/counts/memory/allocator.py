@@ -118,7 +118,9 @@ def _count_reserved(
     )
     fragments = _estimate_fragments(counts, layout, rank, chunks, runs, constants)
     return (
-        max(segment(rank.peak_bytes), passes_bytes) + fragments + (scatter_inputs if counts.job.stack.run_ahead else 0)
+        max(segment(rank.peak_bytes), passes_bytes)
+        + fragments
+        + (scatter_inputs if counts.job.stack.run_ahead and counts.job.stack.async_tp else 0)
     )
 
 

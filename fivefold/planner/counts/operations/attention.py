@@ -151,6 +151,11 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             rope(f"rope.{name}", x, f"{name}r", numel=rows * columns[name], width=width)
             for name, x in (("q", q), ("k", k))[: 1 + own_kv]
         ]
+        if local.job.stack.rope == "in_place" and q == "q" and own_kv and shape.heads == shape.kv_heads:
+            index = next(index for index, op in enumerate(ops) if op.name == "rope.q")
+            ops[index] = ops[index]._replace(
+                writes={"qr": rows * sum(columns.values()) * width}, gradients={"qr": rows * columns["q"] * width}
+            )
         q, k = "qr", "kr" if own_kv else k
     if norms_heads and model.qk_norm_after_rope:
         ops += [

@@ -71,9 +71,19 @@ def test_joined_weights_are_a_segment_of_their_own() -> None:
 
 
 def test_the_host_ahead_reserves_what_was_sent() -> None:
-    """Under sequence parallelism two full sums of each layer and one of the embedding: tokens x D in 16 bits."""
-    more = count_reserved(MEGATRON.replace(run_ahead=True), "dp4 tp2 zero1") - count_reserved(MEGATRON, "dp4 tp2 zero1")
-    assert more == (2 * 12 + 1) * 4096 * LLAMA_70B.width * 2
+    """Under sequence parallelism two full sums of each layer and one of the embedding: tokens x D in 16 bits.
+
+    Of messages that compute waits for, PyTorch records no stream (ProcessGroupNCCL.cpp, _reduce_scatter_base).
+    """
+    (behind, ahead), (behind_waiting, ahead_waiting) = (
+        [
+            count_reserved(MEGATRON.replace(run_ahead=ahead, async_tp=overlaps), "dp4 tp2 zero1")
+            for ahead in (False, True)
+        ]
+        for overlaps in (True, False)
+    )
+    assert ahead - behind == (2 * 12 + 1) * 4096 * LLAMA_70B.width * 2
+    assert ahead_waiting == behind_waiting
 
 
 @pytest.mark.parametrize(("compiled", "logits"), [(True, 3), (False, 4)])

@@ -65,6 +65,20 @@ def test_a_transposed_output_is_kept_twice() -> None:
         assert sum("o" in op.keeps for op in transposed.ops) == 2 - copies
 
 
+def test_queries_rotated_in_place_keep_keys_and_values_too() -> None:
+    """nanotron: q, k and v leave the projection in one tensor; with fewer heads of keys, each in its own."""
+    for kv_heads, copies in ((LATENT.heads, 1), (LATENT.heads // 2, 0)):
+        model = LATENT.replace(mla=None, kv_heads=kv_heads)
+        job = JOB.replace(linears="separate", merged_projections=True)
+        fused, in_place = (
+            Counts(model, job.replace(rope=kind)).profile(get_local_degrees(Layout()), Kind(False, False))
+            for kind in ("fused", "in_place")
+        )
+        one = job.sequence * model.heads * model.head_dim * 2
+        assert in_place.kept_bytes - fused.kept_bytes == copies * 2 * one
+        assert in_place.backward_peak_bytes - fused.backward_peak_bytes == copies * 2 * one
+
+
 def test_padding_is_held_and_not_kept() -> None:
     """Forward v and the output; backward these two, the gradient of the output and what comes of v."""
     item = 64 * LATENT.heads * 24 * 2
