@@ -103,6 +103,7 @@ def _normalize(model: Model) -> Model:
     )
     rotates = [model.has_rope(layer) for layer in range(model.layers)]
     slides = [model.has_window(layer) for layer in range(model.layers)]
+    has_mlp = any(map(model.has_mlp, range(model.layers + model.mtp_depth)))
     # a layer without attention rotates nothing, whatever the pattern says of it
     patterned = tuple(rotates[layer] or not model.has_attention(layer) for layer in range(model.layers))
     if not any(rotates):
@@ -114,6 +115,7 @@ def _normalize(model: Model) -> Model:
         name="",
         source="",
         repository="",
+        ffn=model.ffn if has_mlp else 1,
         dropout=0.0,
         attention_dropout=None,
         embedding_dropout=None,

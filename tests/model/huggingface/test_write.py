@@ -68,6 +68,15 @@ def test_written_config_of_every_family_is_the_same_model_in_transformers(kind: 
         assert find_difference(from_config(read, name="x").replace(mtp=model.mtp), model) is None
 
 
+def test_the_width_of_an_mlp_that_no_layer_has_is_no_difference() -> None:
+    config = {"model_type": "qwen3_next", **SMALL["qwen3_next"]}
+    for dense, difference in (([], None), ([0], "ffn=56 instead of 40")):
+        narrow, wide = (
+            from_config(config | {"intermediate_size": ffn, "mlp_only_layers": dense}, name="x") for ffn in (40, 56)
+        )
+        assert find_difference(wide, narrow) == difference
+
+
 def test_experts_of_other_activations_and_queries_without_rank_are_written() -> None:
     for kind, changed in (("mixtral", {"hidden_act": "gelu"}), ("deepseek_v2", {"q_lora_rank": None})):
         model = from_config({"model_type": kind, **SMALL[kind], **changed}, name="x")
