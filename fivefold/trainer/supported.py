@@ -40,7 +40,7 @@ FREE_FIELDS = frozenset({
     "residual_scale", "residual_factors", "mlp", "embedding_scale", "sinusoid_endpoint", "first_norm", "last_out_bias",
     "head_transform", "head_transform_bias", "logit_scale", "logit_softcap", "dropout", "attention_dropout",
     "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup", "laurel_rank",
-    "gate_sparsity",
+    "gate_sparsity", "joins_mamba2", "multipliers",
 })  # fmt: skip
 
 

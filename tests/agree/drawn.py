@@ -33,7 +33,7 @@ from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.rope import RopeScaling
-from fivefold.model.shape import MLA, MTP, Mixer, MoE, ResidualFactors, Temperature
+from fivefold.model.shape import MLA, MTP, Mixer, MoE, Multipliers, ResidualFactors, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.trainer.supported import check_supported
@@ -120,6 +120,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "gated delta net": lambda model: "gated_delta_net" in model.non_attention_mixers,
     "mamba": lambda model: "mamba" in model.non_attention_mixers,
     "mamba2": lambda model: "mamba2" in model.non_attention_mixers,
+    "joined mamba2": lambda model: model.joins_mamba2,
     "rg lru": lambda model: "rg_lru" in model.non_attention_mixers,
     "kimi delta": lambda model: "kimi_delta" in model.non_attention_mixers,
     "lightning": lambda model: "lightning" in model.non_attention_mixers,
@@ -287,7 +288,9 @@ def _with_other_mixers_and_heads(chance: random.Random, number: int, model: Mode
         model = model.replace(**_draw_mixer_fields(chance, model, tp=layout.tp, cp=layout.cp))
     model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
     model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
-    return model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
+    model = model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
+    joined = _draw_joined_fields(random.Random(f"{number} joined"), model, shards=layout.tp * layout.cp)
+    return model.replace(**joined) if keeps_tokens else model
 
 
 def _drop_what_adapters_exclude(frame: Frame) -> Frame:
@@ -528,6 +531,19 @@ def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int, cp: int)
     return {"mixers": pattern, **used} | ({} if set(used) == {"short_conv"} else {"norm_epsilon": 1e-4})
 
 
+def _draw_joined_fields(chance: random.Random, model: Model, *, shards: int) -> dict[str, Any]:
+    """Return a Mamba-2 next to attention, with factors on their tensors, in some of the models that may have it."""
+    if model.mixers or model.mla is not None or model.block != "pre" or chance.random() < 0.1:
+        return {}
+    norm, groups = chance.choice(("after_gate", "before_gate", "none")), shards * chance.choice((1, 2))
+    net = Mamba2(heads=4 * shards, head_dim=5, state=6, groups=groups, taps=3, chunk=16, norm=norm)
+    names = chance.sample(("attention_in", "attention_out", "key", "mixer_in", "mixer_out", "gate", "down"), 4)
+    factors = Multipliers(**{name: chance.choice((0.7, 1.3)) for name in names})
+    parts = chance.choice(((), (0.5, 1.0, 1.5, 2.0, 0.8)))
+    multipliers = chance.choice((None, factors, factors.replace(mixer_parts=parts)))
+    return {"joins_mamba2": True, "mamba2": net, "multipliers": multipliers, "norm_epsilon": 1e-4}
+
+
 def _draw_half_layers(chance: random.Random, model: Model) -> dict[str, Any]:
     """Return layers of one branch, and experts without a gate, each in some of the models that may have them."""
     fields: dict[str, Any] = {}
@@ -574,7 +590,7 @@ def _draw_gate_fields(chance: random.Random, model: Model) -> dict[str, Any]:
 def _draw_factor_fields(chance: random.Random, model: Model) -> dict[str, Any]:
     """Return a stream that norms make, and factors on stream and branches, each in some of the models."""
     fields: dict[str, Any] = {}
-    if model.block == "pre" and chance.random() < 0.15:
+    if model.block == "pre" and not model.joins_mamba2 and chance.random() < 0.15:
         fields |= {"block": "norm_stream"}
     if model.residual_scale == 1 and chance.random() < (0.5 if fields else 0.1):
         pairs = ((1.0, 1.0), (1.5, 1.0), (1.0, 0.7), (0.8, 1.2))
@@ -587,7 +603,8 @@ def _draw_sum_fields(chance: random.Random, model: Model) -> dict[str, Any]:
     """Return norms of the sums of the stream, no norm before the head, and gates on latent attention."""
     fields: dict[str, Any] = {"final_norm": chance.random() < 0.9}
     norms_experts = model.moe is not None and model.moe.post_norm
-    if model.block in ("pre", "post") and not model.pre_norm_mixers and not norms_experts and chance.random() < 0.2:
+    sums = model.block in ("pre", "post") and not (model.pre_norm_mixers or norms_experts or model.joins_mamba2)
+    if sums and chance.random() < 0.2:
         fields |= {"block": "post_sum"}
     if model.mla is not None and chance.random() < 0.5:
         fields |= {"output_gate": True, "gate_per_head": chance.random() < 0.5}

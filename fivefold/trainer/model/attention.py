@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.model.weights import compute_norm_shape
 from fivefold.trainer.model.attention_mask import AttentionMask
@@ -117,6 +118,9 @@ class GroupedAttention(_Attention):
         super().__init__(model, layer=layer)
         shape = self.shape
         self.qk_norm, self.clip, self.value_scale = model.qk_norm, model.qkv_clip, model.value_scale
+        factors = model.multipliers or Multipliers()
+        self.in_scale = factors.attention_in
+        self.key_scale = factors.key
         self.norms_heads = model.qk_norm in ("head", "heads") or (model.qk_norm == "unit" and self.rotates)
         self.norms_rotated = model.qk_norm_after_rope
         self.q = Linear(model.width, shape.query_dims, bias=model.qkv_bias)
@@ -142,6 +146,8 @@ class GroupedAttention(_Attention):
     def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run
         linears = [linear for linear in (self.k, self.v, self.gate) if linear is not None]
+        if self.in_scale != 1:
+            x_RD = self.run("attention.in.scale", torch.mul, x_RD, self.in_scale)
         q, *others = project(self.run, "attention.qkv", x_RD, self.q, *linears, keys_B=rows.keys)
         gate = others.pop() if self.gate is not None else None
         if self.shares_kv:
@@ -155,6 +161,8 @@ class GroupedAttention(_Attention):
             q = self.run("attention.clip.q", F.hardtanh, q, -self.clip, self.clip)
             k = self.run("attention.clip.k", F.hardtanh, k, -self.clip, self.clip)
             v = self.run("attention.clip.v", F.hardtanh, v, -self.clip, self.clip)
+        if self.key_scale != 1:
+            k = self.run("attention.scale.k", torch.mul, k, self.key_scale)
         if self.value_scale != 1:
             v = self.run("attention.scale.v", torch.mul, v, self.value_scale)
         q, k = (_split_heads(x, rows.tokens, self.shape.head_dim) for x in (q, k))

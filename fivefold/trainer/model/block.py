@@ -6,6 +6,7 @@ sandwich  y = x + n1'(A(n1(x)))      z = y + n2'(F(n2(y)))            Gemma 2
 post_sum  y = n1(x + A(x))           z = n2(y + F(y))                 GPT
 parallel  y = x + A(n1(x))           z = y + F(n2(x))                 GPT-NeoX     shared: F(n1(x)), Command-R
 norm_stream   y = h + A(h)           z = g + F(g)                     MiniMax-01: h = n1(x), g = n2(y)
+joined    y = x + a A(n1(x)) + m M(s n1(x))                       Falcon-H1: M is a Mamba-2, s, a and m are factors
 
 Factors may multiply both summands of a sum. A layer may lack either branch, with its norms: Mamba has no feed-forward,
 Nemotron-H one branch in each layer. The first layer of ModernBERT has no n1. Gemma 3n and Gemma 4 add an input of each
@@ -21,6 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.altup import AltUpLayer, Laurel, add_to_others
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
@@ -53,7 +55,9 @@ class Block(nn.Module):
         self.altup = AltUpLayer(model) if model.altup is not None else None
         self.norm1 = build_norm(model, model.width) if model.has_norm1(layer) else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
-        self.mixer = build_mixer(model, layer=layer) if mixes and not attends else None
+        joins = attends and model.joins_mamba2
+        self.mixer = build_mixer(model, layer=layer) if joins or (mixes and not attends) else None
+        self.multipliers = (model.multipliers or Multipliers()) if joins else None
         self.norm1_post = build_norm(model, model.width) if mixes and self.kind == "sandwich" else None
         self.norm2 = build_norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
         self.moe = Moe(model) if routes else None
@@ -72,7 +76,10 @@ class Block(nn.Module):
 
     @property
     def token_mixer(self) -> nn.Module | None:
-        """Return attention, or the token mixer that the layer has instead; None: it has none."""
+        """Return attention, or the token mixer that the layer has instead; None: it has none.
+
+        A Mamba-2 next to attention is ``mixer``.
+        """
         return self.attention or self.mixer
 
     @property
@@ -118,6 +125,10 @@ class Block(nn.Module):
             entry_RD = h_RD if self.kind == "parallel_shared" else None  # input of the feed-forward too
             laurel_RD = h_RD if self.laurel is not None else None
             stream_RD = h_RD if norms_stream else x_RD
+            if self.multipliers is not None:
+                a_RD = self._scale("attention.out.scale", a_RD, self.multipliers.attention_out)
+                h_RD = self._scale("mixer.in.scale", h_RD, self.multipliers.mixer_in)
+                a_RD = self._join_mixer(a_RD, h_RD, rows, factor=self.multipliers.mixer_out)
             del h_RD
             y_RD = self._add_branch("attention", stream_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
             del a_RD, stream_RD
@@ -135,6 +146,18 @@ class Block(nn.Module):
         d_RD: Tensor = self.feed_forward(entry_RD, rows.keys)
         del entry_RD
         return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
+
+    def _scale(self, name: str, x_RD: Tensor, factor: float) -> Tensor:
+        """Return ``factor`` times a tensor of the layer; a factor of 1 is no operation."""
+        scaled_RD: Tensor = x_RD if factor == 1 else self.run(name, torch.mul, x_RD, factor)
+        return scaled_RD
+
+    def _join_mixer(self, a_RD: Tensor, h_RD: Tensor, rows: RowInputs, *, factor: float) -> Tensor:
+        """Return attention's output plus ``factor`` times that of the Mamba-2 next to it, which reads ``h_RD``."""
+        assert self.mixer is not None
+        m_RD = self._scale("mixer.out.scale", self.mixer(h_RD, rows), factor)
+        joined_RD: Tensor = self.run("mixer.join", torch.add, a_RD, m_RD)
+        return joined_RD
 
     def _add_branch(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: RowInputs, *, name: str) -> Tensor:
         """Return ``onto_RD`` plus the output of ``branch``, through the norm ``name`` if the block has one there.

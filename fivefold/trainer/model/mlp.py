@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
@@ -42,6 +43,7 @@ class Mlp(nn.Module):
         self.gate = Linear(model.width, ffn, bias=model.mlp_bias) if model.mlp == "gated" else None
         self.up = Linear(model.width, ffn, bias=model.mlp_bias)
         self.activation = model.activation
+        self.factors = model.multipliers or Multipliers()
         for parameter in ACTIVATIONS[model.activation].parameters:
             self.register_parameter(parameter, nn.Parameter(torch.empty(1)))
         self.deviations = NormalDist().inv_cdf(sparsity) if sparsity else None
@@ -59,6 +61,8 @@ class Mlp(nn.Module):
             del up_RF
         else:
             gate_RF, up_RF = project(self.run, f"{self.name}.gate_up", x_RD, self.gate, self.up, keys_B=keys_B)
+            if self.factors.gate != 1:
+                gate_RF = self.run(f"{self.name}.gate.scale", torch.mul, gate_RF, self.factors.gate)
             if self.deviations is not None:
                 gate_RF = self.run(f"{self.name}.sparsify", sparsify, gate_RF, self.deviations)
             act_RF = self.run(f"{self.name}.act", self.kernels.activate_gated, gate_RF, up_RF, self.activation)
@@ -66,6 +70,8 @@ class Mlp(nn.Module):
         if self.norm is not None:
             act_RF = self.run(f"{self.name}.norm", self.norm, act_RF)
         (out_RD,) = project(self.run, f"{self.name}.down", act_RF, self.down, keys_B=keys_B)
+        if self.factors.down != 1:
+            out_RD = self.run(f"{self.name}.down.scale", torch.mul, out_RD, self.factors.down)
         return out_RD
 
 

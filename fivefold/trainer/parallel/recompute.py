@@ -72,6 +72,8 @@ def list_groups(name: str) -> frozenset[str]:
     first, _, second = name.partition(".")
     if second in ("add", "dropout", "scale"):  # of the residual stream: sums save nothing, a mask is small
         return frozenset()
+    if first in ("attention", "mixer") and not {"scale", "join"}.isdisjoint(second.split(".")):  # factors save nothing
+        return frozenset()
     if first.startswith("norm") or second.endswith("norm"):
         return frozenset({"norm", *({first} & {"mlp"})})
     operation_groups = {first} & {"rope", "mlp", "moe"}

@@ -28,7 +28,7 @@ from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MTP, MoE, ResidualFactors, Temperature
+from fivefold.model.shape import MLA, MTP, MoE, Multipliers, ResidualFactors, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 
@@ -163,6 +163,23 @@ OWN: Mapping[str, Model] = {
     ),
     "mamba2": TINY.replace(
         mixers=("mamba2", "attention"), mamba2=Mamba2(heads=4, head_dim=16, state=10, groups=2, chunk=64)
+    ),
+    "joined": TINY.replace(
+        joins_mamba2=True,
+        mamba2=Mamba2(heads=4, head_dim=16, state=10, groups=4, chunk=64),
+        multipliers=Multipliers(
+            attention_in=0.8,
+            attention_out=1.2,
+            key=0.7,
+            mixer_in=1.1,
+            mixer_out=0.9,
+            mixer_parts=(0.5, 1.0, 1.5, 2.0, 0.8),
+            gate=0.7,
+            down=1.3,
+        ),
+    ),
+    "joined, without factors": TINY.replace(
+        joins_mamba2=True, mamba2=Mamba2(heads=4, head_dim=16, state=10, groups=4, chunk=64, norm="none")
     ),
     "gated mamba2": TINY.replace(
         mixers=("mamba2",), mamba2=Mamba2(heads=6, head_dim=10, state=32, chunk=32, conv_bias=False, norm="none")

@@ -140,6 +140,10 @@ CASES = (
     Case("mamba2", 4, "dp2 pp2 zb1p zero1 mbs2", 100, 16, "fp32"),  # a chunk and a part of one
     Case("mamba2", 4, "dp4 zero2 mbs1 ac=core+out", 64, 8),  # one chunk, without a state
     Case("mamba2", 4, "dp2 pp2 zbv zero1 mbs1 ac=full", 192, 8),
+    Case("joined", 4, "dp2 tp2 zero3 mbs2", 192, 8),
+    Case("joined", 4, "dp2 zero1 mbs1 ac=core+qkv", 192, 8, "fp32"),
+    Case("joined", 4, "dp2 pp2 zbv zero1 mbs1 ac=full", 192, 8),
+    Case("joined, without factors", 4, "dp2 cp2 zero2 mbs1 cp=ulysses ac=norm+mlp", 192, 8),
     Case("gated mamba2", 4, "dp2 zero1 mbs1", 192, 8, "fp32"),
     Case("mamba", 4, "dp2 zero3 mbs2", 192, 8),
     Case("mamba", 4, "dp2 tp2 zero3 mbs2", 192, 8),

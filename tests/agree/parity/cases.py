@@ -22,7 +22,7 @@ from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MTP, MoE, ResidualFactors
+from fivefold.model.shape import MLA, MTP, MoE, Multipliers, ResidualFactors
 from fivefold.model.spec import Model
 from fivefold.trainer.data.packing import IGNORED, LAST
 
@@ -117,6 +117,22 @@ MODELS: dict[str, Model] = {
             mlp="plain",
             activation="relu2",
             moe=EXPERTS.replace(pattern=(False, True, False, False)),
+        ),
+        DENSE.replace(
+            name="joined",
+            joins_mamba2=True,
+            mamba2=Mamba2(heads=4, head_dim=6, state=10, groups=4, chunk=16),
+            norm_epsilon=1e-4,  # as of "delta"
+            multipliers=Multipliers(
+                attention_in=0.8,
+                attention_out=1.2,
+                key=0.7,
+                mixer_in=1.1,
+                mixer_out=0.9,
+                mixer_parts=(0.5, 1.0, 1.5, 2.0, 0.8),
+                gate=0.7,
+                down=1.3,
+            ),
         ),
         DENSE.replace(name="latent", kv_heads=8, mla=LATENT.replace(q_rank=None)),
     )

@@ -49,6 +49,8 @@ CASES = [
     Case("kimi delta", "dp2 cp2 zero3 mbs1 ac=core cp=ulysses"),
     Case("mamba2", "dp2 zero3 mbs1 ac=full"),
     Case("mamba2", "dp2 tp2 zero2 mbs1"),
+    Case("joined", "dp2 tp2 zero3 mbs1 ac=full"),
+    Case("joined", "cp2 pp2 zb1p mbs2 cp=ulysses ac=qkv+core"),
     Case("convolution", "tp2 pp2 zb1p nosp"),
     Case("mamba2", "dp2 pp2 zb1p zero2 mbs1"),
     Case("mamba", "dp2 zero3 mbs1 ac=core"),

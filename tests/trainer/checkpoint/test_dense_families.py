@@ -83,6 +83,17 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ling": ("bailing_hybrid", {"rms_norm_eps": 1e-3}),  # a small one enlarges the rounding of small outputs
     "recurrent gemma": ("recurrent_gemma", {}),
     "minimax": ("minimax", {"mlp_alpha_factor": 1.2}),
+    "falcon h1": (
+        "falcon_h1",
+        {
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 1.2,
+            "ssm_in_multiplier": 1.1,
+            "rms_norm_eps": 1e-2,
+        }
+        | {"ssm_multipliers": [0.5, 1.0, 1.5, 2.0, 0.8], "mlp_multipliers": [0.7, 1.3], "lm_head_multiplier": 0.5}
+        | {"embedding_multiplier": 3.0, "pad_token_id": 0},
+    ),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
     "dbrx": ("dbrx", {}),
     "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None, "rms_norm_eps": 1e-3}),

@@ -101,7 +101,6 @@ FALCON_H1 = Family(
     to_model=_build_falcon_h1,
     write=_write_falcon_h1,
     tensors=state_space.HYBRID_TENSORS,
-    is_trained=False,
 )
 
 FAMILIES = (FALCON_H1,)

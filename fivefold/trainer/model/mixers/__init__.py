@@ -44,6 +44,6 @@ MODULES_BY_LAYER: Mapping[MixerName, Callable[..., nn.Module]] = {  # of kinds w
 
 
 def build_mixer(model: Model, *, layer: int) -> nn.Module:
-    """Build the token mixer of ``layer``, which is not attention."""
-    name = model.mixer_name(layer)
+    """Build the token mixer of ``layer`` that is not attention, or is next to it."""
+    name: MixerName = "mamba2" if model.joins_mamba2 else model.mixer_name(layer)
     return MODULES[name](model) if name in MODULES else MODULES_BY_LAYER[name](model, layer=layer)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.mixers import fused_scans
@@ -41,6 +42,7 @@ class Mamba2Mixer(nn.Module):
         self.hooks: MixerHooks | None = None
         self.fuses_scan = False
         self.shape, self.epsilon = shape, model.norm_epsilon
+        self.factors = (model.multipliers or Multipliers()).mixer_parts
         self.project = Linear(model.width, shape.projected_width, bias=shape.bias)
         self.conv = Conv(shape.conv_width, taps=shape.taps, bias=shape.conv_bias)
         self.a_log, self.dt_bias, self.d = (nn.Parameter(torch.empty(shape.heads)) for _ in range(3))
@@ -50,10 +52,12 @@ class Mamba2Mixer(nn.Module):
     def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         projected = self.run("mixer.project", self.project, h_RD)
-        tokens, share = rows.tokens, ALL_HEADS
+        tokens, share = rows.tokens, ALL_HEADS if self.hooks is None else self.hooks.share
+        parts = [share.ranks * width for width in self.shape.projected_parts]
+        if set(self.factors) - {1.0}:
+            projected = self.run("mixer.project.scale", scale_parts, projected, parts, self.factors)
         if self.hooks is not None:
-            tokens, share = tokens * self.hooks.share.ranks, self.hooks.share
-            parts = [share.ranks * width for width in self.shape.projected_parts]
+            tokens *= share.ranks
             (projected,) = self.run("mixer.enter", partial(self.hooks.enter, parts=parts), rows.tokens, projected)
         vectors = self.a_log, self.dt_bias, self.d, None if self.norm is None else self.norm.weight
         factors = [None if vector is None else share.take(vector)[0] for vector in vectors]
@@ -64,6 +68,33 @@ class Mamba2Mixer(nn.Module):
             y = self.run("mixer.leave", self.hooks.leave, rows.tokens, y)
         out_RD: Tensor = self.run("mixer.out", self.out, y)
         return out_RD
+
+
+@exclude_from_graphs
+def scale_parts(projected: Tensor, parts: Sequence[int], factors: Sequence[float]) -> Tensor:
+    """Return ``projected`` [R, ·] with a factor on the columns of each of ``parts``, which are so wide."""
+    scaled: Tensor = _ScaleParts.apply(projected, parts, factors)  # type: ignore[no-untyped-call]
+    return scaled
+
+
+class _ScaleParts(torch.autograd.Function):
+    """Saves no tensor: the gradient of each part is multiplied by the factor of the part."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, parts: Sequence[int], factors: Sequence[float]) -> Tensor:
+        ctx.settings = parts, factors
+        return _multiply_parts(projected, parts, factors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _multiply_parts(grad, *ctx.settings), None, None
+
+
+def _multiply_parts(rows: Tensor, parts: Sequence[int], factors: Sequence[float]) -> Tensor:
+    out = torch.empty_like(rows)
+    for part, into, factor in zip(rows.split(parts, dim=1), out.split(parts, dim=1), factors, strict=True):
+        torch.mul(part, factor, out=into)
+    return out
 
 
 @exclude_from_graphs
