@@ -2,9 +2,9 @@
 
     python -m tests.endure.answers --inputs 500 --seed 1
 
-Models of the catalog, machines of 1 to 512 ranks, layouts of divisors that are legal, batches that they divide. Held:
-verdict, risk and bytes; tokens per second and MFU from their formulas; the text of ``predict`` against its JSON; the
-layout of ``search``, ``ask`` and ``compare`` against ``predict`` of it.
+Models of the catalog, machines of 1 to 512 ranks, jobs with up to three of ``SETTINGS``, layouts of divisors that are
+legal, batches that they divide. Held: verdict, risk and bytes; tokens per second and MFU from their formulas; the text
+of ``predict`` against its JSON; the layout of ``search``, ``ask`` and ``compare`` against ``predict`` of it.
 """
 
 from __future__ import annotations
@@ -15,26 +15,62 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.validity import is_legal
+from fivefold.layout.validity import is_legal, validate_job
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model, list_names
 from fivefold.record import UserError
+from fivefold.requests.job import load_job
 from fivefold.step import FITS_RISK, TIGHT_RISK
 from fivefold.units import show_bytes, show_seconds
 from tests.endure.commands import LIMIT_SECONDS, answer, isolate, judge
 from tests.endure.files import folder
 
 SMALL = ("tiny", "nano", "llama3-8b", "qwen3-4b", "gpt-oss-20b", "deepseek-v2-lite", "gemma3-1b", "mixtral-8x7b")
-MACHINES = ("h100", "h200", "a100", "gb200", "l40s", "h800")
+HYBRIDS = ("lfm2-350m", "jamba-v0.1", "kimi-linear-48b-a3b", "nemotron3-nano-30b-a3b", "qwen3.5-35b-a3b")
+MACHINES = ("h100", "h200", "a100", "gb200", "l40s", "h800", "mi300x")
 STACKS = ("", "", "", "torchtitan", "megatron", "deepspeed", "fsdp2")
 SCHEDULES = ("1f1b", "interleaved", "zb1p", "zbv", "gpipe", "dualpipev")
+SETTINGS: tuple[tuple[str, ...], ...] = (  # of which a job has up to three that are legal with one another
+    ("fused_scans=true",),
+    ("fused_scans=true",),
+    ("adapter=lora:8", "adapter.rank_pattern=q_proj:2,o_proj:64", "adapter.alpha_pattern=q_proj:4"),
+    ("adapter=lora:16", "adapter.targets=q_proj,v_proj,experts.gate_up_proj,experts.down_proj"),
+    ("adapter=lora:4", "adapter.targets=all-linear,experts.down_proj", "adapter.rank_pattern=experts.down_proj:16"),
+    ("adapter=qlora:16",),
+    ("adapter=dora:8", "adapter.dropout=0.1"),
+    ("adapter=qdora:8",),
+    ("adapter=lora:8", "adapter.modules_to_save=embed_tokens,lm_head"),
+    ("freeze=embed_tokens,layers[:-2]",),
+    ("freeze=layers[1:].mlp",),
+    ("objective=dpo",),
+    ("objective=sft",),
+    ("documents=separate",),
+    ("offload=optimizer",),
+    ("offload=parameters",),
+    ("offload=activations",),
+    ("images=1",),
+    ("images=1", "freeze_vision_tower=true"),
+    ("optimizer.kind=muon",),
+    ("optimizer.kind=adamw8bit",),
+    ("loss=chunked",),
+    ("attention=unfused",),
+    ("compile=true",),
+    ("kernels=plain",),
+    ("reduce=step",),
+    ("reshard=backward",),
+    ("dispatcher=fused",),
+    ("async_tp=true",),
+    ("vocab_multiple=128",),
+    ("imbalance=1.5",),
+)
 QUESTIONS = ("predict", "micro-batch", "sequence", "changes", "run", "compare", "search", "gpus", "batch", "plan")
 WEIGHTS = (40, 8, 5, 8, 6, 10, 4, 3, 3, 2)
 ATTEMPTS = 200  # layouts that are drawn until one is legal
@@ -67,17 +103,21 @@ def draw_question(number: int, *, seed: int) -> Question:
     is_searched = asked in ("search", "gpus", "batch", "plan", "sequence")
     while True:
         name = rng.choice(SMALL if is_searched or rng.random() < 0.6 else list_names())
+        name = rng.choice(HYBRIDS) if rng.random() < 0.2 else name
         chip, power = rng.choice(MACHINES), rng.randint(0, 3 if is_searched else 9)
         ranks = 2**power * (3 if rng.random() < 0.1 and power else 1)
         sequence = rng.choice((512, 2048, 4096)) if name not in ("tiny", "nano") else 128
         precision = rng.choice(("bf16", "bf16", "bf16", "fp8", "bf16-grad16"))
         stack = rng.choice(STACKS)
-        if layout := _draw_layout(rng, name, f"{chip}:{ranks}", sequence, precision, stack):
+        settings = [word for words in rng.sample(SETTINGS, rng.choice((0, 0, 1, 1, 2, 2, 3))) for word in words]
+        make_job = partial(load_job, settings=settings, seq=sequence, precision=precision, stack=stack or None)
+        if layout := _draw_layout(rng, name, f"{chip}:{ranks}", make_job):
             break
     text, batch = layout
     job = ["--seq", str(sequence), "--gbs", str(batch)]
     job += ["--precision", precision] if precision != "bf16" else []
     job += ["--stack", stack] if stack else []
+    job += [word for setting in settings for word in ("--set", setting)]
     machine = f"{chip}:{ranks}"
     words = {
         "predict": ["predict", name, machine, text],
@@ -91,12 +131,17 @@ def draw_question(number: int, *, seed: int) -> Question:
     return Question([*words, *job, *more], name, machine, text, job)
 
 
-def _draw_layout(
-    rng: random.Random, name: str, machine: str, sequence: int, precision: str, stack: str
-) -> tuple[str, int] | None:
-    """Return a legal layout of all ranks with a global batch that it divides; None if none is drawn."""
+def _draw_layout(rng: random.Random, name: str, machine: str, make_job: Callable[..., Job]) -> tuple[str, int] | None:
+    """Return a legal layout of all ranks with a global batch that it divides; None if none is drawn.
+
+    ``make_job``: returns the job with a batch ``gbs``.
+    """
     model, ranks = build_model(name), int(machine.partition(":")[2])
     chips = resolve(machine, local=Path("/nowhere"))
+    try:
+        validate_job(model, make_job(gbs=8))
+    except UserError:
+        return None
     for _ in range(ATTEMPTS):
         left, degrees = ranks, dict[str, int]()
         for axis in rng.sample(("tp", "pp", "cp", "dp"), 4):
@@ -114,8 +159,7 @@ def _draw_layout(
                 zero=rng.choice((0, 1, 2, 3)) if degrees["dp"] * degrees["cp"] > 1 else 0,
             )  # fmt: skip
             batch = layout.dp * mbs * micro_batches
-            job = Job(sequence=sequence, global_batch=batch, precision=precision, **({"stack": stack} if stack else {}))
-            if is_legal(layout, model=model, job=job, machine=chips):
+            if is_legal(layout, model=model, job=make_job(gbs=batch), machine=chips):
                 return str(layout), batch
         except (UserError, ValueError):
             continue

@@ -47,7 +47,7 @@ def list_asked(words: list[str]) -> list[tuple[str, str | None]]:
             path, _, value = text.partition("=")
             path = {"stack": "stack.name", "precision": "precision.name"}.get(path, path)
             path = f"stack.{path}" if path.split(".")[0] in FACTS else path
-            results.append((path, None if value[:1] in ("[", "{") else value))
+            results.append((path, None if value[:1] in ("[", "{") or path == "adapter" else value))
     return results
 
 

@@ -20,7 +20,17 @@ from fivefold.requests.job import load_job
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import FACTS, Stack
 
-NAMED: dict[str, tuple[str, ...]] = {"precision": tuple(RECIPES), "stack": tuple(STACKS)}
+NAMED: dict[str, tuple[str, ...]] = {  # values that no type lists
+    "precision": tuple(RECIPES),
+    "stack": tuple(STACKS),
+    "adapter": ("lora:8", "qlora", "dora:4", "qdora:16"),
+    "adapter.targets": ("all-linear", "q_proj,v_proj", "q_proj,experts.gate_up_proj,experts.down_proj"),
+    "adapter.rank_pattern": ("q_proj:8", "q_proj:2,down_proj:64", "{q_proj = 4}"),
+    "adapter.alpha_pattern": ("o_proj:8", "o_proj:12.5"),
+    "freeze": ("embed_tokens", "layers[1:].mlp", "embed_tokens,layers[:-1]", "norm,lm_head", "layers[0].q_proj"),
+    "ramp": ("{first = 8, step = 8, every = 2}", "{first = 64, step = 64, samples = 4096}"),
+    "optimizer.groups": ('[{of = "head", rate = 0.5}]', '[{of = "embeddings", weight_decay = 0.0}]'),
+}
 NO_VALUES = ("", " ", "x", "é", "{a=1}", "[1,", "none", "None", "nan")
 INTEGERS = (-1, 0, 1, 2, 3, 7, 64, 1.5)
 REALS = (-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.5, 1e6, 1e300)
