@@ -332,7 +332,7 @@ def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, value: 
     try:
         job = _change_job(resolved.job, field, value)
     except UserError as error:
-        return str(error).removeprefix("precision: ")
+        return str(error).removeprefix("precision: ").removeprefix("job: ")
     reasons = list_reasons(layout, model=resolved.model, job=job, machine=resolved.machine)
     if field == "stack":
         reasons = chain(reasons, list_inexpressible(layout, model=resolved.model, job=job))
@@ -340,12 +340,13 @@ def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, value: 
 
 
 def _change_job(job: Job, field: str, value: str) -> Job:
+    """Return the job with another value of a field. Raises a ``UserError`` if other fields exclude it."""
     if field == "stack":
         return with_stack(job, value)
     if field == "precision":
         return with_precision(job, value)
     if field == "optimizer":
-        return job.replace(optimizer={**job.optimizer.model_dump(), "kind": value})
+        return Job.read({**dict(job), "optimizer": job.optimizer.model_dump() | {"kind": value}}, origin="job")
     if field in ("attention", "loss"):
         return job.replace(stack=job.stack.replace(**{field: value}))
     if field == "scaling" and not job.precision.is_low_precision:
@@ -353,4 +354,4 @@ def _change_job(job: Job, field: str, value: str) -> Job:
     if field in PRECISION_PARTS:
         part = value.split(",") if field == "moments_bytes" else value
         return job.replace(precision=Recipe.read(job.precision.model_dump() | {field: part}, origin="precision"))
-    return job.replace(**{field: value})
+    return Job.read({**dict(job), field: value}, origin="job")

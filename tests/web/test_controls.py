@@ -186,6 +186,14 @@ def test_software_that_contradicts_a_setting_says_so(setting: str, stack: str, r
     assert bool(reasons[stack]) == bool(reason)
 
 
+def test_adapters_next_to_frozen_parts_say_why_they_are_not_there() -> None:
+    asked = resolve_question(
+        model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64, set=["freeze=embed_tokens"]
+    )
+    reasons = [choice.reason for choice in list_job_choices(*asked)["adapter"]]
+    assert all(reason.startswith("freeze next to an adapter is not supported") for reason in reasons)
+
+
 def test_a_value_of_the_job_says_why_the_layout_does_not_have_it() -> None:
     resolved, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
     choices = list_job_choices(resolved, layout)
