@@ -103,6 +103,11 @@ def _compare_categories(memory: HeldMemory, predicted: Step) -> Iterator[MemoryC
 def _list_findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: int) -> Iterator[str]:
     peak, needed = predicted.memory.peak_bytes, memory.needed_bytes
     capacity, chip = memory.capacity_bytes, machine.chip.memory_bytes
+    if memory.requested_bytes is not None and memory.reserved_bytes is not None and memory.reserved_bytes < needed:
+        yield (
+            f"the peak that was found contains the {show_bytes(memory.requested_bytes)} that could not be allocated; "
+            "reserved memory does not, and is therefore less"
+        )
     if capacity is not None and not 0.9 < capacity / chip < 1.1:
         yield f"the message is of a device with {show_bytes(capacity)}, and {machine.name} has {show_bytes(chip)}"
     if peak > room:
