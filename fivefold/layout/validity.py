@@ -104,6 +104,25 @@ def list_inexpressible(layout: Layout, *, model: Model, job: Job) -> Iterator[st
         yield f"{config} etp{layout.etp} with tp{layout.tp} and ep{layout.ep}; use etp{default_etp}"
 
 
+def list_unwritten(model: Model, job: Job, fields: Sequence[str] = ("optimizer", "precision")) -> Iterator[str]:
+    """Yield with which optimizer or precision of a job no config of its stack is written, one line for each field.
+
+    Such a job is predicted all the same: some software has more than the configs that are written for it.
+    """
+    runs = job.stack.runs
+    precisions = runs.list_config_precisions(experts=model.moe is not None)
+    facts = {
+        "optimizer": (job.optimizer.kind, runs.config_optimizers),
+        "precision": (job.precision.name, precisions),
+    }
+    for field in fields:
+        value, known = facts[field]
+        if known and value not in known:
+            *others, last = known
+            fix = f"{', '.join(others)} or {last}" if others else last
+            yield f"no config of {job.stack.name} is written with {field} {value}; use {fix}, or another stack"
+
+
 def validate_job(model: Model, job: Job, machine: Machine | None = None) -> None:
     """Raise a one-line ``UserError`` if model, job and machine do not fit one another under any layout."""
     if (reason := next(list_mismatches(model, job, machine), None)) is not None:

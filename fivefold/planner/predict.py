@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from fivefold.job import Job, Recipe
 from fivefold.layout import remarks
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.validity import is_legal, refuse
+from fivefold.layout.validity import is_legal, list_unwritten, refuse
 from fivefold.layout.where import Where
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
@@ -237,7 +238,9 @@ class Planner:
         )
         if layout is None:
             return lines
-        return (*lines, *self._describe_dispatcher(layout, where=where), *self._describe_fused_scans(layout))
+        unwritten = () if is_searched else list_unwritten(self.model, self.job)  # a search ends in the config
+        predicted = (self._describe_dispatcher(layout, where=where), self._describe_fused_scans(layout))
+        return (*lines, *unwritten, *chain.from_iterable(predicted))
 
     def _describe_dispatcher(self, layout: Layout, *, where: Where | None = None) -> Iterator[str]:
         """Yield what the fused dispatcher would give, if the experts' ranks span nodes and the software has one.

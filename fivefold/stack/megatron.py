@@ -115,6 +115,18 @@ CORE_RUNS = {
     ),
     "expert_recomputes": Fact(("act", "moe", "shared"), f"{CORE_RECOMPUTES}, with moe_grouped_gemm"),
 }
+CORE_ARGUMENTS = "NVIDIA/Megatron-LM@core_v0.16.1:megatron/training/arguments.py"
+CORE_CONFIGS = {
+    "config_optimizers": Fact(("adamw", "muon", "sgd"), f"{CORE_ARGUMENTS}, --optimizer"),
+    "config_precisions": Fact(
+        (
+            "fp32",
+            "fp16",
+            *(f"{name}{end}" for name in ("bf16", "fp8", "fp8-tiles", "mxfp8", "nvfp4") for end in ("", "-grad16")),
+        ),
+        f"{CORE_ARGUMENTS}, --fp16, --bf16, --fp8-recipe, --fp4-format, --grad-reduce-in-bf16",
+    ),
+}
 FUSED_DISPATCHER = {
     "fused_dispatcher": Fact(
         True,
@@ -136,7 +148,7 @@ MEGATRON_CORE = StackEntry(
         ),
         "async_tp": Fact(True, f"{SP} §4.2.2; {LAYERS}, LinearWithGradAccumulationAndAsyncCommunication"),
     },
-    runs=CORE_RUNS | FUSED_DISPATCHER,
+    runs=CORE_RUNS | CORE_CONFIGS | FUSED_DISPATCHER,
 )
 
 # Userbuffers overlap the messages of tensor parallelism; the loss is Transformer Engine's.
@@ -149,7 +161,7 @@ MEGATRON_BRIDGE = StackEntry(
         "overlap": Fact(("dp", "cp", "pp", "tp"), f"{RECIPES}; llama3_llm_pretrain.py: userbuffers"),
         "reduce_in_fp32": Fact(False, f"{RECIPES}: grad_reduce_in_fp32 is off"),
     },
-    runs=CORE_RUNS | FUSED_DISPATCHER,
+    runs=CORE_RUNS | CORE_CONFIGS | FUSED_DISPATCHER,
 )
 
 NEMO = StackEntry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fivefold.stack.entry import Fact, StackEntry
+from fivefold.stack.pytorch import TRAINER_OPTIMIZERS
 
 ENGINE = "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py"
 ZERO_CONFIG = "deepspeedai/DeepSpeed@1b88ac3:deepspeed/runtime/zero/config.py"
@@ -43,6 +44,11 @@ DEEPSPEED = StackEntry(
         "orders": Fact(False, "deepspeedai/DeepSpeed@0.19.8:deepspeed/utils/groups.py: sequence ranks in a row"),
         "recomputes": Fact(
             ("full",), "huggingface/transformers@5.23.0:src/transformers/modeling_layers.py, GradientCheckpointingLayer"
+        ),
+        "config_optimizers": TRAINER_OPTIMIZERS,
+        "config_precisions": Fact(
+            ("fp32", "bf16", "bf16-grad16", "fp16"),
+            "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/config.py: bf16, fp16, data_types.grad_accum_dtype",
         ),
         "pipelined_zero": Fact((0, 1), f"{ENGINE}, __init__: ZeRO-2 and ZeRO-3 are incompatible with pipelines"),
         "cp_kinds": Fact(
@@ -111,6 +117,11 @@ NANOTRON = StackEntry(
             ("full",), f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config/parallelism_config.py, recompute_layer"
         ),
         "zero": Fact((0, 1), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: ZeRO Stage 1"),
+        "config_optimizers": Fact(("adamw",), f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config/config.py"),
+        "config_precisions": Fact(
+            ("bf16", "bf16-pure", "fp32"),
+            f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config: model.dtype, accumulate_grad_in_fp32",
+        ),
         "shard_groups": Fact(False, f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: over all of dp_pg"),
         "orders": Fact(False, f"{NANOTRON_REPOSITORY}@009b8f7:src/nanotron/parallel/context.py: pp, dp, cp, tp"),
     },

@@ -38,6 +38,8 @@ DTENSOR = {
 }
 DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothing else")
 
+TRAINER = "huggingface/transformers@5.23.0:src/transformers/training_args.py"
+TRAINER_OPTIMIZERS = Fact(("adamw", "adamw8bit", "adamw4bit", "adafactor", "sgd"), f"{TRAINER}, OptimizerNames")
 PLANS = "huggingface/accelerate@1.15.0:src/accelerate/parallelism_config.py"
 FSDP2 = StackEntry(
     name="fsdp2",
@@ -65,6 +67,11 @@ FSDP2 = StackEntry(
         "recomputes": Fact(
             ("full",), "huggingface/accelerate@1.15.0:src/accelerate/utils/fsdp_utils.py, fsdp2_apply_ac: full blocks"
         ),
+        "config_optimizers": TRAINER_OPTIMIZERS,
+        "config_precisions": Fact(
+            ("fp32", "tf32", "bf16-grad16", "fp16"),
+            "huggingface/accelerate@1.15.0:src/accelerate/utils/dataclasses.py, set_mixed_precision: reduce_dtype",
+        ),
     },
 )
 
@@ -86,6 +93,10 @@ DDP = StackEntry(
     runs={
         "axes": Fact(("dp",), f"{REDUCER}: one process group, of replicas"),
         "zero": Fact((0,), f"{REDUCER}: all-reduce of full gradients"),
+        "config_optimizers": TRAINER_OPTIMIZERS,
+        "config_precisions": Fact(
+            ("fp32", "tf32", "bf16-autocast", "fp16-autocast"), f"{TRAINER}, bf16 and fp16: autocast over fp32 weights"
+        ),
     },
 )
 
@@ -137,6 +148,17 @@ TORCHTITAN = StackEntry(
             ("full", "norm+rope+act"),
             "pytorch/torchtitan@0.3.0:torchtitan/distributed/activation_checkpoint.py: FullAC, or SelectiveAC by "
             "operation, which keeps matmuls and attention",
+        ),
+        "config_optimizers": Fact(
+            ("adamw",), "pytorch/torchtitan@0.3.0:torchtitan/components/optimizer.py: Adam and AdamW"
+        ),
+        # those of its versions 0.2 and 0.3 together
+        "config_precisions": Fact(
+            ("fp32", "bf16", "bf16-full", "bf16-autocast"), f"{PARALLELIZE}, apply_fsdp: param_dtype; apply_ddp"
+        ),
+        "config_dense_precisions": Fact(
+            ("fp8", "fp8-wire", "fp8-rowwise", "fp8-rowwise-gw", "mxfp8"),
+            "pytorch/torchtitan@018740b:torchtitan/components/quantization: float8 and mx of linear layers",
         ),
         "experts_as_mlp": Fact(True, "pytorch/torchtitan@0.3.0:torchtitan/models/common/moe.py: no etp with ep"),
         "cp_kinds": Fact(("ring",), f"{PARALLEL_DIMS}, seq_len_divisor: two parts of a sequence per rank"),
@@ -205,6 +227,12 @@ TORCHTUNE = StackEntry(
         "orders": Fact(False, f"{TUNE}:recipes/full_finetune_distributed.py: dp, tp"),
         "recomputes": Fact(
             ("full", "full/n"), f"{TUNE}:torchtune/training/activations.py, apply_selective_activation_checkpointing"
+        ),
+        "config_optimizers": Fact(
+            ("adamw", "adamw8bit", "adamw4bit", "sgd"), f"{TUNE}:recipes/configs: torch.optim, bitsandbytes, torchao"
+        ),
+        "config_precisions": Fact(
+            ("bf16-pure", "fp32"), f"{TUNE}:torchtune/training/precision.py, get_dtype: no master copy"
         ),
     },
 )

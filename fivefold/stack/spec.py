@@ -56,6 +56,9 @@ class SupportedLayouts(Record):
     experts_as_mlp: bool = False  # its config can express etp = tp without ep, and etp = 1 with ep, only
     config_axes: tuple[Axis, ...] = ()  # those of ``axes`` that its config can express; empty: all
     config_zero: tuple[ZeroStage, ...] = ()  # those of ``zero`` that its config can express with pp = 1; empty: all
+    config_optimizers: tuple[str, ...] = ()  # update rules with which a config of it is written; empty: all
+    config_precisions: tuple[str, ...] = ()  # names of recipes with which a config of it is written; empty: all
+    config_dense_precisions: tuple[str, ...] = ()  # further recipes, only of models without experts
     cp_shards: bool = False  # its config always shards weights over all of cp: no ZeRO-0 with cp, groups span cp
 
     def zero_with(self, pp: int) -> tuple[ZeroStage, ...]:
@@ -90,6 +93,10 @@ class SupportedLayouts(Record):
         if ac.startswith("full"):
             return ("full/n" if "/" in ac else "full") in known
         return all(group in known for group in (["core"] if ac == "selective" else ac.split("+")))
+
+    def list_config_precisions(self, *, experts: bool) -> tuple[str, ...]:
+        """Return the recipes with which a config is written for a model with or without ``experts``; empty: all."""
+        return self.config_precisions if experts else (*self.config_precisions, *self.config_dense_precisions)
 
     def list_joint_recomputes(self) -> list[str]:
         """Return the groups of operations that its config can only recompute together."""

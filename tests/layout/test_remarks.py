@@ -237,3 +237,21 @@ def test_the_remark_of_an_answer_is_shown_with_those_on_its_job() -> None:
         ff.ask("micro-batch", "nano", "h100:4", "dp2", seq=64, gbs=4)
     lines = [str(warning.message) for warning in warned]
     assert [IDLE_WORDS in lines[0], "the global batch of 4 is the limit" in lines[1]] == [True, True]
+
+
+def test_an_optimizer_or_precision_without_a_config_is_a_remark() -> None:
+    chips, plan = resolve("h100:8", local=Path("/nowhere")), Layout.parse("dp8 zero3")
+    job = JOB.replace(stack=build_stack("torchtitan"), optimizer={"kind": "muon"}, precision=RECIPES["nvfp4"])
+
+    def list_lines(job: Job, **options: bool) -> list[str]:
+        lines = Planner(model=NANO, machine=chips, job=job).list_remarks(plan, **options)
+        return [line for line in lines if "is written with" in line]
+
+    assert list_lines(job) == [
+        "no config of torchtitan is written with optimizer muon; use adamw, or another stack",
+        "no config of torchtitan is written with precision nvfp4; use fp32, bf16, bf16-full, bf16-autocast, fp8, "
+        "fp8-wire, fp8-rowwise, fp8-rowwise-gw or mxfp8, or another stack",
+    ]
+    assert list_lines(job, is_searched=True) == []  # a search ends in the config, or in what would have to change
+    assert list_lines(job.replace(stack=build_stack("nemo"))) == []  # no config of it is written at all
+    assert list_lines(JOB.replace(stack=build_stack("torchtitan"))) == []
