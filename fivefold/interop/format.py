@@ -95,6 +95,10 @@ class ConfigFormat(NamedTuple):
     sample_data: str = ""  # what a config trains on that is written without the user's data
     fine_tuning_stacks: tuple[str, ...] = ()  # whose jobs with adapters or pairs the format expresses
 
+    def is_of(self, stack: str) -> bool:
+        """Tell whether it is a format of the configs of ``stack``."""
+        return stack in (self.stack, *self.fine_tuning_stacks)
+
     def read(self, document: Document, overrides: Overrides) -> Reading:
         """Return the document as model, layout and job."""
         assert self.parse is not None

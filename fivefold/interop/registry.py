@@ -44,6 +44,7 @@ def list_job_formats(job: Job) -> list[ConfigFormat]:
         key=lambda form: (
             not (fine_tunes and job.stack.name in form.fine_tuning_stacks),
             form.stack != job.stack.name,
+            job.stack.name not in form.fine_tuning_stacks,
         ),
     )
 
@@ -51,7 +52,7 @@ def list_job_formats(job: Job) -> list[ConfigFormat]:
 def list_stack_formats(job: Job) -> list[str]:
     """Return the names of the formats of the configs of a job's stack, the usual one first."""
     stack = job.stack.name
-    names = [form.name for form in list_job_formats(job) if stack in (form.stack, *form.fine_tuning_stacks)]
+    names = [form.name for form in list_job_formats(job) if form.is_of(stack)]
     if not names:
         known = ", ".join(dict.fromkeys(form.stack for form in FORMATS if form.stack))
         raise UserError(f"no config is written for stack {stack}; there is one for {known}")

@@ -41,7 +41,7 @@ def list_remarks(
         _describe_unused_window(model, job),
         _describe_deferred_recompute(layout) if layout else (),
         _describe_unused_pairs(model, job, layout) if layout else (),
-        _describe_unused_fused_scans(model, job),
+        describe_unused_fused_scans(model, job),
     )
     return tuple(chain.from_iterable(remarks))
 
@@ -113,7 +113,7 @@ def _describe_unused_pairs(model: Model, job: Job, layout: Layout) -> Iterator[s
         )
 
 
-def _describe_unused_fused_scans(model: Model, job: Job) -> Iterator[str]:
+def describe_unused_fused_scans(model: Model, job: Job) -> Iterator[str]:
     """Yield a remark if ``fused_scans`` is set where no scan runs other kernels for it."""
     if not job.stack.fused_scans:
         return

@@ -12,13 +12,14 @@ from itertools import chain
 from math import log2
 from typing import Any, NamedTuple, get_args
 
-from fivefold.adapter import ADAPTERS
+from fivefold.adapter import ADAPTERS, ALL_LINEAR, EXPERT_TARGETS, SAVED, Adapter
 from fivefold.bounded_types import RANKS
 from fivefold.job import RECIPES, Job, Recipe
+from fivefold.layout.remarks import describe_unused_fused_scans
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
 from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
-from fivefold.layout.validity import list_inexpressible, list_reasons
+from fivefold.layout.validity import list_inexpressible, list_reasons, list_unwritten
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
@@ -168,7 +169,8 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
         joint = resolved.job.stack.runs.list_joint_recomputes()
         return [*dict.fromkeys(["none", "selective", "norm+act", *joint, *pipeline_choices, "full", current])]
     if field == "offload":
-        return [(), ("optimizer",), ("activations",), ("optimizer", "activations")]
+        offloads: list[tuple[str, ...]] = [(), ("optimizer",), ("activations",), ("optimizer", "activations")]
+        return [*dict.fromkeys([*offloads, ("parameters",), current])]
     if field == "schedule":
         return list(SCHEDULES) if layout.pp > 1 else []
     if field in ("cp_kind", "sp"):
@@ -243,6 +245,16 @@ JOB_CHOICES: dict[str, tuple[str, ...]] = {
     "attention": get_args(Attention),
     "loss": get_args(Stack.model_fields["loss"].annotation),
     "documents": get_args(Job.model_fields["documents"].annotation),
+    "fused_scans": ("true",),
+    "adapter_targets": (
+        ALL_LINEAR,
+        "q_proj,v_proj",
+        "q_proj,k_proj,v_proj,o_proj",
+        "gate_proj,up_proj,down_proj",
+        ",".join((ALL_LINEAR, *EXPERT_TARGETS)),
+        ",".join(("q_proj,k_proj,v_proj,o_proj", *EXPERT_TARGETS)),
+    ),
+    "modules_to_save": (*SAVED, ",".join(SAVED)),
     "weights_bytes": ("4", "2", "1"),
     "gradients_bytes": ("4", "2", "1"),
     "master_bytes": ("4", "2", "0"),
@@ -252,6 +264,7 @@ JOB_CHOICES: dict[str, tuple[str, ...]] = {
     "gathers": get_args(Recipe.model_fields["gathers"].annotation),
     "dispatches": get_args(Recipe.model_fields["dispatches"].annotation),
 }
+OF_ADAPTER = {"adapter_targets": "targets", "modules_to_save": "modules_to_save"}  # lists of an adapter's record
 PART_LABELS = {  # parts of the precision
     "weights_bytes": "weights",
     "gradients_bytes": "gradients",
@@ -270,6 +283,8 @@ CHECKED = (
     "optimizer",
     "loss",
     "documents",
+    "fused_scans",
+    *OF_ADAPTER,
     *(part for part in PRECISION_PARTS if part != "moments_bytes"),
 )
 JOB_HELP = {
@@ -285,6 +300,12 @@ JOB_HELP = {
     "in 16 bits; plain, upcast and upcast_copy make copies in fp32",
     "documents": "sequence packing. joined: tokens attend to all of a sequence; separate: only to their own document. "
     "Both are counted equally",
+    "fused_scans": "scans of a hybrid model: PyTorch's operations in groups of chunks, or one of the kernels of "
+    "flash-linear-attention, as other software runs them",
+    "adapter_targets": "linear layers with an adapter. all-linear: those of attention, MLPs and shared experts; "
+    "experts.gate_up_proj and experts.down_proj: routed experts, which all-linear leaves frozen",
+    "modules_to_save": "modules that are trained in full next to the adapter, as copies: the embedding, the output "
+    "projection, or both",
     "weights_bytes": "bytes of a weight as it is gathered and multiplied",
     "gradients_bytes": "bytes of the gradient of a weight as the backward writes it",
     "master_bytes": "bytes of the copy of a weight that the optimizer updates",
@@ -325,6 +346,8 @@ def _show_choice(field: str, value: str) -> str:
     """Return a value of a field of the job as the page shows it."""
     if field == "moments_bytes":
         return value.replace(",", " and ") + " bytes"
+    if field == "fused_scans":
+        return "fused"
     return FORMATS[value] if field.endswith("_bytes") else value
 
 
@@ -334,8 +357,12 @@ def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, value: 
     except UserError as error:
         return str(error).removeprefix("precision: ").removeprefix("job: ")
     reasons = list_reasons(layout, model=resolved.model, job=job, machine=resolved.machine)
-    if field == "stack":
+    if field == "fused_scans":
+        reasons = chain(reasons, describe_unused_fused_scans(resolved.model, job))
+    elif field == "stack":
         reasons = chain(reasons, list_inexpressible(layout, model=resolved.model, job=job))
+    elif field in ("precision", "optimizer"):
+        reasons = chain(reasons, list_unwritten(resolved.model, job, fields=(field,)))
     return next(reasons, "")
 
 
@@ -347,7 +374,12 @@ def _change_job(job: Job, field: str, value: str) -> Job:
         return with_precision(job, value)
     if field == "optimizer":
         return Job.read({**dict(job), "optimizer": job.optimizer.model_dump() | {"kind": value}}, origin="job")
-    if field in ("attention", "loss"):
+    if field in OF_ADAPTER:
+        if job.adapter is None:
+            raise UserError("no adapter is chosen; take one, such as lora:16")
+        changed = job.adapter.model_dump() | {OF_ADAPTER[field]: value.split(",")}
+        return job.replace(adapter=Adapter.read(changed, origin="adapter"))
+    if field in ("attention", "loss", "fused_scans"):
         return job.replace(stack=job.stack.replace(**{field: value}))
     if field == "scaling" and not job.precision.is_low_precision:
         raise UserError(f"matmuls in {job.precision.compute} have no scales; take a precision in fp8 or fp4")

@@ -84,6 +84,11 @@ class JobQuestion(MachineRequest, defer_build=False):
         "loss": "loss",
         "documents": "documents",
         "freeze": "freeze",
+        "fused_scans": "fused_scans",
+        "adapter_targets": "adapter.targets",
+        "modules_to_save": "adapter.modules_to_save",
+        "rank_pattern": "adapter.rank_pattern",
+        "alpha_pattern": "adapter.alpha_pattern",
         **{name: name for name in ("images", "image_tokens", "freeze_vision_tower", "freeze_projector")},
         **{part: f"precision.{part}" for part in PRECISION_PARTS},
     }
@@ -103,6 +108,13 @@ class JobQuestion(MachineRequest, defer_build=False):
     loss: Line | None = None
     documents: Line | None = None
     freeze: Line | None = Field(None, description="Parts that are not trained, such as embed_tokens,layers[:-2].")
+    fused_scans: Line | None = Field(None, description="true: scans run the kernels of flash-linear-attention.")
+    adapter_targets: Line | None = Field(None, description="Layers with an adapter, such as q_proj,v_proj.")
+    modules_to_save: Line | None = Field(
+        None, description="Modules that are trained in full next to the adapter: embed_tokens, lm_head or both."
+    )
+    rank_pattern: Line | None = Field(None, description="Ranks of some targets of the adapter, such as q_proj:8.")
+    alpha_pattern: Line | None = Field(None, description="Alphas of some targets of the adapter, such as q_proj:16.")
     images: Annotated[int | None, Field(ge=0, description="Images in a sequence, of a model with a vision tower.")] = (
         None
     )

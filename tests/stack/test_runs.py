@@ -89,8 +89,11 @@ SEARCHED = {
     "experts_as_mlp",
     "config_axes",
     "config_zero",
+    "config_optimizers",
+    "config_precisions",
+    "config_dense_precisions",
     "cp_shards",
-}  # what the search keeps to, and legality does not
+}  # what the search keeps to, or a remark says, and legality does not
 
 
 def test_stack_that_shards_over_cp_has_no_zero0() -> None:

@@ -64,9 +64,75 @@ def test_offload_is_a_control() -> None:
     resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=optimizer", gbs=64)
     row = next(row for row in list_controls(resolved, now) if row.word == "offload")
     chosen = {option.text: option.chosen for option in row.options}
-    assert chosen == {"none": False, "optimizer": True, "activations": False, "optimizer+activations": False}
+    assert chosen == {
+        "none": False, "optimizer": True, "activations": False, "optimizer+activations": False, "parameters": False,
+    }  # fmt: skip
     assert row.options[0].layout == "dp8 zero3 mbs1"
     assert "offload=optimizer+activations" in row.options[3].layout
+    assert row.options[4].reason == ""
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero1", gbs=64)
+    row = next(row for row in list_controls(resolved, now) if row.word == "offload")
+    assert row.options[4].reason.startswith("offload=parameters is not modelled with")
+    resolved, now = resolve_question(
+        model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=parameters", gbs=64, stack="fsdp2"
+    )
+    row = next(row for row in list_controls(resolved, now) if row.word == "offload")
+    assert [(option.text, option.reason) for option in row.options if option.chosen] == [("parameters", "")]
+
+
+def test_layers_of_an_adapter_are_controls() -> None:
+    asked = {"model": "mixtral-8x7b", "machine": "h100:8", "layout": "dp8 zero3", "gbs": 64}
+    choices = list_job_choices(*resolve_question(**asked))
+    for field in ("adapter_targets", "modules_to_save"):
+        assert {choice.reason for choice in choices[field]} == {"no adapter is chosen; take one, such as lora:16"}
+    choices = list_job_choices(*resolve_question(**asked, adapter="lora:16"))
+    for field in ("adapter_targets", "modules_to_save"):
+        for choice in choices[field]:
+            if choice.value == "gate_proj,up_proj,down_proj":
+                assert "mixtral-8x7b has no such layer" in choice.reason
+                continue
+            assert choice.reason == ""
+            changed, now = resolve_question(**asked, adapter="lora:16", **{field: choice.value})
+            assert is_legal(now, model=changed.model, job=changed.job, machine=changed.machine)
+            assert changed.job.adapter is not None
+            assert getattr(changed.job.adapter, field.removeprefix("adapter_")) == tuple(choice.value.split(","))
+    dense = list_job_choices(*resolve_question(**asked | {"model": "llama3-8b"}, adapter="lora:16"))
+    off = {choice.value: choice.reason for choice in dense["adapter_targets"]}
+    assert "experts" in off["all-linear,experts.gate_up_proj,experts.down_proj"]
+    assert off["q_proj,v_proj"] == ""
+    asked |= {"adapter": "lora:16", "adapter_targets": "q_proj,v_proj", "rank_pattern": "q_proj:4"}
+    off = {choice.value: choice.reason for choice in list_job_choices(*resolve_question(**asked))["adapter_targets"]}
+    assert "rank_pattern" in off["gate_proj,up_proj,down_proj"]  # whose target it would not have
+
+
+def test_fused_scans_are_a_control_of_models_with_scans() -> None:
+    def explain(model: str, stack: str) -> str:
+        asked = resolve_question(model=model, machine="h100:8", layout="dp8 zero3", gbs=64, stack=stack)
+        (choice,) = list_job_choices(*asked)["fused_scans"]
+        return choice.reason
+
+    assert explain("qwen3-next-80b-a3b", "fivefold") == ""
+    assert "has no layers of gated_delta_net" in explain("llama3-8b", "fivefold")
+    assert explain("qwen3-next-80b-a3b", "torchtitan").endswith("scans of torchtitan are fused anyway")
+
+
+def test_an_optimizer_or_precision_without_a_config_says_so() -> None:
+    def list_off(field: str, **other: str) -> dict[str, str]:
+        asked = {"model": "llama3-8b", "machine": "h100:8", "layout": "dp8 zero3", "gbs": 64} | other
+        choices = list_job_choices(*resolve_question(**asked))[field]
+        return {choice.value: choice.reason for choice in choices if choice.reason}
+
+    assert list_off("optimizer", stack="torchtitan").keys() == set(JOB_CHOICES["optimizer"]) - {"adamw"}
+    assert list_off("optimizer", stack="torchtitan")["muon"] == (
+        "no config of torchtitan is written with optimizer muon; use adamw, or another stack"
+    )
+    assert list_off("precision", stack="torchtitan")["nvfp4"].startswith("no config of torchtitan is written with")
+    # what another field causes is said there alone
+    assert (
+        list_off("precision", stack="torchtitan", optimizer="muon").keys()
+        == list_off("precision", stack="torchtitan").keys()
+    )
+    assert list_off("optimizer") == {}
 
 
 def test_sharding_group_is_a_control() -> None:

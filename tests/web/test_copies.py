@@ -30,6 +30,13 @@ STEPS = [
     {"layout": "dp2 zero3", "freeze": "embed_tokens,layers[0].attention"},
     {"layout": "dp2", "adapter": "lora:8", "set": ["adapter.targets=q_proj,v_proj"]},
     {
+        "layout": "dp2", "adapter": "lora:8",
+        "adapter_targets": "q_proj,v_proj", "modules_to_save": "embed_tokens,lm_head",
+        "rank_pattern": "q_proj:4", "alpha_pattern": "q_proj:8,v_proj:4",
+    },
+    {"model": "qwen3-next-80b-a3b", "layout": "dp2 zero3", "fused_scans": "true"},
+    {"layout": "dp2 zero3 offload=parameters", "stack": "fsdp2", "precision": "bf16-grad16"},
+    {
         "model": "gemma3-4b", "layout": "dp2 zero3", "seq": 2048,
         "images": 2, "image_tokens": 256, "freeze_vision_tower": True, "freeze_projector": True,
     },

@@ -133,6 +133,90 @@ def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
     assert list_violations(page) == []
 
 
+@NEEDS_CHROMIUM
+def test_layers_of_an_adapter_are_chosen(page: Any) -> None:
+    expect = playwright.expect
+    page.goto(PLAN.replace("h100:8", "h100:2").replace("dp8", "dp2"))
+    page.locator("summary", has_text="Layers of the adapter").click()
+    targets = page.get_by_label("layers with an adapter")
+    assert "no adapter is chosen" in targets.locator("option[value='q_proj,v_proj']").inner_text()
+    page.locator("select[name=adapter]").select_option("lora:16")
+    expect(page.locator("#answer .about")).to_contain_text("lora:16")
+    expect(targets.locator("option[value='q_proj,v_proj']")).to_have_text("q_proj,v_proj")
+    assert "experts" in targets.locator("option", has_text="all-linear,experts.gate_up_proj").inner_text()
+    targets.focus()
+    expect(page.locator("#tip")).to_contain_text("routed experts, which all-linear leaves frozen")
+    targets.select_option("q_proj,v_proj")
+    page.get_by_label("trained in full").select_option("lm_head")
+    page.get_by_label("other ranks").fill("q_proj:4")
+    page.get_by_label("other alphas").fill("v_proj:8")
+    page.get_by_label("other alphas").press("Enter")
+    command = page.get_by_role("button", name="Copy as command")
+    expect(command).to_have_attribute(
+        "data-copy",
+        "fivefold predict llama3-8b h100:2 'dp2 zero3 mbs1' --seq 8192 --gbs 64 --adapter lora:16 "
+        "--set adapter.targets=q_proj,v_proj --set adapter.modules_to_save=lm_head "
+        "--set adapter.rank_pattern=q_proj:4 --set adapter.alpha_pattern=v_proj:8",
+    )
+    python = page.get_by_role("button", name="Copy as Python").get_attribute("data-copy")
+    assert '"targets": ["q_proj", "v_proj"]' in python
+    assert '"rank_pattern": ["q_proj:4"]' in python
+    expect(page.locator("#answer .figures")).to_be_visible()
+    assert list_violations(page) == []
+
+
+@NEEDS_CHROMIUM
+def test_parameters_are_offloaded_and_scans_fused(page: Any) -> None:
+    expect = playwright.expect
+    page.goto(PLAN)
+    scans = page.get_by_label("fused scans")
+    assert "fused_scans=true changes nothing" in scans.locator("option[value=true]").inner_text()
+    offload = page.get_by_role("group", name="offload")
+    offload.get_by_role("link", name="parameters", exact=True).click()
+    expect(page.locator("input[name=layout]")).to_have_value("dp8 zero3 mbs1 offload=parameters")
+    page.locator("[data-key='zero 1']").focus()
+    expect(page.locator("#tip")).to_contain_text("offload=parameters is not modelled with")
+    page.go_back()
+    expect(page.locator("input[name=layout]")).to_have_value("dp8 zero3 mbs1")
+    page.get_by_label("catalog name or file").fill("qwen3-next-80b-a3b")
+    page.get_by_label("catalog name or file").press("Enter")
+    expect(scans.locator("option[value=true]")).to_have_text("fused")
+    scans.select_option("true")
+    expect(page.get_by_role("button", name="Copy as command")).to_have_attribute(
+        "data-copy", re.compile("--set fused_scans=true$")
+    )
+    assert "fused_scans=True" in page.get_by_role("button", name="Copy as Python").get_attribute("data-copy")
+
+
+def test_a_choice_without_a_config_is_said(client: TestClient) -> None:
+    asked = {"layout": "dp8 zero3 mbs1", "stack": "torchtitan"}
+    reason = "no config of torchtitan is written with optimizer muon"
+    assert f"{reason} – " not in (text := client.get("/plan", params=asked).text)
+    assert f'title="{reason}; use adamw, or another stack">muon – {reason}<' in text
+    assert (
+        f'<b class="warn">{reason}; use adamw, or another'
+        in client.get("/plan", params=asked | {"optimizer": "muon"}).text
+    )
+
+
+@pytest.mark.parametrize(
+    ("stack", "asked", "heading"),
+    [
+        ("torchtitan", {}, "Config for torchtitan"),
+        ("fsdp2", {}, "Config for fsdp2 (accelerate)"),
+        ("fsdp2", {"adapter": "lora:16"}, "Config for fsdp2 (trl)"),
+        ("ddp", {"layout": "dp8"}, "Config for ddp (trl)"),
+        ("nemo", {"layout": "dp8"}, "Configs of other software"),
+    ],
+)
+def test_the_config_is_that_of_the_software(
+    client: TestClient, stack: str, asked: dict[str, str], heading: str
+) -> None:
+    text = client.get("/plan", params={"layout": "dp8 zero3 mbs1", "stack": stack} | asked).text
+    assert f"<summary>{heading}</summary>" in text
+    assert ("No config is written for nemo." in text) == (stack == "nemo")
+
+
 def test_risk_has_three_colours(client: TestClient) -> None:
     asked = {"machine": "h100:8", "layout": "dp8 zero3 mbs1", "seq": 8192, "gbs": 64}
     for memory, tone in (("79GiB", "good"), ("64GiB", "warn"), ("40GiB", "bad")):

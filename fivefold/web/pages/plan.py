@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import Field
 
-from fivefold.interop.format import ConfigFormat, ConfigPlan, WrittenConfig
-from fivefold.interop.registry import list_job_formats
+from fivefold.interop.format import ConfigPlan, WrittenConfig
+from fivefold.interop.registry import find_stack_format, list_job_formats
 from fivefold.interop.write import write
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
@@ -148,7 +148,7 @@ def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfi
     machine = f"{resolved.machine.name}:{resolved.machine.ranks}"
     layout = asked.parse_layout(resolved.machine)
     plan = ConfigPlan(resolved.model, layout, resolved.job, resolved.machine.ranks_per_node, machine)
-    config = write(plan, to=asked.to or list_formats(resolved)[0].name)
+    config = write(plan, to=asked.to or find_stack_format(resolved.job))
     defaults = use_page_words(describe_defaults(resolved.job, stated=resolved.stated))
     return config._replace(remarks=(*config.remarks, *((defaults,) if defaults else ())))
 
@@ -161,6 +161,7 @@ def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) 
     step = answers.step(request, layout)
     chip = request.machine.chip.memory_bytes
     draws_over_time = asked.over_time or answers.count_drawn_actions(request, layout) <= MAX_ACTIONS_AT_ONCE
+    formats = list_job_formats(request.job)
     scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
         "step": step,
@@ -170,7 +171,8 @@ def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) 
         "height": memory.HEIGHT + pipeline.find_row_height(layout.pp) * layout.pp,
         "chip": chip,
         "cost": describe_cost(step, request.machine, tokens=asked.tokens, price=asked.price),
-        "formats": list_formats(request),
+        "own_formats": [form for form in formats if form.is_of(request.job.stack.name)],
+        "other_formats": [form for form in formats if not form.is_of(request.job.stack.name)],
         "stages": [(stage, draw_stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "causes": (causes := list_time_parts(step.time)),
@@ -227,11 +229,6 @@ def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float |
     if price is None:
         return show_count(hours), f"GPU hours {run}", f"{days:,.1f} days; give a price for dollars"
     return f"${show_count(hours * price)}", run, f"{days:,.1f} days, {show_count(hours)} GPU hours at ${price:g}"
-
-
-def list_formats(resolved: ResolvedRequest) -> list[ConfigFormat]:
-    """Return the formats of configs, that of the job's software first."""
-    return list_job_formats(resolved.job)
 
 
 def draw_bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
