@@ -40,7 +40,7 @@ FREE_FIELDS = frozenset({
     "residual_scale", "residual_factors", "mlp", "embedding_scale", "sinusoid_endpoint", "first_norm", "last_out_bias",
     "head_transform", "head_transform_bias", "logit_scale", "logit_softcap", "dropout", "attention_dropout",
     "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup", "laurel_rank",
-    "gate_sparsity", "joins_mamba2", "multipliers",
+    "gate_sparsity", "joins_mamba2", "multipliers", "differential",
 })  # fmt: skip
 
 
@@ -140,6 +140,7 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             "frozen layers whose weights stay gathered until the backward (reshard=backward)",
             "reshard=forward",
         ),
+        (model.differential, f"differential attention of {model.name}", "a model without it"),
         (job.stack.is_compiled, "compiled blocks", "compile=false"),
         (job.precision.compute == "tf32", "precision tf32", "fp32 or bf16"),
         (bool(recomputed), f"ac={'+'.join(sorted(recomputed))}", "ac=full, selective, norm or act"),

@@ -121,6 +121,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "mamba": lambda model: "mamba" in model.non_attention_mixers,
     "mamba2": lambda model: "mamba2" in model.non_attention_mixers,
     "joined mamba2": lambda model: model.joins_mamba2,
+    "differential": lambda model: model.differential,
     "rg lru": lambda model: "rg_lru" in model.non_attention_mixers,
     "kimi delta": lambda model: "kimi_delta" in model.non_attention_mixers,
     "lightning": lambda model: "lightning" in model.non_attention_mixers,
@@ -241,6 +242,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         return None
     if not frame.adapted:
         model = _add_inputs_of_layers(random.Random(f"{number} inputs"), model, layout=layout, job=job)
+        model = _add_pairs_of_heads(random.Random(f"{number} pairs"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -270,6 +272,21 @@ def _add_inputs_of_layers(chance: random.Random, model: Model, *, layout: Layout
             fitting = (_replace_if_legal(model, fields, layout=layout, job=job) for fields in options)
             model = next(filter(None, fitting), model)
     return model
+
+
+def _add_pairs_of_heads(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some of the models with differential attention, without what it excludes, where that is legal."""
+    fields: dict[str, Any] = {
+        "differential": True,
+        "heads": 2 * model.heads,
+        "kv_heads": 2 * model.kv_heads,
+        **dict.fromkeys(("output_gate", "gate_per_head", "attention_sinks"), False),
+        **dict.fromkeys(("value_dim", "sliding", "attention_dropout"), None),
+        "dropout": 0.0,
+        "gate_activation": "sigmoid",
+    }
+    changed = _replace_if_legal(model, fields, layout=layout, job=job)
+    return model if changed is None or chance.random() > 0.3 else changed
 
 
 def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:

@@ -5,6 +5,7 @@ embed · block    token ids to hidden states; a decoder layer
 rotary           rotary position tables
 attention · flash_attention · sliding_window_attention · unfused_attention · chunked_attention   attention, its kernels
 attention_mask   score scaling and the keys that a query sees     dropout         dropout masks equal in every layout
+differential     pairs of heads whose outputs are subtracted
 mixers/          token mixers other than attention, one module each
 mlp · moe · routing · experts · norm · mtp   the other layers
 per_layer_inputs · altup          what ids add to each layer; a stream of several parts

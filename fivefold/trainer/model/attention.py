@@ -22,6 +22,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import compute_norm_shape
 from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.chunked_attention import get_last_chunk, join_chunks, split_chunks
+from fivefold.trainer.model.differential import compute_initial_factor, repeat_halves, subtract_heads
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
@@ -32,6 +33,7 @@ from fivefold.trainer.model.rotary import RowInputs
 from fivefold.trainer.model.unfused_attention import Unfused
 
 Heads = tuple[Tensor, Tensor, Tensor]  # q, k and v
+LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 
 
@@ -65,6 +67,7 @@ class _Attention(nn.Module):
         self.out_norm = build_norm(model, self.shape.output_dims) if model.sub_norm else None
         self.sinks = nn.Parameter(torch.empty(self.shape.heads)) if self.shape.sinks else None
         self.lends_kv, self.shares_kv = model.lends_kv(layer), model.shares_kv(layer)
+        self.differential = model.differential
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Apply attention: [R, D] → [R, D]; with keys and values [B, T, K, H], if later layers attend to them."""
@@ -73,7 +76,7 @@ class _Attention(nn.Module):
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
         sequences, tokens = heads[0].shape[:2]
-        out_BTNH = self._attend(heads, rows)
+        out_BTNH = self._attend_in_pairs(heads, rows) if self.differential else self._attend(heads, rows)
         del heads
         if out_BTNH.shape[1] != tokens or len(out_BTNH) != sequences:
             out_BTNH = join_chunks(out_BTNH, sequences=sequences, tokens=tokens)
@@ -89,7 +92,11 @@ class _Attention(nn.Module):
         (out_RD,) = project(self.run, "attention.out", out, self.out, keys_B=rows.keys)
         return out_RD if lent is None else (out_RD, *lent)
 
-    def _attend(self, heads: tuple[Tensor, ...], rows: RowInputs) -> Tensor:
+    def _attend_in_pairs(self, heads: tuple[Tensor, ...], rows: RowInputs) -> Tensor:
+        """Return the differences of pairs of heads [B, T, N/2, 2H]."""
+        raise NotImplementedError
+
+    def _attend(self, heads: tuple[Tensor, ...], rows: RowInputs, *, name: str = "attention.core") -> Tensor:
         """Return the core's output [B, T, N, H]; if the layer attends inside chunks, the output of every chunk."""
         (q, k, v), documents, keys = heads, rows.documents, rows.keys
         if self.chunk is not None and k.shape[1] > self.chunk:
@@ -103,7 +110,7 @@ class _Attention(nn.Module):
         if isinstance(self.core, Unfused):
             out_BTNH = self.core(q, k, v, documents, keys, run=self.run)
         else:
-            out_BTNH = self.run("attention.core", self.core, q, k, v, documents, self.sinks, keys)
+            out_BTNH = self.run(name, self.core, q, k, v, documents, self.sinks, keys)
         return out_BTNH
 
     def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
@@ -141,6 +148,10 @@ class GroupedAttention(_Attention):
             if not self.shares_kv:
                 self.k_norm = build_norm(model, *of_norms[1])
         self.v_norm = UnitNorm(epsilon=model.norm_epsilon) if model.value_norm else None
+        if model.differential:
+            self.initial_factor, self.epsilon = compute_initial_factor(layer), model.norm_epsilon
+            for vector in LAMBDAS:
+                self.register_parameter(vector, nn.Parameter(torch.empty(shape.head_dim)))
         self.out = Linear(shape.output_dims, model.width, bias=model.has_out_bias(layer))
 
     def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
@@ -180,6 +191,19 @@ class GroupedAttention(_Attention):
         if self.has_temperature:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return (q, k, v), gate
+
+    def _attend_in_pairs(self, heads: tuple[Tensor, ...], rows: RowInputs) -> Tensor:
+        q, k, v = heads
+        halves = self.run("attention.core.halves", repeat_halves, v)
+        del heads, v
+        outs = [
+            self._attend((q, k, half), rows, name=f"attention.core.{index}") for index, half in enumerate(halves, 1)
+        ]
+        del q, k, halves
+        vectors = (getattr(self, vector) for vector in LAMBDAS)
+        settings = self.initial_factor, self.epsilon
+        out: Tensor = self.run("attention.core.difference", subtract_heads, *outs, *vectors, *settings)
+        return out
 
     def _make_queries(self, q: Tensor, rows: RowInputs) -> Tensor:
         """Return the queries [B, T, N, H] of a layer without keys and values of its own."""

@@ -302,6 +302,27 @@ def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str)
 
 # Pairs that no legal case holds: the two exclude each other, or the trainer refuses them by one line.
 IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
+    "differential": (
+        "adapters",
+        "attention dropout",
+        "dropout",
+        "etp",
+        "freeze",
+        "gate by softplus",
+        "gate of heads",
+        "latent",
+        "latent, odd",
+        "nosp",
+        "output gate",
+        "ring",
+        "shared keys",
+        "sinks",
+        "sliding geometry",
+        "tp",
+        "ulysses",
+        "value dims",
+        "wide shared layers",
+    ),
     "bias by distance": ("ring", "sinusoidal positions", "unfused"),
     "biased experts": ("dpo", "nosp", "sparse gates", "sub-norms", "weighed inputs", "wide shared layers", "xielu"),
     "clamped experts": (
@@ -541,8 +562,14 @@ def draw_many(count: int) -> tuple[Drawn, ...]:
 
 
 def list_impossible() -> set[tuple[str, str]]:
-    impossible = {(one, other) for one, others in IMPOSSIBLE.items() for other in others}
-    return impossible | {(one, "adapter dropout") for one, other in impossible if other == "adapters"}
+    order = {name: index for index, name in enumerate((*FEATURES, *AXES))}
+    impossible = {
+        tuple(sorted((one, other), key=order.__getitem__)) for one, others in IMPOSSIBLE.items() for other in others
+    }
+    of_adapters = ("adapter dropout", "adapted experts", "modules to save", "rank pattern")
+    return {(one, other) for one, other in impossible} | {
+        (one, name) for one, other in impossible if other == "adapters" for name in of_adapters
+    }
 
 
 def test_every_feature_is_drawn_with_most_others() -> None:

@@ -83,6 +83,7 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ling": ("bailing_hybrid", {"rms_norm_eps": 1e-3}),  # a small one enlarges the rounding of small outputs
     "recurrent gemma": ("recurrent_gemma", {}),
     "minimax": ("minimax", {"mlp_alpha_factor": 1.2}),
+    "diffllama": ("diffllama", {"attention_bias": True, "pad_token_id": 0}),
     "falcon h1": (
         "falcon_h1",
         {

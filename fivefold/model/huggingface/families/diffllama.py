@@ -31,7 +31,6 @@ DIFFLLAMA = Family(
     supported={"attention_dropout": Supported((0,), "dropout of a difference of two softmaxes")},
     to_model=_build_diffllama,
     tensors=decoder.TENSORS | {f"attention.lambda_{name}": f"self_attn.lambda_{name}" for name in LAMBDAS},
-    is_trained=False,
 )
 
 FAMILIES = (DIFFLLAMA,)

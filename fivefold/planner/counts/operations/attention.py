@@ -312,7 +312,7 @@ def _attend_twice(local: Local, *, q: str, k: str, v: str, layer: int) -> list[O
     """
     size = local.rows * local.attention(layer).kv_heads * local.attention(layer).head_dim * local.width
     half = local.rows * local.attention(layer).output_dims * local.width
-    ops = [split("attention.halves", v, {"v1": size, "v2": size})]  # a half, and its repetition
+    ops = [split("attention.core.halves", v, {"v1": size, "v2": size})]  # a half, and its repetition
     ops[0] = ops[0]._replace(moved_bytes=3 * size, moved_backward_bytes=3 * size)
     for index in "12":
         ops += [
@@ -321,6 +321,8 @@ def _attend_twice(local: Local, *, q: str, k: str, v: str, layer: int) -> list[O
             )
             for op in _list_core(local, q=q, k=k, v=f"v{index}", layer=layer)
         ]
+    if local.facts.has_own_attention_kernels:
+        return ops
     joined = elementwise("attention.join", "cast", ("o1", "o2"), "o", size=2 * half)
     return [*ops, joined._replace(moved_bytes=4 * half, moved_backward_bytes=4 * half)]
 
@@ -328,6 +330,24 @@ def _attend_twice(local: Local, *, q: str, k: str, v: str, layer: int) -> list[O
 def _subtract_heads(local: Local, source: str, *, columns: int, dim: int) -> list[Op]:
     """List the difference of the first and second half of the heads, and its norm over 2 H without a weight."""
     size = local.rows * columns * local.width
+    if local.facts.has_own_attention_kernels:  # one operation on the outputs of both cores
+        sums, numel = local.rows * columns // (2 * dim), local.rows * columns
+        return [
+            Op(
+                "attention.core.difference",
+                "activation",
+                ("o1", "o2"),
+                {"on": size, "on.stat": 4 * sums},
+                keeps=("o1", "o2", "on.stat"),
+                parameters=4 * dim,
+                wgrad_numels=(dim,) * 4,
+                moved_bytes=3 * size,
+                moved_backward_bytes=5 * size,
+                # fp32: the difference and its square, and in the backward two gradients and a product
+                forward_scratch=4 * numel if local.width == 4 else 6 * numel,
+                backward_scratch=6 * numel if local.width == 4 else 8 * numel,
+            )
+        ]
     product = elementwise("attention.lambda", "activation", (source,), "ol", size=size, keeps=(source,))
     product = product._replace(parameters=4 * dim, wgrad_numels=(dim,) * 4, backward_scratch=size)
     difference = elementwise("attention.subtract", "add", (source, "ol"), "od", size=size)
