@@ -48,7 +48,11 @@ EXPERT_TARGETS: dict[str, tuple[str, ...]] = {
     "experts.gate_up_proj": ("moe.experts.gate", "moe.experts.up"),
     "experts.down_proj": ("moe.experts.down",),
 }
-ALL_TARGETS = TARGETS | EXPERT_TARGETS
+# The ends of a model, which peft names like modules of ``modules_to_save``. They are none of ``all-linear``. Of the
+# embedding A has a column for each token: y = W[:, token] + s·B A[:, token], without dropout.
+EMBEDDING, HEAD = "embed_tokens", "lm_head"
+END_TARGETS: dict[str, tuple[str, ...]] = {EMBEDDING: ("embed.tokens",), HEAD: ("head.out",)}
+ALL_TARGETS = TARGETS | EXPERT_TARGETS | END_TARGETS
 # The ends of a model that may be trained in full next to the factors, as peft's ``modules_to_save`` names them, by the
 # beginnings of the names of their weights and of the operations that read these.
 SavedModule = Literal["embed_tokens", "lm_head"]
@@ -91,11 +95,11 @@ class Adapter(Record):
         for target in targets:
             if target != ALL_LINEAR and target not in ALL_TARGETS:
                 raise ValueError(
-                    f"{target!r} is not a linear layer of a block; take {ALL_LINEAR}, or some of "
+                    f"{target!r} is not a layer that can have an adapter; take {ALL_LINEAR}, or some of "
                     f"{', '.join(ALL_TARGETS)}"
                 )
         linears = (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in TARGETS if name in targets)
-        return (*linears, *(name for name in EXPERT_TARGETS if name in targets))
+        return (*linears, *(name for name in EXPERT_TARGETS | END_TARGETS if name in targets))
 
     @field_validator("modules_to_save")
     @classmethod
@@ -137,7 +141,7 @@ class Adapter(Record):
         return {target: float(alpha) for target, alpha in _split_words(self.alpha_pattern)}
 
     def resolve_linear(self, linear: str) -> "Adapter":
-        """Return the adapter with the rank and alpha of a linear layer of a block, such as ``attention.q``."""
+        """Return the adapter with the rank and alpha of a linear layer, such as ``attention.q`` or ``head.out``."""
         return _resolve_linear(self, linear) if self.rank_pattern or self.alpha_pattern else self
 
     @property
@@ -161,13 +165,23 @@ class Adapter(Record):
         return self.kind == "dora"
 
     def has_adapter(self, linear: str) -> bool:
-        """Tell whether a linear layer of a block, such as ``attention.q``, has an adapter."""
+        """Tell whether a linear layer, such as ``attention.q`` of a block or ``head.out``, has an adapter."""
         return any(linear in ALL_TARGETS[target] for target in expand_targets(self.targets))
 
     @property
     def adapts_experts(self) -> bool:
         """Tell whether routed experts have adapters."""
         return not set(EXPERT_TARGETS).isdisjoint(self.targets)
+
+    @property
+    def adapted_ends(self) -> tuple[str, ...]:
+        """Return those of embedding and head that have adapters."""
+        return tuple(target for target in END_TARGETS if target in self.targets)
+
+    @property
+    def trains_embedding(self) -> bool:
+        """Tell whether the embedding is trained, in full or by factors, so that all blocks have a backward."""
+        return EMBEDDING in self.modules_to_save or EMBEDDING in self.targets
 
     def is_saved(self, name: str) -> bool:
         """Tell whether a weight, such as ``head.out.weight``, is trained in full, or an operation reads such a one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import NF4_CODEBOOK_BYTES, count_int8_bytes, count_nf4_bytes, count_nf4_scale_bytes
+from fivefold.adapter import EMBEDDING, NF4_CODEBOOK_BYTES, count_int8_bytes, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
@@ -19,7 +19,9 @@ from fivefold.model.vision_weights import is_connector, is_vision, shape_encoder
 from fivefold.model.weights import (
     Weight,
     list_block_weights,
+    list_embedding_factors,
     list_embedding_weights,
+    list_head_factors,
     list_head_weights,
     mark_frozen,
     resolve_freeze,
@@ -50,8 +52,9 @@ def list_units(model: Model, job: Job) -> list[FsdpUnit]:
         )
         for layer in range(model.layers)
     ]
-    embedding = FsdpUnit("embed", tuple(mark_frozen(list_embedding_weights(model), frozen.ends)))
-    return [embedding, *blocks, FsdpUnit("head", tuple(mark_frozen(list_head_weights(model), frozen.ends)))]
+    embedding = *mark_frozen(list_embedding_weights(model), frozen.ends), *list_embedding_factors(model, job.adapter)
+    head = *mark_frozen(list_head_weights(model), frozen.ends), *list_head_factors(model, job.adapter)
+    return [FsdpUnit("embed", embedding), *blocks, FsdpUnit("head", head)]
 
 
 class Policy(NamedTuple):
@@ -96,11 +99,19 @@ def joins_ends(layout: Layout, job: Job) -> bool:
 def needs_backward_gather(name: object, layout: Layout, job: Job) -> bool:
     """Tell whether the weights of a unit are gathered again for its backward.
 
-    Those of the head are not, as they are still gathered. The backward of the embedding does not need its weights, but
-    some stacks gather them anyway.
+    Those of the head are not, as they are still gathered.
     """
-    gathers_embedding = job.stack.backward_all_gather != "needed" and not joins_ends(layout, job)
+    gathers_embedding = holds_embedding(job) and not joins_ends(layout, job)
     return name != "head" and (name != "embed" or gathers_embedding) and gathers_for_backward(layout, job)
+
+
+def holds_embedding(job: Job) -> bool:
+    """Tell whether the embedding is gathered in its backward: that of its adapter reads B, and of some stacks each.
+
+    That of a trained table does not need its weights.
+    """
+    is_read = job.adapter is not None and EMBEDDING in job.adapter.adapted_ends
+    return is_read or job.stack.backward_all_gather != "needed"
 
 
 def regathers_vision(layout: Layout, job: Job) -> bool:
@@ -136,7 +147,8 @@ def shard_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
             return weight._replace(shape=(local_experts, shape[1] // layout.etp, *shape[2:]))
         return weight._replace(shape=(local_experts, *shape[1:-1], shape[-1] // (layout.etp if len(shape) == 3 else 1)))
     if name.startswith(("embed.tokens", "head.out")):
-        return weight._replace(shape=(vocab // tp, *shape[1:]))
+        has_rows = not weight.is_adapter or weight.kind == "column"
+        return weight._replace(shape=(vocab // tp, *shape[1:])) if has_rows else weight
     if weight.parts:
         return weight._replace(shape=(shape[0] // tp, *shape[1:]))
     if weight.kind == "row" or name.endswith(READS_CHANNELS):

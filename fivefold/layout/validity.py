@@ -12,9 +12,10 @@ from itertools import permutations
 from math import gcd
 from typing import Any, get_args
 
-from fivefold.adapter import ALL_LINEAR, EXPERT_TARGETS, TARGETS, Adapter
+from fivefold.adapter import ALL_LINEAR, EMBEDDING, EXPERT_TARGETS, HEAD, TARGETS, Adapter
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job, Offloaded
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, find_divisor_below, format_stages, list_divisors
@@ -661,13 +662,15 @@ def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
     if adapter.base == "int8" and adapter.has_magnitudes:
         yield "adapters are not modelled with DoRA over a base in int8; take base=nf4 or a base in 16 bits"
-    if next(list_adapter_weights(model, adapter), None) is None:
-        targets = ",".join(adapter.targets)
-        yield f"adapter.targets={targets}: {model.name} has no such layer; take up_proj, down_proj or {ALL_LINEAR}"
+    if not any(weight.name.startswith("blocks.") for weight in list_adapter_weights(model, adapter)):
+        targets, fix = ",".join(adapter.targets), f"up_proj, down_proj or {ALL_LINEAR}"
+        yield f"adapter.targets={targets}: no such layer in a block of {model.name}; take {fix}"
     if adapter.modules_to_save:
         yield from _check_saved_modules(model, job, adapter)
     if adapter.adapts_experts:
         yield from _check_expert_adapters(model, job, adapter)
+    if adapter.adapted_ends:
+        yield from _check_end_adapters(job, adapter)
     in_fp32 = job.activation_bytes == 4
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         feature, fix = f"{job.precision.name} activations", "fp32" if in_fp32 else "bf16"
@@ -680,7 +683,7 @@ def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
     if model.moe is None:
         yield f"adapter.targets={targets}: {model.name} has no routed experts; take {ALL_LINEAR}"
         return
-    others = [target for target in list_targets(model, adapter) if target not in EXPERT_TARGETS]
+    others = [target for target in list_targets(model, adapter) if target in TARGETS]
     for is_present, feature, fix in (
         (model.mlp != "gated", f"{model.name}, whose experts have no gate", ALL_LINEAR),
         (model.moe.identity_experts > 0, f"{model.name}, whose experts may give tokens back", ALL_LINEAR),
@@ -696,6 +699,21 @@ def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
             f"the stack {job.stack.name}: PEFT sums W and its update for all experts, which is not counted",
             "the stack fivefold, or targets of attention alone",
         ),
+    ):
+        if is_present:
+            yield f"adapter.targets={targets} is not modelled with {feature}; take {fix}"
+
+
+def _check_end_adapters(job: Job, adapter: Adapter) -> Iterator[str]:
+    """Yield the reasons why adapters of the embedding or the head are not modelled with this job."""
+    targets = ",".join(adapter.adapted_ends)
+    in_full = [name for name in adapter.adapted_ends if name in adapter.modules_to_save]
+    adapts_embedding, adapts_head = EMBEDDING in adapter.adapted_ends, HEAD in adapter.adapted_ends
+    for is_present, feature, fix in (
+        (bool(in_full), f"modules_to_save={','.join(in_full)}, which trains them in full", "one of both"),
+        (adapts_embedding and adapter.has_magnitudes, "DoRA of an embedding", "kind=lora, or other targets"),
+        (adapts_embedding and job.images > 0, f"images={job.images}", "text alone, or other targets"),
+        (adapts_head and job.stack.loss_facts.chunked, f"loss={job.stack.loss}", "loss=fused"),
     ):
         if is_present:
             yield f"adapter.targets={targets} is not modelled with {feature}; take {fix}"
@@ -765,6 +783,13 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
             yield "freeze is not modelled with a stage that trains nothing; give it a layer"
     if job.adapter is not None and job.adapter.adapts_experts and layout.etp > 1:
         yield f"adapters of routed experts are not modelled with etp{layout.etp}; take etp1"
+    padded = pad_vocab(model, job, tp=layout.tp)  # with rows whose norm is 0, by which DoRA would divide
+    adapter = job.adapter
+    if adapter is not None and adapter.has_magnitudes and adapter.has_adapter("head.out") and padded > model.vocab:
+        feature = f"DoRA of {HEAD} and a vocabulary of {model.vocab} that is padded to {padded}"
+        yield f"adapters are not modelled with {feature}; take kind=lora, or tp1"
+    if job.adapter is not None and EMBEDDING in job.adapter.adapted_ends and layout.tp > 1:
+        yield f"an adapter of {EMBEDDING} is not modelled with tp{layout.tp}; take dp, cp or pp"
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
     yield from filter(None, (schedule, base))

@@ -28,7 +28,9 @@ __all__ = [
     "get_layer",
     "list_adapter_weights",
     "list_block_weights",
+    "list_embedding_factors",
     "list_embedding_weights",
+    "list_head_factors",
     "list_head_weights",
     "list_targets",
     "list_trained_weights",
@@ -37,6 +39,7 @@ __all__ = [
     "name_adapted",
     "name_block",
     "resolve_freeze",
+    "strip_block",
     "with_adapters",
 ]
 
@@ -44,11 +47,13 @@ __all__ = [
 def list_weights(model: ModelShape, adapter: Adapter | None = None) -> Iterator[Weight]:
     """Yield all weights in module order: embedding, blocks, final norm, head; with the weights of ``adapter``."""
     yield from list_embedding_weights(model)
+    yield from list_embedding_factors(model, adapter)
     for layer in range(model.layers):
         block = list_block_weights(model, layer)
         for weight in block if adapter is None else with_adapters(block, adapter):
             yield weight._replace(name=f"blocks.{layer}.{weight.name}")
     yield from list_head_weights(model)
+    yield from list_head_factors(model, adapter)
 
 
 def list_embedding_weights(model: ModelShape) -> Iterator[Weight]:
@@ -187,17 +192,37 @@ def _list_expert_factors(weight: Weight, adapter: Adapter) -> Iterator[Weight]:
     yield Weight(f"moe.experts.{name}_lora_b", (experts, out_features, rank), "expert_column")
 
 
+def list_embedding_factors(model: ModelShape, adapter: Adapter | None) -> Iterator[Weight]:
+    """Yield the factors of the token embedding, if it has an adapter: A has a column for each token."""
+    if adapter is not None and adapter.has_adapter("embed.tokens"):
+        rank = adapter.resolve_linear("embed.tokens").rank
+        yield Weight("embed.tokens.lora_a", (rank, model.vocab), "lora")
+        yield Weight("embed.tokens.lora_b", (model.width, rank), "lora")
+
+
+def list_head_factors(model: ModelShape, adapter: Adapter | None) -> Iterator[Weight]:
+    """Yield the factors of the output projection, if it has an adapter, also next to a tied table."""
+    if adapter is not None and adapter.has_adapter("head.out"):
+        rank = adapter.resolve_linear("head.out").rank
+        yield Weight("head.out.lora_a", (rank, model.width), "lora")
+        yield Weight("head.out.lora_b", (model.vocab, rank), "column")
+        if adapter.has_magnitudes:
+            yield Weight(f"head.out{MAGNITUDE}", (model.vocab,), "column")
+
+
 def list_adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
     """Yield the weights of all adapters of a model."""
+    yield from list_embedding_factors(model, adapter)
     for layer in range(model.layers):
         for weight in with_adapters(list_block_weights(model, layer), adapter):
             if weight.is_adapter:
                 yield weight._replace(name=f"blocks.{layer}.{weight.name}")
+    yield from list_head_factors(model, adapter)
 
 
 def list_targets(model: ModelShape, adapter: Adapter) -> tuple[str, ...]:
     """Return the names of the linear layers that the adapter has in ``model``, each once."""
-    linears = {name_adapted(weight.name).split(".", 2)[2] for weight in list_adapter_weights(model, adapter)}
+    linears = {strip_block(name_adapted(weight.name)) for weight in list_adapter_weights(model, adapter)}
     return tuple(target for target, targeted in ALL_TARGETS.items() if not linears.isdisjoint(targeted))
 
 
@@ -207,6 +232,11 @@ def name_adapted(name: str) -> str:
         layer, _, _ = name.rpartition("_lora_")
         return layer.removesuffix("_up") if layer.endswith("gate_up") else layer
     return name.rpartition(".")[0]
+
+
+def strip_block(name: str) -> str:
+    """Return a name within its block: ``attention.q`` of ``blocks.0.attention.q``, ``head.out`` of ``head.out``."""
+    return name.split(".", 2)[2] if name.startswith("blocks.") else name
 
 
 def list_trained_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:

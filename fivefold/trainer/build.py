@@ -145,7 +145,7 @@ def build_module(model: Model, job: Job) -> Transformer:
     with torch.device("meta"):
         module = Transformer(model)
         if job.adapter is not None:
-            lora.attach(module.blocks, job.adapter)
+            lora.attach(module.blocks, head=module.head.out, table=module.embed.tokens, adapter=job.adapter)
             for part in module.blocks.modules():
                 if isinstance(part, Experts):
                     expert_lora.attach_to_experts(part, job.adapter)
@@ -182,8 +182,13 @@ def start_magnitudes(shards: Sequence[WeightShard], *, read: Callable[[str], Ten
 def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
     """Draw the full initial weight in fp32 on CPU: normal(0, 0.02), output projections times 1/√(2 layers) (GPT-2).
 
-    Of an adapter B is 0, and A uniform in ± 1/√in, as peft draws it (kaiming_uniform_ with a = √5).
+    Of an adapter B is 0, and A uniform in ± 1/√in, as peft draws it (kaiming_uniform_ with a = √5). Of the embedding's
+    A is 0 and B normal(0, 1).
     """
+    if weight.name == "embed.tokens.lora_a":
+        return torch.zeros(weight.shape)
+    if weight.name == "embed.tokens.lora_b":
+        return torch.empty(weight.shape).normal_(generator=_make_generator(weight, seed=seed))
     if weight.is_adapter:
         if weight.name.endswith("lora_b"):
             return torch.zeros(weight.shape)

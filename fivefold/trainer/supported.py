@@ -131,6 +131,11 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
         ),
         (adapter is not None and adapter.base == "int8", "a base in int8", "adapter.base=nf4 or bf16"),
         (
+            adapter is not None and bool(adapter.adapted_ends) and model.tied_embeddings,
+            f"adapters of embedding or head of {model.name}, which are one weight, and would be two once merged",
+            "targets of the blocks",
+        ),
+        (
             adapter is not None and adapter.has_magnitudes and adapter.dropout > 0,
             "DoRA with dropout, which drops the input of the frozen product too",
             "adapter.dropout=0",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from fivefold.adapter import EXPERT_TARGETS, TARGETS, Adapter, SavedModule
+from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, TARGETS, Adapter, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
@@ -177,6 +177,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "adapters": lambda _, job: job.adapter is not None,
     "adapter dropout": lambda _, job: job.adapter is not None and job.adapter.dropout > 0,
     "modules to save": lambda _, job: job.adapter is not None and bool(job.adapter.modules_to_save),
+    "adapted ends": lambda _, job: job.adapter is not None and bool(job.adapter.adapted_ends),
     "adapted experts": lambda _, job: job.adapter is not None and job.adapter.adapts_experts,
     "rank pattern": lambda _, job: job.adapter is not None and bool(job.adapter.rank_pattern),
     "freeze": lambda _, job: bool(job.freeze),
@@ -345,6 +346,10 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     saved = adapter.replace(modules_to_save=chance.choice(((), (), both[:1], both[1:], both)))
     if _is_supported_with(saved, case):
         adapter = saved
+    ends = tuple(chance.sample(tuple(END_TARGETS), chance.randint(1, 2)))
+    of_ends = adapter.replace(targets=(*adapter.targets, *ends))
+    if chance.random() < 0.5 and _is_supported_with(of_ends, case):
+        adapter = of_ends
     return case._replace(job=case.job.replace(adapter=adapter)) if _is_supported_with(adapter, case) else case
 
 

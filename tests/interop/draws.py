@@ -81,6 +81,7 @@ def draw_adapter(some: random.Random) -> Adapter | None:
         return None
     base = pick((None, "nf4", "int8"))
     targets = pick((("all-linear",), ("q_proj", "v_proj"), ("gate_proj", "down_proj", "o_proj")))
+    targets += pick(((), (), ("lm_head",), ("embed_tokens", "lm_head")))
     has_patterns = some.random() < 0.2
     return Adapter(
         kind=pick(("lora", "dora")) if base != "int8" else "lora",

@@ -165,6 +165,23 @@ def test_an_adapter_that_is_trained_further_costs_as_much(
     assert [item.key for item in alone.not_understood] == [approximated]
 
 
+@pytest.mark.parametrize(
+    ("values", "targets"),
+    [
+        ({"lora_target_modules": ["q_proj", "embed_tokens", "lm_head"]}, ("q_proj", "embed_tokens", "lm_head")),
+        ({"lora_target_linear": True, "lora_target_modules": ["lm_head"]}, ("all-linear", "lm_head")),
+        ({"lora_target_modules": "model.layers.[0-9]+.self_attn.v_proj|lm_head"}, ("v_proj", "lm_head")),
+    ],
+)
+def test_embedding_and_head_are_targets(tmp_path: Path, values: dict[str, object], targets: tuple[str, ...]) -> None:
+    """Axolotl adds all linear layers to the modules that are named."""
+    reading = read_yaml(tmp_path, {"adapter": "lora", "sequence_len": 2048, **values})
+    assert reading.job is not None
+    assert reading.job.adapter is not None
+    assert reading.job.adapter.targets == targets
+    assert reading.not_understood == ()
+
+
 def test_values_of_published_recipes(tmp_path: Path) -> None:
     """The 4-bit optimizer of torchao, modules named with their parent, and the balancing loss of a mixture."""
     targets = ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj"]

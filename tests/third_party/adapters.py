@@ -23,7 +23,7 @@ NAMES = {
     "up_proj": "up",
     "down_proj": "down",
 }
-SAVED_MODULES = {"embed_tokens": "embed", "lm_head": "head"}
+ENDS = {"embed_tokens": "embed", "lm_head": "head"}
 
 
 def loop(
@@ -48,7 +48,7 @@ def loop(
     llama = loops.Llama().to(torch.bfloat16 if half or autocast else torch.float32)
     if quantized:
         quantize(llama)
-    names = [NAMES[name] for name in targets]
+    names = [(NAMES | ENDS)[name] for name in targets]
     model = adapt(llama, modules_to_save=modules_to_save, lora_dropout=dropout, target_modules=names, use_dora=dora)
     if autocast:
         for name, parameter in model.named_parameters():
@@ -80,13 +80,15 @@ def build_sharded_loop(
     recompute: bool = False,
     modules_to_save: tuple[str, ...] = (),
     quantized: bool = False,
+    targets: tuple[str, ...] = tuple(NAMES),
 ) -> Loop:
     """The same under FSDP2, in fp32."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     llama = loops.Llama()
     if quantized:
         quantize(llama)
-    llama = adapt(llama, modules_to_save=modules_to_save)
+    names = [(NAMES | ENDS)[name] for name in targets]
+    llama = adapt(llama, modules_to_save=modules_to_save, target_modules=names)
     if recompute:
         llama.embed.register_forward_hook(lambda module, ids, x: x.requires_grad_())
         loops.apply_ac(llama, every=1)
@@ -128,7 +130,7 @@ def adapt(model: M, *, modules_to_save: tuple[str, ...] = (), **how: object) -> 
     config = LoraConfig(r=RANK, lora_alpha=8, **{"target_modules": list(NAMES.values())} | how)
     adapted: M = inject_adapter_in_model(config, model)
     for name in modules_to_save:
-        module = SAVED_MODULES[name]
+        module = ENDS[name]
         wrapper = ModulesToSaveWrapper(getattr(adapted, module), "default")
         wrapper.modules_to_save.requires_grad_(True)  # as PeftModel does
         setattr(adapted, module, wrapper)

@@ -266,6 +266,25 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
     CASES["peft LoRA, embedding and head trained, autocast, DDP"] = peft(
         "dp2 zero0", precision="bf16-autocast", modules_to_save=("embed_tokens", "lm_head")
     )
+    ALL = (*adapters.NAMES, *adapters.ENDS)
+    CASES["peft LoRA on embedding, head and blocks"] = peft("dp1", targets=ALL)
+    CASES["peft LoRA on embedding, head and blocks, recomputed, DDP"] = peft(
+        "dp2 zero0 ac=full", recompute=True, targets=ALL
+    )
+    CASES["peft LoRA on q and the embedding, bf16, 2 micro-batches"] = peft(
+        "dp1", 2, precision=BF16, targets=("q_proj", "embed_tokens")
+    )
+    CASES["peft LoRA on q and the head with dropout, autocast"] = peft(
+        "dp1", precision="bf16-autocast", targets=("q_proj", "lm_head"), dropout=0.1
+    )
+    CASES["peft LoRA on embedding, head and blocks, FSDP2"] = Case(
+        partial(adapters.build_sharded_loop, targets=ALL),
+        "fsdp2",
+        "dp2 zero3",
+        2,
+        1,
+        adapter=SHARDED | {"targets": ALL},
+    )
     if importlib.util.find_spec("bitsandbytes") is not None:
         # PyTorch's count of FLOPs does not see bitsandbytes' product with a quantized weight
         CASES["peft QLoRA"] = peft("dp1", quantized=True)

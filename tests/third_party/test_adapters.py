@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.adapter import EXPERT_TARGETS, Adapter, count_int8_bytes, count_nf4_scale_bytes
+from fivefold.adapter import EXPERT_TARGETS, Adapter, count_int8_bytes, count_nf4_scale_bytes, expand_targets
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
@@ -43,6 +43,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 
 PATTERNS = Adapter(rank=4, alpha=12, rank_pattern={"q_proj": 2, "down_proj": 7}, alpha_pattern={"o_proj": 3.5})
+ENDS = Adapter(rank=4, alpha=12, targets=("all-linear", "embed_tokens", "lm_head"), rank_pattern={"lm_head": 6})
 STEPS, BATCH, TOKENS, VOCAB = 10, 8, 24, 251
 
 
@@ -94,6 +95,9 @@ def map_names(folder: Path, adapter: Adapter) -> dict[str, PeftName]:
             names[ours] = PeftName(f"{name.removesuffix('.weight')}.modules_to_save.default.weight", None)
             continue
         stem, _, leaf = name.rpartition(".lora_")
+        if ours.startswith("embed.tokens."):
+            names[ours] = PeftName(f"{name}.default", None)
+            continue
         rows = torch.tensor(part.order()) if ours.endswith(BY_ROWS) else None
         names[ours] = PeftName(f"{stem}.lora_{leaf.removesuffix('.weight')}.default.weight", rows)
     return names
@@ -131,7 +135,7 @@ def wrap_with_peft(
         target_parameters=[f"mlp.{target}" for target in adapter.targets if target in EXPERT_TARGETS] or None,
         target_modules="all-linear"
         if adapter.targets == ("all-linear",)
-        else [target for target in adapter.targets if target not in EXPERT_TARGETS],
+        else [target for target in expand_targets(adapter.targets) if target not in EXPERT_TARGETS],
     )
     quantized = {}
     if adapter.base == "nf4":
@@ -170,7 +174,11 @@ def train_with_peft(
     dtype = torch.float64 if job.adapter.dropout else torch.float32
     model, trained = wrap_with_peft(folder, job, start, dtype=dtype)
     if rate := job.adapter.dropout:
-        dropouts = [module for name, module in model.named_modules() if name.endswith("lora_dropout")]
+        dropouts = [
+            module
+            for name, module in model.named_modules()
+            if name.endswith("lora_dropout") and "embed_tokens" not in name  # which peft does not call
+        ]
         for place, module in enumerate(dropouts, start=ADAPTERS):
             module["default"] = OurDropout(rate, place=place)
     factors = list({there.name: weight for weight, there in trained.values()}.values())
@@ -240,6 +248,9 @@ def base(tmp_path: Path) -> Path:
         Adapter(rank=4, alpha=12, modules_to_save=("embed_tokens", "lm_head")),
         PATTERNS,
         PATTERNS.replace(kind="dora", rank_stabilized=True),
+        ENDS,
+        ENDS.replace(dropout=0.3),
+        Adapter(kind="dora", rank=4, targets=("q_proj", "lm_head")),
     ],
     ids=(
         "all-linear",
@@ -251,6 +262,9 @@ def base(tmp_path: Path) -> Path:
         "modules to save",
         "patterns",
         "patterns of dora",
+        "embedding and head",
+        "embedding and head with dropout",
+        "dora of the head",
     ),
 )
 def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> None:
@@ -420,9 +434,12 @@ def test_gradients_under_dropout_are_distributed_as_those_of_peft(forked, base: 
         ("phi", "dp2 zero2 mbs2", ADAPTER),
         ("phi", "tp2 mbs2", ADAPTER.replace(kind="dora")),
         ("llama", "dp2 zero3 mbs2", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
+        ("llama", "dp2 zero2 mbs2", ENDS),
+        ("phi", "tp2 mbs2", ADAPTER.replace(targets=("q_proj", "lm_head"))),
         ("phi", "dp2 zero3 mbs2", ADAPTER.replace(rank_pattern={"v_proj": 5}, alpha_pattern={"down_proj": 2})),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning")  # they are the base's
 def test_peft_computes_what_was_trained_and_is_read_back(
     forked, tmp_path: Path, family: str, text: str, adapter: Adapter
 ) -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.adapter import TARGETS, Adapter
+from fivefold.adapter import ALL_TARGETS, END_TARGETS, TARGETS, Adapter
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.weight import MAGNITUDE
-from fivefold.model.weights import list_weights
+from fivefold.model.weights import list_weights, strip_block
 from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
@@ -26,6 +26,9 @@ LORA = Adapter(rank=4, alpha=12)
 QLORA = LORA.replace(base="nf4")
 DORA = LORA.replace(kind="dora")
 SAVED = LORA.replace(modules_to_save=("embed_tokens", "lm_head"))
+ENDS = LORA.replace(
+    targets=("all-linear", *END_TARGETS), rank_pattern={"lm_head": 6}, alpha_pattern={"embed_tokens": 5}
+)
 PATTERNS = LORA.replace(rank_pattern={"q_proj": 2, "down_proj": 7}, alpha_pattern={"o_proj": 3, "q_proj": 5})
 SOME = Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
 
@@ -71,14 +74,15 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     }
     linears = [linear for linears in TARGETS.values() for linear in linears if adapter.has_adapter(linear)]
     names = [f"blocks.{layer}.{linear}" for layer in range(PLAIN.layers) for linear in linears]
+    names += [end for (end,) in END_TARGETS.values() if adapter.has_adapter(end)]
     adapted = [name for name in names if f"{name}.weight" in drawn]
     optimizer = torch.optim.AdamW(
         factors.values(), lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon, weight_decay=0.1
     )
-    targets = {linear: target for target, linears in TARGETS.items() for linear in linears}
+    targets = {linear: target for target, linears in ALL_TARGETS.items() for linear in linears}
 
     def scale_of(at: str) -> float:
-        target = targets[at.split(".", 2)[2]]
+        target = targets[strip_block(at)]
         rank = adapter.ranks.get(target, adapter.rank)
         alpha = adapter.alphas.get(target, adapter.alpha or 2 * adapter.rank)
         return alpha / (rank**0.5 if adapter.rank_stabilized else rank)
@@ -87,7 +91,8 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     for tokens in batches():
         updated = {name: value for name, value in drawn.items() if ".lora_" not in name}
         for at in adapted:
-            rows = drawn[f"{at}.weight"] + scale_of(at) * factors[f"{at}.lora_b"] @ factors[f"{at}.lora_a"]
+            update = scale_of(at) * factors[f"{at}.lora_b"] @ factors[f"{at}.lora_a"]
+            rows = drawn[f"{at}.weight"] + (update.t() if at == "embed.tokens" else update)
             if adapter.has_magnitudes:
                 rows = rows * (factors[f"{at}{MAGNITUDE}"] / rows.detach().norm(dim=1))[:, None]
             updated[f"{at}.weight"] = rows
@@ -162,6 +167,12 @@ LAYOUTS = (
         ("dp2 zero3 mbs2 ac=full", DORA.replace(base="nf4"), PLAIN),
         ("tp2 dp2 zero3 mbs2 ac=full", SAVED, PLAIN),
         ("tp2 dp2 zero3 mbs2 ac=full", PATTERNS, PLAIN),
+        ("dp2 pp3 zero3 mbs1 ac=full", ENDS, PLAIN),
+        *mark_share(99, [(layout, ENDS, PLAIN) for layout in LAYOUTS if "tp" not in layout]),
+        *mark_share(
+            99,
+            [(at, DORA.replace(targets=("q_proj", "lm_head")), PLAIN) for at in LAYOUTS],
+        ),
         *mark_share(99, [(layout, PATTERNS, PLAIN) for layout in LAYOUTS]),
         *mark_share(99, [(layout, SAVED, PLAIN) for layout in LAYOUTS]),
         *mark_share(

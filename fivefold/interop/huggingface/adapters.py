@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fivefold.adapter import ALL_LINEAR, SAVED, TARGETS, Adapter
+from fivefold.adapter import ALL_LINEAR, EMBEDDING, END_TARGETS, SAVED, TARGETS, Adapter, expand_targets
 from fivefold.interop.keys import Table, Values, part, to_list
 from fivefold.model.catalog import CATALOG
 from fivefold.model.huggingface.peft import (
@@ -208,11 +208,8 @@ def _read_pattern(values: Values, name: str, targets: tuple[str, ...]) -> dict[s
     patterns = {key.removeprefix(f"{name}."): key for key in given}
     by_target: dict[str, Any] = {}
     matched = set[str]()
-    for target in TARGETS if targets == (ALL_LINEAR,) else targets:
-        keys = {
-            find_key(patterns, f"model.layers.{layer}.{_name_parent(target)}.{target}")
-            for layer in range(PATTERN_LAYERS)
-        }
+    for target in expand_targets(targets):
+        keys = {find_key(patterns, name) for name in _list_modules(target, blocks="model")}
         matched |= {patterns[key] for key in keys if key is not None}
         if len(keys) > 1:
             for key in filter(None, keys):
@@ -224,9 +221,12 @@ def _read_pattern(values: Values, name: str, targets: tuple[str, ...]) -> dict[s
     return by_target
 
 
-def _name_parent(target: str) -> str:
-    """Return the module of a block that has a linear layer: ``mlp`` or ``self_attn``."""
-    return "mlp" if TARGETS[target][0].startswith("mlp") else "self_attn"
+def _list_modules(target: str, *, blocks: str) -> list[str]:
+    """Return the names of the modules of a target, one of each block; ``blocks``: the module that has the blocks."""
+    if target in END_TARGETS:
+        return [f"{blocks}.{target}" if target == EMBEDDING else target]
+    parent = "mlp" if TARGETS[target][0].startswith("mlp") else "self_attn"
+    return [f"{blocks}.layers.{layer}.{parent}.{target}" for layer in range(PATTERN_LAYERS)]
 
 
 def select_patterns(fields: dict[str, Any], model: Model) -> None:
@@ -273,7 +273,7 @@ def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) 
         return
     names = ADAPTER_KEYS_OF.get(values.software, TRL)
     adapter = Adapter.read(fields["job.adapter"], origin="")
-    adapts_all = adapter.targets == (ALL_LINEAR,)
+    adapts_all = adapter.targets[0] == ALL_LINEAR
     if not adapts_all and set(adapter.targets).isdisjoint(EXPERT_LAYERS):
         return
     lists_linears = names is AXOLOTL and values.given.get("lora_target_linear") is True
@@ -339,12 +339,15 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         names.dropout[0]: adapter.dropout,
     }
     targets = adapter.targets if model.moe is None else _list_frozen_expert_targets(adapter, model)
-    if targets != (ALL_LINEAR,):
-        values[names.targets] = ",".join(targets) if names is LLAMAFACTORY else list(targets)
-    elif names is AXOLOTL:
+    if targets[0] == ALL_LINEAR and names is AXOLOTL:
         values["lora_target_linear"] = True
-    else:
+        targets = targets[1:]
+    elif targets[0] == ALL_LINEAR and len(targets) > 1:
+        targets = list_targets(model, adapter)
+    if targets == (ALL_LINEAR,):
         values[names.targets] = names.every[0]
+    elif targets:
+        values[names.targets] = ",".join(targets) if names is LLAMAFACTORY else list(targets)
     if saved := adapter.modules_to_save:
         values[names.saved] = ",".join(saved) if names is LLAMAFACTORY else list(saved)
     for name, pattern, field in (
@@ -396,16 +399,10 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
         values.mark_not_modelled(key, f"{pattern}: a pattern that is not read; counted as all linear layers")
         return (ALL_LINEAR,)
     for blocks in BLOCKS:
-        by_layer = [
-            tuple(
-                target
-                for target in TARGETS
-                if matcher.fullmatch(f"{blocks}.layers.{layer}.{_name_parent(target)}.{target}")
-            )
-            for layer in range(PATTERN_LAYERS)
-        ]
-        if matched := tuple(target for target in TARGETS if any(target in targets for targets in by_layer)):
-            if any(targets != matched for targets in by_layer):
+        modules = {target: _list_modules(target, blocks=blocks) for target in TARGETS | END_TARGETS}
+        matches = {target: [bool(matcher.fullmatch(name)) for name in names] for target, names in modules.items()}
+        if matched := tuple(target for target, of_blocks in matches.items() if any(of_blocks)):
+            if not all(all(matches[target]) for target in matched):
                 values.mark_not_modelled(key, f"{pattern}: layers of some blocks; counted in all")
             return matched
     values.mark_not_modelled(
@@ -423,9 +420,9 @@ def _strip_attention(target: str) -> str:
 
 def _resolve_targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     """Return the layers with adapters; other names than those of Llama's linear layers are doubted."""
-    if values.given.get("lora_target_linear") is True and names is AXOLOTL:
-        return (ALL_LINEAR,)
     given = values[names.targets]
+    if values.given.get("lora_target_linear") is True and names is AXOLOTL:  # which adds them to the other targets
+        return (ALL_LINEAR, *(word for word in to_list(given) if word in END_TARGETS))
     if isinstance(given, str) and set(given) & set("\\.*+[(|"):
         return _match_targets(values, given, key=names.targets)
     words = [word.strip() for text in to_list(given) for word in str(text).split(",") if word.strip()]
@@ -437,10 +434,11 @@ def _resolve_targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     if any(word in names.every for word in words):
         return (ALL_LINEAR,)
     words = [_strip_attention(word) for word in words]
-    known = tuple(word for word in words if word in TARGETS)
+    supported = TARGETS | END_TARGETS
+    known = tuple(word for word in words if word in supported)
     if len(known) < len(words):
-        unsupported_targets = ", ".join(word for word in words if word not in TARGETS)
+        unsupported_targets = ", ".join(word for word in words if word not in supported)
         values.mark_not_modelled(
-            names.targets, f"{unsupported_targets}: not among {', '.join(TARGETS)}, which alone are counted"
+            names.targets, f"{unsupported_targets}: not among {', '.join(supported)}, which alone are counted"
         )
     return known or (ALL_LINEAR,)

@@ -19,7 +19,9 @@ from fivefold.model.vision_weights import list_vision_weights
 from fivefold.model.weights import (
     Weight,
     list_block_weights,
+    list_embedding_factors,
     list_embedding_weights,
+    list_head_factors,
     list_head_weights,
     mark_frozen,
     resolve_freeze,
@@ -164,14 +166,17 @@ class Counts:
         local, width = self.get_local(part), self._get_gradient_width(name)
         input_name, input_bytes = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
-        fuses = self.job.stack.kernel_facts.fuses_linears and (self.job.adapter is None or name == "head")
+        adapter = self.job.adapter
+        is_plain = adapter is None or (name == "head" and not adapter.has_adapter("head.out"))
+        fuses = self.job.stack.kernel_facts.fuses_linears and is_plain
         unit = fuse_linears(unit, width=width) if fuses else unit
         return SimulatedUnit(unit, input_name=input_name, input_bytes=input_bytes, wgrad_element_bytes=width)
 
     def _get_gradient_width(self, name: Name) -> int:
         """Return the bytes of an element of the weight gradients that a unit makes; its ends have modules to save."""
-        is_end = self.job.adapter is not None and name in ("embed", "head")
-        return (self.job.saved_precision if is_end else self.job.precision).gradients_bytes
+        saved = () if self.job.adapter is None else self.job.adapter.modules_to_save
+        is_saved = ("embed_tokens" in saved and name == "embed") or ("lm_head" in saved and name == "head")
+        return (self.job.saved_precision if is_saved else self.job.precision).gradients_bytes
 
     def fused_wgrad_shapes(self, part: LocalDegrees, name: Name) -> frozenset[tuple[int, int]]:
         """Return the (out, in) shapes of a block's weights whose matmul fuses the gradient's accumulation."""
@@ -320,10 +325,12 @@ class Counts:
         """Return ``weights``; ``has_table``: the head has a copy of the embedding's table."""
         if name == "embed":
             tower = list_vision_weights(self.model.vision) if self.job.images and self.model.vision else ()
-            return [*tower, *mark_frozen(list_embedding_weights(self.model), self.frozen.ends)]
+            embedding = mark_frozen(list_embedding_weights(self.model), self.frozen.ends)
+            return [*tower, *embedding, *list_embedding_factors(self.model, self.job.adapter)]
         if name == "head":
             table = list(list_embedding_weights(self.model))[:1] if has_table else ()
-            return list(mark_frozen((*list_head_weights(self.model), *table), self.frozen.ends))
+            factors = list_head_factors(self.model, self.job.adapter)
+            return list(mark_frozen((*list_head_weights(self.model), *factors, *table), self.frozen.ends))
         assert isinstance(name, Kind)
         block = mark_frozen(list_block_weights(self.model, self.example[name]), name.frozen)
         return list(block if self.job.adapter is None else with_adapters(block, self.job.adapter))

@@ -38,6 +38,7 @@ def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
             factor_b=tensors.pop(f"{linear}.lora_b"),
             scale=scale,
             magnitude=tensors.pop(f"{linear}{MAGNITUDE}", None),
+            is_embedding=linear == "embed.tokens",
         )
     for name in [name for name in tensors if name.endswith(EXPERT_FACTORS[0])]:
         path, _, factor = name.rpartition(".")

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from fivefold.adapter import Adapter
 from fivefold.layout.sharding import is_quantized
 from fivefold.model.weight import MAGNITUDE
-from fivefold.model.weights import Weight, list_trained_weights, list_weights
+from fivefold.model.weights import Weight, list_trained_weights, list_weights, strip_block
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
@@ -66,17 +66,20 @@ class MergedFolder:
         """Return full rows of a weight with its adapter: the norms of DoRA are those of full rows."""
         ours = f"{linear}.weight"
         magnitude = self.factors.get(f"{linear}{MAGNITUDE}")
-        if self.nf4 is not None:
+        if self.nf4 is not None and is_quantized(self._weights[ours]):
             weight = self._read_quantized(ours, dtype=self.nf4)[rows]
         else:
             columns = self._weights[ours].shape[1]
             weight = self.base.read(ours, offsets=(rows.start, 0), sizes=(rows.stop - rows.start, columns))
+        factor_a, factor_b = self.factors[f"{linear}.lora_a"], self.factors[f"{linear}.lora_b"]
+        is_embedding = linear == "embed.tokens"
         return merge_adapter(
             weight,
-            factor_a=self.factors[f"{linear}.lora_a"],
-            factor_b=self.factors[f"{linear}.lora_b"][rows],
-            scale=self.adapter.resolve_linear(linear.split(".", 2)[2]).scale,
+            factor_a=factor_a[:, rows] if is_embedding else factor_a,
+            factor_b=factor_b if is_embedding else factor_b[rows],
+            scale=self.adapter.resolve_linear(strip_block(linear)).scale,
             magnitude=None if magnitude is None else magnitude[rows],
+            is_embedding=is_embedding,
         )
 
     def _merge_experts(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:

@@ -3,6 +3,7 @@
     blocks.3.attention.q.lora_a = base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight   [rank, in]
     blocks.3.attention.q.lora_b = base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [out, rank]
     blocks.3.attention.q.lora_magnitude = base_model.model.….q_proj.lora_magnitude_vector          [out]
+    embed.tokens.lora_a = base_model.model.model.embed_tokens.lora_embedding_A                      [rank, vocabulary]
     head.out.weight = base_model.model.lm_head.weight, if it is trained in full (``modules_to_save``)
     blocks.3.moe.experts.down_lora_a = base_model.model.model.layers.3.mlp.experts.lora_A.weight   [E · rank, in]
 
@@ -25,14 +26,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fivefold.adapter import ALL_TARGETS, SAVED, TARGETS, Adapter, SavedModule
+from fivefold.adapter import ALL_LINEAR, ALL_TARGETS, END_TARGETS, SAVED, TARGETS, Adapter, SavedModule
 from fivefold.job import Job
 from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, compile_pattern, find_key
 from fivefold.model.huggingface.read import find_text_model
 from fivefold.model.huggingface.tensors import TensorPart, list_tensors
 from fivefold.model.spec import Model
 from fivefold.model.weight import EXPERT_FACTORS
-from fivefold.model.weights import list_targets, list_trained_weights, name_adapted
+from fivefold.model.weights import list_targets, list_trained_weights, name_adapted, strip_block
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import huggingface_import
@@ -41,6 +42,9 @@ from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 FACTORS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "lora_magnitude": "lora_magnitude_vector"}
+EMBEDDING_FACTORS = {"lora_a": "lora_embedding_A", "lora_b": "lora_embedding_B"}
+# peft stores the weights of embedding and head next to their factors; they are the base's
+BASE_WEIGHT = ".base_layer.weight"
 # the parameters of routed experts by target
 EXPERT_PARAMETERS = {"experts.gate_up_proj": "gate_up_proj", "experts.down_proj": "down_proj"}
 BY_ROWS = ("lora_b", "lora_magnitude")  # in the order of the rows of W
@@ -83,7 +87,7 @@ class ExpertFactor(NamedTuple):
 
     def shape(self, adapter: Adapter) -> tuple[int, ...]:
         """Return the shape of peft's tensor."""
-        rows = self.experts * adapter.resolve_linear(name_adapted(self.ours).split(".", 2)[2]).rank
+        rows = self.experts * adapter.resolve_linear(strip_block(name_adapted(self.ours))).rank
         columns, in_features = self.part.shape[1:]
         out_features, in_features = (in_features, columns) if self.part.transposed else (columns, in_features)
         return (rows, in_features) if self.is_a else (out_features, rows)
@@ -167,11 +171,9 @@ class AdapterFolder:
         and modules that are trained in full.
         """
         saved = self._resolve_saved(model, family)
-        every = dict(
-            _list_tensor_names(
-                model, family, Adapter(kind=self.adapter.kind, rank=self.adapter.rank, modules_to_save=saved)
-            )
-        )
+        plain = Adapter(kind=self.adapter.kind, rank=self.adapter.rank, modules_to_save=saved)
+        ends = (target for target in END_TARGETS if target not in saved)
+        every = dict(_list_tensor_names(model, family, plain.replace(targets=(ALL_LINEAR, *ends))))
         expert_targets = tuple(
             target
             for target, name in EXPERT_PARAMETERS.items()
@@ -179,20 +181,22 @@ class AdapterFolder:
         )
         of_experts = dict(_list_expert_factors(model, family, expert_targets))
         names = {name for name, _ in every.values()} | {factor.name for factor in of_experts.values()}
+        names |= {f"{name.rpartition('.lora_')[0]}{BASE_WEIGHT}" for ours, (name, _) in every.items() if _is_end(ours)}
         if unknown := sorted(self.tensors.keys() - names):
             raise UserError(
                 f"{self.path} holds {len(unknown)} tensors that are not factors of the linear layers of "
                 f"{model.name}, such as {unknown[0]}"
             )
         linears = {
-            ours.rpartition(".")[0].split(".", 2)[2]
+            strip_block(ours.rpartition(".")[0])
             for ours, (name, _) in every.items()
-            if name in self.tensors and ours.startswith("blocks.")
+            if name in self.tensors and not plain.is_saved(ours)
         }
-        targets = tuple(target for target, targeted in TARGETS.items() if not linears.isdisjoint(targeted))
+        all_targets = TARGETS | END_TARGETS
+        targets = tuple(target for target, targeted in all_targets.items() if not linears.isdisjoint(targeted))
         if not targets and not expert_targets:
             raise UserError(
-                f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers ({', '.join(TARGETS)}); "
+                f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers ({', '.join(all_targets)}); "
                 "name a folder whose adapter targets these"
             )
         adapter = self.adapter.replace(
@@ -215,7 +219,7 @@ class AdapterFolder:
             if expert_factor is not None:
                 factors[weight.name] = expert_factor.read(tensor).contiguous()
                 continue
-            factors[weight.name] = tensor[torch.tensor(part.order())] if weight.name.endswith(BY_ROWS) else tensor
+            factors[weight.name] = tensor[torch.tensor(part.order())] if _is_by_rows(weight.name) else tensor
         return adapter, factors
 
     def _resolve_pattern(
@@ -234,7 +238,7 @@ class AdapterFolder:
         for ours, part in (parts | {ours: factor.part for ours, factor in of_experts.items()}).items():
             if not ours.endswith("lora_a"):
                 continue
-            linear = name_adapted(ours).split(".", 2)[2]
+            linear = strip_block(name_adapted(ours))
             target = next(target for target, linears in ALL_TARGETS.items() if linear in linears)
             key = find_key(patterns, part.name.removesuffix(".weight"))
             value = None if key is None else patterns[key]
@@ -274,7 +278,7 @@ def write(
     saved: list[str] = []
     for ours, (name, part) in _list_tensor_names(model, family, adapter):
         factor = factors[ours]
-        if ours.endswith(BY_ROWS):
+        if _is_by_rows(ours):
             rows = torch.empty_like(factor)
             rows[torch.tensor(part.order())] = factor
             factor = rows
@@ -293,7 +297,7 @@ def write(
         )
     ranks, alphas = _list_patterns(adapter, model, family)
     for expert_factor in of_experts.values():
-        of_layer = adapter.resolve_linear(name_adapted(expert_factor.ours).split(".", 2)[2])
+        of_layer = adapter.resolve_linear(strip_block(name_adapted(expert_factor.ours)))
         ranks |= {expert_factor.parameter: of_layer.rank} if of_layer.rank != adapter.rank else {}
         if of_layer.scale_numerator != adapter.scale_numerator:
             alphas[expert_factor.parameter] = _shorten_alpha(of_layer.scale_numerator)
@@ -329,7 +333,7 @@ def _list_patterns(adapter: Adapter, model: Model, family: str) -> tuple[dict[st
     for ours, (_, part) in _list_tensor_names(model, family, adapter):
         if not ours.endswith(".lora_a"):
             continue
-        of_layer = adapter.resolve_linear(ours.removesuffix(".lora_a").split(".", 2)[2])
+        of_layer = adapter.resolve_linear(strip_block(ours.removesuffix(".lora_a")))
         module = _name_module(part)
         if resolved.setdefault(module, of_layer) != of_layer:
             raise UserError(
@@ -415,6 +419,16 @@ def _read_patterns(config: Mapping[str, Any], name: str, *, path: Path) -> dict[
     return dict(patterns)
 
 
+def _is_end(ours: str) -> bool:
+    """Tell whether a weight is a factor of the embedding or the head."""
+    return ours.startswith(("embed.tokens.lora_", "head.out.lora_"))
+
+
+def _is_by_rows(ours: str) -> bool:
+    """Tell whether the rows of a factor are those of its weight."""
+    return ours.endswith(BY_ROWS) and not ours.startswith("embed.tokens.")
+
+
 def _name_module(part: TensorPart) -> str:
     """Return the name by which peft's config has the module of a tensor: ``q_proj`` or ``lm_head``."""
     return part.name.rpartition(".")[0].rpartition(".")[2]
@@ -460,5 +474,6 @@ def _list_tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[
                 f"model {model.name!r}: {family} stores {linear} fused with others or transposed; PEFT adapters on "
                 "such weights are not supported"
             )
-        stored = part.name if weight.name == part.ours else f"{part.name.removesuffix('weight')}{FACTORS[factor]}"
+        names = EMBEDDING_FACTORS if linear == "embed.tokens" else FACTORS
+        stored = part.name if weight.name == part.ours else f"{part.name.removesuffix('weight')}{names[factor]}"
         yield weight.name, (f"{PREFIX}{stored}", part)

@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
+from fivefold.trainer.model import embed_lora
 from fivefold.trainer.model.altup import make_projections, match_magnitudes
 from fivefold.trainer.model.dropout import EMBEDDING, Dropout
 from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.lora import has_adapters_on
 from fivefold.trainer.model.norm import UnitNorm, build_norm
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.per_layer_inputs import make_inputs
@@ -69,7 +71,13 @@ class Embed(nn.Module):
         ``positions_T``: positions of the tokens in their sequence; None: from 0 on. ``keys_B``: for dropout.
         """
         ids = tokens_BT.flatten()
-        x_RD: Tensor = self.run("embed.tokens", self.lookup, ids, self.tokens.weight)
+        x_RD: Tensor
+        if isinstance(self.tokens, embed_lora.AdaptedTable) and has_adapters_on():
+            low = self.run("embed.tokens.lora_a", embed_lora.lower, ids, self.tokens)
+            x_RD = self.run("embed.tokens", embed_lora.raise_, low, ids, self.tokens)
+            del low
+        else:
+            x_RD = self.run("embed.tokens", self.lookup, ids, self.tokens.weight)
         if self.scale != 1:
             x_RD = self.run("embed.scale", torch.mul, x_RD, self.scale)
         batch, tokens = tokens_BT.shape

@@ -26,12 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fivefold.adapter import Adapter
+from fivefold.trainer.model import embed_lora
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, apply_mask
 from fivefold.trainer.model.linear import Linear, accumulate_grad, fused_linears, is_recomputing
 from fivefold.trainer.model.operation import Run
@@ -58,22 +60,27 @@ def has_adapters_on() -> bool:
     return _Switch.is_on
 
 
-def attach(blocks: nn.Module, adapter: Adapter) -> None:
-    """Add the adapter's weights, not initialized, to the linear layers of ``blocks`` that ``adapter`` targets."""
+def attach(blocks: nn.Module, *, head: Linear, table: nn.Embedding, adapter: Adapter) -> None:
+    """Add the adapter's weights, not initialized, to the layers that it targets.
+
+    They are linear layers of ``blocks``, the output projection ``head`` and the ``table`` of the embedding.
+    """
     place = ADAPTERS
-    for block in blocks.children():
-        linears = [(name, module) for name, module in block.named_modules() if isinstance(module, Linear)]
-        for name, linear in linears:
-            if adapter.has_adapter(name):
-                out_features, in_features = linear.matrix.shape
-                resolved = adapter.resolve_linear(name)
-                linear.lora_a = nn.Parameter(torch.empty(resolved.rank, in_features))
-                linear.lora_b = nn.Parameter(torch.empty(out_features, resolved.rank))
-                if adapter.has_magnitudes:
-                    linear.lora_magnitude = nn.Parameter(torch.empty(out_features))
-                linear.lora_scale = resolved.scale
-                linear.lora_dropout = AdapterDropout(adapter.dropout, place=place) if adapter.dropout else None
-                place += 1
+    modules = [[*block.named_modules()] for block in blocks.children()]
+    for name, linear in (*chain(*modules), ("head.out", head)):
+        if not isinstance(linear, Linear) or not adapter.has_adapter(name):
+            continue
+        out_features, in_features = linear.matrix.shape
+        resolved = adapter.resolve_linear(name)
+        linear.lora_a = nn.Parameter(torch.empty(resolved.rank, in_features))
+        linear.lora_b = nn.Parameter(torch.empty(out_features, resolved.rank))
+        if adapter.has_magnitudes:
+            linear.lora_magnitude = nn.Parameter(torch.empty(out_features))
+        linear.lora_scale = resolved.scale
+        linear.lora_dropout = AdapterDropout(adapter.dropout, place=place) if adapter.dropout else None
+        place += 1
+    if adapter.has_adapter("embed.tokens"):
+        embed_lora.attach_to_table(table, adapter)
 
 
 def project(run: Run, name: str, x: Tensor, *linears: Linear, keys_B: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -236,12 +243,20 @@ def _compute_row_norms(weight: Tensor, linear: Linear) -> Tensor:
 
 
 def merge_adapter(
-    weight: Tensor, *, factor_a: Tensor, factor_b: Tensor, scale: float, magnitude: Tensor | None
+    weight: Tensor,
+    *,
+    factor_a: Tensor,
+    factor_b: Tensor,
+    scale: float,
+    magnitude: Tensor | None,
+    is_embedding: bool = False,
 ) -> Tensor:
     """Return rows of a weight with its adapter merged, in fp32: W + s · B A, and with DoRA its rows times m / n.
 
-    Weights and factors of experts are stacked.
+    Weights and factors of experts are stacked. The table of an embedding has the update transposed.
     """
+    if is_embedding:
+        return torch.addmm(weight.float(), factor_a.float().t(), factor_b.float().t(), alpha=scale)
     if weight.dim() == 3:
         return torch.baddbmm(weight.float(), factor_b.float(), factor_a.float(), alpha=scale)
     updated = torch.addmm(weight.float(), factor_b.float(), factor_a.float(), alpha=scale)

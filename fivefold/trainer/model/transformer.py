@@ -21,6 +21,7 @@ from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.loss import Nats, cross_entropy
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.logits import LogitTransform
+from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.mtp import MTPTargets, Prediction, join_losses, look_up
 from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.operation import Run, call_directly
@@ -86,12 +87,12 @@ class Head(nn.Module):
             normed = [self.run("head.transform_norm", self.transform_norm, h_RD)]
             del h_RD
         if targets_BT is None:
-            logits_RV: Tensor = self.run("head.out", self.out, normed.pop())
-            return self.logit_transform.apply(logits_RV)
+            return self.logit_transform.apply(self._project(normed.pop()))
+        keys_B = None if rows is None else rows.keys
         if self.ranks_pairs:
-            return self._compute_dpo_loss(normed.pop(), targets_BT, scale, reference)
+            return self._compute_dpo_loss(normed.pop(), targets_BT, scale, reference, keys_B)
         if mtp_targets is None:
-            return self._compute_loss(normed.pop(), targets_BT, scale)
+            return self._compute_loss(normed.pop(), targets_BT, scale, keys_B=keys_B)
         losses = torch.empty(1 + len(self.mtp), dtype=torch.float32, device=x_RD.device)
         hidden = normed
         for module, tokens_BT in zip(self.mtp, mtp_targets.tokens, strict=True):
@@ -115,23 +116,44 @@ class Head(nn.Module):
         mean_RD: Tensor = self.run("head.altup.mean", torch.mean, matched, 1)
         return mean_RD
 
-    def _compute_loss(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
-        """Return ``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
+    def _project(self, h_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:
+        """Return the logits [R, V] of normed hidden states [R, D]; ``keys_B``: for dropout of an adapter's input."""
+        if self.out.lora_a is None:
+            logits_RV: Tensor = self.run("head.out", self.out, h_RD)
+            return logits_RV
+        (logits_RV,) = project(self.run, "head.out", h_RD, self.out, keys_B=keys_B)
+        return logits_RV
+
+    def _compute_loss(
+        self,
+        h_RD: Tensor,
+        targets_BT: Tensor,
+        scale: float,
+        *,
+        keys_B: Tensor | None = None,
+        into: Tensor | None = None,
+    ) -> Tensor:
+        """Return ``scale`` · Σ nats of normed hidden states [R, D].
+
+        ``keys_B``: for dropout of an adapter's input; ``into``: as in ``chunked_loss``.
+        """
         total: Tensor
         loss = self._choose_nats()
         if self.chunked:
             chunked = partial(chunked_loss, scale=scale, loss=loss, into=into)
             total = self.run("loss", chunked, h_RD, self.out, targets_BT)
             return total
-        logits_RV = self.run("head.out", self.out, h_RD)
+        logits_RV = self._project(h_RD, keys_B)
         del h_RD
         unchunked = partial(cross_entropy, scale=scale, loss=loss, rescale=self.kernels.rescale)
         total = self.run("loss", unchunked, logits_RV, targets_BT.flatten())
         return total
 
-    def _compute_dpo_loss(self, h_RD: Tensor, targets_BT: Tensor, scale: float, reference: Reference | None) -> Tensor:
+    def _compute_dpo_loss(
+        self, h_RD: Tensor, targets_BT: Tensor, scale: float, reference: Reference | None, keys_B: Tensor | None
+    ) -> Tensor:
         """Return the sums of the DPO loss over pairs; without ``reference`` the log-probability of each sequence."""
-        logits_RV = self.run("head.out", self.out, h_RD)
+        logits_RV = self._project(h_RD, keys_B)
         targets = targets_BT.flatten()
         del h_RD
         if reference is None:

@@ -29,6 +29,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, resolve_freeze
+from fivefold.trainer.model.embed_lora import AdaptedTable
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.model.transformer import Transformer
@@ -78,12 +79,14 @@ class ShardPlacement:
                 groups += ([unit] for unit in embed)
                 if is_shared_here:
                     table = embed[:1]
-                if is_shared_here and table[0].shards:
+                if is_shared_here and table[0].shards and table[0].shards[0].name == "embed.tokens.weight":
                     gradients = table[0].gradients
                     gradients.expected[0] += self._count_uses("embed.tokens.weight") * (
                         1 if gradients.every_micro_batch else backwards[last]
                     )
-                attach(self.module.embed, embed[:1], keep=bool(table), shared=True, backward=False)
+                reads_factor = isinstance(self.module.embed.tokens, AdaptedTable)
+                keeps_embedding = bool(table) or (reads_factor and self.job.stack.reshard == "backward")
+                attach(self.module.embed, embed[:1], keep=keeps_embedding, shared=True, backward=reads_factor)
             for layer in layers[stage]:
                 block = self._zero_units(model_units[1 + layer], backwards[stage])
                 keeps_weights = self.job.stack.reshard == "backward"
@@ -284,5 +287,5 @@ def _link_prefetch(groups: list[list[ZeroUnit]]) -> None:
     """
     for before, after in pairwise(groups):
         before[0].neighbours["forward"] = after
-        if before[0].has_backward and (*before[0].shards, *before[0].frozen)[0].name != "embed.tokens.weight":
+        if before[0].has_backward and not (*before[0].shards, *before[0].frozen)[0].name.startswith("embed.tokens"):
             after[0].neighbours["backward"] = before

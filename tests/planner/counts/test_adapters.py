@@ -235,10 +235,36 @@ def test_unmodelled_adapter_is_an_error(layout: str, changed: dict[str, object],
     assert any(words in reason for reason in list_reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
 
 
+def test_factors_of_the_ends_are_counted() -> None:
+    """A of the embedding has a column for each token; all blocks have a backward then."""
+    blocks = {"rank": 8, "targets": ["v_proj"]}
+    counts = []
+    for targets in (["v_proj"], ["v_proj", "embed_tokens"], ["v_proj", "lm_head"]):
+        adapter = job(blocks | {"targets": targets}).adapter
+        assert adapter is not None
+        counts.append(count_adapters(SMALL, adapter))
+    both = 8 * (SMALL.vocab + SMALL.width)
+    assert counts == [counts[0], counts[0] + both, counts[0] + both]
+
+
+@pytest.mark.parametrize(
+    ("layout", "changed", "words"),
+    [
+        ("tp2", {"targets": ["v_proj", "embed_tokens"]}, "an adapter of embed_tokens is not modelled with tp2"),
+        ("dp1", {"targets": ["embed_tokens", "lm_head"]}, "no such layer in a block"),
+        ("dp1", {"targets": ["v_proj", "embed_tokens"], "kind": "dora"}, "DoRA of an embedding; take kind=lora"),
+        ("dp1", {"targets": ["v_proj", "lm_head"], "modules_to_save": ["lm_head"]}, "which trains them in full"),
+    ],
+)
+def test_adapters_of_ends_that_are_not_modelled(layout: str, changed: dict[str, object], words: str) -> None:
+    reasons = [*list_reasons(Layout.parse(layout), model=SMALL, job=job(changed), machine=None)]
+    assert any(words in reason for reason in reasons), reasons
+
+
 def test_targets_that_the_model_lacks_are_refused() -> None:
     plain, gated = SMALL.replace(mlp="plain"), job({"rank": 8, "targets": ["gate_proj"]})
     reason = next(list_reasons(Layout.parse("dp1"), model=plain, job=gated, machine=None))
-    assert reason.startswith("adapter.targets=gate_proj: llama3-8b has no such layer; take up_proj")
+    assert reason.startswith("adapter.targets=gate_proj: no such layer in a block of llama3-8b; take up_proj")
     both = job({"rank": 8, "targets": ["gate_proj", "up_proj"]})
     assert next(list_reasons(Layout.parse("dp1"), model=plain, job=both, machine=None), None) is None
 
@@ -322,7 +348,7 @@ def test_an_adapter_is_read_in_words_or_as_a_table() -> None:
     [
         ("vera:16", "adapter 'vera:16' is none of lora:RANK, qlora:RANK, dora:RANK, qdora:RANK"),
         ("lora:many", "adapter 'lora:many' is none of lora:RANK"),
-        ({"targets": ["lm_head"]}, "'lm_head' is not a linear layer of a block"),
+        ({"targets": ["score"]}, "'score' is not a layer that can have an adapter"),
         ({"rank": 0}, "adapter.rank must be 1 or more"),
     ],
 )

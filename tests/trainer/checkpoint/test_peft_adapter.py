@@ -22,7 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from fivefold.adapter import EXPERT_TARGETS, Adapter
+from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, Adapter
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import list_adapter_weights, list_trained_weights
@@ -117,6 +117,7 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
         ("phi", "tp2 dp2 zero3 mbs1", ADAPTER.replace(modules_to_save=("lm_head",))),
         ("phi", "dp2 zero3 mbs1", ADAPTER.replace(rank_pattern={"v_proj": 5}, alpha_pattern={"down_proj": 2})),
         ("llama", "dp2 pp3 zero1 mbs1", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
+        ("phi", "dp2 pp3 zero1 mbs1", Adapter(rank=3, targets=("all-linear", *END_TARGETS))),
     ],
 )
 def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str, text: str, adapter: Adapter) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fivefold.layout.sharding import (
     gathers_for_backward,
     get_policy,
+    holds_embedding,
     joins_ends,
     needs_backward_gather,
     regathers_vision,
@@ -125,13 +126,14 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
         gathers_weights=gathers_weights,
         keeps_gathered=keeps_gathered,
         keeps_embedding=keeps_gathered
-        and stack.backward_all_gather != "needed"
+        and holds_embedding(job)
         and not joins_ends(layout, job)
         and not reductions.table.is_local,
         prefetches="dp" in stack.overlap and stack.param_all_gather == "overlapped" and not retains_gather_output,
         retains_gather_output=retains_gather_output,
         joins_ends=joins_ends(layout, job),
-        regathers_embedding=retains_gather_output and needs_backward_gather("embed", layout, job),
+        regathers_embedding=needs_backward_gather("embed", layout, job)
+        and (retains_gather_output or stack.backward_all_gather == "needed"),
         regathers_vision=regathers_vision(layout, job),
         retains_graph=stack.deferred_wgrad == "graph",
         keeps_logits=stack.loss_facts.retains_logits,
@@ -479,7 +481,8 @@ def _list_backward_moments(
             next_unit = unit if done_units < group.times - 1 else units[group_index - 1] if group_index else None
             prefetched_bytes = 0 if weights_gathered else _backward_prefetch_bytes(rules, unit, next_unit)
             still_gathered = gathered_bytes - (done_units * states.gathered if stays_gathered else 0)
-            gathers_here = not (rules.prefetches and (done_units or group_index + 1 < len(units)))
+            has_next = group.name != "embed" and (done_units or group_index + 1 < len(units))  # none ahead of it
+            gathers_here = not (rules.prefetches and has_next)
             if regathered and gathers_here:
                 kept_here = earlier + unit.later_profile.kept_bytes
                 gather_peak = gathered_bytes + _find_gather_peak(rules, unit)

@@ -56,7 +56,10 @@ def _list_with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     if local.trains(op.name):
         yield op
         return
-    if op.kind != "matmul" or not adapter.has_adapter(op.name) or op.name == "head.out":
+    if op.name == "embed.tokens" and adapter.has_adapter(op.name):
+        yield from _list_embedding(op, local, adapter.resolve_linear(op.name))
+        return
+    if op.kind != "matmul" or not adapter.has_adapter(op.name):
         yield _freeze(op, local, adapter)
         return
     adapter = adapter.resolve_linear(op.name)
@@ -126,6 +129,31 @@ def _list_with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     yield elementwise(f"{op.name}.lora_scale", "activation", (high,), scaled, size=size)
     add = elementwise(f"{op.name}.lora_add", "add", (base, scaled), out, size=size)
     yield add._replace(reads=(*add.reads, *held), differentiates=add.reads)
+
+
+def _list_embedding(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
+    """Yield the lookup of frozen rows and of columns of A, and the product with B, which our engine adds in place."""
+    (out, size), *_ = op.writes.items()
+    base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
+    rows, width, rank = local.rows, local.width, adapter.rank
+    numel = rank * local.model.vocab
+    lookup = elementwise(f"{op.name}.lora_a", "embedding", op.reads, low, size=rows * rank * width, keeps=("ids",))
+    lookup = lookup._replace(parameters=numel, wgrad_numels=(numel,), differentiates=())
+    product = matmul(
+        f"{op.name}.lora_b", low, high, rows=rows, in_features=rank, out_features=local.model.width, width=width
+    )
+    frozen = _freeze(op, local, adapter)._replace(keeps=())
+    if not local.job.stack.kernel_facts.fuses_linears:
+        yield frozen._replace(writes={base: size})
+        yield lookup
+        yield product
+        yield elementwise(f"{op.name}.lora_scale", "activation", (high,), scaled, size=size)
+        yield elementwise(f"{op.name}.lora_add", "add", (base, scaled), out, size=size)
+        return
+    yield lookup
+    yield frozen._replace(writes={base: 0}, gradients={base: size}, forward_scratch=size)
+    yield product._replace(writes={high: 0}, gradients={high: size})
+    yield elementwise(f"{op.name}.lora_add", "add", (base, high), out, size=size)._replace(moved_bytes=size)
 
 
 def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> Iterator[Op]:
@@ -322,7 +350,7 @@ def _compute_row_norms(op: Op, local: Local, adapter: Adapter, *, scratch: int) 
         out_features=in_features,
         width=local.width,
     )
-    is_row_parallel = op.name.endswith((".out", ".down"))
+    is_row_parallel = op.name.endswith((".out", ".down")) and op.name != "head.out"
     message = OpMessage("tp", "all_reduce", "", norms) if is_row_parallel and local.part.tp > 1 else None
     updated = out_features * in_features * local.width
     return _detach(product)._replace(

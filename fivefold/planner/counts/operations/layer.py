@@ -342,7 +342,7 @@ def list_kinds(model: Model, job: Job) -> list[Kind]:
     frozen = resolve_freeze(model, job.freeze)
     kinds = [get_kind(model, layer) for layer in range(model.layers)]
     if job.adapter is not None:
-        kinds[0] = kinds[0]._replace(leads="embed_tokens" not in job.adapter.modules_to_save)
+        kinds[0] = kinds[0]._replace(leads=not job.adapter.trains_embedding)
         return kinds
     first = frozen.first_backward
     return [
