@@ -122,6 +122,22 @@ def test_the_kernels_of_a_group_of_chunks_are_those_that_a_dry_run_counts(mixer:
     assert more == tuple(many - few for few, many in zip(*planned, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["lightning", "rg_lru"])
+def test_the_kernels_of_a_single_group_are_those_that_a_dry_run_counts(mixer: str) -> None:
+    """Its backward computes no states again first."""
+    model, chunks, size = SCANS[mixer]
+    machine, layout, job = resolve("h100:1", local=Path()), Layout(), Job(sequence=chunks * size, global_batch=1)
+    tape = dryrun(model=model.replace(layers=1), machine=machine, layout=layout, job=job).tapes[0].steady
+    seconds = Pricer(machine=machine, job=job, world=1).price_tape(tape).kernel_launches
+    ran = sum(
+        round(seconds[place] / machine.chip.launch_seconds)
+        for kind, place, _, _ in tape
+        if kind == KERNEL and "model/mixers/" in tape.sites[tape.kernels[place].site].line
+    )
+    assert ran == sum(count_planned_launches(mixer, [chunks * size], size))  # type: ignore[arg-type]
+
+
 def test_every_mixer_that_scans_in_chunks_is_counted() -> None:
     assert SCANS.keys() == LAUNCHES_PER_GROUP.keys() == PASSES.keys()
 

@@ -30,7 +30,7 @@ LAUNCHES_PER_GROUP: Mapping[MixerName, ScanLaunches] = {
     "mamba2": ScanLaunches(47, 163),
     "gated_delta_net": ScanLaunches(54, 177, states=38, chunk=3),
     "kimi_delta": ScanLaunches(138, 422, states=93, chunk=3),
-    "lightning": ScanLaunches(42, 79),
+    "lightning": ScanLaunches(42, 64, states=15),
     "mamba": ScanLaunches(39, 99, states=33, chunk=1, around=(14, 57)),
     "rg_lru": ScanLaunches(84, 183, states=84, chunk=1, around=(13, 50)),
 }
