@@ -89,7 +89,7 @@ def test_layers_of_an_adapter_are_controls() -> None:
     for field in ("adapter_targets", "modules_to_save"):
         for choice in choices[field]:
             if choice.value == "gate_proj,up_proj,down_proj":
-                assert "mixtral-8x7b has no such layer" in choice.reason
+                assert "no such layer" in choice.reason
                 continue
             assert choice.reason == ""
             changed, now = resolve_question(**asked, adapter="lora:16", **{field: choice.value})
