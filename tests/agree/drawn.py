@@ -348,7 +348,7 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
         adapter = saved
     ends = tuple(chance.sample(tuple(END_TARGETS), chance.randint(1, 2)))
     of_ends = adapter.replace(targets=(*adapter.targets, *ends))
-    if chance.random() < 0.5 and _is_supported_with(of_ends, case):
+    if _is_supported_with(of_ends, case):
         adapter = of_ends
     return case._replace(job=case.job.replace(adapter=adapter)) if _is_supported_with(adapter, case) else case
 

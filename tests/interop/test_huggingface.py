@@ -414,8 +414,8 @@ def test_a_quantized_base_with_adapters_is_read(tmp_path: Path) -> None:
     [
         ({"lora_target_linear": None, "lora_target_modules": ["q_proj", "v_proj"]}, ("q_proj", "v_proj"), []),
         (
-            {"lora_target_linear": None, "lora_target_modules": ["q_proj", "lm_head"]},
-            ("q_proj",),
+            {"lora_target_linear": None, "lora_target_modules": ["q_proj", "lm_head", "score"]},
+            ("q_proj", "lm_head"),
             ["lora_target_modules"],
         ),
         (

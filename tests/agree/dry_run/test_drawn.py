@@ -302,6 +302,8 @@ def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str)
 
 # Pairs that no legal case holds: the two exclude each other, or the trainer refuses them by one line.
 IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
+    "tied": ("adapted ends", "modules to save"),
+    "adapted experts": ("plain mlp", "sub-norms", "xielu"),
     "differential": (
         "adapters",
         "attention dropout",
@@ -566,7 +568,7 @@ def list_impossible() -> set[tuple[str, str]]:
     impossible = {
         tuple(sorted((one, other), key=order.__getitem__)) for one, others in IMPOSSIBLE.items() for other in others
     }
-    of_adapters = ("adapter dropout", "adapted experts", "modules to save", "rank pattern")
+    of_adapters = ("adapter dropout", "adapted ends", "adapted experts", "modules to save", "rank pattern")
     return {(one, other) for one, other in impossible} | {
         (one, name) for one, other in impossible if other == "adapters" for name in of_adapters
     }
