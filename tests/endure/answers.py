@@ -200,8 +200,10 @@ def find_faults(question: Question, result: Any) -> Iterator[str]:
             if ranked["step"]["memory"]["risk"] > result["risk"]:
                 yield f"{ranked['step']['layout']}: a risk of {ranked['step']['memory']['risk']} is proposed"
         for ranked in result["best"][:2]:
-            if ranked["reduce"] == ranked["step"]["job"]["stack"]["reduce"]:
-                yield from compare_with_predict(question, ranked["step"])
+            job = question.job
+            if not any(word.startswith("reduce=") for word in job):  # a search tries both
+                job = [*job, "--set", f"reduce={ranked['reduce']}"]
+            yield from compare_with_predict(question._replace(job=job), ranked["step"])
         times = [ranked["step"]["time"]["step_seconds"] for ranked in result["best"]]
         if times != sorted(times):
             yield f"the best are not in order: {times}"
