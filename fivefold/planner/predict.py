@@ -238,7 +238,13 @@ class Planner:
         )
         if layout is None:
             return lines
-        unwritten = () if is_searched else list_unwritten(self.model, self.job)  # a search ends in the config
+        usual = Job()  # what nobody chose is no remark
+        chosen = {
+            "optimizer": self.job.optimizer.kind != usual.optimizer.kind,
+            "precision": self.job.precision.name != usual.precision.name,
+        }
+        fields = [field for field, is_chosen in chosen.items() if is_chosen and not is_searched]  # a search writes it
+        unwritten = list_unwritten(self.model, self.job, fields)
         predicted = (self._describe_dispatcher(layout, where=where), self._describe_fused_scans(layout))
         return (*lines, *unwritten, *chain.from_iterable(predicted))
 

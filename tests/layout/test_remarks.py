@@ -255,3 +255,4 @@ def test_an_optimizer_or_precision_without_a_config_is_a_remark() -> None:
     assert list_lines(job, is_searched=True) == []  # a search ends in the config, or in what would have to change
     assert list_lines(job.replace(stack=build_stack("nemo"))) == []  # no config of it is written at all
     assert list_lines(JOB.replace(stack=build_stack("torchtitan"))) == []
+    assert list_lines(JOB.replace(stack=build_stack("fsdp2"))) == [], "the default precision was not chosen"
