@@ -238,7 +238,7 @@ class Planner:
         )
         if layout is None:
             return lines
-        usual = Job()  # what nobody chose is no remark
+        usual = Job()  # a default needs no remark
         chosen = {
             "optimizer": self.job.optimizer.kind != usual.optimizer.kind,
             "precision": self.job.precision.name != usual.precision.name,

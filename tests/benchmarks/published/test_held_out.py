@@ -27,7 +27,9 @@ def test_the_half_of_a_row_depends_on_the_row_alone(source: str) -> None:
     results = [item for item in reader(source)() if not isinstance(item, Excluded)]
     assert results
     hybrids = {result.row for result in results if isinstance(result, Case) and result.model.mixers}
-    assert all(result.held_out == (crc32(result.row.encode()) % 2 == 0 or result.row in hybrids) for result in results)
+    for result in results:
+        row = result.row.removesuffix(" reserved")  # a second figure of the row
+        assert result.held_out == (crc32(row.encode()) % 2 == 0 or result.row in hybrids), row
     halves = [case.is_held_out(row["row_id"]) for row in rows(source)]
     assert 0.25 < sum(halves) / len(halves) < 0.75
 

@@ -166,7 +166,8 @@ def convert_row(
     with monkeypatch.context() as patch:
         patch.setattr(case, "DATA", folder)
         put(folder, source, [row])
-        (result,) = reader(source)()
+        result, *others = reader(source)()
+    assert all(isinstance(other, Case) and other.quantity == "reserved" for other in others)
     return result
 
 

@@ -260,8 +260,8 @@ def test_missing_and_unknown_factors_are_errors(tmp_path: Path) -> None:
     save_file({name: tensor for name, tensor in stored.items() if name != lost}, file)
     with pytest.raises(UserError, match=r"layers\.2\.self_attn.q_proj.lora_B.weight is missing"):
         peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
-    save_file({**stored, "base_model.model.lm_head.lora_A.weight": torch.zeros(3, 48)}, file)
-    with pytest.raises(UserError, match=r"1 tensors that are not factors .* base_model.model.lm_head.lora_A.weight"):
+    save_file({**stored, "base_model.model.model.norm.lora_A.weight": torch.zeros(3, 48)}, file)
+    with pytest.raises(UserError, match=r"1 tensors that are not factors .* base_model.model.model.norm.lora_A.weight"):
         peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
     file.write_bytes(b"damaged")
     with pytest.raises(UserError, match="is damaged or incomplete"):
