@@ -111,7 +111,7 @@ def gated_delta_net_case() -> tuple[Scan, Scan, list[Tensor]]:
     shape = GatedDeltaNet(
         key_heads=HEADS // 2, value_heads=HEADS, key_dim=DIM, value_dim=2 * DIM, negative_eigenvalues=True
     )
-    fused = compute_at_once(partial(fused_scans.scan_gated_delta_net, shape=shape))
+    fused = partial(fused_scans.scan_gated_delta_net, shape=shape)
     operations = compute_at_once(partial(gated_delta_net.compute_chunks, shape=shape))
     widths = shape.key_width, shape.key_width, shape.value_width, HEADS, HEADS
     return fused, operations, [*rows(*widths), torch.randn(HEADS), torch.randn(HEADS)]
@@ -120,7 +120,7 @@ def gated_delta_net_case() -> tuple[Scan, Scan, list[Tensor]]:
 def kimi_delta_case(lower_bound: float | None) -> tuple[Scan, Scan, list[Tensor]]:
     """Decays per dim, with and without a bound."""
     shape = KimiDelta(heads=HEADS, dim=DIM, lower_bound=lower_bound)
-    fused = compute_at_once(partial(fused_scans.scan_kimi_delta, shape=shape))
+    fused = partial(fused_scans.scan_kimi_delta, shape=shape)
     operations = compute_at_once(partial(kimi_delta.compute_chunks, shape=shape))
     width = HEADS * DIM
     return fused, operations, [*rows(width, width, width, width, HEADS), torch.randn(HEADS), torch.randn(width)]
@@ -129,7 +129,7 @@ def kimi_delta_case(lower_bound: float | None) -> tuple[Scan, Scan, list[Tensor]
 def lightning_case() -> tuple[Scan, Scan, list[Tensor]]:
     """A fast and a slow head."""
     rates = (0.5, 0.1)
-    fused = compute_at_once(partial(fused_scans.scan_lightning, rates=rates, size=CHUNK))
+    fused = partial(fused_scans.scan_lightning, rates=rates)
     operations = compute_at_once(partial(lightning.compute_chunks, rates=rates, size=CHUNK))
     return fused, operations, rows(3 * HEADS * DIM)
 
@@ -137,7 +137,7 @@ def lightning_case() -> tuple[Scan, Scan, list[Tensor]]:
 def mamba2_case() -> tuple[Scan, Scan, list[Tensor]]:
     """Four heads in two groups."""
     shape = Mamba2(heads=2 * HEADS, head_dim=DIM, state=DIM, groups=2, chunk=CHUNK)
-    fused = compute_at_once(partial(fused_scans.scan_mamba2, shape=shape))
+    fused = partial(fused_scans.scan_mamba2, shape=shape)
     operations = compute_at_once(partial(mamba2.compute_chunks, shape=shape))
     factors = [torch.randn(shape.heads) for _ in range(3)]
     return fused, operations, [*rows(shape.conv_width, shape.heads), *factors]

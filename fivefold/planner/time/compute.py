@@ -208,7 +208,7 @@ class Prices:
             per_flop = product / (2 * rows * columns * inner * op.batch)
         moved, launched = (op.moved_bytes, op.moved_backward_bytes), op.launched_bytes
         products = [flops * per_flop for flops in (op.flops, op.backward_flops or 2 * op.flops)]
-        if self.launches_scans and any(launched):
+        if self.launches_scans and any(launched) and not op.fused:
             seconds = [self.memory_bound_seconds(launched[way]) + products[way] for way in (0, 1)]
         else:
             seconds = [max(self.memory_bound_seconds(moved[way]), products[way]) for way in (0, 1)]

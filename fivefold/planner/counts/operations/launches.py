@@ -101,16 +101,11 @@ def count_launches(mixer: MixerName, groups: Sequence[int], size: int, *, fused:
     return forward + launches.around[0], backward + launches.around[1]
 
 
-def count_launched_bytes(
-    mixer: MixerName, groups: Sequence[int], sizes: Mapping[str, int], *, fused: bool = False
-) -> tuple[int, int]:
+def count_launched_bytes(mixer: MixerName, groups: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, int]:
     """Return the bytes that kernels other than matmuls read and write, of temporaries of these sizes in bytes.
 
-    ``groups``: the tokens of each group of chunks of a sequence; ``sizes``: of all of them together. ``fused``: the
-    kernels of a scan hold its temporaries.
+    ``groups``: the tokens of each group of chunks of a sequence; ``sizes``: of all of them together.
     """
-    if fused:
-        return 0, 0
     forward, backward, states = (
         sum(passes[index] * sizes[name] for name, passes in PASSES[mixer].items()) for index in range(3)
     )

@@ -100,7 +100,8 @@ class Op(NamedTuple):
     accumulates_wgrads: bool = False  # accumulates its weight gradients one after another before it frees anything
     fused: bool = False  # a scan by kernels of its own, not by PyTorch's operations
     launches: tuple[int, int] = (1, 1)  # kernels of the trainer's own form, forward and backward
-    launched_bytes: tuple[int, int] = (0, 0)  # that those other than matmuls read and write; 0: as moved_bytes
+    # bytes that those other than matmuls read and write, unless it is fused; 0: as moved_bytes
+    launched_bytes: tuple[int, int] = (0, 0)
 
 
 def list_gradient_sums(ops: Sequence[Op]) -> Iterator[tuple[int, int]]:

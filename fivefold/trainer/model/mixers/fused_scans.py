@@ -1,8 +1,7 @@
 """Scans by the Triton kernels of flash-linear-attention (github.com/fla-org/flash-linear-attention).
 
-Each function is a ``GroupFunction`` (``chunks.py``) of complete sequences, with the inputs of the functions that
-compute chunks with PyTorch's operations. A scan so keeps its inputs alone, and its backward runs the kernels' forward
-again.
+Each function scans complete sequences, with the inputs of the functions that compute chunks with PyTorch's operations.
+A scan so keeps its inputs alone, and its backward runs the kernels' forward again.
 Mamba-2 and lightning attention are gated linear attention with one decay per head (``simple_gla``).
 ``tests/third_party/test_fused_scans.py`` compares them with PyTorch's operations.
 """
@@ -10,7 +9,7 @@ Mamba-2 and lightning attention are gated linear attention with one decay per he
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.trainer.model.mixers.chunks import GroupFunction
 from fivefold.trainer.model.mixers.convolution import get_sum_dtype
 
 PACKAGE = "flash-linear-attention"
@@ -38,14 +38,18 @@ def attach(module: nn.Module) -> None:
             submodule.fuses_scan = True  # type: ignore[assignment]
 
 
-def scan_gated_delta_net(
-    inputs: Sequence[Tensor],
-    state: Tensor | None,
-    *,
-    shape: GatedDeltaNet,
-    is_last: bool = False,
-    only_state: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def make_group_function(scan: Callable[[Sequence[Tensor]], Tensor]) -> GroupFunction:
+    """Return ``scan`` of complete sequences as the function of their only group, which has and leaves no state."""
+
+    def compute(
+        inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        return scan(inputs), None
+
+    return compute
+
+
+def scan_gated_delta_net(inputs: Sequence[Tensor], *, shape: GatedDeltaNet) -> Tensor:
     """Compute complete sequences of a Gated DeltaNet."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
@@ -57,18 +61,11 @@ def scan_gated_delta_net(
     if shape.negative_eigenvalues:
         beta = beta * 2
     decay = F.softplus(a.to(dtype) + dt_bias.to(dtype)) * -a_log.to(dtype).exp()
-    out, _ = chunk_gated_delta_rule(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True)
-    return out.flatten(2), None
+    out: Tensor = chunk_gated_delta_rule(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True)[0]
+    return out.flatten(2)
 
 
-def scan_kimi_delta(
-    inputs: Sequence[Tensor],
-    state: Tensor | None,
-    *,
-    shape: KimiDelta,
-    is_last: bool = False,
-    only_state: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def scan_kimi_delta(inputs: Sequence[Tensor], *, shape: KimiDelta) -> Tensor:
     """Compute complete sequences of Kimi delta attention."""
     from fla.ops.kda import chunk_kda
 
@@ -79,37 +76,22 @@ def scan_kimi_delta(
     logits = f.to(dtype) + dt_bias.to(dtype).view(shape.heads, -1)
     bound = shape.lower_bound
     decay = F.softplus(logits) * -rates if bound is None else (logits * rates).sigmoid() * bound
-    out, _ = chunk_kda(q, k, v, decay, b.to(dtype).sigmoid(), use_qk_l2norm_in_kernel=True)
-    return out.flatten(2), None
+    out: Tensor = chunk_kda(q, k, v, decay, b.to(dtype).sigmoid(), use_qk_l2norm_in_kernel=True)[0]
+    return out.flatten(2)
 
 
-def scan_lightning(
-    inputs: Sequence[Tensor],
-    state: Tensor | None,
-    *,
-    rates: Sequence[float],
-    size: int,
-    is_last: bool = False,
-    only_state: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def scan_lightning(inputs: Sequence[Tensor], *, rates: Sequence[float]) -> Tensor:
     """Compute complete sequences of lightning attention."""
     from fla.ops.simple_gla import chunk_simple_gla
 
     (qkv,) = inputs
     q, k, v = (x.contiguous() for x in qkv.unflatten(-1, (len(rates), 3, -1)).unbind(-2))
     decay = -torch.tensor(rates, dtype=get_sum_dtype(qkv.dtype), device=qkv.device)
-    out, _ = chunk_simple_gla(q, k, v, g_gamma=decay, scale=1.0)
-    return out.flatten(2), None
+    out: Tensor = chunk_simple_gla(q, k, v, g_gamma=decay, scale=1.0)[0]
+    return out.flatten(2)
 
 
-def scan_mamba2(
-    inputs: Sequence[Tensor],
-    state: Tensor | None,
-    *,
-    shape: Mamba2,
-    is_last: bool = False,
-    only_state: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def scan_mamba2(inputs: Sequence[Tensor], *, shape: Mamba2) -> Tensor:
     """Compute complete sequences of Mamba-2."""
     from fla.ops.simple_gla import chunk_simple_gla
 
@@ -121,5 +103,5 @@ def scan_mamba2(
     b, c = (part.unflatten(-1, (shape.groups, -1)).repeat_interleave(repeats, dim=2) for part in (b, c))
     step = F.softplus(dt.to(dtype) + dt_bias.to(dtype)).clamp(shape.min_step, shape.max_step)
     driven = (x * step[..., None]).to(x.dtype)
-    out, _ = chunk_simple_gla(c, b, driven, g=step * -a_log.to(dtype).exp(), scale=1.0)
-    return torch.addcmul(out, x, d.to(x.dtype)[:, None]).flatten(2), None
+    out: Tensor = chunk_simple_gla(c, b, driven, g=step * -a_log.to(dtype).exp(), scale=1.0)[0]
+    return torch.addcmul(out, x, d.to(x.dtype)[:, None]).flatten(2)

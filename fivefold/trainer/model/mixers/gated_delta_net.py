@@ -20,7 +20,7 @@ from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks, fused_scans
-from fivefold.trainer.model.mixers.chunks import decay_pairs
+from fivefold.trainer.model.mixers.chunks import GroupFunction, decay_pairs
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
 from fivefold.trainer.model.mixers.delta_rule import apply_delta_rule, normalize_to_unit_length, split_heads
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
@@ -93,8 +93,11 @@ def scan(
 
     ``q``, ``k``, ``v`` [R, heads · dims]; ``b``, ``a`` [R, value heads].
     """
-    compute = partial(fused_scans.scan_gated_delta_net if fused else compute_chunks, shape=shape)
-    groups = [tokens] if fused else shape.split_tokens(tokens, sequences=len(q) // tokens)
+    compute: GroupFunction = partial(compute_chunks, shape=shape)
+    groups = shape.split_tokens(tokens, sequences=len(q) // tokens)
+    if fused:
+        compute = fused_scans.make_group_function(partial(fused_scans.scan_gated_delta_net, shape=shape))
+        groups = [tokens]
     return chunks.scan(compute, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], groups=groups)
 
 

@@ -19,6 +19,7 @@ from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks, fused_scans
+from fivefold.trainer.model.mixers.chunks import GroupFunction
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
 from fivefold.trainer.model.mixers.delta_rule import apply_delta_rule, normalize_to_unit_length, split_heads
 from fivefold.trainer.model.mixers.gated_delta_net import Factor, gated_norm
@@ -85,8 +86,11 @@ def scan(
     fused: bool = False,
 ) -> Tensor:
     """Return the outputs [R, heads · dim] of the delta rule; all inputs [R, heads · dim], but ``b`` [R, heads]."""
-    compute = partial(fused_scans.scan_kimi_delta if fused else compute_chunks, shape=shape)
-    groups = [tokens] if fused else shape.split_tokens(tokens, sequences=len(q) // tokens)
+    compute: GroupFunction = partial(compute_chunks, shape=shape)
+    groups = shape.split_tokens(tokens, sequences=len(q) // tokens)
+    if fused:
+        compute = fused_scans.make_group_function(partial(fused_scans.scan_kimi_delta, shape=shape))
+        groups = [tokens]
     return chunks.scan(compute, (q, k, v, f, b), (a_log, dt_bias), columns=v.shape[1], groups=groups)
 
 

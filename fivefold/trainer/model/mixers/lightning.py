@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks, fused_scans
-from fivefold.trainer.model.mixers.chunks import hand_on_states
+from fivefold.trainer.model.mixers.chunks import GroupFunction, hand_on_states
 from fivefold.trainer.model.mixers.convolution import get_sum_dtype
 from fivefold.trainer.model.mixers.heads import MixerHooks
 from fivefold.trainer.model.norm import RmsNorm
@@ -71,8 +71,11 @@ class LightningMixer(nn.Module):
 
 def scan(qkv: Tensor, rates: Sequence[float], tokens: int, shape: Lightning, fused: bool = False) -> Tensor:
     """Return the outputs [R, heads · dim] of the decayed sums; ``qkv`` [R, heads · 3 · dim], ``rates`` of each head."""
-    compute = partial(fused_scans.scan_lightning if fused else compute_chunks, rates=rates, size=shape.chunk)
-    groups = [tokens] if fused else shape.split_tokens(tokens, sequences=len(qkv) // tokens)
+    compute: GroupFunction = partial(compute_chunks, rates=rates, size=shape.chunk)
+    groups = shape.split_tokens(tokens, sequences=len(qkv) // tokens)
+    if fused:
+        compute = fused_scans.make_group_function(partial(fused_scans.scan_lightning, rates=rates))
+        groups = [tokens]
     return chunks.scan(compute, (qkv,), (), columns=shape.inner_width, groups=groups)
 
 

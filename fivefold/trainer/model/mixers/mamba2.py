@@ -23,7 +23,7 @@ from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.mixers import fused_scans
-from fivefold.trainer.model.mixers.chunks import decay_pairs, hand_on_states, scan_backward, scan_forward
+from fivefold.trainer.model.mixers.chunks import GroupFunction, decay_pairs, hand_on_states, scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, HeadShare, MixerHooks
@@ -140,9 +140,12 @@ class _Mamba2Core(torch.autograd.Function):
     ) -> Tensor:
         z, xbc, dt = _split(projected, shape)
         xbc = convolve_silu_rows(xbc, *_take_filters(weight, bias, shape, share), tokens=tokens)
-        compute = partial(fused_scans.scan_mamba2 if fused else compute_chunks, shape=shape)
         factors = a_log, dt_bias, d
-        groups = [tokens] if fused else shape.split_tokens(tokens, sequences=len(projected) // tokens)
+        compute: GroupFunction = partial(compute_chunks, shape=shape)
+        groups = shape.split_tokens(tokens, sequences=len(projected) // tokens)
+        if fused:
+            compute = fused_scans.make_group_function(partial(fused_scans.scan_mamba2, shape=shape))
+            groups = [tokens]
         o = scan_forward(compute, (xbc, dt), factors, columns=shape.inner_width, groups=groups)
         del xbc
         y, rstd = gate(o, z, norm, shape, epsilon=epsilon)

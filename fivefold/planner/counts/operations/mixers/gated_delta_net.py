@@ -152,7 +152,7 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
         batch=heads * len(chunks),
         fused=fused,
         launches=count_launches("gated_delta_net", groups, net.chunk, fused=fused),
-        launched_bytes=count_launched_bytes("gated_delta_net", groups, sizes, fused=fused),
+        launched_bytes=count_launched_bytes("gated_delta_net", groups, sizes),
         moved_bytes=moved,
         moved_backward_bytes=3 * moved,
         forward_scratch=forward_scratch,

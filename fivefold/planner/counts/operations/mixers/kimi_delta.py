@@ -83,7 +83,7 @@ def _scan(local: Local, net: KimiDelta) -> Op:
         batch=heads * len(chunks),
         fused=fused,
         launches=count_launches("kimi_delta", groups, net.chunk, fused=fused),
-        launched_bytes=count_launched_bytes("kimi_delta", groups, sizes, fused=fused),
+        launched_bytes=count_launched_bytes("kimi_delta", groups, sizes),
         moved_bytes=moved,
         moved_backward_bytes=3 * moved,
         forward_scratch=forward_scratch,

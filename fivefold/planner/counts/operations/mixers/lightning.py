@@ -94,7 +94,7 @@ def _build_scan(local: Local, net: Lightning) -> Op:
         moved_backward_bytes=2 * moved,
         fused=fused,
         launches=count_launches("lightning", groups, net.chunk, fused=fused),
-        launched_bytes=(0, 0) if fused else _count_launched_bytes(net, local.part.sequences, groups),
+        launched_bytes=_count_launched_bytes(net, local.part.sequences, groups),
         forward_scratch=forward_scratch,
         backward_scratch=backward_scratch,
         scratch_tensor=4 * local.part.sequences * groups[0] * net.heads * max(min(net.chunk, groups[0]), net.dim),

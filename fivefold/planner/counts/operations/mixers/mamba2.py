@@ -99,9 +99,7 @@ def _build_core(local: Local, net: Mamba2) -> Op:
         batch=heads * len(chunks),
         fused=fused,
         launches=_count_launches(net, groups, fused=fused),
-        launched_bytes=(0, 0)
-        if fused
-        else _count_launched_bytes(net.shard(local.part.cp), local.part.sequences, groups),
+        launched_bytes=_count_launched_bytes(net.shard(local.part.cp), local.part.sequences, groups),
         # convolution: x, B, C in and out; scan: these, dt, o and the states; gate: o, z and its output
         moved_bytes=2 * rows * convolved * width + scanned + 2 * states + 3 * rows * inner * width,
         moved_backward_bytes=5 * rows * convolved * width + 3 * scanned + 6 * states + 6 * rows * inner * width,
