@@ -95,8 +95,13 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     """
     from fivefold.planner.predict import predict as run
 
-    chips = _resolve_machine(machine)
-    step = run(model=_resolve_model(model), machine=chips, layout=_resolve_layout(layout, chips), job=build_job(job))
+    resolved_machine = _resolve_machine(machine)
+    step = run(
+        model=_resolve_model(model),
+        machine=resolved_machine,
+        layout=_resolve_layout(layout, resolved_machine),
+        job=build_job(job),
+    )
     _warn(step.remarks)
     return step
 
@@ -453,25 +458,25 @@ def dryrun(
     from fivefold.layout.validity import refuse
     from fivefold.trainer.run import Run
 
-    spec = _resolve_model(model)
-    chips = _resolve_machine(machine)
-    chosen = _resolve_layout(layout)
-    wanted = build_job(job)
-    refuse(chosen, model=spec, job=wanted, machine=chips)
-    table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
+    resolved_model = _resolve_model(model)
+    resolved_machine = _resolve_machine(machine)
+    resolved_layout = _resolve_layout(layout)
+    resolved_job = build_job(job)
+    refuse(resolved_layout, model=resolved_model, job=resolved_job, machine=resolved_machine)
+    table = Run(schedule=None if schedule is None else Path(schedule), job=resolved_job).table(resolved_layout)
     from fivefold.dry_run import dryrun as run
 
     dry_run = run(
-        model=spec,
-        machine=chips,
-        layout=chosen,
-        job=wanted,
+        model=resolved_model,
+        machine=resolved_machine,
+        layout=resolved_layout,
+        job=resolved_job,
         table=table,
         every_rank=every_rank,
         replay=not every_layer,
         ranks=tuple(ranks),
     )
-    _warn(list_remarks(spec, chips, wanted, chosen))
+    _warn(list_remarks(resolved_model, resolved_machine, resolved_job, resolved_layout))
     return dry_run
 
 
@@ -583,10 +588,10 @@ def trace(
     predicted, axes = None, None
     if against is not None:
         model = _resolve_model(against[0])
-        chips = _resolve_machine(against[1])
+        predicted_machine = _resolve_machine(against[1])
         layout = _resolve_layout(against[2])
-        predicted = predict(model, chips, layout, **job)
-        rated_machine, axes = rated_machine or chips, find_axes(layout)
+        predicted = predict(model, predicted_machine, layout, **job)
+        rated_machine, axes = rated_machine or predicted_machine, find_axes(layout)
     elif job:
         raise UserError("job fields apply to a prediction only; add against=(MODEL, MACHINE, LAYOUT)")
     names = [files] if isinstance(files, str | PathLike) else list(files)

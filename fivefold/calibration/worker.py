@@ -98,7 +98,8 @@ class WorkerContext(NamedTuple):
     def clock(self, run: Callable[[], object]) -> float:
         """Return the seconds of one ``run``, the median of repeats that begin at a barrier.
 
-        On a CPU it is the mean over ranks, as of the units of a step; on GPUs the maximum, as other ranks wait for it.
+        On a CPU it is the mean over ranks, like the measured units of a step; on GPUs it is the maximum, because the
+        other ranks wait for the slowest.
         """
         self._time(run, times=1)  # warm up
         once = self.max_over_ranks(self._time(run, times=1))

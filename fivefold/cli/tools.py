@@ -132,7 +132,8 @@ def list_tools(*, writes: bool) -> list[CommandTool]:
         "write": WriteFileInput if writes else WriteInput,
     }
     return [
-        CommandTool(name, schema, _describe(name), name != "write" or not writes) for name, schema in inputs.items()
+        CommandTool(name, schema, _describe(name), is_read_only=not (writes and name == "write"))
+        for name, schema in inputs.items()
     ]
 
 

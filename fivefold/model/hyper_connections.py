@@ -24,7 +24,7 @@ from fivefold.record import Record
 class HyperConnections(Record):
     """The streams of a model and the weights that connect them with attention and feed-forwards."""
 
-    streams: Annotated[int, Field(ge=1, le=2**6)] = 4  # parts of the residual stream, each as wide as the model
+    streams: Annotated[int, Field(ge=1, le=2**6)] = 4  # residual streams, each as wide as the model
     mixes: bool = True  # streams are mixed with one another; False: independent hyper-connections
     iterations: Annotated[int, Field(ge=1, le=2**10)] = 20  # of Sinkhorn and Knopp; 1: columns alone are normalized
     magnitude: Scalar = 2.0  # factor on the sigmoid that multiplies what a branch adds

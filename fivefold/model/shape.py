@@ -657,8 +657,11 @@ class ModelShape(Record):
             return
         own = {self.has_window(layer) for layer in range(self.layers - shared)}
         if missing := {self.has_window(layer) for layer in range(max(0, self.layers - shared), self.layers)} - own:
-            kind = "a sliding" if missing == {True} else "a full"
-            raise ValueError(f"shared_kv_layers={shared} leaves no layer with keys for {kind} one: lower it")
+            kind = "sliding" if missing == {True} else "full"
+            raise ValueError(
+                f"shared_kv_layers={shared} leaves no {kind} layer with keys of its own, for the last {kind} ones to "
+                "share: lower it"
+            )
         self._check_defaults(
             "shared_kv_layers",
             *("mla", "mixers", "joins_mamba2", "differential", "attention_experts", "dynamic_mask", "qkv_clip", "mtp"),

@@ -148,9 +148,9 @@ def _describe_full_remedy(model: Model, machine: Machine, job: Job, layout: Layo
     """Yield with what full fine-tuning fits: optimizer states in host memory, or else a larger number of GPUs."""
     smallest = layout.replace(mbs=job.min_micro_batch)
 
-    def fits(chips: Machine, tried: Layout) -> bool:
-        planner = Planner(model=model, machine=chips, job=job, risk=risk)
-        return is_legal(tried, model=model, job=job, machine=chips) and _fits(planner, tried)
+    def fits(candidate: Machine, tried: Layout) -> bool:
+        planner = Planner(model=model, machine=candidate, job=job, risk=risk)
+        return is_legal(tried, model=model, job=job, machine=candidate) and _fits(planner, tried)
 
     offloaded = smallest.replace(offload=("optimizer",))
     if fits(machine, offloaded):

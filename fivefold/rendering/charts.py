@@ -30,7 +30,7 @@ def draw_memory_bars(steps: Step | Sequence[Step], *, subtitle: str = "") -> Cha
     """Chart the peak by category: a bar per stage of a single step, or per step a bar for its fullest stage."""
     stages = _name_stages(steps)
     if not stages:
-        raise UserError("no step has a memory by stage; there is nothing to draw")
+        raise UserError("no step says what each stage holds in memory, so there is nothing to draw")
     fullest = max(stages.values(), key=lambda stage: stage.peak_bytes)
     return draw_stage_bars(
         stages, axis="memory at the peak", title=_describe_memory(fullest), subtitle=subtitle, height=36

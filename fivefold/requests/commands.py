@@ -462,7 +462,8 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
         ),
     ] = None
     snapshot: Annotated[
-        Path | None, Field(description="Write a memory snapshot for https://pytorch.org/memory_viz (.pickle).")
+        Path | None,
+        Field(description="Write a memory snapshot (.pickle) for PyTorch's memory viewer, pytorch.org/memory_viz."),
     ] = None
 
 

@@ -26,15 +26,16 @@ def name_largest_part(before: Parts, after: Parts) -> str:
     """Name the part that contributes most to the total difference: ``bubble +322 ms``; "" if there is no difference."""
     changes = list_differences(before, after)
     total = sum(difference for _, difference in changes)
-    return next((_name_part(part, difference) for part, difference in changes if difference * total > 0), "")
+    return next((_format_part(part, difference) for part, difference in changes if difference * total > 0), "")
 
 
 def break_down(before: Parts, after: Parts) -> str:
     """List every part that contributes notably to the difference: ``bubble +322 ms, compute −120 ms``."""
     changes = list_differences(before, after)
     threshold = MIN_NAMED_RATIO * abs(changes[0][1]) if changes else 0.0
-    return ", ".join(_name_part(part, difference) for part, difference in changes if abs(difference) >= threshold)
+    return ", ".join(_format_part(part, difference) for part, difference in changes if abs(difference) >= threshold)
 
 
-def _name_part(part: str, by: float) -> str:
-    return f"{part} {'+' if by > 0 else '−'}{show_seconds(abs(by))}"
+def _format_part(part: str, seconds: float) -> str:
+    """Write a part with its signed difference: ``bubble +322 ms``."""
+    return f"{part} {'+' if seconds > 0 else '−'}{show_seconds(abs(seconds))}"

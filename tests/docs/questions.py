@@ -228,10 +228,11 @@ def verdict(asked: Asked, found: Comparison) -> str:
     if slower < -UNRANKABLE_DIFFERENCE:
         place = "Faster than the proposal"
     if theirs.memory.verdict == "tight":
-        place = f"Tight as predicted ({show_risk(theirs.memory.risk or 0.0)} risk of running out of memory)"
+        place = f"Predicted to be tight ({show_risk(theirs.memory.risk or 0.0)} risk of running out of memory)"
     elif not theirs.memory.fits:
-        place = "Does not fit as predicted"
-    return f"**{place}**: the published layout takes {slower:+.1%}. {asked.why}".rstrip()
+        place = "Predicted not to fit"
+    difference = f"{abs(slower):.1%} {'longer' if slower >= 0 else 'less time'}"
+    return f"**{place}**: a step of the published layout takes {difference}. {asked.why}".rstrip()
 
 
 def wrap(paragraph: str) -> str:
@@ -285,7 +286,7 @@ def table(parts: list[str]) -> str:
         paragraphs = [" ".join(paragraph.split()) for paragraph in part.split("\n\n")]
         said = next((text for text in paragraphs if text.startswith("**") and "Published" not in text), "")
         short = said.split("**")[1] if "**" in said else ""
-        by = re.search(r"takes ([+-][0-9.]+%)", said)
+        by = re.search(r"layout takes ([0-9.]+% (?:longer|less time))", said)
         rows.append(
             f"| {number}. {asked.title} | `{read_proposal(part)[0]}` | `{asked.published}` | {short}"
             f"{', ' + by[1] if by else ''} |"
@@ -298,9 +299,9 @@ HEAD = """# Ten planning questions
 What `fivefold search` proposes where teams have published what they chose, as it prints, and next to it the published
 layout as `fivefold compare` prints it. A proposal is the *simplest* layout found within 2 % of the best
 ([search](how-a-step-costs/search.md)); a published layout within 2 % of the proposal's time is inside the margin.
-Percentages in the table are its predicted step time against the proposal's. A layout is *tight* if it probably fits,
-but its risk of running out of memory is above the search's limit of 5 %. Times are predictions for the named
-software; the [table of published runs](how-a-step-costs/published.md) says how good they are.
+The table compares its predicted step time with the proposal's. A layout is *tight* if it probably fits, but its risk
+of running out of memory is above the search's limit of 5 %. Times are predictions for the named software; the
+[table of published runs](how-a-step-costs/published.md) says how good they are.
 `python -m tests.docs.questions` asks again; a test holds the comparisons to what the commands print.
 
 """

@@ -68,6 +68,10 @@ def _predict(
             raise UserError("job options apply to a prediction only; add --against MODEL MACHINE LAYOUT")
         return None, None, links
     model, machine, text = against
-    chips = load_machine(machine)
-    layout = Layout.parse(text, ranks=chips.ranks)
-    return predict(model=resolve(model), machine=chips, layout=layout, job=job), layout, links or chips
+    predicted_machine = load_machine(machine)
+    layout = Layout.parse(text, ranks=predicted_machine.ranks)
+    return (
+        predict(model=resolve(model), machine=predicted_machine, layout=layout, job=job),
+        layout,
+        links or predicted_machine,
+    )

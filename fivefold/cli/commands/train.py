@@ -46,29 +46,29 @@ def train(request: TrainOptions) -> None:
         settings.check_data(model)
         if not (slurm or force):
             _check_states_fit(settings, model=model)
-    chips = calibrate_if_needed(partial(_resolve_machine, settings), allowed=not (request.no_calibrate or slurm))
-    layout = Layout.parse(_resolve_layout(settings, chips), ranks=chips.ranks)
-    chips = _resolve_machine(settings) if settings.measure else chips  # includes the measurements just made
-    refuse(layout, model=model, job=settings.job, machine=chips)
+    machine = calibrate_if_needed(partial(_resolve_machine, settings), allowed=not (request.no_calibrate or slurm))
+    layout = Layout.parse(_resolve_layout(settings, machine), ranks=machine.ranks)
+    machine = _resolve_machine(settings) if settings.measure else machine  # includes the measurements just made
+    refuse(layout, model=model, job=settings.job, machine=machine)
     _check_supported(layout, settings, model=model)
     if find_launcher() is None:
         _check_folder(settings, model=model, file=request.run)
-        used = chips.replace(ranks=layout.world)  # a run may use a part of the machine
+        used = machine.replace(ranks=layout.world)  # a run may use a part of the machine
         for remark in list_remarks(model, used, settings.job, layout):
             print_line(f"fivefold: {remark}")
     if not slurm:  # a Slurm job starts on other chips than this computer's
         if find_launcher() is None and not force:
-            _check_host(settings, layout, machine=chips, file=request.run)
+            _check_host(settings, layout, machine=machine, file=request.run)
         settings = settings.replace(job=_choose_kernels(settings.job, model=model))
     settings.check(layout)
     settings.check_data(model)
     if find_launcher() is None and not force:
-        _check_fits(settings, layout, model=model, machine=chips, runs_here=not slurm)
+        _check_fits(settings, layout, model=model, machine=machine, runs_here=not slurm)
     options = ["--machine", request.machine] if request.machine is not None else []
     if slurm:
         from fivefold.cli.slurm import submit
 
-        print_line(submit(settings, path=request.run, layout=layout, machine=chips, force=force, words=options))
+        print_line(submit(settings, path=request.run, layout=layout, machine=machine, force=force, words=options))
         return
     with hold_folder(settings.folder):
         # The launcher prepares it before it starts ranks; under torchrun the first rank does it while the others wait.
@@ -85,7 +85,7 @@ def train(request: TrainOptions) -> None:
                 words=["train", str(request.run), "--layout", str(layout), *options],
             )
         else:
-            _train_here(settings, layout, model=model, machine=chips, json=request.as_json)
+            _train_here(settings, layout, model=model, machine=machine, json=request.as_json)
 
 
 def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
@@ -250,7 +250,7 @@ ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
 
 
 def _check_fits(run: Run, layout: Layout, *, model: Model, machine: Machine, runs_here: bool) -> None:
-    """Reject a step that does not fit its chips or, with ``runs_here``, this host; warn of one that is tight."""
+    """Reject a step that does not fit its machine or, with ``runs_here``, this host; warn of one that is tight."""
     from fivefold.planner.predict import predict
     from fivefold.rendering.verdict import format_verdict
     from fivefold.trainer.host import Host, check_memory

@@ -46,13 +46,17 @@ def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
     from fivefold.model.catalog import resolve
 
     what, model, gpus = request.what, request.model, request.gpus
-    chips = load_machine(gpus) if gpus else None
-    nodes = chips.ranks_per_node if chips else 8
+    loaded_machine = load_machine(gpus) if gpus else None
+    nodes = loaded_machine.ranks_per_node if loaded_machine else 8
     if not Path(what).suffix and not Path(what).exists():
         if model is None:
             raise UserError(f"layout {what!r} needs a model; add --model NAME")
         return ConfigPlan(
-            resolve(model), Layout.parse(what, ranks=chips.ranks if chips else None), job, nodes, gpus or ""
+            resolve(model),
+            Layout.parse(what, ranks=loaded_machine.ranks if loaded_machine else None),
+            job,
+            nodes,
+            gpus or "",
         )
     config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):

@@ -135,6 +135,7 @@ def _find_collective_frames(stack: Sequence[Frame]) -> list[Frame]:
 
 
 def _describe_threads(mains: Sequence[MainThread]) -> str:
+    """Describe which ranks wait, and for which others; of several others, where the first one is."""
     waits = [main for main in mains if main.collective]
     elsewhere = [main for main in mains if not main.collective]
     line_text = f" at {mains[0].line}" if mains and mains[0].line else ""
@@ -143,8 +144,9 @@ def _describe_threads(mains: Sequence[MainThread]) -> str:
     if waits and elsewhere:
         first = elsewhere[0]
         where = f" at {first.line}" if first.line else ""
+        subject = "it" if len(elsewhere) == 1 else _format_ranks([first.rank])
         return (
-            f"{_format_ranks(main.rank for main in elsewhere)} did not come: it {first.state}{where}, while "
+            f"{_format_ranks(main.rank for main in elsewhere)} did not come: {subject} {first.state}{where}, while "
             f"{_format_ranks(main.rank for main in waits)} {'waits' if len(waits) == 1 else 'wait'} in "
             f"{waits[0].collective}{f' at {waits[0].line}' if waits[0].line else ''}"
         )

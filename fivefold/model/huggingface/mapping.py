@@ -90,7 +90,7 @@ def read_chunks(config: Config, *, default: tuple[bool, ...]) -> dict[str, Any]:
     kind = {"chunked_attention": True, "full_attention": False}
     chunked = default if config.layer_types is None else _read_layer_types(config.layer_types, config, kinds=kind)
     if config.attention_chunk_size is None:
-        raise config.mistake("attention_chunk_size=None, with which transformers' code fails; give a number of tokens")
+        raise config.mistake("attention_chunk_size=None makes transformers' code fail; give a number of tokens")
     if not any(chunked):
         return {}
     return {

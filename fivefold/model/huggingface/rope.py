@@ -126,7 +126,7 @@ def read_rope_per_layer_type(config: Config, *, slides: tuple[bool, ...]) -> dic
     kinds = [LAYERS[sliding] for sliding in (False, True) if sliding in slides]
     for kind in kinds:
         if kind not in given:
-            raise config.mistake(f"rope_parameters has no {kind}, with which transformers' code fails; give it")
+            raise config.mistake(f"rope_parameters has no {kind}, and transformers' code fails without it; give it")
     read = {
         kind: read_rope(config.replace(rope_parameters=given[kind], rope_scaling=None))
         for kind in kinds
@@ -157,7 +157,7 @@ def read_rope_tables(
     for sliding in dict.fromkeys(slides):
         if not isinstance(table := tables.get(LAYERS[sliding]), dict):
             raise config.mistake(
-                f"rope_parameters has no table of {LAYERS[sliding]}, with which transformers' code fails; give it"
+                f"rope_parameters has no table of {LAYERS[sliding]}, and transformers' code fails without it; give it"
             )
         read[sliding] = read_rope(
             config.replace(rope_parameters=table, rope_scaling=None), has_partial_rotary=has_partial_rotary, kinds=kinds

@@ -87,7 +87,7 @@ def read_mamba2(config: Config) -> dict[str, Any]:
     if not isinstance(dim, int) or dim * heads != inner:
         raise config.mistake(
             f"heads · head dim = {heads} · {dim} is not expand · hidden_size = {config.ssm_expand} · "
-            f"{config.hidden_size}, with which transformers' code fails; change one"
+            f"{config.hidden_size}, and transformers' code fails; change one"
         )
     return {"head_dim": dim, **read_states(config), **read_limits(config)}
 

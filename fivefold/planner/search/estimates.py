@@ -94,11 +94,11 @@ class Estimates(Tables):
         ``scaled``: lower bounds, as in ``_bytes``; ``any_recomputation``: for every recomputation.
         """
 
-        def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
+        def compute(part: LocalDegrees, name: Name) -> tuple[int, int]:
             profile = self.counts.profile(part, name)
             return profile.kept_bytes, profile.backward_peak_bytes - profile.kept_bytes
 
-        return self._look_up_bytes("profiles", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
+        return self._look_up_bytes("profiles", candidates, compute, scaled=scaled, any_recomputation=any_recomputation)
 
     def splits(self, candidates: CandidateLayouts, *, scaled: bool = False, any_recomputation: bool = False) -> Floats:
         """Return bytes [n, (backward peak above what is kept, kept for W), units].
@@ -107,12 +107,12 @@ class Estimates(Tables):
         ``any_recomputation``: for every recomputation.
         """
 
-        def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
+        def compute(part: LocalDegrees, name: Name) -> tuple[int, int]:
             kept = self.counts.profile(part, name).kept_bytes
             split = self.counts.profile_deferred_wgrad(part, name)
             return split.backward_peak_bytes - kept, split.deferred_bytes
 
-        return self._look_up_bytes("splits", candidates, make, scaled=scaled, any_recomputation=any_recomputation)
+        return self._look_up_bytes("splits", candidates, compute, scaled=scaled, any_recomputation=any_recomputation)
 
     def backward_with_gradients(self, candidates: CandidateLayouts, allocation: AllocatedGradients) -> Floats:
         """Return a lower bound in bytes [n, units] of a backward that allocates gradients.
@@ -124,7 +124,7 @@ class Estimates(Tables):
         stack = self.counts.job.stack
         reduces_experts_midway = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
 
-        def make(layout: Layout, _: int) -> Floats:
+        def compute(layout: Layout, _sequences: int) -> Floats:
             """Return the backward peak of each unit, with the gradients that ``allocation`` holds."""
             part, columns = get_local_degrees(layout), []
             for run in self.runs:
@@ -147,7 +147,7 @@ class Estimates(Tables):
             return np.array([columns], float)
 
         columns = [partials.mbs, *self._list_operation_columns(candidates)[1:]]
-        return self._look_up(f"births {allocation}", candidates, columns, make, cost=self._pass_cost)[:, 0]
+        return self._look_up(f"births {allocation}", candidates, columns, compute, cost=self._pass_cost)[:, 0]
 
     def _look_up_bytes(
         self,
@@ -174,7 +174,7 @@ class Estimates(Tables):
             ep = np.where((sequences == LARGE_MICRO_BATCH) & ~is_single_expert, np.minimum(ep, FEW_RANKS), ep)
         _, retains_outputs, _, cp_kind, tp, tp_inner, sp, _, etp, recomputed = self._list_operation_columns(candidates)
 
-        def make(layout: Layout, sequences: int) -> Floats:
+        def compute(layout: Layout, sequences: int) -> Floats:
             part = get_local_degrees(layout)._replace(sequences=sequences)
             if scaled:
                 is_single_expert = self.counts.model.moe is not None and part.ep == self.counts.model.moe.experts
@@ -200,7 +200,7 @@ class Estimates(Tables):
         columns = [sequences, retains_outputs, cp, cp_kind, tp, tp_inner, sp, ep, etp]
         name, columns = (f"bare {name}", columns) if any_recomputation else (name, [*columns, recomputed])
         cost = self._pass_cost * (len(self._recomputed_groups) if any_recomputation else 1)
-        totals = self._look_up(name, candidates, columns, make, cost=cost)
+        totals = self._look_up(name, candidates, columns, compute, cost=cost)
         scale = partials.mbs / sequences * cp / partials.cp
         return np.asarray(
             totals * np.where((sequences == partials.mbs) & (cp == partials.cp), 1.0, scale * ROUNDED)[:, None, None]
@@ -242,11 +242,11 @@ class Estimates(Tables):
         experts = [partials.ep, partials.etp, inner, inner * partials.tp, self._count_expert_shards(candidates)]
 
         def count(columns: list[Ints], *, experts: bool) -> Floats:
-            def make(layout: Layout, _: int) -> Floats:
+            def compute(layout: Layout, _sequences: int) -> Floats:
                 return self._count_resting_states(layout, experts=experts).T
 
             name, columns = f"resting, experts {experts}", [candidates.zero, *columns]
-            return self._look_up(name, candidates, columns, make, cost=self._state_cost // 8)
+            return self._look_up(name, candidates, columns, compute, cost=self._state_cost // 8)
 
         figures = count(dense, experts=False)
         return figures + count(experts, experts=True) if self.counts.model.moe else figures
@@ -281,10 +281,10 @@ class Estimates(Tables):
         ]
         columns += [self.reduces_often(candidates).astype(np.int64), (partials.pp == 1).astype(np.int64)]
 
-        def make(layout: Layout, _: int) -> Floats:
+        def compute(layout: Layout, _sequences: int) -> Floats:
             return self._count_states(layout).T
 
-        return self._look_up("states", candidates, columns, make, cost=self._state_cost)
+        return self._look_up("states", candidates, columns, compute, cost=self._state_cost)
 
     def _count_resting_states(self, layout: Layout, *, experts: bool) -> Floats:
         """Return the bytes [units, 2] at rest and of gradients at the update, of experts or of dense weights."""
@@ -354,7 +354,7 @@ class Estimates(Tables):
         """
         if any_recomputation and not self.measured:
 
-            def make_bare(layout: Layout, sequences: int) -> Floats:
+            def compute_bare(layout: Layout, sequences: int) -> Floats:
                 return self._bound_units(
                     get_local_degrees(layout)._replace(sequences=sequences, recomputed=frozenset()), layout
                 )
@@ -362,24 +362,24 @@ class Estimates(Tables):
             columns = self._list_operation_columns(candidates)[1:-1]
             sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
             return self._look_up_scaled(
-                "bare", candidates, columns, make_bare, sequences=sequences, cost=self._pass_cost // 2
+                "bare", candidates, columns, compute_bare, sequences=sequences, cost=self._pass_cost // 2
             )
         if self.measured:
 
-            def make_measured(layout: Layout, _: int) -> Floats:
+            def compute_measured(layout: Layout, _sequences: int) -> Floats:
                 part = get_local_degrees(layout)
                 return self._bound_units(part._replace(recomputed=frozenset()) if any_recomputation else part, layout)
 
             name = "bare" if any_recomputation else "nearest"
             columns = self._list_operation_columns(candidates)
-            return self._look_up(name, candidates, columns, make_measured, cost=self._pass_cost)
+            return self._look_up(name, candidates, columns, compute_measured, cost=self._pass_cost)
 
-        def make(layout: Layout, sequences: int) -> Floats:
+        def compute(layout: Layout, sequences: int) -> Floats:
             return self._bound_units(get_local_degrees(layout)._replace(sequences=sequences), layout)
 
         columns = self._list_operation_columns(candidates)[1:]
         sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
-        return self._look_up_scaled("nearest", candidates, columns, make, sequences=sequences, cost=self._pass_cost)
+        return self._look_up_scaled("nearest", candidates, columns, compute, sequences=sequences, cost=self._pass_cost)
 
     def model_seconds(self, candidates: CandidateLayouts, *, max_sequences: int, complete: bool = True) -> Floats:
         """Return seconds [n, (passes one after another, passes in pairs), 1] of all units of the model on one rank.
@@ -392,7 +392,7 @@ class Estimates(Tables):
 
         complete |= self.counts.model.moe is None or self.counts.job.stack.pairs  # whose messages have no bound
 
-        def make(layout: Layout, sequences: int) -> Floats:
+        def compute(layout: Layout, sequences: int) -> Floats:
             part = get_local_degrees(layout)._replace(sequences=sequences, recomputed=frozenset())
             figures = self._bound_units(part, layout, complete=complete) @ self.unit_counts
             unpaired = figures[:3].sum()
@@ -402,7 +402,7 @@ class Estimates(Tables):
         name, n_columns = ("whole", 9) if complete else ("any etp", 8)
         columns = self._list_operation_columns(candidates)[1:n_columns]
         sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
-        return self._look_up_scaled(name, candidates, columns, make, sequences=sequences, cost=self._pass_cost)
+        return self._look_up_scaled(name, candidates, columns, compute, sequences=sequences, cost=self._pass_cost)
 
     def _bound_units(self, part: LocalDegrees, layout: Layout, *, complete: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
@@ -415,11 +415,11 @@ class Estimates(Tables):
         Forward and backward include exposed messages.
         """
 
-        def make(layout: Layout, _: int) -> Floats:
+        def compute(layout: Layout, _sequences: int) -> Floats:
             return np.array([list_figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
 
         columns = self._list_operation_columns(candidates) + self._list_placement_columns(candidates, AXES)
-        return self._look_up("units", candidates, columns, make, cost=self._pass_cost)
+        return self._look_up("units", candidates, columns, compute, cost=self._pass_cost)
 
     def pairs(self, candidates: CandidateLayouts) -> Floats:
         """Return the seconds of the messages of each unit [n, 6, units], for schedules that pair forward and backward.
@@ -428,7 +428,7 @@ class Estimates(Tables):
         those of axes that do not overlap; concurrent are all others, overlapped or not.
         """
 
-        def make(layout: Layout, _: int) -> Floats:
+        def compute(layout: Layout, _sequences: int) -> Floats:
             rows, units = [], self.planner.units
             overlapping_axes = [axis in self.planner.job.stack.overlap for axis in AXES]
             for run in self.runs:
@@ -445,7 +445,7 @@ class Estimates(Tables):
             return np.array(rows).T
 
         columns = self._list_operation_columns(candidates) + self._list_placement_columns(candidates, AXES)
-        return self._look_up("pairs", candidates, columns, make, cost=self._state_cost)
+        return self._look_up("pairs", candidates, columns, compute, cost=self._state_cost)
 
     def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
@@ -460,10 +460,10 @@ class Estimates(Tables):
         ]
         columns += self._list_placement_columns(candidates, ("tp",)) + self._list_placement_columns(candidates, ("pp",))
 
-        def make(layout: Layout, _: int) -> Floats:
+        def compute(layout: Layout, _sequences: int) -> Floats:
             return np.array(estimate_stage_message(self.planner.units, layout))
 
-        return self._look_up("between stages", candidates, columns, make, cost=UNITS_PER_PLACE)
+        return self._look_up("between stages", candidates, columns, compute, cost=UNITS_PER_PLACE)
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (gather, reduce, copies, copy_out, copy_in), units] as in ``GatherReduceTime``."""
@@ -491,12 +491,12 @@ class Estimates(Tables):
             *(enters_both_ends * column for column in self._list_placement_columns(candidates, ("pp",))),
         ]
 
-        def make(layout: Layout, _: int) -> Floats:
+        def compute(layout: Layout, _sequences: int) -> Floats:
             times = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
             columns = [(time.gather, time.reduce, time.copies, time.copy_out, time.copy_in) for time in times]
             return np.array(columns, float).T
 
-        return self._look_up("parallel", candidates, columns, make, cost=self._state_cost)
+        return self._look_up("parallel", candidates, columns, compute, cost=self._state_cost)
 
     def _pick_representative_unit(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]

@@ -1,6 +1,6 @@
 """Figures of candidates, made once for each distinct set of the columns on which they depend.
 
-columns → one code per row → ``make`` for each new one → gathered by row
+columns → one code per row → ``compute`` for each new one → gathered by row
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Tables:
         name: str,
         candidates: CandidateLayouts,
         columns: list[Ints],
-        make: Callable[[Layout, int], Floats],
+        compute: Callable[[Layout, int], Floats],
         *,
         sequences: Ints,
         cost: int,
     ) -> Floats:
         """Return ``_table`` of figures of ``sequences`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
-        scaled = self._look_up(name, candidates, [sequences, *columns], make, cost=cost)
+        scaled = self._look_up(name, candidates, [sequences, *columns], compute, cost=cost)
         scale = np.where(
             sequences == mbs, 1.0, mbs / sequences * np.where(sequences == LARGE_MICRO_BATCH, ROUNDED, 1.0)
         )
@@ -119,7 +119,7 @@ class Tables:
         columns += [candidates.shards] if "shard" in axes else []
         links = self.planner.machine.links
 
-        def make(layout: Layout, _: int) -> Floats:
+        def compute(layout: Layout, _sequences: int) -> Floats:
             rows: list[int] = []
             for ranks, stride in (group(layout, axis) for axis in axes):
                 reach = (ranks - 1) * stride + 1
@@ -128,18 +128,18 @@ class Tables:
             return np.array(rows, float)
 
         name = " ".join(("places of", *axes))
-        return list(self._look_up(name, candidates, columns, make, cost=UNITS_PER_PLACE).astype(np.int64).T)
+        return list(self._look_up(name, candidates, columns, compute, cost=UNITS_PER_PLACE).astype(np.int64).T)
 
     def _look_up(
         self,
         name: str,
         candidates: CandidateLayouts,
         columns: list[Ints],
-        make: Callable[[Layout, int], Floats],
+        compute: Callable[[Layout, int], Floats],
         *,
         cost: int,
     ) -> Floats:
-        """Return ``make(layout, first column)`` for each row.
+        """Return ``compute(layout, first column)`` for each row.
 
         It is called once per search for equal values of ``columns``, at ``cost`` units of work.
         """
@@ -151,7 +151,7 @@ class Tables:
         for row_index, key in zip(first_rows.tolist(), keys, strict=True):
             figures = known.get(key)
             if figures is None:
-                figures = known[key] = make(self.space.layout(self.partials, candidates, row_index), key[0])
+                figures = known[key] = compute(self.space.layout(self.partials, candidates, row_index), key[0])
             all_figures.append(figures)
         self.work.add((len(known) - n_before) * cost + len(inverse))
         return np.stack(all_figures)[inverse]

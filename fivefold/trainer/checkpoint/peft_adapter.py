@@ -376,7 +376,7 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
         raise UserError(f"{path}: needs [job] adapter, such as 'lora:16'; `fivefold import {path}` writes a run file")
     stored, factors = AdapterFolder.open(path).read_factors(model, family=find_family(base))
     wanted = {weight.name for weight in list_trained_weights(model, adapter)}
-    if set(factors) != wanted or _list_layers(stored, model) != _list_layers(adapter, model):
+    if set(factors) != wanted or _get_rank_and_scale(stored, model) != _get_rank_and_scale(adapter, model):
         raise UserError(
             f"{path} holds an adapter of {_describe(stored)}, and [job] adapter has {_describe(adapter)}; "
             f"`fivefold import {path}` writes a run file that fits it"
@@ -384,8 +384,8 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
     return factors
 
 
-def _list_layers(adapter: Adapter, model: Model) -> dict[str, tuple[int, float]]:
-    """Return the rank and scale of each target."""
+def _get_rank_and_scale(adapter: Adapter, model: Model) -> dict[str, tuple[int, float]]:
+    """Return the rank and the scale of each target, by its name."""
     resolved = {target: adapter.resolve_linear(ALL_TARGETS[target][0]) for target in list_targets(model, adapter)}
     return {target: (layer.rank, layer.scale) for target, layer in resolved.items()}
 

@@ -57,7 +57,7 @@ class SpanRecorder:
         self._messages: list[RecordedEvent] = []
 
     def label(self, kind: SpanKind, name: str, way: str = "", action: Action | None = None) -> int:
-        """Return the code of a label, a new one for a new label."""
+        """Return the code of a label, a new one for a new label. Codes are even: the last bit is that of the lane."""
         label = Label(kind, name, way, action)
         code = self._codes_of.get(label)
         if code is None:

@@ -31,6 +31,8 @@ from fivefold.trainer.parallel.zero import ZeroUnit
 GROUPED = ("down", "gate", "up")  # weights of the experts, in the order of their dW
 LEAF = 2**63  # autograd's nodes of leaves have numbers above all others
 MISSING = object()
+WAYS = ("forward", "recomputed", "backward", "weight")  # labels of the GEMMs of a weight
+FORWARD, RECOMPUTED, BACKWARD, WEIGHT = range(4)
 
 
 class Regions:
@@ -229,10 +231,7 @@ class Gemms:
     def __init__(self, recorder: SpanRecorder, inner: Any, names: dict[int, str]) -> None:
         self.recorder, self.inner, self.names = recorder, inner, names
         self.travels, self.adds = (getattr(inner, name, False) for name in ("travels", "adds"))  # of experts: none
-        self.labels = {
-            name: tuple(recorder.label("op", name, way) for way in ("forward", "recomputed", "backward", "weight"))
-            for name in names.values()
-        }
+        self.labels = {name: tuple(recorder.label("op", name, way) for way in WAYS) for name in names.values()}
         self.fused: list[str] = []  # names of the layers on the last input
         self.turn = 0
 
@@ -250,13 +249,15 @@ class Gemms:
         """Call and record the inner ``fprop``."""
         name = self.names[id(weight)]
         self.fused.append(name)
-        return self._time_gemm(name, 1 if is_in_backward() else 0, self.inner.fprop, operand, weight, *rest)
+        return self._time_gemm(
+            name, RECOMPUTED if is_in_backward() else FORWARD, self.inner.fprop, operand, weight, *rest
+        )
 
     def dgrad(self, gradient: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         """Call and record the inner ``dgrad``; without a sum to add to, it is the first of the fused ones."""
         name = self.names[id(weight)]
         self.fused = [name] if rest[-1] is None else [*self.fused, name]
-        return self._time_gemm(name, 2, self.inner.dgrad, gradient, weight, *rest)
+        return self._time_gemm(name, BACKWARD, self.inner.dgrad, gradient, weight, *rest)
 
     def columns(self, *inputs: Any) -> Any:
         """Call the inner ``columns``; dW of the fused layers follow in order."""
@@ -266,14 +267,15 @@ class Gemms:
     def wgrad(self, *inputs: Any) -> Tensor:
         """Call and record the inner ``wgrad``."""
         self.turn += 1
-        return self._time_gemm(self.fused[self.turn - 1], 3, self.inner.wgrad, *inputs)
+        return self._time_gemm(self.fused[self.turn - 1], WEIGHT, self.inner.wgrad, *inputs)
 
     def add_wgrad(self, *inputs: Any) -> None:
         """Call and record the inner ``add_wgrad``."""
         self.turn += 1
-        self._time_gemm(self.fused[self.turn - 1], 3, self.inner.add_wgrad, *inputs)
+        self._time_gemm(self.fused[self.turn - 1], WEIGHT, self.inner.add_wgrad, *inputs)
 
     def _time_gemm(self, name: str, way: int, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """Call ``function`` as the region of the weight ``name``; ``way``: an index of ``WAYS``."""
         self.recorder.begin(self.labels[name][way])
         output = function(*inputs)
         self.recorder.end()
@@ -285,11 +287,11 @@ class Dequantization:
 
     def __init__(self, recorder: SpanRecorder, inner: Callable[[], Tensor], name: str, names: dict[int, str]) -> None:
         self.recorder, self.inner, self.name, self.names = recorder, inner, name, names
-        self.labels = tuple(recorder.label("op", name, way) for way in ("forward", "recomputed", "backward"))
+        self.labels = tuple(recorder.label("op", name, way) for way in WAYS[:WEIGHT])
 
     def __call__(self) -> Tensor:
         """Return the weight; ``names`` gives the GEMM its name."""
-        way = 0 if not is_in_backward() else 1 if is_recomputing() else 2
+        way = FORWARD if not is_in_backward() else RECOMPUTED if is_recomputing() else BACKWARD
         self.recorder.begin(self.labels[way])
         weight = self.inner()
         self.recorder.end()

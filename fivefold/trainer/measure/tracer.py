@@ -53,7 +53,7 @@ class Tracer:
         if self.regions is None or self.regions.pipeline is not self.engine.pipeline:
             self.regions = Regions(recorder, engine=self.engine, data=self.data)
         if not self.steps:
-            self.offset = self._ask()
+            self.offset = self._compare_clocks()
         recorder.clock.begin()
         with self.regions.report():
             recorder.begin(recorder.label("step", f"step {step}"))
@@ -75,8 +75,8 @@ class Tracer:
         yield
         self.evaluations.append(Span("evaluate", f"evaluation after step {step}", start, time.perf_counter()))
 
-    def _ask(self) -> Offset:
-        """Compare clocks with rank 0, then let all ranks go on together."""
+    def _compare_clocks(self) -> Offset:
+        """Return the offset to the clock of rank 0; all ranks then go on together."""
         rank, world = self.ranks.rank, self.ranks.world
         if world == 1:
             return Offset(0.0, 0.0)
@@ -92,7 +92,7 @@ class Tracer:
         Every rank calls it.
         """
         ranks, first = self.ranks, self.offset
-        last = self._ask() if self.steps else first
+        last = self._compare_clocks() if self.steps else first
         error = max(first.error, last.error) + abs(last.seconds - first.seconds)
         evaluations = [
             span._replace(start=span.start + first.seconds, end=span.end + first.seconds) for span in self.evaluations

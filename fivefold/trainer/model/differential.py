@@ -81,8 +81,14 @@ class _SubtractHeads(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         o1, o2, q1, k1, q2, k2, rstd = ctx.saved_tensors
-        first, second = _exponentiate(q1, k1, o1), _exponentiate(q2, k2, o1)
-        factor = first - second + ctx.initial
+        """Return the gradients of both outputs and of the four vectors of λ.
+
+        With d̂ = d / rms(d) and g = (1 − λ₀) · dy:   dd = (g − d̂ · mean(g · d̂)) / rms(d)
+        d(o_i) = dd   ·   d(o_(i + N/2)) = −λ · dd   ·   dλ = −Σ dd · o_(i + N/2)   ·   dq1 = dλ · e^(q1·k1) · k1, …
+        """
+        exp1 = _exponentiate(q1, k1, o1)
+        exp2 = _exponentiate(q2, k2, o1)
+        factor = exp1 - exp2 + ctx.initial
         normal = _subtract(o1, o2, factor).mul_(rstd)
         difference_grad = grad.to(normal.dtype) * (1 - ctx.initial)
         mean = (difference_grad * normal).mean(-1, keepdim=True)
@@ -90,7 +96,7 @@ class _SubtractHeads(torch.autograd.Function):
         del normal, mean
         factor_grad = torch.zeros_like(factor)
         output_grads = []
-        for output, part in zip((o1, o2), difference_grad.chunk(2, dim=-1), strict=True):
+        for output, part in zip((o1, o2), difference_grad.chunk(2, dim=-1), strict=True):  # of v1, of v2
             factor_grad -= (part * output.chunk(2, dim=2)[1]).sum()
             output_grad = torch.empty_like(output, memory_format=torch.contiguous_format)
             kept, subtracted = output_grad.chunk(2, dim=2)
@@ -99,7 +105,7 @@ class _SubtractHeads(torch.autograd.Function):
             output_grads.append(output_grad)
         vector_grads = (
             (factor_grad * exponential * other).to(other.dtype)
-            for exponential, other in ((first, k1), (first, q1), (-second, k2), (-second, q2))
+            for exponential, other in ((exp1, k1), (exp1, q1), (-exp2, k2), (-exp2, q2))
         )
         return *output_grads, *vector_grads, None, None
 

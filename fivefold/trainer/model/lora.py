@@ -107,11 +107,12 @@ def project(run: Run, name: str, x: Tensor, *linears: Linear, keys_B: Tensor | N
 
 
 def lower(x: Tensor, keys_B: Tensor | None, *adapted: Linear) -> tuple[Tensor, ...]:
-    """Return the rows of all ranks that the layers read, and low_i = x A_iᵀ [R, rank] of each; with dropout its mask_i.
+    """Project ``x`` down: return the rows that the layers read, low_i = x A_iᵀ [R, rank] of each, and masks of dropout.
 
-    Rows and masks have no gradient.
+    The rows are those of ``x``, or under sequence parallelism those of all ranks. ``keys_B``: keys of the sequences,
+    from which masks are drawn; None: no dropout. Rows and masks have no gradient.
     """
-    factor = None if x.requires_grad else adapted[0].lora_a
+    factor = None if x.requires_grad else adapted[0].lora_a  # autograd calls the backward if one input has a gradient
     out: tuple[Tensor, ...] = _Lower.apply(x, factor, keys_B, adapted)  # type: ignore[no-untyped-call]
     return out
 

@@ -26,7 +26,7 @@ BARE: list[tuple[dict[str, Any], str]] = [
     ({}, "architecture 'None' is not one of"),
     (
         {"model_type": "llama4_text", "attention_chunk_size": None},
-        "attention_chunk_size=None, with which transformers'",
+        "attention_chunk_size=None makes transformers'",
     ),
     (
         {"model_type": "llama4_text", "rope_scaling": {"type": "yarn", "factor": 4.0}},

@@ -15,8 +15,8 @@ def _build_bitnet(config: Config) -> Model:
     """Build BitNet: the norm of heads is as wide as the stream."""
     if (output_dims := config.num_attention_heads * read_head_dim(config)) != config.hidden_size:
         raise config.mistake(
-            f"heads of {output_dims} dims in all and hidden_size={config.hidden_size}, with which transformers' code "
-            "fails; leave head_dim out"
+            f"heads of {output_dims} dims in all make transformers' code fail, as hidden_size={config.hidden_size}; "
+            "leave head_dim out"
         )
     return build_model(config, **read_rope(config), **read_attention_bias(config), sub_norm=True)
 

@@ -35,7 +35,7 @@ TENSORS = {
 
 def _build(config: Config, *, pattern: tuple[bool, ...], gates_queries: bool = False, **own: Any) -> Model:
     if config.q_lora_rank is None:
-        raise config.mistake("q_lora_rank=None, with which transformers' code fails; give the rank of the queries")
+        raise config.mistake("q_lora_rank=None makes transformers' code fail; give the rank of the queries")
     if config.qk_rope_head_dim > config.index_head_dim:
         raise config.mistake(
             f"index_head_dim={config.index_head_dim} is less than qk_rope_head_dim={config.qk_rope_head_dim} rotated "

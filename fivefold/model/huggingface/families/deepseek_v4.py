@@ -32,7 +32,7 @@ def _build(config: Config) -> Model:
     if config.n_shared_experts != 1:
         raise config.mistake(f"n_shared_experts={config.n_shared_experts}: the family has one shared expert; give 1")
     if config.head_dim is None:
-        raise config.mistake("head_dim=None, with which transformers' code fails; give the dims of a head")
+        raise config.mistake("head_dim=None makes transformers' code fail; give the dims of a head")
     moe = {
         "score": config.scoring_func,
         "hashed_layers": _count_hashed_layers(config),

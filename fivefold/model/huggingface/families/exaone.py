@@ -38,8 +38,8 @@ def _read_attention(config: Config) -> dict[str, Any]:
     if config.layer_types is None:
         if config.sliding_window is None or not isinstance(period, int):
             raise config.mistake(
-                f"sliding_window={config.sliding_window} and sliding_window_pattern={period!r} without layer_types, "
-                "with which transformers' code fails; give layer_types"
+                f"sliding_window={config.sliding_window} and sliding_window_pattern={period!r} without layer_types "
+                "make transformers' code fail; give layer_types"
             )
         default = list_sliding_layers(config.num_hidden_layers, period=period)
     read = read_windows if config.sliding_window is None else read_windows_of_rotating_layers

@@ -92,8 +92,8 @@ def _read_full_layers(config: Config, slides: list[bool]) -> tuple[int, int]:
     full = [given.pop(str(layer), {}) for layer, sliding in enumerate(slides) if not sliding]
     if given or any(keys != full[0] or keys.keys() - {"head_dim", "num_key_value_heads"} for keys in full):
         raise config.mistake(
-            "per_layer_config is read if all full layers, and no others, have the same head_dim and "
-            "num_key_value_heads there"
+            "per_layer_config must give the same head_dim and num_key_value_heads for every full-attention layer, and "
+            "nothing for other layers; change it"
         )
     return full[0].get("head_dim", head_dim), full[0].get("num_key_value_heads", kv_heads)
 

@@ -21,7 +21,7 @@ def _build_internlm3(config: Config) -> Model:
     """Build InternLM3: Llama with biases in all matrices or in none."""
     if config.attention_bias != config.mlp_bias:
         raise config.mistake(
-            f"qkv_bias={config.attention_bias} and bias={config.mlp_bias}, with which transformers' code fails; "
+            f"qkv_bias={config.attention_bias} and bias={config.mlp_bias} make transformers' code fail; "
             "give both the same value"
         )
     return _build_llama(config)

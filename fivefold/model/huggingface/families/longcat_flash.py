@@ -23,7 +23,7 @@ def _build(config: Config) -> Model:
     if config.head_dim not in (None, rope_dim):
         raise config.mistake(f"head_dim={config.head_dim} is not qk_rope_head_dim={rope_dim}, which rotates; remove it")
     if config.q_lora_rank is None:
-        raise config.mistake("q_lora_rank=None, with which transformers' code fails; give the rank of the queries")
+        raise config.mistake("q_lora_rank=None makes transformers' code fail; give the rank of the queries")
     fields = read_latent(config, read_rope(config)) | read_attention_bias(config)
     fields["mla"]["scaled"] = "queries"
     moe = {

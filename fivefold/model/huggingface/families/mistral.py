@@ -26,7 +26,7 @@ def _build_mistral(config: Config) -> Model:
 def _build_ministral(config: Config) -> Model:
     """Build Ministral, in which ``layer_types`` says which layers slide: all, if there is a window."""
     if config.head_dim is None:
-        raise config.mistake("head_dim=None, with which transformers' code fails; give it")
+        raise config.mistake("head_dim=None makes transformers' code fail; give the dims of a head")
     return _build_mistral(config)
 
 

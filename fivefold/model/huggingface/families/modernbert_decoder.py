@@ -25,7 +25,7 @@ def _build_modernbert(config: Config) -> Model:
     """Build ModernBERT, whose first layer and every third after it are full, with a window of half the given one."""
     layers, period = config.num_hidden_layers, config.sliding_window_pattern
     if config.sliding_window is None:
-        raise config.mistake("local_attention=None, with which transformers' code fails; give a number of tokens")
+        raise config.mistake("local_attention=None makes transformers' code fail; give a number of tokens")
     config = config.replace(sliding_window=config.sliding_window // 2)
     if (given := config.rope_parameters) and not any(kind in given for kind in LAYERS):
         raise config.mistake(f"rope_parameters gives no table of {LAYERS[0]} or {LAYERS[1]}; give both")

@@ -347,8 +347,8 @@ def _pass_moments(rank_bytes: RankBytes, live_pass: LivePass, rank: int) -> Pass
     pass_kind = live_pass.pass_kind
     other_bytes = moments[0].kept_bytes
     kept = rank_bytes.kept_bytes[pass_kind.stage]
-    late_size = count_deferred_bytes(rank_bytes.rules, pass_kind.stage) if pass_kind.kind in ("B", "W") else 0
-    before, after = {"F": (0, kept), "B": (kept, late_size), "BW": (kept, 0), "W": (late_size, 0)}[pass_kind.kind]
+    deferred = count_deferred_bytes(rank_bytes.rules, pass_kind.stage) if pass_kind.kind in ("B", "W") else 0
+    before, after = {"F": (0, kept), "B": (kept, deferred), "BW": (kept, 0), "W": (deferred, 0)}[pass_kind.kind]
     return PassMoments(other_bytes + before, other_bytes + after, moments)
 
 
