@@ -802,9 +802,8 @@ class ModelShape(Record):
         """Return where the norms of ``layer`` are."""
         return "pre" if self.pre_norm_mixers and not self.has_attention(layer) else self.block
 
-    def gate_columns(self, layer: int) -> int:
+    def count_gate_columns(self, shape: AttentionShape) -> int:
         """Return the numbers of an output gate: one for each head of attention, or for each of their dims."""
-        shape = self.attention(layer)
         return shape.heads if self.gate_per_head else shape.output_dims
 
     def get_residual_factors(self, layer: int) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -367,7 +367,9 @@ def _list_attention(model: ModelShape, layer: int) -> Iterator[Weight]:
         if (of_norm := compute_norm_shape(model, heads, shape.head_dim)) is not None:
             yield from _list_norm(model, f"attention.{name}_norm", *of_norm)
     if model.output_gate:
-        yield from _list_linear("attention.gate", model.gate_columns(layer), model.width, "column", bias=model.qkv_bias)
+        yield from _list_linear(
+            "attention.gate", model.count_gate_columns(shape), model.width, "column", bias=model.qkv_bias
+        )
         if model.gate_bias:
             yield Weight("attention.gate_bias", (shape.heads,), "vector")
     if model.dynamic_mask is not None:
@@ -402,10 +404,11 @@ def _list_mla(model: ModelShape, layer: int) -> Iterator[Weight]:
     if mla.key_norm:
         yield from _list_norm(model, "attention.key_norm", mla.rope_dim)
     yield from _list_linear("attention.kv_up", heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
-    yield from _list_sinks(model.attention(layer))
+    shape = model.attention(layer)
+    yield from _list_sinks(shape)
     if model.output_gate:
         inputs = 2 * mla.q_rank if mla.gates_queries and mla.q_rank else model.width
-        yield from _list_linear("attention.gate", model.gate_columns(layer), inputs, "column", bias=False)
+        yield from _list_linear("attention.gate", model.count_gate_columns(shape), inputs, "column", bias=False)
     yield from _list_linear("attention.out", model.width, heads * mla.v_dim, "row", bias=model.out_bias)
 
 

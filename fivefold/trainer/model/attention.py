@@ -136,7 +136,7 @@ class GroupedAttention(_Attention):
         self.k, self.v = (
             None if name in left_out else Linear(model.width, size, bias=model.qkv_bias) for name, size in dims.items()
         )
-        gate_width = model.gate_columns(layer)
+        gate_width = model.count_gate_columns(shape)
         self.gate = Linear(model.width, gate_width, bias=model.qkv_bias) if model.output_gate else None
         self.q_norm: nn.Module
         self.k_norm: nn.Module
@@ -244,7 +244,7 @@ class LatentAttention(_Attention):
         self.kv_down = Linear(model.width, mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
         self.kv_norm = build_norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
         self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
-        gate_width = model.gate_columns(layer)
+        gate_width = model.count_gate_columns(model.attention(layer))
         self.gate = Linear(model.width, gate_width, bias=False) if model.output_gate else None
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 

@@ -16,7 +16,7 @@ from typing import Literal
 from fivefold.job import Job
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
-from fivefold.model.shape import MLA, Multipliers
+from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
 from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
@@ -80,127 +80,180 @@ def _find_shorter_window(model: Model, job: Job, *, layer: int) -> int | None:
 
 def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations of grouped-query attention."""
-    model = local.model
-    rows = local.rows
-    width = local.width
-    shape = local.attention(layer)
-    q_columns, out_columns = shape.query_dims, shape.output_dims
-    columns = {"q": q_columns, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
-    ops, factors = list[Op](), model.multipliers or Multipliers()
-    if factors.attention_in != 1:
-        scaled = f"{source}.in"
-        ops.append(elementwise("attention.in.scale", "activation", (source,), scaled, size=local.stream_bytes))
-        source = scaled
-    qkv_input = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows)
-    shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
-    gate_columns = shape.heads if model.gate_per_head else out_columns
-    ops = [*ops, *qkv_input.ops]
-    sizes = columns | ({"gate": gate_columns} if model.output_gate else {})
-    own_kv = not model.shares_kv(layer)
-    for name in () if own_kv and not shape.tied_values else "v" if own_kv else "kv":
-        del sizes[name]
-    if local.job.stack.merged_projections:
-        ops.append(qkv_input.column("attention.qkv", "qkv", out_features=sum(sizes.values()), bias=model.qkv_bias))
-        ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
-    else:
-        ops += [
-            qkv_input.column(
-                f"attention.{name}",
-                name,
-                out_features=out // local.part.tp_inner if shared and name in "kv" else out,
-                bias=model.qkv_bias,
-                shared=shared and name in "kv",
+    heads = _GroupedHeads(local, layer)
+    heads.project(source)
+    heads.normalize("projections")
+    heads.clip()
+    heads.scale()
+    heads.normalize_values()
+    heads.normalize("heads")
+    heads.rotate()
+    heads.normalize("rotated heads")
+    heads.attend()
+    return [*heads.ops, *_list_output(local, heads.shape, layer=layer)]
+
+
+class _GroupedHeads:
+    """The operations of grouped-query attention so far, and the tensors ``q``, ``k``, ``v`` that the next one reads."""
+
+    def __init__(self, local: Local, layer: int) -> None:
+        self.local = local
+        self.layer = layer
+        self.model = local.model
+        self.shape = shape = local.attention(layer)
+        self.has_own_kv = not local.model.shares_kv(layer)  # else k and v are an earlier layer's, complete
+        self.columns = {
+            "q": shape.query_dims,
+            "k": shape.kv_heads * shape.head_dim,
+            "v": shape.kv_heads * shape.value_dim,
+        }
+        self.ops: list[Op] = []
+        self.q, self.k = "q", "k"
+        self.v = "k" if shape.tied_values and self.has_own_kv else "v"
+
+    def count_bytes(self, name: str) -> int:
+        """Return the bytes of all queries (``"q"``), keys or values of this rank."""
+        return self.local.rows * self.columns[name] * self.local.width
+
+    def project(self, source: str) -> None:
+        """Add the projections of ``source`` to queries, keys, values and gate; shared keys and values have none."""
+        local, model, shape = self.local, self.model, self.shape
+        if model.multipliers is not None and model.multipliers.attention_in != 1:
+            scaled = f"{source}.in"
+            self.ops.append(elementwise("attention.in.scale", "activation", (source,), scaled, size=local.stream_bytes))
+            source = scaled
+        projected_input = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows)
+        self.ops += projected_input.ops
+        columns = {"q": self.columns["q"]}
+        if self.has_own_kv:
+            columns |= {name: self.columns[name] for name in ("k" if shape.tied_values else "kv")}
+        if model.output_gate:
+            columns["gate"] = model.count_gate_columns(shape)
+        if local.job.stack.merged_projections:
+            sizes = {name: local.rows * out * local.width for name, out in columns.items()}
+            self.ops += [
+                projected_input.column("attention.qkv", "qkv", out_features=sum(columns.values()), bias=model.qkv_bias),
+                split("attention.split", "qkv", sizes),
+            ]
+        else:
+            shares_head = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
+            for name, out in columns.items():
+                shared = shares_head and name in "kv"
+                self.ops.append(
+                    projected_input.column(
+                        f"attention.{name}",
+                        name,
+                        out_features=out // local.part.tp_inner if shared else out,
+                        bias=model.qkv_bias,
+                        shared=shared,
+                    )
+                )
+        self.ops += projected_input.sums
+        if not self.has_own_kv:  # views of tensors that the earlier layer keeps
+            gradients = {name: self.count_bytes(name) for name in "kv"}
+            shared_kv = Op("attention.shared", "message", (source,), {"k": 0, "v": 0}, gradients=gradients)
+            self.ops.append(shared_kv._replace(differentiates=()))
+
+    def normalize(self, what: Literal["projections", "heads", "rotated heads"]) -> None:
+        """Add the norms of queries and keys, if the model normalizes ``what``."""
+        model = self.model
+        if model.qk_norm == "none" or (model.qk_norm == "unit" and not model.has_rope(self.layer)):
+            return
+        is_full = model.qk_norm == "full"
+        if what != ("projections" if is_full else "rotated heads" if model.qk_norm_after_rope else "heads"):
+            return
+
+        def add(name: Literal["q", "k"], source: str) -> str:
+            columns = self.columns[name]
+            dim = columns if is_full else self.shape.head_dim
+            self.ops.append(_norm_heads(self.local, name, source, columns=columns, dim=dim))
+            return f"{name}n"
+
+        self.q = add("q", self.q)
+        if self.has_own_kv:
+            self.k = add("k", self.k)
+
+    def clip(self) -> None:
+        """Add the clipping of queries, keys and values."""
+        if self.model.qkv_clip is None:
+            return
+        for name, tensor in (("q", self.q), ("k", self.k), ("v", self.v)):
+            clipped, size = f"{name}c", self.count_bytes(name)
+            self.ops.append(
+                elementwise(f"attention.clip.{name}", "activation", (tensor,), clipped, size=size, keeps=(tensor,))
             )
-            for name, out in sizes.items()
-        ]
-    ops += qkv_input.sums
-    q, k, v = "q", "k", "k" if shape.tied_values and own_kv else "v"
-    if not own_kv:  # views of tensors that the earlier layer keeps
-        gradients = {name: rows * columns[name] * width for name in "kv"}
-        ops.append(Op("attention.shared", "message", (source,), {"k": 0, "v": 0}, gradients=gradients,
-                      differentiates=()))  # fmt: skip
-    norms_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.has_rope(layer))
-    if norms_heads and model.qk_norm == "full":
-        ops += [_norm_heads(local, name, name, columns=columns[name], dim=columns[name]) for name in "qk"]
-        q, k = "qn", "kn"
-    if model.qkv_clip is not None:
-        ops += [
-            elementwise(
-                f"attention.clip.{name}", "activation", (x,), f"{name}c", size=rows * columns[name] * width, keeps=(x,)
+        self.q, self.k, self.v = "qc", "kc", "vc"
+
+    def scale(self) -> None:
+        """Add the factors of keys and of values."""
+        if self.model.multipliers is not None and self.model.multipliers.key != 1:
+            self.ops.append(elementwise("attention.scale.k", "activation", (self.k,), "ks", size=self.count_bytes("k")))
+            self.k = "ks"
+        if self.model.value_scale != 1 and self.has_own_kv:
+            self.ops.append(elementwise("attention.scale.v", "activation", (self.v,), "vs", size=self.count_bytes("v")))
+            self.v = "vs"
+
+    def normalize_values(self) -> None:
+        """Add the norm of the values."""
+        if self.model.value_norm and self.has_own_kv:
+            self.ops.append(_norm_heads(self.local, "v", self.v, columns=self.columns["v"], dim=self.shape.value_dim))
+            self.v = "vn"
+
+    def rotate(self) -> None:
+        """Add the rotation of queries and of this layer's own keys by their positions."""
+        if not self.model.has_rope(self.layer):
+            return
+        local, source = self.local, self.q
+        rotated = [rope("rope.q", source, "qr", numel=local.rows * self.columns["q"], width=local.width)]
+        self.q = "qr"
+        if self.has_own_kv:
+            rotated.append(rope("rope.k", self.k, "kr", numel=local.rows * self.columns["k"], width=local.width))
+            self.k = "kr"
+            if local.job.stack.rope == "in_place" and source == "q" and self.shape.heads == self.shape.kv_heads:
+                # queries are rotated within the joined projection, whose keys and values are then kept with them
+                joined = sum(map(self.count_bytes, self.columns))
+                rotated[0] = rotated[0]._replace(writes={"qr": joined}, gradients={"qr": self.count_bytes("q")})
+        self.ops += rotated
+
+    def attend(self) -> None:
+        """Add the temperature of the queries and the core of attention, which keeps keys and values that it lends."""
+        local, model, layer = self.local, self.model, self.layer
+        if model.has_temperature(layer):
+            self.ops.append(
+                rope("rope.temperature", self.q, "qt", numel=local.rows * self.columns["q"], width=local.width)
             )
-            for name, x in (("q", q), ("k", k), ("v", v))
-        ]
-        q, k, v = "qc", "kc", "vc"
-    if factors.key != 1:
-        ops.append(elementwise("attention.scale.k", "activation", (k,), "ks", size=rows * columns["k"] * width))
-        k = "ks"
-    if model.value_scale != 1 and own_kv:
-        ops.append(elementwise("attention.scale.v", "activation", (v,), "vs", size=rows * columns["v"] * width))
-        v = "vs"
-    if model.value_norm and own_kv:
-        ops.append(_norm_heads(local, "v", v, columns=columns["v"], dim=shape.value_dim))
-        v = "vn"
-    if norms_heads and model.qk_norm != "full" and not model.qk_norm_after_rope:
-        ops += [
-            _norm_heads(local, name, x, columns=columns[name], dim=shape.head_dim)
-            for name, x in (("q", q), ("k", k))[: 1 + own_kv]
-        ]
-        q, k = "qn", "kn" if own_kv else k
-    if model.has_rope(layer):
-        ops += [
-            rope(f"rope.{name}", x, f"{name}r", numel=rows * columns[name], width=width)
-            for name, x in (("q", q), ("k", k))[: 1 + own_kv]
-        ]
-        if local.job.stack.rope == "in_place" and q == "q" and own_kv and shape.heads == shape.kv_heads:
-            index = next(index for index, op in enumerate(ops) if op.name == "rope.q")
-            ops[index] = ops[index]._replace(
-                writes={"qr": rows * sum(columns.values()) * width}, gradients={"qr": rows * columns["q"] * width}
-            )
-        q, k = "qr", "kr" if own_kv else k
-    if norms_heads and model.qk_norm_after_rope:
-        ops += [
-            _norm_heads(local, name, x, columns=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
-        ]
-        q, k = "qn", "kn"
-    if model.has_temperature(layer):
-        ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
-        q = "qt"
-    if model.dynamic_mask is not None:
-        ops += _make_mask(local, v, layer=layer)
-    if model.differential:
-        ops += _attend_twice(local, q=q, k=k, v=v, layer=layer)
-    else:
-        ops += _list_core(local, q=q, k=k, v=v, layer=layer)
-    if model.lends_kv(layer):
-        # Ulysses' core keeps what it received instead; layers that are recomputed read the sent keys and values again
-        is_read_again = local.part.cp > 1 and local.part.ulysses and "layer" in local.part.recomputed
-        keeps = (*ops[-1].keeps, k, v) if is_read_again else ops[-1].keeps
-        ops[-1] = ops[-1]._replace(always_kept=(k, v), keeps=keeps)
-    out = "o"
+            self.q = "qt"
+        if model.dynamic_mask is not None:
+            self.ops += _make_mask(local, self.v, layer=layer)
+        list_core = _attend_twice if model.differential else _list_core
+        self.ops += list_core(local, q=self.q, k=self.k, v=self.v, layer=layer)
+        if model.lends_kv(layer):
+            # Ulysses' core keeps what it received instead; layers that are recomputed read the sent keys and values
+            # again
+            core, lent = self.ops[-1], (self.k, self.v)
+            is_read_again = local.part.cp > 1 and local.part.ulysses and "layer" in local.part.recomputed
+            self.ops[-1] = core._replace(always_kept=lent, keeps=core.keeps + lent if is_read_again else core.keeps)
+
+
+def _list_output(local: Local, shape: AttentionShape, *, layer: int) -> list[Op]:
+    """List the operations from the core's output ``o`` to ``a``: gate, norms and the projection."""
+    model, columns = local.model, shape.output_dims
+    ops, out = list[Op](), "o"
     if model.output_gate:
-        ops += _gate_output(local, heads=shape.heads, columns=out_columns, gate_columns=gate_columns)
+        ops += _gate_output(local, shape)
         out = "og"
     if model.differential:
-        ops += _subtract_heads(local, out, columns=out_columns, dim=shape.head_dim)
+        ops += _subtract_heads(local, out, columns=columns, dim=shape.head_dim)
         out = "on"
     if model.sub_norm:
-        ops.append(build_sub_norm(local, "attention.out_norm", out, dim=out_columns))
+        ops.append(build_sub_norm(local, "attention.out_norm", out, dim=columns))
         out = f"{out}n"
     if local.job.stack.transposes_attention and local.part.sequences > 1:
-        ops.append(elementwise("attention.transpose", "cast", (out,), f"{out}.t", size=rows * out_columns * width))
+        size = local.rows * columns * local.width
+        ops.append(elementwise("attention.transpose", "cast", (out,), f"{out}.t", size=size))
         out = f"{out}.t"
-    return [
-        *ops,
-        *list_row_parallel(
-            local,
-            "attention.out",
-            out,
-            "a",
-            in_features=out_columns,
-            out_features=model.width,
-            bias=model.has_out_bias(layer),
-        ),
-    ]
+    sizes = {"in_features": columns, "out_features": model.width}
+    return [*ops, *list_row_parallel(local, "attention.out", out, "a", bias=model.has_out_bias(layer), **sizes)]
 
 
 def _make_mask(local: Local, v: str, *, layer: int) -> list[Op]:
@@ -284,18 +337,18 @@ def _list_experts(local: Local, source: str, *, layer: int) -> list[Op]:
     ]
 
 
-def _gate_output(local: Local, *, heads: int, columns: int, gate_columns: int) -> list[Op]:
-    """List the product of attention's output [rows, columns] and its gate [rows, gate_columns]: o → og."""
+def _gate_output(local: Local, shape: AttentionShape) -> list[Op]:
+    """List the product of attention's output and its gate, which has the width of heads or of their dims: o → og."""
     model, rows, width = local.model, local.rows, local.width
-    ops, size, gate_name = list[Op](), rows * columns * width, "gate"
+    size, factors = rows * shape.output_dims * width, rows * model.count_gate_columns(shape) * width
+    ops, gate_name = list[Op](), "gate"
     if model.gate_bias:
-        gate_name, gate_bytes = "gateb", rows * gate_columns * width
-        biased = elementwise("attention.gate.bias", "activation", ("gate",), gate_name, size=gate_bytes)
-        ops.append(biased._replace(parameters=heads, wgrad_numels=(heads,), passes_gradient=True))
+        gate_name = "gateb"
+        biased = elementwise("attention.gate.bias", "activation", ("gate",), gate_name, size=factors)
+        ops.append(biased._replace(parameters=shape.heads, wgrad_numels=(shape.heads,), passes_gradient=True))
     kept = ("o", gate_name)
     gate = elementwise("attention.core.gate", "activation", kept, "og", size=size, keeps=kept, backward_scratch=size)
     if model.gate_per_head:  # its factors are small compared with the heads that they multiply
-        factors = rows * gate_columns * width
         gate = gate._replace(
             moved_bytes=2 * size + factors,
             moved_backward_bytes=3 * size + 2 * factors,
@@ -531,10 +584,11 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     rows = local.rows
     width = local.width
     assert mla is not None
-    N = local.attention(layer).heads
+    shape = local.attention(layer)
+    N = shape.heads
     q_dim = mla.nope_dim + mla.rope_dim
     indexer = mla.indexer
-    gate_columns = N if model.gate_per_head else N * mla.v_dim
+    gate_columns = model.count_gate_columns(shape)
     local_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows, needs_all_rows=False)
     ops, up_ops = [*local_input.ops], list[Op]()
     if mla.q_rank is None:
@@ -567,7 +621,7 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
         normed = norm("attention.key_norm", "ckv", "ckn", **sizes, kind=local.norm)
         key_ops, key_tensors = [normed, *key_ops], key_tensors or ("ckn",)
     kv_ops, kv_latent = _list_up_projection(local, mla, "kv", out="kv", out_features=N * (mla.nope_dim + mla.v_dim))
-    gated = _gate_output(local, heads=N, columns=N * mla.v_dim, gate_columns=gate_columns) if model.output_gate else []
+    gated = _gate_output(local, shape) if model.output_gate else []
     out_source = "og" if gated else "o"
     out = list_row_parallel(
         local,
