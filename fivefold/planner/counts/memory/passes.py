@@ -407,6 +407,62 @@ def _find_lasting_bytes(rules: PassRules, unit: UnitGroupMemory) -> int:
 # B and BW
 
 
+class _GroupBackward(NamedTuple):
+    """The backward of any unit of a group: what it holds, and by how much it changes the live bytes."""
+
+    deferred: int  # kept for W
+    reduces: bool  # its gradient sums are reduced
+    sums: GradientSums  # allocated by it
+    change: GradientChange
+    own_pending: int  # its sums, freed only when the next unit's have been reduced
+    table_shards: int  # this rank's gradients of a tied table, allocated ahead of the unit's peak
+    profile: UnitProfile | SplitUnitProfile
+    stays_gathered: bool  # its weights are gathered since the forward and freed one unit after another
+    regathered: int  # weights gathered for it
+    freed_weights: int  # weights freed by it
+
+
+def _plan_group_backward(
+    rules: PassRules, unit: UnitGroupMemory, *, first: bool, last: bool, split: bool, weights_gathered: bool
+) -> _GroupBackward:
+    """Return the backward of a unit: of B (``split``) or BW, the first or last one that adds to the gradient sums."""
+    group, sums = unit.group, rules.reductions
+    deferred = _split_profile(rules, unit).deferred_bytes if split else 0
+    reduces = sums.is_reduced(unit, last=last) and not deferred
+    allocated_sums = sums.allocated_sums(unit, first=first, deferred=deferred > 0 and rules.makes_all, reduces=reduces)
+    table = sums.table_shard_bytes(unit, first=first) if reduces or sums.is_reduced_in_b(unit, last=last) else 0
+    if table and rules.counts.job.stack.loss_facts.chunked:  # allocated after the last chunk, within the unit
+        sums_with_table = allocated_sums._replace(shard_bytes=table)
+        table = 0
+    else:
+        sums_with_table = allocated_sums if split else _split_table_sums(rules, unit, allocated_sums)
+    stays_gathered = weights_gathered and rules.gathers_weights and _is_kept_unit(rules, group)
+    return _GroupBackward(
+        deferred=deferred,
+        reduces=reduces,
+        sums=allocated_sums,
+        change=_count_change(rules, unit, first=first, reduces=reduces, deferred=deferred),
+        own_pending=sums.count_pending_sum_bytes(unit) if reduces else 0,
+        table_shards=table,
+        profile=(
+            _split_profile(rules, unit, sums_with_table)
+            if split
+            else rules.counts.profile(unit.degrees, group.name, sums_with_table)
+        ),
+        stays_gathered=stays_gathered,
+        regathered=0 if weights_gathered else _count_regathered(rules, unit),
+        freed_weights=_count_freed_gathers(rules, unit, is_regathered=stays_gathered),
+    )
+
+
+def _count_regathered(rules: PassRules, unit: UnitGroupMemory) -> int:
+    """Return the bytes of weights that are gathered for a unit's backward; of the embedding, perhaps the tower's."""
+    if _is_regathered(rules, unit.group):
+        return unit.states.gathered
+    regathers_tower = unit.group.name == "embed" and rules.regathers_vision
+    return sum(part.gathered for part in unit.parts[:-1]) if regathers_tower else 0
+
+
 def _list_backward_moments(
     rules: PassRules,
     units: Sequence[UnitGroupMemory],
@@ -422,104 +478,116 @@ def _list_backward_moments(
 
     ``weights_gathered``: weights are gathered; ``pending``: bytes of sums that are reduced but not yet freed.
     """
-    sums, kept_by_earlier = rules.reductions, _sum_kept_before(rules, units)
-    gathered_bytes = _count_gathered_table_bytes(rules, units)
-    gathered_bytes += units[-1].states.gathered if rules.gathers_weights and units[-1].group.name == "head" else 0
-    gathered_bytes += (
-        sum(unit.group.times * unit.states.gathered for unit in units if _is_kept_unit(rules, unit.group))
-        if weights_gathered
-        else 0
-    )
+    kept_by_earlier = _sum_kept_before(rules, units)
+    gathered_bytes = _count_gathered_before_backward(rules, units, weights_gathered=weights_gathered)
     gradient_bytes = kept_for_w = 0  # gradients; kept for W
     logits = rules.buffers.output_bytes(stage)  # and outputs, kept until the pass has ended
     for group_index, unit in reversed([*enumerate(units)]):
-        group, states = unit.group, unit.states
-        if not rules.counts.has_backward(group.name):
+        times = unit.group.times
+        if not rules.counts.has_backward(unit.group.name):
             continue
-        deferred = _split_profile(rules, unit).deferred_bytes if split else 0  # kept for W
-        stays_gathered = weights_gathered and rules.gathers_weights and _is_kept_unit(rules, group)
-        regathered = states.gathered if _is_regathered(rules, group) and not weights_gathered else 0
-        if group.name == "embed" and rules.regathers_vision and not regathered and not weights_gathered:
-            regathered = sum(part.gathered for part in unit.parts[:-1])
-        freed_weights = _count_freed_gathers(rules, unit, is_regathered=stays_gathered)
-        reduces = sums.is_reduced(unit, last=last) and not deferred
-        allocated_sums = sums.allocated_sums(
-            unit, first=first, deferred=deferred > 0 and rules.makes_all, reduces=reduces
-        )
-        change = _count_change(rules, unit, first=first, reduces=reduces, deferred=deferred)
-        own_pending = sums.count_pending_sum_bytes(unit) * reduces
-        table = sums.table_shard_bytes(unit, first=first) if reduces or sums.is_reduced_in_b(unit, last=last) else 0
-        if table and rules.counts.job.stack.loss_facts.chunked:  # allocated after the last chunk, within the unit
-            sums_with_table = allocated_sums._replace(shard_bytes=table)
-            table = 0
-        else:
-            sums_with_table = allocated_sums if split else _split_table_sums(rules, unit, allocated_sums)
-        profile: UnitProfile | SplitUnitProfile = (
-            _split_profile(rules, unit, sums_with_table)
-            if split
-            else rules.counts.profile(unit.degrees, group.name, sums_with_table)
-        )
+        plan = _plan_group_backward(rules, unit, first=first, last=last, split=split, weights_gathered=weights_gathered)
+        gathers_ahead = rules.prefetches or rules.retains_gather_output
         for done_units in _list_peak_candidates(
-            unit, second=bool(own_pending), second_last=_skips_prefetch(rules, group_index)
+            unit,
+            second=bool(plan.own_pending),
+            # the last unit of a pass gathers nothing ahead, the one before it does
+            second_last=gathers_ahead and rules.gathers_weights and group_index <= 1,
         ):
-            earlier = (
-                _count_kept_so_far(
-                    rules, unit.later_profile.kept_bytes, group.times - done_units - 1, kept_by_earlier[group_index]
-                )
-                + kept_for_w
-                + done_units * deferred
+            later_units = times - done_units - 1
+            kept_bytes = _count_kept_so_far(
+                rules, unit.later_profile.kept_bytes, later_units, kept_by_earlier[group_index]
             )
-            pending_now = own_pending if done_units and reduces else pending
-            unit_index = group.times - done_units - 1
-            freed_midway = 0
-            gradients = gradient_bytes + done_units * change.after_backward + pending_now
-            if unit.first_sums.experts and reduces and sums.reduces_experts_midway and not split:
-                profile, freed_midway = _profile_expert_reduction(
-                    rules, unit, allocated_sums, first=first, pending=pending_now
-                )
-            own_kept, sums_at_peak = profile.backward_kept_bytes, profile.backward_sums_bytes
-            next_unit = unit if done_units < group.times - 1 else units[group_index - 1] if group_index else None
-            prefetched_bytes = 0 if weights_gathered else _backward_prefetch_bytes(rules, unit, next_unit)
-            still_gathered = gathered_bytes - (done_units * states.gathered if stays_gathered else 0)
-            has_next = group.name != "embed" and (done_units or group_index + 1 < len(units))  # none ahead of it
-            gathers_here = not (rules.prefetches and has_next)
-            if regathered and gathers_here:
-                kept_here = earlier + unit.later_profile.kept_bytes
-                gather_peak = gathered_bytes + _find_gather_peak(rules, unit)
-                other = rules.stream_bytes + logits
-                yield LiveBytes((group_index, unit_index, "gather"), gradients, kept_here, gather_peak, other)
-            after_loss = rules.retains_gather_output and isinstance(profile, UnitProfile) and profile.after_loss_bytes
-            if after_loss:  # the weights that the head gathers ahead, after its loss
-                cause = (group_index, unit_index, "backward", "head.out")
-                yield LiveBytes(
-                    cause, gradients, earlier, still_gathered + prefetched_bytes, after_loss, unit.logits_bytes
-                )
-            yield LiveBytes(
-                (group_index, unit_index, "backward", profile.backward_cause),
-                gradients + sums_at_peak + table,
-                earlier + own_kept,
-                still_gathered + regathered + (0 if after_loss else prefetched_bytes),
-                profile.backward_peak_bytes - own_kept - sums_at_peak + logits,
-                unit.logits_bytes,
+            next_unit = unit if later_units else units[group_index - 1] if group_index else None
+            follows_another = done_units > 0 or group_index + 1 < len(units)
+            yield from _list_unit_backward_moments(
+                rules,
+                unit,
+                plan,
+                _UnitBackward(
+                    place=(group_index, later_units),
+                    gradients=gradient_bytes + done_units * plan.change.after_backward,
+                    pending=plan.own_pending if done_units and plan.reduces else pending,
+                    kept=kept_bytes + kept_for_w + done_units * plan.deferred,
+                    gathered=gathered_bytes - (done_units * unit.states.gathered if plan.stays_gathered else 0),
+                    prefetched=0 if weights_gathered else _backward_prefetch_bytes(rules, unit, next_unit),
+                    was_prefetched=rules.prefetches and unit.group.name != "embed" and follows_another,
+                    outputs=logits,
+                ),
+                first=first,
+                split=split,
             )
-            if reduces:
-                freed_midway, prefetched_then = (
-                    (pending_now, prefetched_bytes) if sums.release == "next_copy" else (freed_midway, 0)
-                )
-                reducing_bytes = gradients + change.during_reduction - freed_midway
-                other = _count_last_gradient_bytes(rules, unit) + logits
-                yield LiveBytes(
-                    (group_index, unit_index, "reduce"),
-                    reducing_bytes,
-                    earlier,
-                    still_gathered - freed_weights + prefetched_then,
-                    other,
-                )
-        gradient_bytes += group.times * change.after_backward + change.tied_table
-        gathered_bytes = gathered_bytes - freed_weights * (group.times if stays_gathered else 1)
-        kept_for_w = kept_for_w + group.times * deferred
-        pending = own_pending if reduces else pending
-        logits = logits + _count_kept_to_end_bytes(rules, unit, split=split)
+        gradient_bytes += times * plan.change.after_backward + plan.change.tied_table
+        gathered_bytes -= plan.freed_weights * (times if plan.stays_gathered else 1)
+        kept_for_w += times * plan.deferred
+        pending = plan.own_pending if plan.reduces else pending
+        logits += _count_kept_to_end_bytes(rules, unit, split=split)
+
+
+def _count_gathered_before_backward(
+    rules: PassRules, units: Sequence[UnitGroupMemory], *, weights_gathered: bool
+) -> int:
+    """Return the bytes of gathered weights when a backward begins: of the table, the head, and with all the blocks."""
+    gathered_bytes = _count_gathered_table_bytes(rules, units)
+    if rules.gathers_weights and units[-1].group.name == "head":
+        gathered_bytes += units[-1].states.gathered
+    if weights_gathered:
+        gathered_bytes += sum(
+            unit.group.times * unit.states.gathered for unit in units if _is_kept_unit(rules, unit.group)
+        )
+    return gathered_bytes
+
+
+class _UnitBackward(NamedTuple):
+    """The live bytes when the backward of one unit of a group begins."""
+
+    place: tuple[int, int]  # index of its group, and of it within the group
+    gradients: int  # change since the pass began
+    pending: int  # sums that are reduced but not yet freed
+    kept: int  # activations, without those of this unit
+    gathered: int  # weights
+    prefetched: int  # weights of the next unit, gathered ahead meanwhile
+    was_prefetched: bool  # its own weights were gathered ahead
+    outputs: int  # logits and outputs, kept until the pass has ended
+
+
+def _list_unit_backward_moments(
+    rules: PassRules, unit: UnitGroupMemory, plan: _GroupBackward, now: _UnitBackward, *, first: bool, split: bool
+) -> Iterator[LiveBytes]:
+    """Yield the moments of the backward of one unit: its gather, its operations, its reduction."""
+    profile, freed_midway, prefetched = plan.profile, 0, now.prefetched
+    gradients = now.gradients + now.pending
+    if unit.first_sums.experts and plan.reduces and rules.reductions.reduces_experts_midway and not split:
+        profile, freed_midway = _profile_expert_reduction(rules, unit, plan.sums, first=first, pending=now.pending)
+    if plan.regathered and not now.was_prefetched:
+        kept_bytes = now.kept + unit.later_profile.kept_bytes
+        gather_peak = now.gathered + _find_gather_peak(rules, unit)
+        yield LiveBytes((*now.place, "gather"), gradients, kept_bytes, gather_peak, rules.stream_bytes + now.outputs)
+    after_loss = rules.retains_gather_output and isinstance(profile, UnitProfile) and profile.after_loss_bytes
+    if after_loss:  # the weights that the head gathers ahead, after its loss
+        cause = (*now.place, "backward", "head.out")
+        yield LiveBytes(cause, gradients, now.kept, now.gathered + prefetched, after_loss, unit.logits_bytes)
+    own_kept, sums_at_peak = profile.backward_kept_bytes, profile.backward_sums_bytes
+    yield LiveBytes(
+        (*now.place, "backward", profile.backward_cause),
+        gradients + sums_at_peak + plan.table_shards,
+        now.kept + own_kept,
+        now.gathered + plan.regathered + (0 if after_loss else prefetched),
+        profile.backward_peak_bytes - own_kept - sums_at_peak + now.outputs,
+        unit.logits_bytes,
+    )
+    if plan.reduces:
+        if rules.reductions.release == "next_copy":
+            freed_midway = now.pending
+        else:
+            prefetched = 0
+        yield LiveBytes(
+            (*now.place, "reduce"),
+            gradients + plan.change.during_reduction - freed_midway,
+            now.kept,
+            now.gathered - plan.freed_weights + prefetched,
+            _count_last_gradient_bytes(rules, unit) + now.outputs,
+        )
 
 
 def _split_table_sums(rules: PassRules, unit: UnitGroupMemory, allocated_sums: GradientSums) -> GradientSums:
@@ -599,11 +667,6 @@ def _count_change(
         return GradientChange(bias_sums, bias_sums, 0)
     made_later = _split_profile(rules, unit).wgrad_bytes if deferred and sums.destination == "late" else 0
     return sums.count_gradient_change(unit, first=first, reduces=reduces, made_later=made_later)
-
-
-def _skips_prefetch(rules: PassRules, group_index: int) -> bool:
-    """Return True if, in the backward, a group's last unit gathers nothing ahead while the one before it does."""
-    return (rules.prefetches or rules.retains_gather_output) and rules.gathers_weights and group_index <= 1
 
 
 def _backward_prefetch_bytes(rules: PassRules, unit: UnitGroupMemory, next_unit: UnitGroupMemory | None) -> int:
