@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
@@ -216,73 +216,52 @@ def _check_moments(job: Job) -> None:
 
 def _check_model(model: Model) -> None:
     """Raise a ``UserError`` for a model with an operation that the trainer does not support."""
-    moe = model.moe
+    for unsupported, advice in _list_unsupported(model):
+        raise UserError(f"model {model.name!r}: the trainer does not support {unsupported}; {advice}")
+
+
+def _list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
+    """Yield what of a model the trainer does not support, and what to do instead."""
+    estimated = "`predict` estimates it"
+    moe, mla = model.moe, model.mla
     all_moe = all(map(model.is_moe, filter(model.has_feed_forward, range(model.layers + model.mtp_depth))))
     only_experts = moe is not None and all_moe and not moe.shared_experts  # no layer has an MLP other than the experts
-    free_fields = FREE_FIELDS | {"activation"} if only_experts else FREE_FIELDS
+    knows_activation = only_experts or model.activation in (*FUNCTIONS, "xielu")
+    free_fields = FREE_FIELDS | {"activation"} if knows_activation else FREE_FIELDS
     for field, declared in type(model).model_fields.items():
         value = getattr(model, field)
-        is_supported = (
-            declared.is_required() or field in free_fields or (field == "activation" and value in (*FUNCTIONS, "xielu"))
-        )
-        if not is_supported and value != declared.default:
-            raise UserError(
-                f"model {model.name!r}: the trainer does not support {field}={value!r} yet; `predict` estimates it"
-            )
+        if field not in free_fields and not declared.is_required() and value != declared.default:
+            yield f"{field}={value!r} yet", estimated
     if model.altup is not None and not model.altup.scales:
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support altup.scales=False, with which a weight of each layer "
-            "has no gradient; `predict` estimates it"
-        )
+        yield "altup.scales=False, with which a weight of each layer has no gradient", estimated
     if model.mlp == "receptance":
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support mlp='receptance' yet; `predict` estimates it"
-        )
-    if moe is not None and moe.output_bias:
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support moe.output_bias yet; `predict` estimates it"
-        )
+        yield "mlp='receptance' yet", estimated
     if model.head_transform is not None and (model.mtp is not None or model.head_transform not in FUNCTIONS):
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support head_transform={model.head_transform!r} with mtp, or "
-            f"as another activation than {', '.join(FUNCTIONS)}; `predict` estimates it"
+        activations = ", ".join(FUNCTIONS)
+        yield (
+            f"head_transform={model.head_transform!r} with mtp, or as another activation than {activations}",
+            estimated,
         )
     if model.temperature is not None and model.temperature.form != "logarithm":
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support temperature.form='power' yet; `predict` estimates it"
-        )
-    if model.mla is not None and (model.mla.scaled != "none" or model.mla.gates_queries or model.mla.key_norm):
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support mla.scaled, gates_queries or key_norm yet; `predict` "
-            "estimates it"
-        )
-    if moe is not None and (moe.joins_mlp or moe.identity_experts):
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support moe.joins_mlp or moe.identity_experts yet; `predict` "
-            "estimates it"
-        )
-    if model.mla is not None and model.mla.indexer is not None:
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support mla.indexer yet; `predict` estimates it, or leave "
-            "it out to attend to all keys"
-        )
-    if moe and model.activation not in (WEIGHTED if model.mlp == "gated" else FUNCTIONS):
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support experts with {model.mlp} {model.activation} yet; "
-            "`predict` estimates it"
-        )
+        yield "temperature.form='power' yet", estimated
+    if mla is not None and (mla.scaled != "none" or mla.gates_queries or mla.key_norm):
+        yield "mla.scaled, gates_queries or key_norm yet", estimated
+    if mla is not None and mla.indexer is not None:
+        yield "mla.indexer yet", f"{estimated}, or leave it out to attend to all keys"
     if model.activation == "xielu" and model.mlp != "plain":
-        raise UserError(f"model {model.name!r}: the trainer does not support gated xielu yet; take mlp 'plain'")
-    if moe and (moe.score == "sqrtsoftplus" or moe.hashed_layers or moe.clamp is not None):
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support moe.score='sqrtsoftplus', moe.hashed_layers or "
-            "moe.clamp yet; `predict` plans it"
-        )
-    if moe and moe.score == "sparsemixer":
-        raise UserError(f"model {model.name!r}: the trainer does not support SparseMixer yet; take score 'softmax'")
-    if moe and moe.router_weight_on == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):
-        kind = f"{model.mlp} {model.activation}"
-        raise UserError(
-            f"model {model.name!r}: the trainer does not support router_weight_on='inputs' for {kind} experts yet; "
-            "`predict` estimates it"
-        )
+        yield "gated xielu yet", "take mlp 'plain'"
+    if moe is None:
+        return
+    kind = f"{model.mlp} {model.activation}"
+    if moe.output_bias:
+        yield "moe.output_bias yet", estimated
+    if moe.joins_mlp or moe.identity_experts:
+        yield "moe.joins_mlp or moe.identity_experts yet", estimated
+    if model.activation not in (WEIGHTED if model.mlp == "gated" else FUNCTIONS):
+        yield f"experts with {kind} yet", estimated
+    if moe.score == "sqrtsoftplus" or moe.hashed_layers or moe.clamp is not None:
+        yield "moe.score='sqrtsoftplus', moe.hashed_layers or moe.clamp yet", estimated
+    if moe.score == "sparsemixer":
+        yield "SparseMixer yet", "take score 'softmax'"
+    if moe.router_weight_on == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):
+        yield f"router_weight_on='inputs' for {kind} experts yet", estimated
