@@ -694,11 +694,6 @@ def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
             "no adapters of attention below them",
             "q_proj,v_proj too",
         ),
-        (
-            not job.stack.kernel_facts.fuses_linears,
-            f"the stack {job.stack.name}: PEFT sums W and its update for all experts, which is not counted",
-            "the stack fivefold, or targets of attention alone",
-        ),
     ):
         if is_present:
             yield f"adapter.targets={targets} is not modelled with {feature}; take {fix}"
@@ -781,8 +776,15 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
         ends = (stages[0], frozen.trains_embedding), (stages[-1], frozen.trains_head)
         if not all(layers or is_trained for layers, is_trained in ends):
             yield "freeze is not modelled with a stage that trains nothing; give it a layer"
-    if job.adapter is not None and job.adapter.adapts_experts and layout.etp > 1:
-        yield f"adapters of routed experts are not modelled with etp{layout.etp}; take etp1"
+    if job.adapter is not None and job.adapter.adapts_experts:
+        for axis, degree, is_present in (
+            ("etp", layout.etp, layout.etp > 1),
+            ("ep", layout.ep, layout.ep > 1 and not job.stack.kernel_facts.fuses_linears),
+            ("tp", layout.tp, layout.tp > 1 and not job.stack.kernel_facts.fuses_linears),
+        ):
+            if is_present:
+                software = "" if axis == "etp" else f" and the stack {job.stack.name}, as PEFT does not shard them"
+                yield f"adapters of routed experts are not modelled with {axis}{degree}{software}; take {axis}1"
     padded = pad_vocab(model, job, tp=layout.tp)  # with rows whose norm is 0, by which DoRA would divide
     adapter = job.adapter
     if adapter is not None and adapter.has_magnitudes and adapter.has_adapter("head.out") and padded > model.vocab:

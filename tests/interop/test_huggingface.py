@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import transformers
 import yaml
 from transformers import get_scheduler
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import EXPERT_TARGETS, Adapter
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.huggingface.adapters import write_adapter
 from fivefold.interop.huggingface.axolotl_deepspeed import find_shipped
@@ -23,6 +24,8 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
+from fivefold.model.huggingface.peft import count_expert_adapters
+from fivefold.model.weights import count_adapters, list_targets
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, check_round_trip, plans
@@ -511,30 +514,91 @@ MLP = ["gate_proj", "up_proj", "down_proj"]
 
 
 @pytest.mark.parametrize(
-    ("model", "targets", "doubted", "approximated"),
+    ("model", "targets", "approximated", "adapts_experts"),
     [
-        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION}, {}, ()),
-        ("Qwen/Qwen3-30B-A3B", {"lora_target_linear": True}, {}, ("lora_target_linear",)),
-        # 48 layers of 128 experts, each 2 * 32 * (2048 + 2 * 768) and 32 * (768 + 2048)
-        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION + MLP}, {"lora_target_modules": "1.96 B"}, ()),
-        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": "all-linear"}, {"lora_target_modules": "1.96 B"}, ()),
-        ("mistralai/Mixtral-8x7B-v0.1", {"lora_target_modules": "all-linear"}, {"lora_target_modules": "mixtral"}, ()),
-        ("mistralai/Mixtral-8x7B-v0.1", {"lora_target_linear": True}, {}, ("lora_target_linear",)),
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION}, (), False),
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_linear": True}, ("lora_target_linear",), False),
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": ATTENTION + MLP}, ("lora_target_modules",), True),
+        ("Qwen/Qwen3-30B-A3B", {"lora_target_modules": "all-linear"}, ("lora_target_modules",), True),
+        ("mistralai/Mixtral-8x7B-v0.1", {"lora_target_modules": "all-linear"}, ("lora_target_modules",), True),
+        ("mistralai/Mixtral-8x7B-v0.1", {"lora_target_linear": True}, ("lora_target_linear",), False),
         # shared experts have layers of an MLP
-        ("deepseek-ai/DeepSeek-V2-Lite", {"lora_target_linear": True}, {"lora_target_linear": "deepseek_v2"}, ()),
-        ("openai/gpt-oss-20b", {"lora_target_modules": "all-linear"}, {}, ("lora_target_modules",)),
+        ("deepseek-ai/DeepSeek-V2-Lite", {"lora_target_linear": True}, ("lora_target_linear",), True),
+        ("openai/gpt-oss-20b", {"lora_target_modules": "all-linear"}, ("lora_target_modules",), False),
     ],
     ids=str,
 )
-def test_targets_by_which_peft_adapts_experts_are_named(
-    model: str, targets: dict[str, object], doubted: dict[str, str], approximated: tuple[str, ...], tmp_path: Path
+def test_targets_by_which_peft_adapts_experts_are_read_as_these(
+    model: str, targets: dict[str, object], approximated: tuple[str, ...], adapts_experts: bool, tmp_path: Path
 ) -> None:
+    """Then without the layers of dense MLPs, and without dropout, with which peft stops."""
     values = yaml.safe_load(QLORA) | {"base_model": model, "optimizer": "adamw_torch"}
     del values["lora_target_linear"]
     result = read_files({"qlora.yml": yaml.safe_dump(values | targets)}, tmp_path)
-    assert {said.key for said in result.not_understood} == doubted.keys()
-    assert all(doubted[said.key] in said.means for said in result.not_understood)
     assert tuple(said.key for said in result.approximated) == approximated
+    assert {said.key for said in result.not_understood} == ({"lora_dropout"} if adapts_experts else set())
+    assert result.job is not None
+    assert result.model is not None
+    adapter = result.job.adapter
+    assert adapter is not None
+    attention_alone = adapter.replace(
+        targets=[name for name in list_targets(result.model, adapter) if name not in (*MLP, *EXPERT_TARGETS)],
+        rank_pattern=(), alpha_pattern=(),
+    )  # fmt: skip
+    added = count_adapters(result.model, adapter) - count_adapters(result.model, attention_alone)
+    if adapts_experts:
+        assert adapter.dropout == 0
+        assert set(adapter.targets).isdisjoint(MLP)
+        assert added == count_expert_adapters(result.model, adapter)
+        assert adapter.resolve_linear("moe.experts.up").scale == adapter.scale
+    else:
+        assert not adapter.adapts_experts
+    without = read_files({"qlora.yml": yaml.safe_dump(values | targets | {"lora_dropout": 0})}, tmp_path)
+    assert without.not_understood == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "targets", "doubted"),
+    [
+        (["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], EXPERT_TARGETS, ""),
+        (["down_proj"], ["experts.down_proj"], ""),
+        (["7.mlp.experts.gate_up_proj"], ["experts.gate_up_proj"], "experts of some blocks; counted in all"),
+        (["mlp.gate.weight", "experts.down_proj"], ["experts.down_proj"], "mlp.gate.weight: not among"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("software", ["axolotl", "trl"])
+def test_adapted_parameters_of_experts_are_read(
+    software: str, words: list[str], targets: Sequence[str], doubted: str, tmp_path: Path
+) -> None:
+    values = yaml.safe_load(QLORA) | {"base_model": "openai/gpt-oss-20b", "optimizer": "adamw_torch"}
+    del values["lora_target_linear"]
+    if software == "trl":
+        values = {"model_name_or_path": "openai/gpt-oss-20b", "max_length": 2048, "bf16": True, "use_peft": True}
+        values |= {"per_device_train_batch_size": 1, "learning_rate": 2e-4}
+    values |= {"lora_target_modules": ATTENTION, "lora_target_parameters": words, "lora_dropout": 0.0}
+    result = read_files({"sft.yaml": yaml.safe_dump(values)}, tmp_path)
+    assert [said.key for said in result.not_understood] == (["lora_target_parameters"] if doubted else [])
+    assert all(doubted in said.means for said in result.not_understood)
+    assert result.job is not None
+    assert result.job.adapter is not None
+    assert result.job.adapter.targets == (*ATTENTION, *targets)
+
+
+def test_adapters_of_experts_are_written_and_read_again(tmp_path: Path) -> None:
+    """With Axolotl's patterns of ranks; TRL has no such key, and LLaMA-Factory none for parameters."""
+    model = build_model("gpt-oss-20b")
+    adapter = Adapter(rank=8, targets=("q_proj", *EXPERT_TARGETS), rank_pattern={"experts.gate_up_proj": 16})
+    keys = write_adapter(adapter, "axolotl", model)
+    assert keys["lora_target_parameters"] == ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    values = yaml.safe_load(QLORA) | {"base_model": "openai/gpt-oss-20b", "load_in_4bit": False} | keys
+    del values["lora_target_linear"]
+    result = read_files({"lora.yml": yaml.safe_dump(values | {"optimizer": "adamw_torch"})}, tmp_path)
+    assert result.not_understood == ()
+    assert result.job is not None
+    assert result.job.adapter == adapter.replace(alpha=16)
+    with pytest.raises(UserError, match="llamafactory has no key for parameters of experts"):
+        write_adapter(adapter, "llamafactory", model)
 
 
 @pytest.mark.parametrize("software", ["axolotl", "llamafactory", "trl"])

@@ -24,6 +24,8 @@ NAMES = {
     "down_proj": "down",
 }
 ENDS = {"embed_tokens": "embed", "lm_head": "head"}
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+MIXTURE = loops.SHAPE.replace(moe={"experts": 8, "topk": 2, "ffn": 96, "balance": "none"})
 
 
 def loop(
@@ -36,8 +38,11 @@ def loop(
     dora: bool = False,
     modules_to_save: tuple[str, ...] = (),
     quantized: bool = False,
+    experts: tuple[str, ...] = (),
 ) -> Loop:
     """A loop over all blocks' linear layers with adapters, under DistributedDataParallel.
+
+    ``experts``: of those of ``MIXTURE``'s experts which have adapters too (peft's ``target_parameters``).
 
     ``modules_to_save``: modules that are trained in full, of which peft trains a copy.
 
@@ -45,11 +50,15 @@ def loop(
 
     ``autocast``: bf16 weights and fp32 adapters, as Trainer(bf16=True); ``half``: both in bf16.
     """
-    llama = loops.Llama().to(torch.bfloat16 if half or autocast else torch.float32)
+    llama = loops.Llama()
+    if experts:
+        mix_experts(llama)
+    llama.to(torch.bfloat16 if half or autocast else torch.float32)
     if quantized:
         quantize(llama)
-    names = [(NAMES | ENDS)[name] for name in targets]
-    model = adapt(llama, modules_to_save=modules_to_save, lora_dropout=dropout, target_modules=names, use_dora=dora)
+    how: dict[str, object] = {"target_modules": [(NAMES | ENDS)[name] for name in targets], "lora_dropout": dropout}
+    how |= {"target_parameters": [f"mlp.{name}" for name in experts]} if experts else {"use_dora": dora}
+    model = adapt(llama, modules_to_save=modules_to_save, **how)
     if autocast:
         for name, parameter in model.named_parameters():
             if "lora_" in name:
@@ -95,6 +104,24 @@ def build_sharded_loop(
     loops.fully_sharded(llama, mesh, reshard=reshard)
     optimizer = torch.optim.AdamW([item for item in llama.parameters() if item.requires_grad], fused=True)
     return llama, optimizer, loops.plain_step(llama, optimizer), mesh, 0
+
+
+def mix_experts(llama: loops.Llama) -> None:
+    """Replace the MLPs by transformers' mixtures with the shape of ``MIXTURE``."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    moe = MIXTURE.moe
+    assert moe is not None
+    config = Qwen3MoeConfig(
+        hidden_size=MIXTURE.width, moe_intermediate_size=moe.ffn, num_experts=moe.experts, num_experts_per_tok=moe.topk,
+        norm_topk_prob=True, experts_implementation="grouped_mm",
+    )  # fmt: skip
+    for block in llama.blocks.values():
+        mixture = Qwen3MoeSparseMoeBlock(config)
+        for weight in mixture.parameters():
+            nn.init.normal_(weight, std=0.02)
+        block.mlp = mixture
 
 
 def quantize(llama: loops.Llama) -> None:

@@ -24,6 +24,7 @@ import fivefold as ff
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.stack.catalog import build_stack
 from fivefold.step import Step
@@ -55,6 +56,8 @@ class Case(NamedTuple):
     flat: bool = False  # parameters are views of other tensors, or but shards once a step has ended
     adapter: dict[str, object] | None = None
     freeze: tuple[str, ...] = ()
+    model: Model = loops.SHAPE
+    joined: int = 0  # trained weights that this loop has as one tensor with another, whose step count is not there
 
 
 def frozen(layout: str, micro_batches: int, *parts: str, weights: tuple[str, ...], **how: bool) -> Case:
@@ -220,7 +223,16 @@ def peft(layout: str, micro_batches: int = 1, *, precision: str | Recipe = "fp32
     adapter |= {"base": "nf4"} if how.get("quantized") else {}
     loop = partial(adapters.loop, autocast=precision == "bf16-autocast", half=precision == BF16, **how)
     is_counted = not how.get("quantized")
-    return Case(loop, "ddp", layout, 2, micro_batches, precision=precision, adapter=adapter, work=is_counted)
+    case = Case(loop, "ddp", layout, 2, micro_batches, precision=precision, adapter=adapter, work=is_counted)
+    if not how.get("experts"):
+        return case
+    of_experts = {"rank": adapters.RANK, "targets": (*how["targets"], *how["experts"])}  # type: ignore[misc]
+    return case._replace(adapter=of_experts, model=adapters.MIXTURE, joined=count_joined(how["experts"]))
+
+
+def count_joined(experts: object) -> int:
+    """Return the layers of a mixture in which one factor B of gate and up is counted as two."""
+    return loops.SHAPE.layers * (adapters.EXPERTS[0] in tuple(experts))  # type: ignore[arg-type]
 
 
 if importlib.util.find_spec("peft") is not None:  # by ``make interop``
@@ -285,6 +297,16 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
         1,
         adapter=SHARDED | {"targets": ALL},
     )
+    ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+    OF_EXPERTS = {"targets": ATTENTION, "experts": adapters.EXPERTS}
+    CASES["peft LoRA on attention and experts"] = peft("dp1", **OF_EXPERTS)
+    CASES["peft LoRA on attention and experts, recomputed, DDP, 2 micro-batches"] = peft(
+        "dp2 zero0 ac=full", 2, recompute=True, **OF_EXPERTS
+    )
+    CASES["peft LoRA on q and the experts' down projection, bf16"] = peft(
+        "dp1", precision=BF16, targets=("q_proj",), experts=("experts.down_proj",)
+    )
+    CASES["peft LoRA on attention and experts, autocast"] = peft("dp1", precision="bf16-autocast", **OF_EXPERTS)
     if importlib.util.find_spec("bitsandbytes") is not None:
         # PyTorch's count of FLOPs does not see bitsandbytes' product with a quantized weight
         CASES["peft QLoRA"] = peft("dp1", quantized=True)
@@ -328,7 +350,7 @@ def predict_step(case: Case) -> Step:
         freeze=case.freeze,
     )
     machine = MACHINE.replace(ranks=layout.world, ranks_per_node=layout.world)
-    return predict(model=loops.SHAPE, machine=machine, layout=layout, job=job)
+    return predict(model=case.model, machine=machine, layout=layout, job=job)
 
 
 def measure_case(case: Case) -> Step:
@@ -409,8 +431,11 @@ class Beside(NamedTuple):
     def states(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Bytes of parameters and moments by stage, predicted and measured; gradients lie in storages of any size."""
         first, second = (
-            [(0 if self.case.flat else stage.parameters_bytes, stage.optimizer_bytes) for stage in step.memory.stages]
-            for step in (self.predicted, self.measured)
+            [
+                (0 if self.case.flat else stage.parameters_bytes, stage.optimizer_bytes - 4 * joined)
+                for stage in step.memory.stages
+            ]
+            for step, joined in ((self.predicted, self.case.joined), (self.measured, 0))
         )
         return first, second
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fivefold.adapter import ALL_LINEAR, EMBEDDING, END_TARGETS, SAVED, TARGETS, Adapter, expand_targets
+from fivefold.adapter import (
+    ALL_LINEAR,
+    EMBEDDING,
+    END_TARGETS,
+    EXPERT_TARGETS,
+    SAVED,
+    TARGETS,
+    Adapter,
+    expand_targets,
+)
 from fivefold.interop.keys import Table, Values, part, to_list
 from fivefold.model.catalog import CATALOG
 from fivefold.model.huggingface.peft import (
@@ -16,7 +25,6 @@ from fivefold.model.huggingface.peft import (
     NAMED_AS_MLPS,
     NAMED_W1,
     compile_pattern,
-    count_expert_adapters,
     find_key,
 )
 from fivefold.model.huggingface.read import find_text_model
@@ -24,7 +32,6 @@ from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_targets
 from fivefold.record import UserError
-from fivefold.units import show_count
 
 ADAPTER = "job.adapter"
 BASE = "job.adapter.base"
@@ -51,6 +58,7 @@ class AdapterKeys(NamedTuple):
     resumed: str = ""  # the key of an adapter's folder, whose factors are trained further
     ranks: str = ""  # the key of ranks by pattern
     alphas: str = ""  # the key of alphas by pattern
+    parameters: str = ""  # the key of adapted parameters, which are those of stacked experts
 
 
 TRL = AdapterKeys(
@@ -68,7 +76,8 @@ TRL = AdapterKeys(
     ("load_in_8bit", True),
     ("use_bnb_nested_quant", False),
     "lora_modules_to_save",
-    ("lora_target_parameters",),
+    (),
+    parameters="lora_target_parameters",
 )
 AXOLOTL = AdapterKeys(
     "adapter",
@@ -86,7 +95,6 @@ AXOLOTL = AdapterKeys(
     ("bnb_config_kwargs.bnb_4bit_use_double_quant", True),
     "lora_modules_to_save",
     (
-        "lora_target_parameters",
         "lora_mlp_kernel",
         "lora_qkv_kernel",
         "lora_o_kernel",
@@ -98,6 +106,7 @@ AXOLOTL = AdapterKeys(
     resumed="lora_model_dir",
     ranks="lora_rank_pattern",
     alphas="lora_alpha_pattern",
+    parameters="lora_target_parameters",
 )
 LLAMAFACTORY = AdapterKeys(
     "finetuning_type",
@@ -137,6 +146,7 @@ def _build_table(names: AdapterKeys) -> Table:
         **({names.resumed: part(ADAPTER, None)} if names.resumed else {}),
         **({f"{names.ranks}.*": part("job.adapter.rank_pattern", None)} if names.ranks else {}),
         **({f"{names.alphas}.*": part("job.adapter.alpha_pattern", None)} if names.alphas else {}),
+        **({names.parameters: part("job.adapter.targets", None)} if names.parameters else {}),
     }
     return keys | ({"lora_target_linear": part("job.adapter.targets", None)} if names is AXOLOTL else {})
 
@@ -182,7 +192,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
     if base == "nf4" and not (names.nested[1] if nested is None else nested):
         key = names.nested[0] if values.is_set(names.nested[0]) else names.four[0]
         values.approximate(key, "scales in fp32, 0.05 bytes of a weight more; counted with double quantization")
-    targets = _resolve_targets(values, names)
+    targets = (*_resolve_targets(values, names), *_read_parameters(values, names))
     return {
         "job.adapter": {
             "kind": "dora" if values[names.magnitudes] is True else "lora",
@@ -225,7 +235,7 @@ def _list_modules(target: str, *, blocks: str) -> list[str]:
     """Return the names of the modules of a target, one of each block; ``blocks``: the module that has the blocks."""
     if target in END_TARGETS:
         return [f"{blocks}.{target}" if target == EMBEDDING else target]
-    parent = "mlp" if TARGETS[target][0].startswith("mlp") else "self_attn"
+    parent = "mlp" if target in EXPERT_TARGETS or TARGETS[target][0].startswith("mlp") else "self_attn"
     return [f"{blocks}.layers.{layer}.{parent}.{target}" for layer in range(PATTERN_LAYERS)]
 
 
@@ -262,12 +272,33 @@ def drop_autocast_modules(values: Values, fields: dict[str, Any]) -> None:
         adapter["modules_to_save"] = ()
 
 
-def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) -> None:
-    """Mark targets by which peft adapts more of a mixture than is counted: routed experts and routers are frozen here.
+def _read_parameters(values: Values, names: AdapterKeys) -> tuple[str, ...]:
+    """Return the parameters of routed experts with adapters; doubt others, and those of some blocks alone.
 
-    peft turns ``all-linear``, and the names of an MLP's layers, into adapters of stacked experts in most families.
-    Axolotl's ``lora_target_linear`` and LLaMA-Factory's ``all`` give it the names of the linear layers that they find,
-    which are those of an MLP if the model has dense MLPs or shared experts.
+    PEFT adapts the parameters whose names end with a word: ``mlp.experts.down_proj``, or ``7.mlp.experts.down_proj``.
+    """
+    if not names.parameters:
+        return ()
+    words = [str(word) for word in to_list(values[names.parameters])]
+    by_word = {
+        word: [target for target in EXPERT_TARGETS if f".{target}".endswith(f".{word}") or word.endswith(f".{target}")]
+        for word in words
+    }
+    if unknown := [word for word, targets in by_word.items() if not targets]:
+        what = f"{', '.join(unknown)}: not among {', '.join(EXPERT_TARGETS)}, which alone are counted"
+        values.mark_not_modelled(names.parameters, what)
+    elif numbered := [word for word in words if any(part.isdigit() for part in word.split("."))]:
+        values.mark_not_modelled(names.parameters, f"{', '.join(numbered)}: experts of some blocks; counted in all")
+    return tuple(dict.fromkeys(target for targets in by_word.values() for target in targets))
+
+
+def add_expert_adapters(values: Values, fields: dict[str, Any], model: Model) -> None:
+    """Replace targets by which peft adapts the routed experts of a mixture; approximate those that are frozen here.
+
+    peft turns ``all-linear``, and the names of an MLP's layers, into adapters of stacked experts in most families, with
+    twice the rank for gate and up; dense MLPs and shared experts then have none. Axolotl's ``lora_target_linear`` and
+    LLaMA-Factory's ``all`` give it the names of the linear layers that they find, which are those of an MLP if the
+    model has dense MLPs or shared experts.
     """
     if model.moe is None or not fields:
         return
@@ -275,6 +306,7 @@ def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) 
     adapter = Adapter.read(fields["job.adapter"], origin="")
     adapts_all = adapter.targets[0] == ALL_LINEAR
     if not adapts_all and set(adapter.targets).isdisjoint(EXPERT_LAYERS):
+        _drop_dropout(values, names, fields, adapter)
         return
     lists_linears = names is AXOLOTL and values.given.get("lora_target_linear") is True
     key = "lora_target_linear" if lists_linears else names.targets if values.is_set(names.targets) else names.switch
@@ -285,27 +317,56 @@ def check_expert_adapters(values: Values, fields: dict[str, Any], model: Model) 
     else:
         reaches_experts = family in NAMED_AS_MLPS and (has_mlps or not adapts_all)
     if reaches_experts:
-        count = show_count(count_expert_adapters(model, adapter))
-        values.mark_not_modelled(
+        _replace_by_experts(values, fields["job.adapter"], adapter, model, key=key)
+        routers = "; adapters of routers are not counted" if adapts_all else ""
+        values.approximate(
             key,
-            f"peft adapts the routed experts of {family} too, {count} parameters that are not counted; give target "
-            "modules of attention alone",
+            f"with transformers 5, of which peft adapts the routed experts of {family} as parameters, gate and up with "
+            f"twice the rank, and no dense MLPs or shared experts{routers}",
         )
+        adapter = Adapter.read(fields["job.adapter"], origin="")
     elif adapts_all:
         values.approximate(
             key,
             "linear layers of attention, MLPs and shared experts; routers, gates of shared experts, and experts that "
             "transformers 4 keeps as linear layers count as frozen",
         )
+    _drop_dropout(values, names, fields, adapter)
+
+
+def _replace_by_experts(values: Values, fields: dict[str, Any], adapter: Adapter, model: Model, *, key: str) -> None:
+    """Replace layers of MLPs among the fields of an adapter by the experts' parameters of which they are names."""
+    named = [target for target in EXPERT_LAYERS if target in expand_targets(adapter.targets)]
+    if len([target for target in named if target != "down_proj"]) == 1:
+        values.mark_not_modelled(key, "peft stops: gate_proj and up_proj are one parameter of the experts; name both")
+    joint, down = EXPERT_TARGETS
+    others = [target for target in list_targets(model, adapter) if target not in EXPERT_LAYERS]
+    added = [joint] * ("gate_proj" in named or "up_proj" in named) + [down] * ("down_proj" in named)
+    fields["targets"] = tuple(dict.fromkeys((*others, *added)))
+    doubled = {"rank_pattern": 2 * adapter.rank, "alpha_pattern": 2 * adapter.scale_numerator}
+    for pattern, value in doubled.items():
+        given = {target: value for target, value in fields[pattern].items() if target not in EXPERT_LAYERS}
+        fields[pattern] = given | ({joint: value} if joint in added else {})
+
+
+def _drop_dropout(values: Values, names: AdapterKeys, fields: dict[str, Any], adapter: Adapter) -> None:
+    """Leave out dropout where experts have adapters, with which peft stops, and mark its key."""
+    if adapter.adapts_experts and adapter.dropout:
+        key = names.dropout[0] if values.is_set(names.dropout[0]) else names.switch
+        what = f"a dropout of {adapter.dropout:g}, with which peft (0.21) stops for parameters of experts; counted as 0"
+        values.mark_not_modelled(key, what)
+        fields["job.adapter"]["dropout"] = 0.0
 
 
 def _list_frozen_expert_targets(adapter: Adapter, model: Model) -> tuple[str, ...]:
     """Return the names of the adapter's layers in a mixture, by which peft leaves routed experts frozen."""
-    targets, family = list_targets(model, adapter), find_family(model)
+    targets = tuple(target for target in list_targets(model, adapter) if target not in EXPERT_TARGETS)
+    family = find_family(model)
     if family in NAMED_AS_MLPS and (as_experts := [target for target in targets if target in EXPERT_LAYERS]):
         raise UserError(
             f"adapter.targets={','.join(adapter.targets)}: with {', '.join(as_experts)} PEFT also adapts the routed "
-            f"experts of {family}, which Fivefold freezes; take targets of attention, such as q_proj,v_proj"
+            f"experts of {family}; take targets of attention, such as q_proj,v_proj, and {','.join(EXPERT_TARGETS)} "
+            "if experts are to have adapters"
         )
     return targets
 
@@ -339,6 +400,13 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         names.dropout[0]: adapter.dropout,
     }
     targets = adapter.targets if model.moe is None else _list_frozen_expert_targets(adapter, model)
+    if parameters := [target for target in EXPERT_TARGETS if target in adapter.targets]:
+        if not names.parameters:
+            raise UserError(
+                f"adapter.targets={','.join(parameters)}: {software} has no key for parameters of experts; take "
+                "targets of attention, or axolotl"
+            )
+        values[names.parameters] = [f"mlp.{target}" for target in parameters]
     if targets[0] == ALL_LINEAR and names is AXOLOTL:
         values["lora_target_linear"] = True
         targets = targets[1:]

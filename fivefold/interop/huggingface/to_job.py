@@ -20,7 +20,7 @@ from fivefold.interop.format import (
     resolve_world,
 )
 from fivefold.interop.huggingface.adapters import (
-    check_expert_adapters,
+    add_expert_adapters,
     drop_autocast_modules,
     read_adapter,
     select_patterns,
@@ -86,7 +86,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields |= read_bucket_sizes(values) if kind == "deepspeed" else {}
     fields |= (adapter := read_adapter(values))
     select_patterns(adapter, model)
-    check_expert_adapters(values, adapter, model)
+    add_expert_adapters(values, adapter, model)
     fields |= {} if adapter else read_freeze(values, model)
     # TRL's DPOTrainer, which Axolotl extends, and LLaMA-Factory's switch all dropout off; in TRL a key keeps it on
     if preferences and adapter and values["disable_dropout"] is not False:

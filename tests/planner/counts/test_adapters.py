@@ -307,7 +307,7 @@ def test_adapters_of_experts_have_the_parameters_of_peft() -> None:
         ("dp1", {"adapter": {"targets": ["q_proj", GATE_UP], "kind": "dora"}}, "DoRA, as in PEFT; take kind=lora"),
         ("dp1", {"adapter": {"targets": ["q_proj", GATE_UP], "dropout": 0.1}}, "adapter.dropout=0.1, as in PEFT"),
         ("dp1", {"adapter": {"targets": [GATE_UP]}}, "no adapters of attention below them"),
-        ("dp1", {"stack": "ddp"}, "the stack ddp: PEFT sums W and its update for all experts"),
+        ("dp2 ep2", {"stack": "fsdp2"}, "ep2 and the stack fsdp2, as PEFT does not shard them; take ep1"),
         ("dp2 tp2 etp2", {}, "adapters of routed experts are not modelled with etp2; take etp1"),
     ],
 )
@@ -317,6 +317,24 @@ def test_unmodelled_adapters_of_experts_are_errors(layout: str, changed: dict[st
     assert any(words in reason for reason in list_reasons(Layout.parse(layout), model=model, job=chosen, machine=None))
     (reason,) = list_reasons(Layout.parse("dp1"), model=SMALL, job=job({"targets": ["q_proj", GATE_UP]}), machine=None)
     assert reason.endswith("llama3-8b has no routed experts; take all-linear")
+
+
+def test_peft_adds_the_update_of_experts_to_their_weights() -> None:
+    """Twice in a forward, once to check the parametrization; its backward makes dW of the sum, and dA and dB."""
+    experts, rows, ffn, width, rank = 4, 2 * 512, 96, SMALL.width, 16
+    model = SMALL.replace(moe=MoE(experts=experts, topk=2, ffn=ffn))
+    plain, adapted = (
+        {"adapter": {"rank": rank, "targets": ["q_proj", *more]}, "model": model, "stack": "ddp"}
+        for more in ((), EXPERT_TARGETS)
+    )
+    jobs = [job(changed["adapter"], stack="ddp") for changed in (plain, adapted)]
+    before, after = (work(model, layout=Layout.parse("dp1"), job=chosen).hardware_flops for chosen in jobs)
+    sums = (2 + 2) * 2 * experts * rank * 3 * ffn * width
+    weight_gradients = 2 * rows * 3 * ffn * width
+    assert after - before == model.layers * jobs[0].global_batch * (sums + weight_gradients)
+    (frozen,), (peft,) = ranks("dp1", **plain), ranks("dp1", **adapted)
+    merged, inputs, outputs = experts * 3 * ffn * width, rows * (width + ffn), rows * width
+    assert peft.activations_bytes - frozen.activations_bytes == model.layers * 2 * (merged + inputs + outputs)
 
 
 def test_experts_stay_wide_next_to_a_base_in_nf4() -> None:

@@ -10,7 +10,11 @@ before each product, one in int8 before that of the backward alone.
 
 DoRA multiplies the sum by m / n. The norms n of the rows of W + s · B A are computed in every forward, which adds a
 product that no backward follows. Our engine scales the sum; peft adds (m / n − 1) W x and m / n · s B A x to W x.
-Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward, and dora.py, DoraLinearLayer;
+
+Of routed experts peft multiplies rows by W + s · B A, which it makes of all experts in every forward and keeps for dx:
+the backward makes the gradient of that sum, and from it those of A and B.
+Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward and ParamWrapper, and dora.py,
+DoraLinearLayer; transformers@5.23.0:src/transformers/integrations/moe.py, grouped_mm_experts_forward;
 bitsandbytes@0.50.2:bitsandbytes/autograd/_functions.py, MatMul4Bit and MatMul8bitLt.
 """
 
@@ -48,7 +52,7 @@ def runs_in_reference(op: Op, job: Job) -> bool:
 
 def is_per_step(op: Op) -> bool:
     """Tell whether an operation does not depend on the number of tokens, such as DoRA's product of both factors."""
-    return ".lora_norm" in op.name
+    return ".lora_norm" in op.name or ".lora_merge" in op.name
 
 
 def _list_with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
@@ -59,14 +63,18 @@ def _list_with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     if op.name == "embed.tokens" and adapter.has_adapter(op.name):
         yield from _list_embedding(op, local, adapter.resolve_linear(op.name))
         return
+    is_ours = local.job.stack.kernel_facts.fuses_linears
+    if op.name == "moe.combine" and adapter.adapts_experts and not is_ours:
+        yield _weigh_outputs(op, local)
+        return
     if op.kind != "matmul" or not adapter.has_adapter(op.name):
         yield _freeze(op, local, adapter)
         return
     adapter = adapter.resolve_linear(op.name)
     if op.name.startswith("moe.experts."):
-        yield from _list_experts_in_place(op, local, adapter)
+        yield from (_list_experts_in_place if is_ours else _list_merged_experts)(op, local, adapter)
         return
-    if local.job.stack.kernel_facts.fuses_linears:
+    if is_ours:
         yield from _list_in_place(op, local, adapter)
         return
     (out, size), *_ = op.writes.items()
@@ -337,6 +345,73 @@ def _list_experts_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[O
     yield elementwise(f"{op.name}.lora_add", "add", (base, high), out, size=size)._replace(moved_bytes=size)
 
 
+def _list_merged_experts(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
+    """Yield W + s · B A of all experts, as PEFT adds them up, and a grouped product with that sum.
+
+    Gate and up are one parameter, whose sum is complete before the first of them is multiplied.
+    """
+    name = op.name.rpartition(".")[2]
+    if name != "up":
+        yield from (_merge_factors(op, local, adapter, of) for of in (("gate", "up") if name == "gate" else ("down",)))
+    merged = f"moe.experts.{name}.merged"
+    product = _freeze(op, local, adapter)
+    source = op.reads[0]
+    is_joined = name == "gate"  # whose gradient of x is that of up too
+    yield product._replace(
+        reads=(source, merged),
+        keeps=tuple(dict.fromkeys((source, merged, *product.keeps))),
+        accumulates_dgrad=is_joined,
+    )
+
+
+def _merge_factors(op: Op, local: Local, adapter: Adapter, name: str) -> Op:
+    """Return the sum of the stacked weights of ``op`` and their updates, for the layer ``name`` of its geometry.
+
+    Every forward computes it twice: the registration of the parametrization checks its result by a first one. So the
+    shape has the rows of both, and the backward's products of both factors have as many FLOPs.
+    """
+    _, out_features, in_features = op.shape
+    experts, rank, width = op.batch, adapter.rank, local.width
+    numel = experts * out_features * in_features
+    factors = tuple(
+        experts * rank * size for size in ((out_features, in_features) if name != "up" else (out_features,))
+    )
+    product = matmul(
+        f"moe.experts.{name}.lora_merge",
+        op.reads[0],
+        f"moe.experts.{name}.merged",
+        rows=2 * out_features,
+        in_features=rank,
+        out_features=in_features,
+        width=width,
+    )
+    casts = {f"moe.experts.{name}.lora_casts": sum(factors) * width} if local.job.precision.autocasts else {}
+    return product._replace(
+        writes={f"moe.experts.{name}.merged": numel * width, **casts},
+        keeps=(*casts,),  # in the dtype of W
+        parameters=sum(factors),
+        wgrad_numels=factors,
+        flops=experts * product.flops,
+        causal_flops=experts * product.causal_flops,
+        moved_bytes=experts * product.moved_bytes + 2 * numel * width,  # W is read too, twice
+        moved_backward_bytes=experts * product.moved_backward_bytes,
+        batch=experts,
+        differentiates=(),
+    )
+
+
+def _weigh_outputs(op: Op, local: Local) -> Op:
+    """Return the sum of the experts' outputs as transformers makes it: it multiplies them by their routing weights."""
+    returned = op.reads[0]
+    (_, size), *_ = op.writes.items()
+    routed = size * local.model.moe.computed_per_token if local.model.moe is not None else 0
+    return op._replace(
+        keeps=(*op.keeps, returned),
+        forward_scratch=max(routed, 2 * routed - size),  # weighted, and those in the order of tokens
+        backward_scratch=routed,
+    )
+
+
 def _compute_row_norms(op: Op, local: Local, adapter: Adapter, *, scratch: int) -> Op:
     """Return the norms of the rows of W + s · B A as our engine computes them; ``scratch``: of W, dequantized."""
     _, out_features, in_features = op.shape
@@ -460,7 +535,9 @@ def differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
             op = op._replace(keeps=tuple(name for name in op.keeps if name.endswith(".normal")) or op.keeps)
         products = op.backward_products
         if op.kind in ("matmul", "loss"):  # a loss in chunks has the products of the head
-            products = bool(wanted) + bool(op.parameters)  # experts may make their gradients in another operation
+            merged = [name for name in wanted if name.endswith(".merged")]
+            # experts may make their gradients in another operation
+            products = (len(wanted) > len(merged)) + bool(op.parameters or merged)
         result.append(op._replace(differentiates=wanted, backward_products=products))
     kept_inputs = {name for op in ops if op.regathered_bytes for name in op.reads}
     return [
