@@ -312,12 +312,7 @@ class Planner:
     def _list_operations(self, layout: Layout) -> Iterator[Operation]:
         """Yield every operation of every distinct unit, with the number of such units in the model."""
         part, prices = get_local_degrees(layout), self.units.prices(layout)
-        tally = {
-            run: sum(n for stage in self.counts.stage_work(layout) for r, n in stage if r == run)
-            for stage in self.counts.stage_work(layout)
-            for run, _ in stage
-        }
-        for run, times in tally.items():
+        for run, times in self.counts.tally_units(layout).items():
             local = self.counts.get_local(part)
             unit = self.counts.unit(get_group_degrees(part, run), run.name)
             kept = count_kept_bytes(unit, sizes={"x": local.entry_bytes})

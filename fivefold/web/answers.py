@@ -60,11 +60,6 @@ def predict_over_time(resolved: ResolvedRequest, layout: Layout, *, rank: int) -
     return StepOverTime(rows, memory_levels, rank, drawn)
 
 
-def count_drawn_actions(resolved: ResolvedRequest, layout: Layout) -> int:
-    """Return about how many actions of the schedule ``predict_over_time`` returns."""
-    return 2 * layout.pp * layout.v * _count_drawn(resolved, layout)
-
-
 def _count_drawn(resolved: ResolvedRequest, layout: Layout) -> int:
     return count_simulated(layout, micro_batches=layout.micro_batches(resolved.job), limit=_choose_drawn_limit(layout))
 

@@ -8,6 +8,7 @@ values that divide.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import chain
 from math import log2
 from typing import Any, NamedTuple, get_args
@@ -323,15 +324,36 @@ def list_job_choices(resolved: ResolvedRequest, layout: Layout) -> dict[str, lis
     if any(list_reasons(layout, model=resolved.model, job=resolved.job, machine=resolved.machine)):
         return list_values()  # the layout itself is not valid, with any of them
     choices = list_values()
+    changed = _list_changed_jobs(resolved.job)
     for field in CHECKED:
         choices[field] = [
-            choice._replace(reason=_check_choice(resolved, layout, field, choice.value)) for choice in choices[field]
+            choice._replace(reason=_check_choice(resolved, layout, field, changed[field, choice.value]))
+            for choice in choices[field]
         ]
-    reasons_by_kind = {kind: _check_choice(resolved, layout, "adapter", f"{kind}:16") for kind in ADAPTERS}
+    reasons_by_kind = {
+        kind: _check_choice(resolved, layout, "adapter", changed["adapter", f"{kind}:16"]) for kind in ADAPTERS
+    }
     choices["adapter"] = [
         choice._replace(reason=reasons_by_kind[choice.value.partition(":")[0]]) for choice in choices["adapter"]
     ]
     return choices
+
+
+@lru_cache(maxsize=8)
+def _list_changed_jobs(job: Job) -> dict[tuple[str, str], Job | str]:
+    """Return a job with each value of each checked field, or why there is none; most clicks change only the layout."""
+    values = [(field, value) for field in CHECKED for value in JOB_CHOICES[field]]
+    return {
+        (field, value): _change_job_or_explain(job, field, value)
+        for field, value in (*values, *(("adapter", f"{kind}:16") for kind in ADAPTERS))
+    }
+
+
+def _change_job_or_explain(job: Job, field: str, value: str) -> Job | str:
+    try:
+        return _change_job(job, field, value)
+    except UserError as error:
+        return str(error).removeprefix("precision: ").removeprefix("job: ")
 
 
 def list_values() -> dict[str, list[JobChoice]]:
@@ -351,11 +373,9 @@ def _show_choice(field: str, value: str) -> str:
     return FORMATS[value] if field.endswith("_bytes") else value
 
 
-def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, value: str) -> str:
-    try:
-        job = _change_job(resolved.job, field, value)
-    except UserError as error:
-        return str(error).removeprefix("precision: ").removeprefix("job: ")
+def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, job: Job | str) -> str:
+    if isinstance(job, str):
+        return job
     reasons = list_reasons(layout, model=resolved.model, job=job, machine=resolved.machine)
     if field == "fused_scans":
         reasons = chain(reasons, describe_unused_fused_scans(resolved.model, job))

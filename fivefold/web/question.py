@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
@@ -203,15 +204,22 @@ class JobQuestion(MachineRequest, defer_build=False):
 
     def url(self, path: str, **changes: Any) -> str:
         """Return the URL of this question at ``path``, with some fields changed; defaults are left out."""
-        parameters = {name: value for name, value in dict(self).items() if name in type(self).model_fields} | changes
-        fields = type(self).model_fields
-        parameters = {
-            k: v
-            for k, v in parameters.items()
-            if (v not in (None, "", ()) or k in NEEDED) and (k not in fields or fields[k].default != v)
-        }
-        parameters = {k: spell_value(v) if isinstance(v, float) else v for k, v in parameters.items()}
-        return f"{path}?{urlencode(parameters, doseq=True, quote_via=quote, safe=':=,/')}" if parameters else path
+        parameters = self.parameters | {name: self._encode(name, value) for name, value in changes.items()}
+        stated = "&".join(filter(None, parameters.values()))
+        return f"{path}?{stated}" if stated else path
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """Return each field as a URL has it, which is empty if it is the default. A page has a hundred URLs."""
+        return {name: self._encode(name, value) for name, value in self if name in type(self).model_fields}
+
+    def _encode(self, name: str, value: Any) -> str:
+        """Return a field with a value as a URL has it, or an empty text if that is the default."""
+        field = type(self).model_fields.get(name)
+        if (value in (None, "", ()) and name not in NEEDED) or (field and field.default == value):
+            return ""
+        spelled = spell_value(value) if isinstance(value, float) else value
+        return urlencode({name: spelled}, doseq=True, quote_via=quote, safe=":=,/")
 
 
 class PredictQuestion(JobQuestion, LayoutRequest, defer_build=False):

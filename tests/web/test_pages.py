@@ -84,6 +84,7 @@ def test_disabled_control_says_why(page: Any) -> None:
 
 def test_tooltip_describes_the_hovered_element(page: Any) -> None:
     page.goto("/plan?model=llama3-8b&machine=h100:8&layout=pp4+dp2&gbs=16")
+    page.locator("#over-time").scroll_into_view_if_needed()
     tip = read_tip(page, page.locator("svg.pipeline rect.k-F").first)
     assert re.match(r"F0.0  [\d.]+ m?s\nstage 0, micro-batch 0", tip)
     tip = read_tip(page, page.locator("svg.chart:not(.pipeline) .hit").nth(60))

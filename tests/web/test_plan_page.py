@@ -272,6 +272,26 @@ def test_pictures_follow_when_they_are_near_the_window(page: Any) -> None:
     assert list_violations(page) == []
 
 
+@NEEDS_CHROMIUM
+def test_a_change_keeps_the_elements_that_it_does_not_change(page: Any) -> None:
+    page.goto(PLAN)
+    page.evaluate("""() => {
+      window.kept = [...document.querySelectorAll("#controls .options, #answer h2, #answer details")];
+      window.former = document.querySelector("#answer .figures").textContent;
+    }""")
+    page.locator("#answer summary", has_text="Longest operations").click()
+    page.get_by_role("group", name="micro-batch").get_by_role("link", name="2", exact=True).click()
+    page.wait_for_url(re.compile("mbs2"))
+    page.wait_for_function("document.querySelector('#answer .figures').textContent !== window.former")
+    assert page.evaluate("window.kept.filter((old) => !old.isConnected).map((old) => old.outerHTML)") == []
+    assert page.locator("#answer details[open] summary").all_inner_texts() == ["Longest operations"]
+    chosen = page.get_by_role("group", name="micro-batch").locator("[aria-current]")
+    playwright.expect(chosen).to_have_text("2")
+    playwright.expect(chosen).to_be_focused()
+    table = page.get_by_role("button", name="save longest operations as CSV")
+    assert table.count() == 1  # not one more with each change
+
+
 def _scroll_to_pictures(page: Any, heading: str) -> None:
     """Scroll to the pictures until they are those of a heading; going back, the browser scrolls once more by itself."""
     page.wait_for_function(

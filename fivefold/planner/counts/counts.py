@@ -370,6 +370,14 @@ class Counts:
             self._work[key] = tuple(stage_units)
         return self._work[key]
 
+    def tally_units(self, layout: Layout) -> Counter[UnitGroup]:
+        """Return the distinct units of all stages and their number."""
+        tally: Counter[UnitGroup] = Counter()
+        for stage in self.stage_work(layout):
+            for unit, times in stage:
+                tally[unit] += times
+        return tally
+
     def equal_stages(self, layout: Layout) -> tuple[int, ...]:
         """Return, for each of the pp·v stages, the first stage with an equal ``stage_work``."""
         key = self.make_stage_key(layout)

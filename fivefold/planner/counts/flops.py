@@ -89,10 +89,9 @@ def _count_hardware_flops(model: Model, layout: Layout, job: Job) -> int:
 
 def _list_operations(counts: Counts, layout: Layout) -> Iterator[tuple[Op, int]]:
     """Yield the operations of one micro-batch in all stages, and how often each runs."""
-    for stage in counts.stage_work(layout):
-        for run, times in stage:
-            for op in counts.unit(get_group_degrees(get_local_degrees(layout), run), run.name).ops:
-                yield op, times
+    for unit, times in counts.tally_units(layout).items():
+        for op in counts.unit(get_group_degrees(get_local_degrees(layout), unit), unit.name).ops:
+            yield op, times
 
 
 def _count_extra_backward(op: Op) -> int:

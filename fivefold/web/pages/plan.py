@@ -40,8 +40,6 @@ from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest,
 from fivefold.web.site import WebServer
 from fivefold.web.wording import use_page_words
 
-MAX_ACTIONS_AT_ONCE = 256  # actions of the schedule up to which the first answer has the pictures over time
-
 
 class PlanQuestion(PredictQuestion):
     """A question about one layout, with the pipeline rank whose memory is drawn."""
@@ -50,7 +48,7 @@ class PlanQuestion(PredictQuestion):
     tokens: TokenCount = Field(TOKENS, description="Training tokens of the run whose cost is shown, such as 2T.")
     price: Price | None = Field(None, description="Dollars per GPU hour. Default: the price of the machine.")
     to: Line = Field("", description="Format of the config that is previewed.")
-    over_time: bool = Field(False, description="Draw a step of many stages over time at once, not after the figures.")
+    over_time: bool = Field(False, description="Draw the step over time at once, not after the figures.")
 
 
 class View(NamedTuple):
@@ -77,7 +75,7 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/plan/over-time")
     async def pictures(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
-        """Return the pictures of a step over time, which take longer than its figures if it has many stages."""
+        """Return the pictures of a step over time, which take longer than its figures."""
         values = await site.answer(
             asked, lambda resolved: draw_over_time(resolved, asked.parse_layout(resolved.machine), asked)
         )
@@ -156,18 +154,17 @@ def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfi
 def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:
     """Predict a step, and return what the templates show of it.
 
-    The pictures over time of a step of many actions are left to a second request, unless the question says otherwise.
+    The pictures over time are left to a second request, unless the question says otherwise.
     """
     step = answers.step(request, layout)
     chip = request.machine.chip.memory_bytes
-    draws_over_time = asked.over_time or answers.count_drawn_actions(request, layout) <= MAX_ACTIONS_AT_ONCE
     formats = list_job_formats(request.job)
     scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
         "step": step,
         "view": view_step(step),
         "rank": find_drawn_rank(step, asked),
-        "over_time": draw_over_time(request, layout, asked, step=step) if draws_over_time else None,
+        "over_time": draw_over_time(request, layout, asked, step=step) if asked.over_time else None,
         "height": memory.HEIGHT + pipeline.find_row_height(layout.pp) * layout.pp,
         "chip": chip,
         "cost": describe_cost(step, request.machine, tokens=asked.tokens, price=asked.price),

@@ -31,7 +31,9 @@ function applyArrangement(root, { open = [], sorted = [], filters = [], ticked =
   }
   if (hasSelection()) for (const [layout, href] of selected) addSelected(layout, href);
   for (const box of root.querySelectorAll(BOXES)) if (ticked.includes(box.value)) { box.checked = true; countSelected(box.form); }
-  for (const [name, left, top] of scrolled) root.querySelector(`.scroll[aria-label="${CSS.escape(name)}"]`)?.scrollTo(left, top);
+  for (const [name, left, top] of scrolled) {
+    if (left || top) root.querySelector(`.scroll[aria-label="${CSS.escape(name)}"]`)?.scrollTo(left, top);
+  }
 }
 
 /** Return a function that arranges a part of the page, once it is refreshed, as it is now. */

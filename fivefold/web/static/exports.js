@@ -8,51 +8,51 @@ const SCALE = 2; // pixels of a PNG for each of the page
 /** Add the buttons below the tables and pictures of a part of the page. */
 export function addSaveButtons(root) {
   for (const region of root.querySelectorAll(".scroll[aria-label]")) {
-    const table = region.querySelector("table");
-    if (table?.tHead && !region.closest(".book")) addBar(region, listTableButtons(table, region.getAttribute("aria-label")));
+    const label = region.getAttribute("aria-label");
+    if (region.querySelector("table")?.tHead && !region.closest(".book")) addBar(region, TABLE_FORMATS, label, label);
   }
   for (const table of root.querySelectorAll("table.parts")) {
     const above = table.previousElementSibling;
     const heading = above?.tagName === "H3" ? above : table.closest("details, .card")?.querySelector("summary, h2");
-    addBar(table, listTableButtons(table, heading?.firstChild?.textContent.trim() ?? "table"));
+    const label = heading?.firstChild?.textContent.trim() ?? "table";
+    addBar(table, TABLE_FORMATS, label, label);
   }
   for (const figure of root.querySelectorAll("figure")) {
     const picture = figure.querySelector("svg.chart");
-    if (picture) addBar(figure, listPictureButtons(picture, figure));
+    if (!picture) continue;
+    const label = picture.getAttribute("aria-label") || "picture";
+    addBar(figure, PICTURE_FORMATS, label, figure.closest("section")?.querySelector("h2, h3")?.firstChild?.textContent ?? label);
   }
 }
 
-function addBar(above, buttons) {
+function addBar(above, formats, label, title) {
   if (above.nextElementSibling?.className === "saves") return;
   const bar = document.createElement("div");
   bar.className = "saves";
-  bar.append(...buttons);
+  for (const format of Object.keys(formats)) {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: format });
+    button.setAttribute("aria-label", `save ${label} as ${format}`);
+    button.dataset.file = `${makeFileName(title)}.${format.toLowerCase()}`;
+    bar.append(button);
+  }
   above.after(bar);
 }
 
-function makeButton(format, label, save) {
-  const button = Object.assign(document.createElement("button"), { type: "button", textContent: format });
-  button.setAttribute("aria-label", `save ${label} as ${format}`);
-  button.addEventListener("click", save);
-  return button;
-}
+document.addEventListener("click", ({ target: button }) => {
+  if (!button.matches?.(".saves button")) return;
+  const above = button.parentElement.previousElementSibling, format = button.textContent;
+  if (format in TABLE_FORMATS) TABLE_FORMATS[format](button.dataset.file, above.querySelector("table") ?? above);
+  else PICTURE_FORMATS[format](button.dataset.file, above.querySelector("svg.chart"));
+});
 
-function listTableButtons(table, label) {
-  const name = makeFileName(label);
-  return [
-    makeButton("CSV", label, () => saveFile(`${name}.csv`, writeCsv(readRows(table)), "text/csv")),
-    makeButton("JSON", label, () => saveFile(`${name}.json`, JSON.stringify(readRows(table), null, 2), "application/json")),
-  ];
-}
-
-function listPictureButtons(picture, figure) {
-  const label = picture.getAttribute("aria-label") || "picture";
-  const name = makeFileName(figure.closest("section")?.querySelector("h2, h3")?.firstChild?.textContent ?? label);
-  return [
-    makeButton("SVG", label, async () => saveFile(`${name}.svg`, (await writeSvg(picture)).text, "image/svg+xml")),
-    makeButton("PNG", label, async () => saveFile(`${name}.png`, await paintPng(picture), "image/png")),
-  ];
-}
+const TABLE_FORMATS = {
+  CSV: (name, table) => saveFile(name, writeCsv(readRows(table)), "text/csv"),
+  JSON: (name, table) => saveFile(name, JSON.stringify(readRows(table), null, 2), "application/json"),
+};
+const PICTURE_FORMATS = {
+  SVG: async (name, picture) => saveFile(name, (await writeSvg(picture)).text, "image/svg+xml"),
+  PNG: async (name, picture) => saveFile(name, await paintPng(picture), "image/png"),
+};
 
 function makeFileName(text) {
   return text.trim().toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60) || "fivefold";

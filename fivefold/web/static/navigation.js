@@ -2,6 +2,7 @@
 // the full question.
 
 import { keepArrangement, restoreArrangement } from "./arrangement.js";
+import { morph } from "./morph.js";
 import { rememberPlan } from "./plans.js";
 import { addEdits, buildUrl, form, isChanged, isStreamed, markAnswered } from "./question.js";
 import { loadSections } from "./sections.js";
@@ -76,33 +77,32 @@ function updateControls(next, typed) {
   listFolds(document).forEach((old, place) => { if (wanted[place]?.open) old.open = true; });
 }
 
-// Replace the live parts of the page, and keep what was opened, sorted, filtered or scrolled in them.
+// Change the live parts of the page, and keep what was opened, sorted, filtered or scrolled in them. What asks for the
+// layout of the page comes before all changes, or after.
 function swapParts(next, { quiet, isBack }) {
   const focused = document.activeElement?.dataset?.key;
-  for (const old of document.querySelectorAll("[data-live]")) {
-    const fresh = next.getElementById(old.id);
-    if (!fresh || (quiet && fresh.innerHTML === sources.get(old))) continue;
-    sources.set(old, fresh.innerHTML);
-    hideTip();
-    const arrange = isBack ? () => {} : keepArrangement(old);
-    keepPictures(old, fresh);
-    old.replaceChildren(...fresh.childNodes);
+  const parts = [...document.querySelectorAll("[data-live]")].flatMap((old) => {
+    const fresh = next.getElementById(old.id), source = fresh?.innerHTML;
+    if (!fresh || (quiet && source === sources.get(old))) return [];
+    sources.set(old, source);
+    return [{ old, fresh, arrange: isBack ? () => {} : keepArrangement(old) }];
+  });
+  if (parts.length) hideTip();
+  for (const { old, fresh } of parts) {
+    if (isBack) for (const field of old.querySelectorAll("input")) Object.assign(field, { value: field.defaultValue, checked: field.defaultChecked });
+    dressTables(fresh);
+    morph(old, fresh);
     if (fresh.dataset.poll) old.dataset.poll = fresh.dataset.poll;
     else delete old.dataset.poll;
-    dressTables(old);
+  }
+  for (const { old, arrange } of parts) {
     loadSections(old);
     arrange();
     if (old.id === "answer") rememberPlan();
   }
-  if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
-}
-
-// Until the new pictures are loaded, the former ones stay, pale: nothing below them moves.
-function keepPictures(old, fresh) {
-  const [former, next] = [old, fresh].map((part) => part.querySelector("#over-time"));
-  if (!former || !next?.dataset.later) return;
-  next.replaceChildren(...former.childNodes);
-  next.setAttribute("aria-busy", "true");
+  if (focused && document.activeElement?.dataset?.key !== focused) {
+    document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  }
 }
 
 // A changed control is a question: typed text after a pause, a list at once. A long answer waits for its button.

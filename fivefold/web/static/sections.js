@@ -8,17 +8,22 @@ const PAUSE = 100; // milliseconds in which the next change of the question come
 /** Request the later sections of a part of the page once they are needed. */
 export function loadSections(root) {
   for (const section of root.querySelectorAll("[data-later]")) {
-    const fold = section.closest("details");
-    if (!fold) { near.observe(section); continue; }
-    const open = () => {
-      if (!fold.open || section.dataset.asked) return;
-      section.textContent = "is computed …";
-      load(section);
-    };
-    fold.addEventListener("toggle", open);
-    open();
+    if (section.closest("details")) loadIfOpen(section);
+    else { // a section that is near already is reported again
+      near.unobserve(section);
+      near.observe(section);
+    }
   }
 }
+
+function loadIfOpen(section) {
+  if (!section.closest("details").open || section.dataset.asked) return;
+  section.textContent = "is computed …";
+  load(section);
+}
+document.addEventListener("toggle", ({ target: fold }) => {
+  for (const section of fold.querySelectorAll("[data-later]")) if (section.closest("details") === fold) loadIfOpen(section);
+}, true); // it does not bubble
 
 const near = new IntersectionObserver((entries) => {
   for (const { target: section, isIntersecting } of entries) {
@@ -30,8 +35,10 @@ const near = new IntersectionObserver((entries) => {
 }, { rootMargin: "300px" });
 
 async function load(section) {
+  const url = section.dataset.later;
   section.dataset.asked = "yes";
-  const text = await fetch(section.dataset.later).then((answer) => answer.text()).catch(() => null);
+  const text = await fetch(url).then((answer) => answer.text()).catch(() => null);
+  if (section.dataset.later !== url) return; // the question has changed meanwhile
   if (text === null) { // the next time that it is opened, it is requested again
     section.textContent = "";
     delete section.dataset.asked;
@@ -39,6 +46,7 @@ async function load(section) {
   }
   const { body } = new DOMParser().parseFromString(text, "text/html"), error = body.querySelector("main .mistake");
   section.replaceChildren(...(error ? [error] : body.childNodes));
+  section.dataset.asked = "done";
   section.removeAttribute("aria-busy");
   near.unobserve(section);
   dressTables(section);
