@@ -45,7 +45,7 @@ def feed_pipe(path: Path, *texts: bytes, pause: float = 0.0) -> Iterator[None]:
     assert not writer.is_alive()
 
 
-def test_a_file_is_read_whole(tmp_path: Path) -> None:
+def test_a_file_within_the_limit_is_read_in_full(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"a = 1\r\nb = '\xc3\xa9'\n")
     assert read_text(path, kind="text") == "a = 1\nb = 'é'\n"
@@ -84,7 +84,7 @@ def test_sizes_are_bounded_by_kind(tmp_path: Path, name: str, limit: int) -> Non
         read_lines(path) if name.endswith("l") and "log" in name else read_text(path, kind="text")
 
 
-def test_the_page_reads_no_step_of_gigabytes(tmp_path: Path) -> None:
+def test_a_step_file_of_gigabytes_is_rejected(tmp_path: Path) -> None:
     with (tmp_path / "step.json").open("wb") as file:
         file.truncate(3 * 2**29)
     with pytest.raises(UserError, match=r"step\.json cannot be read as UTF-8 text: holds more than 64 MiB"):
@@ -116,7 +116,7 @@ def test_a_silent_pipe_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         trace_file.read(tmp_path)
 
 
-def test_a_pipe_without_end_is_left(tmp_path: Path) -> None:
+def test_reading_an_endless_pipe_ends_at_the_limit(tmp_path: Path) -> None:
     with (
         feed_pipe(tmp_path / "run.toml", b"x" * 65_536),
         pytest.raises(UserError, match="holds more than 4 MiB, the most that is read of such a file"),

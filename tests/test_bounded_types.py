@@ -55,7 +55,7 @@ def numbers(schema: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, 
 
 
 @pytest.mark.parametrize("noun", [Model, Machine, Layout, Job, Config])
-def test_every_number_has_a_limit(noun: type[Record]) -> None:
+def test_every_number_of_a_record_has_a_limit(noun: type[Record]) -> None:
     result = dict(numbers(noun.model_json_schema(), noun.__name__))
     assert len(result) > 10
     assert [name for name, schema in result.items() if not {"maximum", "exclusiveMaximum"} & schema.keys()] == []
@@ -67,7 +67,7 @@ def test_one_size_beyond_all_bounds_is_refused(field: str) -> None:
         Model.read({"name": "one", **ONE, field: 10**10}, origin="one.toml")
 
 
-def test_sizes_that_are_each_sound_and_together_too_large() -> None:
+def test_sizes_that_are_too_large_only_together_are_errors() -> None:
     Model.read({"name": "one", **ONE, "layers": 2**12}, origin="one.toml")
     with pytest.raises(UserError, match=r"about 7e\+19 parameters are more than 1e\+17; make the model smaller"):
         Model.read({"name": "one", **ONE, "layers": 2**12, "width": 2**20, "moe": EXPERTS}, origin="one.toml")

@@ -153,7 +153,7 @@ def signals() -> object:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
-def test_a_user_error_is_one_line(
+def test_a_user_error_is_a_one_line_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -174,7 +174,9 @@ def test_a_user_error_is_one_line(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: int) -> None:
+def test_a_signal_ends_a_command_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: int
+) -> None:
     monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])
     monkeypatch.setattr("fivefold.model.catalog.resolve", lambda _: signal.raise_signal(number))
     with pytest.raises(SystemExit) as ended:
@@ -201,7 +203,7 @@ def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch, capfd:
     assert capfd.readouterr().err == "fivefold: it went on\n"
 
 
-def test_the_tests_heed_signals_wherever_they_are_started() -> None:
+def test_tests_receive_ctrl_c_even_if_started_in_the_background() -> None:
     """A background process of a script starts with SIGINT ignored; a test that sends one would see no effect."""
     born = 'trap "" INT; exec "$0" -c "import signal, tests.conftest; print(signal.getsignal(signal.SIGINT))"'
     started = subprocess.run(["sh", "-c", born, sys.executable], capture_output=True, text=True, check=True)
@@ -209,7 +211,7 @@ def test_the_tests_heed_signals_wherever_they_are_started() -> None:
 
 
 @true_interpreters()
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_output_pipe_is_no_error() -> None:
     """As in ``fivefold predict … | head -1``."""
     command = subprocess.Popen(
         [sys.executable, "-m", "fivefold", *PREDICT, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -221,7 +223,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert (command.stderr.read(), command.wait()) == (b"", 1)
 
 
-def test_a_full_disk_is_one_line(
+def test_a_full_disk_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["fivefold", *PREDICT])

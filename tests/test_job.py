@@ -42,11 +42,11 @@ def test_only_gradients_in_fp16_scale_their_loss() -> None:
 @pytest.mark.parametrize(
     ("name", "summed", "updated"), [("bf16", 4, 4), ("bf16-grad16", 2, 4), ("bf16-pure", 2, 2), ("fp32", 4, 4)]
 )
-def test_widths_that_follow(name: str, summed: int, updated: int) -> None:
+def test_recipes_have_the_expected_bytes_of_sums_and_updates(name: str, summed: int, updated: int) -> None:
     assert (get_recipe(name).summed_bytes, get_recipe(name).updated_bytes) == (summed, updated)
 
 
-def test_a_recipe_by_name_is_the_recipe() -> None:
+def test_a_precision_name_gives_its_recipe() -> None:
     assert Job.read({"precision": "bf16-pure"}, origin="job").precision == RECIPES["bf16-pure"]
 
 
@@ -64,7 +64,7 @@ def test_unknown_precision_names_the_nearest() -> None:
         Job.read({"precision": "bf61"}, origin="job.toml")
 
 
-def test_tokens_per_step() -> None:
+def test_tokens_per_step_are_batch_times_sequence() -> None:
     assert Job(sequence=4096, global_batch=1024).tokens_per_step == 4_194_304
 
 
@@ -84,12 +84,12 @@ def test_warmup_cannot_outlast_the_run() -> None:
         {"learning_rate": {"peak": float("nan")}},
     ],
 )
-def test_invalid_values_are_errors(values: dict[str, object]) -> None:
+def test_invalid_values_of_a_job_are_errors(values: dict[str, object]) -> None:
     with pytest.raises(UserError, match=r"^job: "):
         Job.read(values, origin="job")
 
 
-def test_a_job_survives_json() -> None:
+def test_a_job_reads_back_from_json() -> None:
     job = Job.model_validate({"precision": "fp8-lm", "optimizer": {"kind": "sgd"}, "learning_rate": {"kind": "wsd"}})
     assert Job.model_validate_json(job.model_dump_json()) == job
 
@@ -97,7 +97,7 @@ def test_a_job_survives_json() -> None:
 @pytest.mark.parametrize(
     ("said", "name"), [("true", "bf16"), (True, "bf16"), ("false", "bf16-grad16"), (False, "bf16-grad16")]
 )
-def test_a_recipe_by_name_is_what_the_stack_makes_of_it(said: object, name: str) -> None:
+def test_a_precision_name_gives_the_recipe_of_the_stack(said: object, name: str) -> None:
     """As text too, as the command line has it."""
     job = Job.read({"precision": "bf16", "reduce_in_fp32": said}, origin="test")
     assert (job.precision.name, job.stack.reduce_in_fp32) == (name, name == "bf16")

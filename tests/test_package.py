@@ -29,7 +29,7 @@ BASE = (
 BASE += " markdown_it mdurl pygments annotated_doc"
 
 
-def test_every_file_of_data_is_in_the_package() -> None:
+def test_every_data_file_is_in_the_package() -> None:
     patterns = FACTS["tool"]["setuptools"]["package-data"]["fivefold"]
     listed = subprocess.run(["git", "ls-files", "fivefold"], cwd=ROOT, capture_output=True, text=True, check=False)
     files = [line.removeprefix("fivefold/") for line in listed.stdout.splitlines()]
@@ -47,7 +47,7 @@ def test_every_file_of_data_is_in_the_package() -> None:
     ] == []
 
 
-def test_its_facts_agree() -> None:
+def test_version_and_license_agree_in_all_files() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert PROJECT["version"] == fivefold.__version__ == str(citation["version"])
     assert PROJECT["license"] == citation["license"] == "Apache-2.0"
@@ -58,7 +58,7 @@ def test_its_facts_agree() -> None:
     assert f"Programming Language :: Python :: {first}" in PROJECT["classifiers"]
 
 
-def test_github_runs_what_everyone_runs() -> None:
+def test_github_runs_the_same_checks_as_make() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())["jobs"]
     assert jobs["check"]["steps"][-1]["run"] == ".ci/run"
     assert os.access(ROOT / ".ci/run", os.X_OK)
@@ -67,7 +67,7 @@ def test_github_runs_what_everyone_runs() -> None:
         assert set(head) == {"name", "about", "labels"}
 
 
-def test_the_image_copies_what_is_there() -> None:
+def test_the_dockerfile_copies_existing_files() -> None:
     words = [line.split()[1:-1] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
     copied = [name for names in words for name in names]
     assert [name for name in copied if not (ROOT / name).exists()] == []
@@ -101,7 +101,7 @@ main()
         (("report", "nano", "h100:2", "dp2"), ""),
     ],
 )
-def test_the_base_answers_with_nothing_else_installed(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_planning_commands_work_without_optional_packages(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     """No torch, no Altair, no pyarrow: whatever the base does not name cannot be imported."""
     ended = subprocess.run(
         [sys.executable, "-c", BARE, *words],
@@ -150,7 +150,7 @@ def test_missing_extra_is_named_in_one_line(words: tuple[str, ...], needs: str, 
         ("ff.watch(None, None)", "torch, of the extra train"),
     ],
 )
-def test_python_says_it_too(call: str, line: str, tmp_path: Path) -> None:
+def test_the_python_api_names_a_missing_extra_in_one_line(call: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "fivefold").mkdir()
     (tmp_path / "fivefold/local.toml").write_text((ROOT / "examples/machines/complete.toml").read_text())
     bare = BARE.rpartition("from fivefold")[0]
@@ -185,7 +185,7 @@ def test_every_extra_is_known_by_its_packages() -> None:
         ("fivefold predict llama3-8b h100:8 dp8 --precision mxf", {"mxfp8"}),
     ],
 )
-def test_the_shell_completes(line: str, expected: set[str]) -> None:
+def test_shell_completion_offers_the_expected_words(line: str, expected: set[str]) -> None:
     words = {"_FIVEFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     code = "import sys; sys.argv = ['fivefold']; from fivefold.cli.command_line import main; main()"
     ended = subprocess.run(

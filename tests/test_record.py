@@ -54,7 +54,7 @@ def test_a_record_is_frozen_and_varied_by_copy() -> None:
         ({}, "bike.toml: name is missing"),
     ],
 )
-def test_an_unknown_key_is_one_line_with_the_nearest(values: dict[str, Any], text: str) -> None:
+def test_an_unknown_key_is_a_one_line_error_with_the_nearest(values: dict[str, Any], text: str) -> None:
     assert line(values) == text
 
 
@@ -63,7 +63,7 @@ def test_a_bad_value_is_shown_and_cut_short() -> None:
     assert len(line({"name": "red", "front": {"spokes": "many\n" * 1000}})) < 200
 
 
-def test_all_mistakes_of_a_file_are_one_line() -> None:
+def test_all_errors_of_a_file_are_in_one_line() -> None:
     assert line({"front": {"spokes": "many", "spoks": 3}, "basket": 7, "spares": [{"spokes": 0.5}]}) == (
         "bike.toml: name is missing; front.spokes must be a whole number, not 'many'; "
         "unknown key 'front.spoks'; did you mean 'spokes'?; spares[0].spokes must be a whole number, not 0.5; "
@@ -75,7 +75,7 @@ def test_all_mistakes_of_a_file_are_one_line() -> None:
 
 
 @pytest.mark.parametrize("values", [{"layers": True}, {"moe": {"experts": True}}, {"rope_theta": False}])
-def test_a_truth_value_is_no_number(values: dict[str, Any]) -> None:
+def test_true_and_false_are_not_read_as_numbers(values: dict[str, Any]) -> None:
     """Python's True would be one layer."""
     ((field, value),) = values.items()
     named = field if isinstance(value, bool) else f"{field}.{next(iter(value))}"
@@ -86,7 +86,7 @@ def test_a_truth_value_is_no_number(values: dict[str, Any]) -> None:
     assert "shard_group must be a whole number, not 'true'" in line({"shard_group": True, "zero": 1}, Layout)
 
 
-def test_a_varied_record_is_checked_without_what_it_holds() -> None:
+def test_replacing_a_field_keeps_other_records_and_drops_caches() -> None:
     job = Job(global_batch=64)
     varied = job.replace(sequence=2048)
     assert varied.precision is job.precision
@@ -110,7 +110,7 @@ def test_a_varied_record_is_checked_without_what_it_holds() -> None:
         ("a.toml", b"\xff\xfe", "cannot be read as UTF-8"),
     ],
 )
-def test_an_unreadable_file_is_one_line(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
+def test_an_unreadable_file_is_a_one_line_error(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as caught:
@@ -119,7 +119,7 @@ def test_an_unreadable_file_is_one_line(tmp_path: Path, name: str, content: str 
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         read_file(tmp_path / "none.toml")
     with pytest.raises(UserError, match="cannot be read"):
@@ -131,13 +131,13 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_file(tmp_path / ("a" * 300) / "step.json")
 
 
-def test_files_that_are(tmp_path: Path) -> None:
+def test_toml_and_json_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('name = "é"\n', encoding="utf-8")
     (tmp_path / "a.json").write_text('{"name": "é"}', encoding="utf-8")
     assert read_file(tmp_path / "a.toml") == read_file(tmp_path / "a.json") == {"name": "é"}
 
 
-def test_the_nearest_name() -> None:
+def test_an_unknown_name_error_names_the_nearest() -> None:
     assert str(make_unknown_name_error("lama3-8b", ["llama3-8b", "gpt2"], kind="model")) == (
         "unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all"
     )
@@ -153,7 +153,7 @@ def test_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize("noun", [Model, Machine, Layout, Job, Step])
-def test_every_noun_has_a_json_schema_and_refuses_unknown_keys(noun: type[Record]) -> None:
+def test_every_input_record_has_a_json_schema_and_rejects_unknown_keys(noun: type[Record]) -> None:
     schema = noun.model_json_schema()
     assert schema["additionalProperties"] is False
     assert set(schema["properties"]) == set(noun.model_fields)
@@ -166,14 +166,14 @@ def test_every_noun_has_a_json_schema_and_refuses_unknown_keys(noun: type[Record
     [("null", "holds null"), ("[]", "holds a list"), ('"a"', "holds text"), ("3", "holds a number"),
      ("true", "holds true"), ('{"a": ' + "[" * 3000, "not valid JSON")],
 )  # fmt: skip
-def test_a_file_of_another_kind_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_of_another_kind_is_a_one_line_error(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "step.json"
     path.write_text(text)
     with pytest.raises(UserError, match=said):
         read_file(path)
 
 
-def test_lines_of_another_kind_are_one_line(tmp_path: Path) -> None:
+def test_lines_of_another_kind_are_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"a": 1}\n[2]\n')
     with pytest.raises(UserError, match="line 2 holds a list, not a table"):

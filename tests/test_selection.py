@@ -56,18 +56,20 @@ def marks_of(function: object, request: pytest.FixtureRequest) -> set[str]:
         (uses_a_class, {"processes"}), (uses_a_function, {"processes"}), (draws, {"drawn"}), (uses_nothing, set()),
     ],
 )  # fmt: skip
-def test_marks_follow_from_the_code(function: object, marks: set[str], request: pytest.FixtureRequest) -> None:
+def test_marks_of_a_test_follow_from_its_code(
+    function: object, marks: set[str], request: pytest.FixtureRequest
+) -> None:
     assert marks_of(function, request) == marks
 
 
-def test_a_fixture_counts(request: pytest.FixtureRequest) -> None:
+def test_a_fixture_that_starts_processes_marks_its_test(request: pytest.FixtureRequest) -> None:
     def use_fixture(started: None) -> None: ...
 
     assert marks_of(use_fixture, request) == {"processes"}
     assert "processes" not in marks_of(lambda tmp_path: None, request)
 
 
-def test_no_case_of_a_list_is_lost(request: pytest.FixtureRequest) -> None:
+def test_make_test_and_make_endure_have_all_cases_together(request: pytest.FixtureRequest) -> None:
     """``make test`` and ``make endure`` have all cases together, and none twice."""
     cases = mark_share(3, [*range(7), pytest.param(7, id="eight")])
     assert [case.values for case in cases] == [(number,) for number in range(8)]

@@ -14,7 +14,7 @@ from tests.skipped import find_remedy, summarize_skips
 ROOT = Path(__file__).parents[1]
 
 
-def test_each_reason_comes_with_what_to_do() -> None:
+def test_each_reason_of_a_skipped_test_says_what_to_install() -> None:
     assert find_remedy("Skipped: could not import 'vl_convert': No module named 'vl_convert'") == (
         "pip install 'fivefold[show]'"
     )

@@ -73,7 +73,7 @@ def list_missing(contract: Any, found: Any, place: str = "step") -> list[str]:
     return []
 
 
-def test_json_keeps_the_contract() -> None:
+def test_json_of_a_step_has_the_recorded_keys() -> None:
     result = json.loads(STEP.model_dump_json())
     assert list_missing(CONTRACT, result) == []
     assert result["time"]["exposed_seconds"] == {"dp": 0.4}
@@ -86,11 +86,11 @@ def test_the_contract_test_can_fail() -> None:
     assert list_missing(CONTRACT, result) == ["step.traffic[].calls", "step.mfu.non_causal"]
 
 
-def test_a_step_survives_json() -> None:
+def test_a_step_reads_back_from_json() -> None:
     assert Step.model_validate_json(STEP.model_dump_json()) == STEP
 
 
-def test_states_are_three_parts() -> None:
+def test_states_are_parameters_gradients_and_moments() -> None:
     assert STEP.memory.stages[0].states_bytes == 10 + 20 + 40
 
 
@@ -105,7 +105,7 @@ def test_states_are_three_parts() -> None:
         ("p2p", 8000),
     ],
 )
-def test_ring_bytes_per_rank(collective: str, bytes_sent: int) -> None:
+def test_sent_bytes_of_ring_collectives_equal_those_by_hand(collective: str, bytes_sent: int) -> None:
     assert count_sent_bytes(collective, payload=8000, ranks=8) == bytes_sent
     assert count_sent_bytes(collective, payload=8000, ranks=1) == 0
 

@@ -19,13 +19,13 @@ def sizes(job: Job, steps: int) -> list[int]:
     return results
 
 
-def test_a_ramp_by_steps() -> None:
+def test_a_batch_ramp_grows_by_steps() -> None:
     ramped = Job(global_batch=8, ramp=Ramp(first=2, step=2, every=3))
     assert sizes(ramped, 11) == [2, 2, 2, 4, 4, 4, 6, 6, 6, 8, 8]
     assert sizes(Job(global_batch=8), 2) == [8, 8]
 
 
-def test_a_ramp_over_samples_is_megatrons() -> None:
+def test_a_batch_ramp_over_samples_equals_megatrons() -> None:
     """--rampup-batch-size 16 16 5859375: 95 growths to 1536, one for each 61 677.6 sequences."""
     ramp = Ramp(first=16, step=16, samples=5_859_375)
     taken = (0, 61_677, 61_678, 123_355, 123_356, 5_859_374, 5_859_375)
@@ -33,7 +33,7 @@ def test_a_ramp_over_samples_is_megatrons() -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3000), st.booleans())
-def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int, long: int, by_steps: bool) -> None:
+def test_a_batch_ramp_grows_to_the_full_batch(first: int, step: int, growths: int, long: int, by_steps: bool) -> None:
     full_batch = first + growths * step
     ramp = Ramp(first=first, step=step, **{"every" if by_steps else "samples": long})
     results = [ramp.size(taken, full_batch=full_batch) for taken in (*range(2 * long), 10**9)]
@@ -55,12 +55,12 @@ def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int
         ({"optimizer": {"undecayed": ["head"]}}, r"unknown key 'optimizer.undecayed'"),
     ],
 )
-def test_invalid_values_are_errors(values: dict[str, object], line: str) -> None:
+def test_invalid_values_of_ramps_and_groups_are_errors(values: dict[str, object], line: str) -> None:
     with pytest.raises(UserError, match=line):
         Job.read(values, origin="run")
 
 
-def test_groups_say_what_is_otherwise() -> None:
+def test_parameter_groups_state_their_rate_and_weight_decay() -> None:
     usual = Optimizer(weight_decay=0.2)
     assert [usual.rates(part) for part in ("vectors", "head", None)] == [(1, 0), (1, 0.2), (1, 0.2)]
     job = Job.read(

@@ -45,7 +45,7 @@ def test_faster_of_two_layouts_changes_with_link_speed() -> None:
     assert (predicted, difference) == ("270", "-15%")  # the faster prediction crosses later
 
 
-def test_an_error_is_of_the_least_disturbed_round() -> None:
+def test_errors_are_computed_from_the_least_disturbed_round() -> None:
     assert network_table.find_least_disturbed([[3.0, 1.0, 1.1], [1.3, 1.2, 9.0], [1.2]]) == (
         1.1,
         pytest.approx(1.2 / 1.1 - 1),

@@ -53,7 +53,7 @@ def command(*words: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_predict() -> None:
+def test_predict_returns_what_the_command_prints() -> None:
     layout = "dp2 tp2 pp2 v2 zero1 mbs1 ac=selective"
     step = ff.predict(*LLAMA, layout, **WORDS)  # type: ignore[arg-type]
     assert step.model_dump(mode="json") == command("predict", *LLAMA, layout, *OPTION)
@@ -70,7 +70,7 @@ def test_predict_takes_records_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_search() -> None:
+def test_search_returns_what_the_command_prints() -> None:
     words = {"where": "tp<=2", "top": 3, "also": ["fp8"], "front": 2, "seq": 256, "gbs": 8}
     result = ff.search("nano", "h100:2", **words).model_dump(mode="json")  # type: ignore[arg-type]
     said = command(
@@ -95,7 +95,7 @@ def test_search() -> None:
     assert ff.search("nano", "h100:2", exact=True).proposal is None
 
 
-def test_compare() -> None:
+def test_compare_returns_what_the_command_prints() -> None:
     words = (*LLAMA, "dp8 zero3 mbs1", "dp4 tp2 zero1 mbs1")
     result = ff.compare(*words, precisions="bf16,fp8", seq=2048, gbs=16)
     assert result.model_dump(mode="json") == command(
@@ -106,14 +106,14 @@ def test_compare() -> None:
     assert "trains most tokens per second" in result._repr_html_()
 
 
-def test_walk_equals_search_with_keep() -> None:
+def test_walk_returns_what_search_with_keep_prints() -> None:
     result = ff.walk("nano", "h100:8", "dp4 tp2", gbs=16, where="pp=1", memory="20GiB")
     words = ("search", "nano", "h100:8", "--keep", "dp4 tp2", "--gbs", "16", "--where", "pp=1", "--memory", "20GiB")
     assert result.model_dump(mode="json") == command(*words)
 
 
 @pytest.mark.slow
-def test_ask() -> None:
+def test_ask_returns_what_the_command_prints() -> None:
     """``tests/web/test_ask_page.py`` compares all questions with the command."""
     result = ff.ask("changes", "nano", "h100:8", "dp8 zero3", gbs=64, seq=256)
     assert [item.model_dump(mode="json") for item in result] == command(
@@ -123,7 +123,7 @@ def test_ask() -> None:
 
 
 @pytest.mark.slow
-def test_dryrun() -> None:
+def test_dryrun_returns_what_the_command_prints() -> None:
     result = ff.dryrun("nano", "h100:2", "dp2 zero2 mbs1", seq=64, gbs=4)
     said = command("dryrun", "nano", "h100:2", "dp2 zero2 mbs1", "--seq", "64", "--gbs", "4")
     assert result.step is not None
@@ -134,7 +134,7 @@ def test_dryrun() -> None:
 
 
 @pytest.mark.slow
-def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_returns_the_rows_that_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tables = {"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*", "best 1"], "batches": [4]}
     Path("few.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in tables.items()))
@@ -147,7 +147,7 @@ def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ff.sweep({"model": ["nano"]})
 
 
-def test_trace(tmp_path: Path) -> None:
+def test_trace_returns_what_the_command_prints(tmp_path: Path) -> None:
     kineto.write(kineto.draw(1), tmp_path, zipped=True)
     against = ("nano", "h100:2", "dp2 zero2 mbs2")
     result = ff.trace(tmp_path, against=against, gbs=8, seq=128, top=3)
@@ -221,7 +221,7 @@ SKIPPED |= {"no_calibrate"}  # a function measures only what it is asked to
 
 
 @pytest.mark.parametrize("verb", ["predict", "search", "compare", "ask", "dryrun", "sweep", "train", "trace"])
-def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
+def test_keyword_arguments_and_defaults_are_those_of_the_command_line(verb: str) -> None:
     """Every option of the command is a parameter with its default, but for pictures and forms of printing."""
     theirs: Any = get_command(app)
     skipped = (SKIPPED - {"trace"} if verb == "train" else SKIPPED) | ELSEWHERE.get(verb, set())
@@ -253,7 +253,7 @@ def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
         (lambda: ff.load("no.jsonl"), "no.jsonl: no such file"),
     ],
 )  # fmt: skip
-def test_a_user_error_is_one_line(call: Any, line: str) -> None:
+def test_a_user_error_is_a_one_line_error(call: Any, line: str) -> None:
     with pytest.raises(ff.UserError) as told:
         call()
     assert line in str(told.value)

@@ -42,7 +42,7 @@ def run(step: Step, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_notebook_pages_are_self_contained(step: Step, run: Path) -> None:
+def test_notebook_output_of_records_is_self_contained_html(step: Step, run: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
     rows = ff.sweep({"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "best 3"]})
     for what in (step, ff.load(run), search, rows, ff.ask("changes", "nano", "h100:2", "dp2", gbs=8)):
@@ -51,13 +51,13 @@ def test_notebook_pages_are_self_contained(step: Step, run: Path) -> None:
         assert len(repr(what)) < 250
 
 
-def test_a_step_shows_its_figures(step: Step) -> None:
+def test_a_step_in_a_notebook_shows_its_figures(step: Step) -> None:
     text = step._repr_html_()
     for figure in ("step time", "stage 1", "exposed tp communication", f"{step.mfu.causal:.1%}", "dp2 tp2 pp2 zero1"):
         assert figure in text
 
 
-def test_a_page_is_readable_without_its_stylesheet(step: Step) -> None:
+def test_notebook_output_is_readable_without_its_stylesheet(step: Step) -> None:
     """Jupyter and code hosts take sheets and SVG out of notebooks that others have executed."""
     text = re.sub(r"<style>.*?</style>", "", step._repr_html_(), flags=re.DOTALL)
     assert show_seconds(step.time.step_seconds) in re.sub(r"<[^>]+>", "", text)
@@ -72,7 +72,7 @@ def test_a_page_is_readable_without_its_stylesheet(step: Step) -> None:
         assert len(drawn.findall(".//{*}circle")) == points > 1
 
 
-def test_a_saved_run_loads_equal(run: Path, step: Step) -> None:
+def test_a_saved_run_is_loaded_unchanged(run: Path, step: Step) -> None:
     result = ff.load(run)
     assert isinstance(result, RunFolder)
     assert result == ff.load(run / "step.json")
@@ -86,7 +86,7 @@ def test_a_saved_run_loads_equal(run: Path, step: Step) -> None:
 
 
 @pytest.mark.slow
-def test_printed_json_loads_equal(step: Step, tmp_path: Path) -> None:
+def test_printed_json_is_loaded_unchanged(step: Step, tmp_path: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
     plan = ff.plan("nano", "h100:2", tokens=1e9, seq=128, gbs=8, batch="job")
     walk, offers = (
@@ -105,7 +105,7 @@ def test_printed_json_loads_equal(step: Step, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", rows_file.SUFFIXES)
-def test_saved_rows_load_equal(suffix: str, tmp_path: Path) -> None:
+def test_saved_sweep_rows_are_loaded_unchanged(suffix: str, tmp_path: Path) -> None:
     rows = ff.sweep(
         {"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "dp2 mbs3"]}, out=tmp_path / f"r{suffix}"
     )

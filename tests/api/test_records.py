@@ -50,7 +50,7 @@ def test_the_functions_that_records_name_exist() -> None:
         assert callable(resolve_name(name)), name
 
 
-def test_a_record_is_saved_as_page_and_data(step: Step, search_result: SearchResult, tmp_path: Path) -> None:
+def test_records_are_saved_as_html_and_json(step: Step, search_result: SearchResult, tmp_path: Path) -> None:
     for record in (step, search_result):
         record.save(tmp_path / "x.html")
         page = (tmp_path / "x.html").read_text()
@@ -66,7 +66,9 @@ def test_a_record_is_saved_as_page_and_data(step: Step, search_result: SearchRes
 
 
 @pytest.mark.slow
-def test_a_record_is_drawn(step: Step, search_result: SearchResult, tmp_path: Path) -> None:
+def test_records_are_drawn_as_charts_and_saved_as_svg_and_png(
+    step: Step, search_result: SearchResult, tmp_path: Path
+) -> None:
     pytest.importorskip("altair", reason="charts need the extra show")
     comparison = ff.compare("nano", "h100:2", "dp2", "tp2", gbs=8)
     for record in (step, search_result, comparison):

@@ -53,7 +53,7 @@ def drop_texts(schema: Any) -> Any:
 
 
 @pytest.mark.parametrize("command", OUTPUTS)
-def test_a_schema_is_the_stored_one(command: str) -> None:
+def test_the_schema_of_a_command_equals_the_stored_one(command: str) -> None:
     path, now = STORED / f"{command}.json", drop_texts(write_schema(command))
     jsonschema.Draft202012Validator.check_schema(now)
     if path.exists():
@@ -71,7 +71,7 @@ def test_every_command_with_json_has_a_schema_and_no_other() -> None:
     assert {path.stem for path in STORED.glob("*.json")} == set(OUTPUTS)
 
 
-def test_a_break_is_found() -> None:
+def test_an_incompatible_change_of_a_schema_is_detected() -> None:
     old = {
         "properties": {"a": {"type": "integer"}, "b": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
         "required": ["a"],
@@ -139,7 +139,7 @@ def test_answers_with_notes_and_settings_are_as_their_schema_says(
     _read_checked(capsys, "read")
 
 
-def test_files_are_answered_as_the_schema_says(
+def test_answers_on_files_are_as_their_schema_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = tmp_path / "sweep.toml"

@@ -52,7 +52,7 @@ def test_every_point_is_measured_once_for_each_number_of_ranks(measured):
     assert {point.bytes for point in calibration.collectives} == {KIB, 4 * MIB}
 
 
-def test_more_work_takes_longer(measured):
+def test_larger_messages_and_matmuls_are_measured_to_take_longer(measured):
     calibration = measured[0].calibration
     for small, large in zip(calibration.collectives[::2], calibration.collectives[1::2], strict=True):
         assert small.collective == large.collective
@@ -63,7 +63,7 @@ def test_more_work_takes_longer(measured):
         assert large.seconds > small.seconds
 
 
-def test_the_machine_is_what_was_measured(measured):
+def test_the_calibrated_machine_has_the_measured_peaks(measured):
     machine = measured[0]
     assert (machine.name, machine.ranks, machine.ranks_per_node, machine.backend) == ("local", 2, 2, "gloo")
     assert {"fp32", "bf16"} == set(machine.chip.peak_flops)
@@ -93,7 +93,7 @@ def test_progress_grows_to_its_total(measured):
     assert heard[0][0] == "matmuls on 1 rank, per cent"
 
 
-def test_a_worker_that_raises_is_one_line():
+def test_an_error_in_a_calibration_worker_is_a_one_line_error():
     broken = TINY.replace(kernel_bytes=(2**60,), attentions=(), matmuls=())
     with pytest.raises(RunFailure, match=r"worker 0 of 1 ended with code 1: .*Error") as fault:
         calibrate(ranks=(1,), quick=True, points=broken)
@@ -101,7 +101,7 @@ def test_a_worker_that_raises_is_one_line():
 
 
 @pytest.mark.parametrize("ranks", [(), (0, 1), (-1,)])
-def test_no_ranks_are_refused(ranks):
+def test_invalid_numbers_of_ranks_are_errors(ranks):
     with pytest.raises(UserError, match="1 to 1024"):
         calibrate(ranks=ranks, quick=True)
 
@@ -142,7 +142,7 @@ def test_a_dtype_without_instructions_is_measured_at_few_shapes(monkeypatch, slo
     assert {(p.m, p.n, p.k) for p in products if p.dtype == "bf16"} == shapes
 
 
-def test_a_line_is_found_through_messages():
+def test_latency_and_bandwidth_are_fitted_to_message_times():
     sizes = [2**power for power in range(10, 26, 3)]
     latency, bandwidth = fit_line(sizes, [2e-5 + size / 3e9 for size in sizes])
     assert latency == pytest.approx(2e-5)
@@ -151,7 +151,7 @@ def test_a_line_is_found_through_messages():
 
 
 @pytest.mark.parametrize(("backend", "each"), [("gloo", 8), ("nccl", 16)])
-def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
+def test_ranks_share_the_memory_of_a_cpu_and_each_have_that_of_a_gpu(backend, each):
     calibration = Calibration.model_validate(
         {
             "date": "2026-01-01",
@@ -173,7 +173,7 @@ def test_memory_is_shared_on_a_cpu_and_own_on_a_gpu(backend, each):
     assert machine.backend == backend
 
 
-def test_the_grids_hold_what_a_planner_asks_for():
+def test_the_measured_grids_have_the_expected_matmul_shapes():
     assert list_matmul_shapes((1, 2), most_flops=8) == (
         (1, 1, 1),
         (1, 1, 2),
@@ -190,12 +190,12 @@ def test_the_grids_hold_what_a_planner_asks_for():
         assert max(points.collective_bytes) >= 32 * MIB
 
 
-def test_the_parent_needs_no_torch():
+def test_the_parent_process_of_a_calibration_does_not_import_torch():
     code = "import sys, fivefold.calibration; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_point_is_the_median_of_its_rounds():
+def test_a_measured_time_is_the_median_of_its_rounds():
     """The spread is that of the two fastest rounds; a point that takes long is measured once."""
     values = [iter((1e-3, 9e-3, 1.05e-3)), iter((2e-3, 1e-3, 1.1e-3)), iter((0.5,))]
 
@@ -210,6 +210,6 @@ def test_a_point_is_the_median_of_its_rounds():
     assert kinds == ["kernels"] * 9
 
 
-def test_a_calibration_says_how_well_its_rounds_agree(measured):
+def test_a_calibration_states_the_spread_between_its_rounds(measured):
     machine = measured[0].replace(calibration=measured[0].calibration.replace(spread=0.12))
     assert table.describe_machine(machine).endswith("; nine in ten measured points agree within 12%")

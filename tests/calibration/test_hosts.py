@@ -64,7 +64,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return resolve(str(folder / "hosts.toml"), local=Path("none"))
 
 
-def test_hosts_are_two_levels(hosts: Machine) -> None:
+def test_calibrating_two_hosts_gives_links_within_and_between_hosts(hosts: Machine) -> None:
     assert (hosts.ranks, hosts.ranks_per_node, hosts.nodes, hosts.can_overlap) == (2, 1, 2, True)
     assert [(link.name, link.span) for link in hosts.links] == [("none", 1), ("between hosts", 2)]
     assert hosts.calibration is not None
@@ -93,7 +93,7 @@ def test_more_hosts_have_the_same_chips_and_link(hosts: Machine, tmp_path: Path)
     assert sixteen.links[1].bandwidth == hosts.links[1].bandwidth
 
 
-def test_the_link_is_the_line_of_its_messages() -> None:
+def test_the_link_between_hosts_is_fitted_to_its_message_times() -> None:
     points = [
         CollectivePoint(collective="p2p", ranks=2, nodes=2, bytes=size, seconds=1e-4 + size / 12.5e6, busy_seconds=1e-5)
         for size in (2**10, 2**14, 2**18, 2**22)

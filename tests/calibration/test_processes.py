@@ -28,7 +28,7 @@ def test_output_of_the_first_worker_is_read_to_its_end():
     assert [line.strip() for line in heard] == ["one", "two"]
 
 
-def test_a_dead_worker_is_one_line_and_ends_the_others(tmp_path):
+def test_a_dead_worker_is_a_one_line_error_and_ends_the_others(tmp_path):
     pid = tmp_path / "pid"
     sleeper = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid())); {SLEEP}"
     failing = (

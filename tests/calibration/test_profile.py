@@ -168,7 +168,7 @@ def test_a_prediction_is_the_sum_of_the_measured_units():
     assert step.optimizer == pytest.approx(0.5)
 
 
-def test_units_of_another_sharding_stand_in_and_others_take_what_curves_lack():
+def test_a_layout_that_was_not_profiled_uses_units_of_another_sharding_or_scaled_curves():
     measured_as, layout = Layout.parse("dp2 zero1 mbs2"), Layout.parse("dp2 zero3 mbs2")
     store = make_machine(measured_as)
     assert is_profiled(store, model=NANO, layout=measured_as, job=JOB)
@@ -182,7 +182,7 @@ def test_units_of_another_sharding_stand_in_and_others_take_what_curves_lack():
     assert slower == pytest.approx(block.over_curves * curves)
 
 
-def test_keys_are_the_same_in_every_process():
+def test_keys_of_profiled_units_are_equal_in_every_process():
     program = """
 from pathlib import Path
 from fivefold.job import Job
@@ -216,7 +216,7 @@ def test_weight_gradient_time_is_divided_among_the_units_of_a_stage():
     assert 0 < points["head"].weight_seconds < points["block"].weight_seconds
 
 
-def test_a_thousand_ranks_are_priced_by_what_one_was_measured():
+def test_a_profile_of_few_ranks_predicts_a_thousand_ranks():
     big = machine().replace(ranks=1000, ranks_per_node=4)
     layout = Layout.parse("dp4 zero1 mbs2")
     store = make_machine(layout).calibration
@@ -365,7 +365,7 @@ def test_separate_documents_are_measured():
     assert is_profiled(store, model=NANO, layout=layout, job=apart)
 
 
-def test_the_command_adds_to_a_machine_file(tmp_path):
+def test_calibrate_for_a_run_adds_its_units_to_a_machine_file(tmp_path):
     path = tmp_path / "here.toml"
     toml.write(machine(), path)
     command = [sys.executable, "-m", "fivefold", "calibrate", "--for", "nano", "dp1 mbs2", "--seq", "32", "--gbs", "8"]

@@ -149,7 +149,7 @@ def test_without_factors_a_prediction_is_that_of_the_curves():
             assert prices.price_repeated(op) == curve_prices.operation(op)
 
 
-def test_more_processes_than_measured_take_the_factors_of_the_most():
+def test_more_processes_than_measured_use_the_factors_of_the_largest_measured_number():
     one, two = (StepFactor(kind="matmul", ranks=ranks, dtype="fp32", forward=2, backward=2) for ranks in (1, 2))
     calibration = with_curves(steps=(one, two)).calibration
     assert find_factors(calibration, ranks=1, dtype="fp32") == {"matmul": one}
@@ -172,7 +172,7 @@ def test_runs_that_do_not_fit_the_budget_are_left_out():
     assert budget.overrun("bf16", 100.0) < 0
 
 
-def test_a_message_counts_when_it_is_least_disturbed_and_compute_in_the_median():
+def test_a_message_counts_with_its_fastest_time_and_compute_with_its_median():
     steps = [
         MeasuredUnitSeconds(
             Counter({("F", "head"): 2 * value, (MESSAGE, "p2p 2 8"): value}), Counter({("F", "head"): 2})
@@ -184,7 +184,7 @@ def test_a_message_counts_when_it_is_least_disturbed_and_compute_in_the_median()
     assert timed["message p2p 2 8"].seconds == 1.0
 
 
-def test_compute_is_processor_time_and_a_message_is_waited_for():
+def test_compute_is_measured_as_processor_time_and_a_message_as_waiting_time():
     """A pause counts for a message; for a unit only what the thread computes does."""
     layout = Layout.parse("dp1 mbs2")
     with init_null_process_group(rank=0, world=1):
@@ -200,7 +200,7 @@ def test_compute_is_processor_time_and_a_message_is_waited_for():
     assert seconds[MESSAGE, "p2p 2 8"] >= 0.1
 
 
-def test_an_update_has_seconds_of_its_own():
+def test_the_time_of_an_optimizer_step_is_fitted_by_curve_weights_and_step():
     """The curve's share, each weight and each step are distinguished where models differ in depth."""
     rows = [
         (curve, weights, 0.5 * curve + 4e-5 * weights + 2e-3) for curve, weights in ((1e-3, 20), (4e-3, 20), (2e-3, 40))

@@ -35,7 +35,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return json.loads(capsys.readouterr().out)
 
 
-def test_other_tests_read_no_settings() -> None:
+def test_the_tests_run_without_settings_of_the_user() -> None:
     assert os.environ["XDG_CONFIG_HOME"] == os.devnull
     assert not find_settings_file().exists()
     assert load_settings().model_dump(exclude_defaults=True) == {}
@@ -44,7 +44,7 @@ def test_other_tests_read_no_settings() -> None:
 SAYS_DEFAULT = "software fivefold, the default: figures are of Fivefold's own trainer"
 
 
-def test_an_answer_for_the_default_software_says_so(
+def test_an_answer_for_the_default_software_says_how_to_choose_another(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ("predict", "nano", "h100:8", LAYOUT, *JOB)
@@ -62,7 +62,9 @@ def test_an_answer_for_the_default_software_says_so(
     assert "the default" not in capsys.readouterr().out
 
 
-def test_set_get_list_unset(settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_set_read_listed_and_unset(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings(stack="torchtitan", machine="h100:8", prices__h100="2.5/h", output__width="120")
     wanted = {"stack": "torchtitan", "machine": "h100:8", "prices.h100": 2.5, "output.width": 120}
     assert answer(monkeypatch, capsys, "config", "list") == wanted
@@ -87,7 +89,9 @@ def test_set_get_list_unset(settings: Any, monkeypatch: pytest.MonkeyPatch, caps
         ("output.width", "3", "must be 40 or more"),
     ],
 )
-def test_a_bad_value_is_one_line_and_nothing_is_written(settings: Any, key: str, value: str, line: str) -> None:
+def test_an_invalid_setting_is_a_one_line_error_and_nothing_is_written(
+    settings: Any, key: str, value: str, line: str
+) -> None:
     with pytest.raises(UserError, match=line):
         change_setting(load_settings(), key, value)
     assert not find_settings_file().exists()
@@ -115,7 +119,7 @@ def test_an_invalid_file_is_named(
     ],
     ids=lambda words: words[0],
 )
-def test_settings_answer_as_options_do_and_are_named(
+def test_settings_act_like_options_and_are_named_in_the_answer(
     words: tuple[str, ...],
     by_hand: tuple[str, ...],
     settings: Any,
@@ -149,7 +153,7 @@ def test_a_given_option_overrides_a_setting_silently(
 
 
 @pytest.mark.slow
-def test_prices_are_of_machines_without_a_price(
+def test_prices_in_settings_apply_to_machines_without_a_price_option(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings(prices__h100="2.5", prices__a100="1.25")
@@ -181,7 +185,7 @@ def test_a_comparison_takes_the_prices_of_the_settings(
     assert run(monkeypatch, "compare", *map(str, files)) == 2
 
 
-def test_a_config_keeps_its_software(
+def test_a_config_of_other_software_is_predicted_with_that_software_despite_settings(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "run.sh"
@@ -207,7 +211,7 @@ def test_width_and_color_are_those_of_the_settings(
     assert 60 < max(map(len, plain.splitlines())) <= 100
 
 
-def test_every_key_is_explained(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_list_explains_every_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "config", "list") == 0
     printed = capsys.readouterr().out
     assert [key for key, meaning in KEYS.items() if f"  {key}: {meaning}" not in printed] == []

@@ -34,7 +34,7 @@ def run(*words: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, pytest.param("7GiB", marks=pytest.mark.long)])
-def test_the_example(budget: str | None) -> None:
+def test_doctor_counts_parameters_states_and_flops_of_the_example(budget: str | None) -> None:
     code, text = run(EXAMPLE, "--json", *(("--budget", budget) if budget else ()))
     diagnosis = Diagnosis.model_validate(json.loads(text))
     assert code == 0
@@ -48,7 +48,7 @@ def test_the_example(budget: str | None) -> None:
     assert diagnosis.remarks == ()
 
 
-def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
+def test_a_budget_that_is_too_small_ends_with_the_exit_code_for_it(tmp_path: Path) -> None:
     path = tmp_path / "small.py"
     path.write_text(SMALL)
     code, text = run(str(path), "--budget", "1KiB")
@@ -58,11 +58,11 @@ def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "size"), [("24GiB", 24 * GIB), ("1.5 GiB", 3 * GIB // 2), ("80GB", 80 * 10**9)])
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_in_bytes_are_parsed(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["24", "GiB", "-1GiB", "0GiB", "24 gigs"])
-def test_no_sizes(text: str) -> None:
+def test_an_invalid_size_is_an_error_with_an_example(text: str) -> None:
     with pytest.raises(UserError, match="write for example 24GiB or 500MiB"):
         parse_bytes(text)

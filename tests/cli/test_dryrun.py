@@ -30,7 +30,7 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, [*words], catch_exceptions=False)
 
 
-def test_the_page_and_its_files(tmp_path: Path) -> None:
+def test_dryrun_prints_its_page_and_writes_charts_trace_and_snapshot(tmp_path: Path) -> None:
     folder, file, snapshot = tmp_path / "charts", tmp_path / "step.json", tmp_path / "rank.pickle"
     result = run(
         *TINY,
@@ -66,7 +66,7 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*partial*")) == []
 
 
-def test_json_holds_both_steps_and_the_peak() -> None:
+def test_json_has_the_predicted_and_the_dry_run_step_and_the_peak() -> None:
     result = json.loads(run(*TINY, "--json").stdout)
     predicted, dry_run = (Step.read(result[kind], origin=kind) for kind in ("predicted", "dry_run"))
     assert (predicted.kind, dry_run.kind) == ("predicted", "dry run")
@@ -84,7 +84,7 @@ def test_idle_ranks_are_reported() -> None:
     assert said in json.loads(run(*words, "--json").stdout)["dry_run"]["remarks"][0]
 
 
-def test_a_job_that_does_not_fit_ends_with_three() -> None:
+def test_a_job_that_does_not_fit_ends_with_exit_code_3() -> None:
     result = run(*LARGE)
     assert result.exit_code == WOULD_FAIL == 3
     assert result.stdout.startswith("rank 0 needs ")
@@ -92,7 +92,7 @@ def test_a_job_that_does_not_fit_ends_with_three() -> None:
 
 
 @pytest.mark.parametrize("json_too", [False, True])
-def test_a_step_that_breaks_ends_with_three(monkeypatch: pytest.MonkeyPatch, json_too: bool) -> None:
+def test_a_step_that_raises_ends_with_exit_code_3(monkeypatch: pytest.MonkeyPatch, json_too: bool) -> None:
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x, _keys: x @ torch.zeros(3, 3))
     result = run(*TINY, *(["--json"] if json_too else []))
     assert result.exit_code == WOULD_FAIL

@@ -35,14 +35,14 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_page_has_the_verdict_with_cause_and_owners_of_memory(log: Path) -> None:
+def test_explain_prints_cause_of_out_of_memory_and_what_holds_the_memory(log: Path) -> None:
     page = run(log)
     assert "GPU 0 ran out of memory: 4.00 GiB were asked for, and tensors hold 75.50 GiB of 79.10 GiB" in page
     assert "2.90 GiB more are needed" in page
     assert "the rest of this process" in page
 
 
-def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
+def test_the_advised_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
     data = json.loads(run(log, *LAYOUT, "--json"))
     against = data["against"]
     needed = 79.5 * 2**30
@@ -121,7 +121,7 @@ def test_a_folder_stands_for_its_files(log: Path) -> None:
         (MESSAGE.encode(), ("--against", "llama3-8b", "h100:8", "dp3"), "dp3"),
     ],
 )  # fmt: skip
-def test_user_errors_are_one_line(tmp_path: Path, content: bytes | None, words: Any, line: str) -> None:
+def test_user_errors_are_one_line_errors(tmp_path: Path, content: bytes | None, words: Any, line: str) -> None:
     path = tmp_path / "file"
     if content is not None:
         path.write_bytes(content)

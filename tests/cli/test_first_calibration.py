@@ -56,7 +56,7 @@ def test_a_model_that_exceeds_the_memory_is_rejected_before_the_measurement(meas
     assert measured == []
 
 
-def test_the_measurement_is_the_quick_one(monkeypatch, tmp_path, capsys):
+def test_the_first_calibration_uses_the_quick_measurement(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(LAUNCHER, raising=False)
     asked = []

@@ -32,7 +32,7 @@ def test_a_layout_that_fits_ends_without_a_change(
     assert "would fit" not in capsys.readouterr().out
 
 
-def test_no_single_change_points_to_the_search(
+def test_a_layout_that_no_single_change_makes_fit_points_to_search(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "predict", "llama3-405b", "h100:8", "dp8 zero0 mbs1") == 0
@@ -117,19 +117,19 @@ def test_answers_in_python_print_as_the_table_of_the_terminal(
     assert repr(replies) == "<1 row of QuestionAnswer>"
 
 
-def test_ask_in_python_refuses_an_option_that_the_question_does_not_use() -> None:
+def test_ask_in_python_rejects_an_option_that_the_question_does_not_use() -> None:
     with pytest.raises(ff.UserError, match="tokens: `ask micro-batch` does not use it, only batch and run; drop it"):
         ff.ask("micro-batch", "nano", "h100:8", "dp8 zero3", gbs=64, tokens=2e9)
 
 
-def test_a_sequence_in_python_may_be_text_too() -> None:
+def test_a_sequence_length_in_python_may_be_text_too() -> None:
     step = ff.predict("nano", "h100:1", "dp1", seq="1k")  # type: ignore[typeddict-item]
     assert step.job["sequence"] == 1024
     with pytest.raises(ff.UserError, match="seq='1x' must be a whole number of tokens, such as 8192 or 8k"):
         ff.predict("nano", "h100:1", "dp1", seq="1x")  # type: ignore[typeddict-item]
 
 
-def test_a_batch_below_the_ranks_is_named_as_the_cause_that_nothing_is_allowed(
+def test_a_global_batch_below_the_number_of_ranks_is_named_as_the_cause_that_no_layout_is_valid(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With 8 sequences 16 ranks have no dp16; the constraint alone is not to blame."""

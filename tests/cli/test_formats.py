@@ -45,7 +45,7 @@ def test_read_shows_records_and_keys(
     assert json.loads(capsys.readouterr().out)["layout"]["dp"] == 8
 
 
-def test_from_a_file_is_as_by_words(
+def test_predict_from_a_config_file_reads_layout_and_software_and_options_override(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "predict", "--from", file, "--gpus", "h100:8", "--json") == 0
@@ -78,7 +78,7 @@ def test_a_deepspeed_config_has_one_zero_stage_and_no_keys_of_other_strategies(t
     assert not [key.key for key in defaulted if key.key in ("bf16", "fp16", "pure_bf16")]  # DeepSpeed's key says it
 
 
-def test_what_a_config_leaves_out_is_given_beside_it(
+def test_what_a_config_leaves_out_can_be_given_after_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "ds.json"
@@ -120,7 +120,7 @@ def test_what_a_config_leaves_out_is_given_beside_it(
         (("read", "pyproject.toml"), "not a config that is known"),
     ],
 )
-def test_user_errors_are_one_line(
+def test_user_errors_are_one_line_errors(
     words: tuple[str, ...],
     reason: str,
     file: Path,
@@ -155,7 +155,7 @@ def test_a_config_goes_from_one_software_to_another(
          "deepspeed.json); name a folder"),
     ],
 )  # fmt: skip
-def test_search_writes_such_a_file_as_it_is_named(
+def test_search_writes_the_format_of_the_software_to_the_named_file(
     stack: str,
     name: str,
     line: str,
@@ -177,7 +177,7 @@ def test_search_writes_such_a_file_as_it_is_named(
 
 
 @pytest.mark.slow
-def test_search_writes_the_best_that_the_stack_can_be_told(
+def test_search_writes_the_best_layout_that_the_config_of_the_software_can_express(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     best = tmp_path / "best.py"

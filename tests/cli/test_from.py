@@ -48,7 +48,7 @@ def test_every_command_that_takes_a_config_is_tested() -> None:
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "write"])
-def test_a_key_that_is_not_modelled_is_an_error_of_one_line(
+def test_a_key_that_is_not_modelled_is_a_one_line_error(
     command: str, lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     question = ["micro-batch"] if command == "ask" else []
@@ -115,7 +115,7 @@ def test_a_question_is_asked_of_the_layout_and_job_of_a_config(
     assert "Missing argument 'machine'; add it, such as h100:64, or set it for all commands" in capsys.readouterr().err
 
 
-def test_what_a_config_states_is_no_default(
+def test_values_that_a_config_states_are_not_listed_as_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, run_file = tmp_path / "config.yml", tmp_path / "run.toml"
@@ -131,7 +131,7 @@ def test_what_a_config_states_is_no_default(
     assert "seq 4096, global batch 8; defaults: bf16, AdamW" in capsys.readouterr().out
 
 
-def test_a_report_and_a_file_written_say_what_was_ignored(
+def test_a_report_and_a_written_config_list_ignored_keys(
     lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = ",".join(KEYS)
@@ -143,7 +143,7 @@ def test_a_report_and_a_file_written_say_what_was_ignored(
     assert "layer_offloading=true" in capsys.readouterr().err
 
 
-def test_json_of_a_config_prediction_loads(
+def test_json_of_a_prediction_from_a_config_is_loaded(
     lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "predict", "--from", lora, "--gpus", "h100:2", "--ignore", ",".join(KEYS), "--json") == 0
@@ -151,7 +151,7 @@ def test_json_of_a_config_prediction_loads(
     assert isinstance(ff.load(lora.parent / "step.txt.json"), ff.Step)
 
 
-def test_python_names_the_keys_too(lora: Path) -> None:
+def test_python_names_unmodelled_keys_of_a_config_too(lora: Path) -> None:
     with pytest.raises(ff.UserError, match=r"layer_offloading=true .* --ignore layer_offloading,s2_attention"):
         ff.read_config(lora, gpus="h100:2")
     config = ff.read_config(lora, gpus="h100:2", ignore=KEYS)
@@ -160,7 +160,9 @@ def test_python_names_the_keys_too(lora: Path) -> None:
     assert (step.world, step.layout) == (2, "dp2 zero3 mbs1")
 
 
-def test_ignore_goes_with_a_config(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ignore_option_is_an_error_without_a_config(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in (
         ["predict", "tiny", "h100:2", "dp2"],
         ["compare", "tiny", "h100:2", "dp2"],
@@ -171,7 +173,7 @@ def test_ignore_goes_with_a_config(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.parametrize("setting", ["lora=16", "lora_rank=8", "quantization=nf4", "optimizer.adapter=1"])
-def test_unknown_keys_of_adapters_lead_to_the_field(
+def test_unknown_adapter_keys_point_to_the_field_adapter(
     setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "predict", "tiny", "h100:2", "dp2", "--set", setting) == 2

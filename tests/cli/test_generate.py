@@ -75,7 +75,7 @@ def test_invalid_input_is_a_one_line_error(run: Path, tmp_path: Path) -> None:
     assert generate(str(run), "--tokenizer", "bytes", "--tokens", "1").exit_code == 0
 
 
-def test_a_run_shows_at_evaluations_and_at_its_end_what_generate_draws(tmp_path: Path) -> None:
+def test_samples_in_the_log_of_a_run_equal_what_generate_prints(tmp_path: Path) -> None:
     chip = Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**32, memory_bandwidth=1e10, source="test")
     link = Link(name="loopback", span=1, bandwidth=1e9, latency_seconds=1e-4, source="test")
     machine = Machine(name="here", ranks=1, ranks_per_node=1, backend="gloo", chip=chip, links=(link,))

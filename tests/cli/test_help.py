@@ -18,7 +18,7 @@ def commands() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_example_parses(name: str, commands: dict[str, Any]) -> None:
+def test_the_example_in_the_help_of_a_command_parses(name: str, commands: dict[str, Any]) -> None:
     word, *arguments = shlex.split(COMMANDS[name].example)
     assert word == name
     context = commands[name].make_context(name, arguments)
@@ -26,7 +26,7 @@ def test_an_example_parses(name: str, commands: dict[str, Any]) -> None:
     assert not context.args
 
 
-def test_flags_have_no_type_and_needed_arguments_no_brackets(commands: dict[str, Any]) -> None:
+def test_help_shows_flags_without_a_type_and_required_arguments_without_brackets(commands: dict[str, Any]) -> None:
     context = commands["predict"].make_context("predict", [], resilient_parsing=True)
     flags = [option for option in commands["predict"].get_params(context) if getattr(option, "is_flag", False)]
     assert {"--json", "--help"} <= {name for option in flags for name in option.opts}

@@ -41,13 +41,13 @@ def test_chosen_interface_is_the_one_towards_the_first_host(network: dict[str, s
     assert choose(MASTER_ADDR="host1") == "eth0"
 
 
-def test_a_host_that_is_loopback_to_itself_takes_its_only_other(network: dict[str, str]) -> None:
+def test_a_host_whose_own_name_is_loopback_uses_its_only_other_interface(network: dict[str, str]) -> None:
     assert choose(MASTER_ADDR="host2") is None  # eth0 or ib0: it is for the user to say
     del network["ib0"]
     assert choose(MASTER_ADDR="host2") == "eth0"
 
 
-def test_nothing_is_chosen_for_one_host_or_against_the_user(network: dict[str, str]) -> None:
+def test_no_interface_is_chosen_for_one_host_or_if_the_user_chose_one(network: dict[str, str]) -> None:
     assert choose(LOCAL_WORLD_SIZE="4") is None
     assert choose(**{GLOO_INTERFACE_VARIABLE: "ib0"}) == "ib0"
     assert choose(MASTER_ADDR="unknown.invalid") is None

@@ -69,7 +69,9 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, [*words], catch_exceptions=False)
 
 
-def test_continued_pretraining_starts_with_their_loss_and_goes_back(workspace: Path) -> None:
+def test_pretraining_continues_from_imported_weights_with_the_loss_of_transformers_and_is_exported(
+    workspace: Path,
+) -> None:
     facts = json.loads(run("import", "llama", "--to", "run.toml", "--json").stdout)
     assert (facts["family"], facts["tensors"], facts["dtypes"], facts["run"]) == ("llama", 21, ["F32"], "run.toml")
     assert (
@@ -106,7 +108,7 @@ def test_continued_pretraining_starts_with_their_loss_and_goes_back(workspace: P
     assert HuggingFaceTokenizer.from_file("llama/tokenizer.json").get_vocab_size() <= trained.config.vocab_size
 
 
-def test_the_page_of_an_import() -> None:
+def test_import_prints_family_parameters_and_dtypes() -> None:
     result = run("import", "llama")
     assert result.stdout == "llama: llama, 64.37 k parameters in 21 tensors, 251.44 KiB of F32\n"
     assert not Path("run.toml").exists()
@@ -213,7 +215,9 @@ def test_adapters_are_trained_exported_merged_and_trained_on(workspace: Path) ->
         (("import", "llama", "--base", "llama"), "has no adapter_config.json; drop --base"),
     ],
 )
-def test_options_of_adapters_without_one_are_errors(workspace: Path, words: tuple[str, ...], reason: str) -> None:
+def test_adapter_options_for_a_run_without_adapters_are_errors(
+    workspace: Path, words: tuple[str, ...], reason: str
+) -> None:
     if words[0] == "export":
         run("import", "llama", "--to", "run.toml")
         values = read_file(Path("run.toml"))

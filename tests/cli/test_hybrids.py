@@ -82,7 +82,7 @@ def test_a_small_hybrid_of_each_kind_trains_with_exact_counts(kind: str, layout:
     ],
     ids=["altup", "inputs of layers", "shared keys"],
 )
-def test_a_model_whose_layers_hand_on_tensors_trains_with_exact_counts(
+def test_a_model_whose_layers_pass_on_extra_tensors_trains_with_exact_counts(
     fields: str, layout: str, tmp_path: Path
 ) -> None:
     train(MODEL + fields, layout, tmp_path)

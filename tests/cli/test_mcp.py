@@ -95,7 +95,7 @@ def test_answers_are_those_of_the_commands(
     assert len(text.content[0].text) < 8000
 
 
-def test_a_user_error_is_one_line(tmp_path: Path) -> None:
+def test_a_user_error_is_a_one_line_error(tmp_path: Path) -> None:
     for name, arguments, line in (
         ("predict", STEP | {"layout": "dp8 tp3"}, "tp"),
         ("predict", STEP | {"model": "lama3-8b"}, "did you mean llama3-8b"),
@@ -110,7 +110,7 @@ def test_a_user_error_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in got.content[0].text
 
 
-def test_explain_read_and_write(tmp_path: Path) -> None:
+def test_the_tools_explain_read_and_write_answer(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text(OOM + "\n", encoding="utf-8")
     explained = call(tmp_path, "explain", files=[str(log)], answer="json").structured_content
@@ -180,7 +180,7 @@ def test_the_command_speaks_the_protocol_and_ends_with_its_client(tmp_path: Path
         assert answer == ff.predict("nano", "h100:8", layout, **JOB).model_dump(mode="json")
 
 
-def test_without_the_sdk_one_line_says_how_to_have_it(
+def test_without_the_mcp_package_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)

@@ -53,7 +53,7 @@ def test_the_wheel_is_light() -> None:
     assert sum(len(zlib.compress(path.read_bytes())) for path in files) < MAX_BYTES
 
 
-def test_planner_needs_no_posix() -> None:
+def test_planning_works_without_posix_modules() -> None:
     with true_interpreters():
         ended = subprocess.run(
             [sys.executable, "-c", ANSWER_WITHOUT_POSIX], capture_output=True, text=True, check=False, cwd=ROOT

@@ -33,7 +33,7 @@ def test_json_output_is_unchanged_by_other_options() -> None:
     assert json.loads(run(*PREDICT, "--over-time", "--json"))["layout"].startswith("dp1 tp2 pp4 v2")
 
 
-def test_a_trace_of_the_whole_step(tmp_path: Path) -> None:
+def test_the_trace_of_a_predicted_step_ends_at_its_step_time(tmp_path: Path) -> None:
     step = json.loads(run(*PREDICT, "--json", "--trace", str(tmp_path / "t.json")))
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     last = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
@@ -50,7 +50,7 @@ def test_charts_are_written_into_a_folder(tmp_path: Path) -> None:
     assert b"null" not in files["pipeline.svg"]
 
 
-def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(UserError, match="a is a file; name a folder"):
         run(*FLAT, "--charts", str(tmp_path / "a"))

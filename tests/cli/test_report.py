@@ -61,7 +61,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in unescape(result[1]).splitlines()]
 
 
-def test_a_question_with_its_layout() -> None:
+def test_a_report_on_a_given_layout_has_the_figures_of_predict() -> None:
     text = report(*QUESTION, *JOB)
     step = ff.predict(*QUESTION, seq=2048, gbs=16, precision="fp8")
     for figure in (
@@ -80,7 +80,7 @@ def test_a_question_with_its_layout() -> None:
 
 
 @pytest.mark.slow
-def test_a_question_without_one_is_searched() -> None:
+def test_a_report_without_a_layout_has_the_proposal_of_search() -> None:
     text = report("nano", "h100:2", "--gbs", "8")
     proposed = ff.search("nano", "h100:2", gbs=8).proposal
     assert proposed is not None
@@ -107,7 +107,7 @@ def folder() -> Path:
     return path
 
 
-def test_a_run() -> None:
+def test_a_report_on_a_run_compares_prediction_and_measurement() -> None:
     text = report(str(folder()), at="runs/a/report.html")
     for word in (
         "-20.0%",
@@ -124,7 +124,7 @@ def test_a_run() -> None:
     assert [words[1] for words in commands(text)] == ["predict", "report"]
 
 
-def test_a_config_of_other_software() -> None:
+def test_a_report_on_a_config_predicts_the_layout_of_the_config() -> None:
     Path("run.toml").write_text('model = "nano"\nlayout = "dp2 zero1 mbs2"\n[job]\nsequence = 128\nglobal_batch = 8\n')
     text = report("--from", "run.toml", "--gpus", "h100:2")
     assert "8 sequences of 128 tokens" in text
@@ -134,7 +134,7 @@ def test_a_config_of_other_software() -> None:
 
 
 @pytest.mark.slow
-def test_report_of_files_that_commands_wrote() -> None:
+def test_a_report_is_made_from_files_that_other_commands_wrote() -> None:
     axes = 'models = ["nano"]\nmachines = ["h100"]\nranks = [1, 2]\nbatches = [4, 8]\n'
     Path("sweep.toml").write_text(axes + 'layouts = ["dp*", "dp2 mbs3"]\n')
     run("sweep", "sweep.toml", "--out", "rows.csv")
@@ -174,14 +174,14 @@ def test_report_of_files_that_commands_wrote() -> None:
         ((".",), "has no step.json"),
     ],
 )
-def test_a_user_error_is_one_line(words: tuple[str, ...], line: str) -> None:
+def test_a_user_error_is_a_one_line_error(words: tuple[str, ...], line: str) -> None:
     Path("own").mkdir()
     Path("own/config.json").write_text("{}")
     with pytest.raises(UserError, match=re.escape(line)):
         CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
 
 
-def test_train_writes_one_and_never_fails_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_writes_a_report_and_does_not_fail_if_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     path, (predicted, _) = folder(), steps(1.0)
     run_ = Run(folder=path, model="llama3-8b", job=reproduce.get_job(predicted))
     what = {"model": model_of("llama3-8b"), "machine": machine_of("h100:8", local=Path("none"))}
@@ -200,7 +200,7 @@ def test_train_writes_one_and_never_fails_for_it(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_a_command_asks_for_the_job_again() -> None:
+def test_the_command_in_a_report_reproduces_the_job() -> None:
     """Of 300 random jobs, every field drawn: the options say the same job, or the line names a file of it."""
     named = 0
     for seed in range(300):
@@ -224,7 +224,7 @@ def test_axis_ticks_are_round_numbers_within_the_range(first: float, last: float
     assert len({round(b - a, 9) for a, b in pairwise(result)}) <= 1
 
 
-def test_names_of_lanes_are_not_cut() -> None:
+def test_names_of_pipeline_lanes_are_not_cut() -> None:
     """Each name ends left of the lanes, and begins within the margin: some 6.6 pixels for a letter."""
     span = Span("F", "F0.0", 0.0, 1.0, stage=0, micro_batch=0)
     names = ["predicted 0", "a very long name of a lane 12"]
@@ -238,7 +238,7 @@ def test_names_of_lanes_are_not_cut() -> None:
         assert float(margin[1]) - 8 - 6.6 * len(name) > 0
 
 
-def test_a_command_asks_for_the_risk_again() -> None:
+def test_the_command_in_a_report_reproduces_the_risk() -> None:
     words = ["nano", "h100:8"]
     assert "--risk" not in reproduce.format_command("search", words, Job())
     assert reproduce.format_command("search", words, Job(), risk=0.2).startswith(

@@ -96,7 +96,7 @@ def play(task: str, *signals: int) -> int:
 
 
 @pytest.mark.processes
-def test_the_script_is_submitted(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_script_is_written_and_submitted(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"path": Path("big.toml"), "layout": Layout.parse("dp8 mbs1"), "machine": resolve("h100:8")}
     assert submit(RUN, **asked) == "Submitted batch job 7"
     assert calls() == ["sbatch runs/big/job.sh"]
@@ -113,7 +113,7 @@ STARTED = ["scontrol show hostnames node[1-4]", "srun"]
 ASKED, REQUEUED = "scontrol show job --oneliner 10007", "scontrol requeue 10007"
 
 
-def test_every_start_has_its_number(slurm: Path) -> None:
+def test_every_start_of_a_slurm_job_has_its_restart_count(slurm: Path) -> None:
     assert play(f"echo ${RESTARTS} >> starts; [ $(wc -l < starts) = 3 ]") == 0
     starts = [count_restarts({RESTARTS: line}) for line in Path("starts").read_text().split()]
     assert starts == [0, 1, 2]
@@ -121,12 +121,12 @@ def test_every_start_has_its_number(slurm: Path) -> None:
     assert count_restarts({"TORCHELASTIC_RESTART_COUNT": "4"}) == 4
 
 
-def test_a_job_that_ends_well(slurm: Path) -> None:
+def test_a_successful_slurm_job_is_not_restarted(slurm: Path) -> None:
     assert play("exit 0") == 0
     assert calls() == STARTED
 
 
-def test_a_failure_is_started_again_and_a_mistake_is_not(slurm: Path) -> None:
+def test_a_slurm_job_is_restarted_after_a_failure_and_not_after_a_user_error(slurm: Path) -> None:
     assert play("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
     assert calls() == [*STARTED, ASKED, "srun"]
     Path("calls").unlink()
@@ -140,7 +140,7 @@ def test_a_failure_is_started_again_and_a_mistake_is_not(slurm: Path) -> None:
 SAVES = "trap 'sleep 0.3; touch saved; exit 1' USR1 TERM; echo $$ > task.pid; for i in $(seq 200); do sleep 0.1; done"
 
 
-def test_before_the_time_is_up_the_run_is_saved_and_requeued(slurm: Path) -> None:
+def test_a_slurm_job_near_its_time_limit_is_saved_and_requeued(slurm: Path) -> None:
     assert play(SAVES, signal.SIGUSR1) == 0
     assert calls() == [*STARTED, "scancel --signal=USR1 10007", ASKED, REQUEUED]
     for name in ("calls", "task.pid"):
@@ -152,21 +152,21 @@ def test_before_the_time_is_up_the_run_is_saved_and_requeued(slurm: Path) -> Non
 # What Slurm 22.05 does and shows where it takes the nodes away; ``tests.endure.slurm`` lets it.
 
 
-def test_with_time_to_save_slurm_tells_only_the_ranks_and_would_call_their_end_a_failure(slurm: Path) -> None:
+def test_a_preempted_job_with_a_grace_period_is_saved_and_requeued(slurm: Path) -> None:
     Path("state").write_text("JobState=RUNNING Restarts=0 PreemptTime=2026-11-21T20:58:30")
     assert play(f"(sleep 1; kill -TERM $$) & {SAVES}") == 0
     assert calls() == [*STARTED, ASKED, REQUEUED]
     assert Path("saved").exists()
 
 
-def test_without_it_slurm_tells_all_and_requeues_by_itself(slurm: Path) -> None:
+def test_a_preempted_job_without_a_grace_period_is_saved_and_left_to_slurm(slurm: Path) -> None:
     Path("state").write_text("JobState=COMPLETING Restarts=1")
     assert play(f"(sleep 1; kill -TERM $$) & {SAVES}", signal.SIGTERM) == 1
     assert calls() == [*STARTED, ASKED]
     assert Path("saved").exists()
 
 
-def test_a_silent_slurm_controller_ends_no_run(slurm: Path) -> None:
+def test_a_run_goes_on_if_the_slurm_controller_does_not_answer(slurm: Path) -> None:
     Path("state").unlink()
     assert play("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
     assert calls() == [*STARTED, ASKED, "srun"]

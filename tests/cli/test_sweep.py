@@ -80,7 +80,7 @@ def test_the_dry_option_only_counts_rows() -> None:
         (["small.toml", "--measure"], "h100 has GPUs, but this computer has none"),
     ],
 )
-def test_mistakes(words: list[str], line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_errors_are_one_line_errors(words: list[str], line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -90,13 +90,13 @@ def test_mistakes(words: list[str], line: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples" / "sweeps").glob("*.toml")), ids=lambda path: path.stem)
-def test_examples_can_be_read(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_sweeps_have_the_expected_numbers_of_rows(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     rows = json.loads(run(str(example), "--dry", "--json")[0])["rows"]
     assert rows == {"playbook": 4960, "here": 8, "sequence": 480}[example.stem]
 
 
-def test_the_file_of_the_page_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sweep_file_of_the_docs_page_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "how-to" / "sweeps.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```toml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(ROOT)

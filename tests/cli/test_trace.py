@@ -31,7 +31,7 @@ def run(*words: object) -> str:
     return result.stdout
 
 
-def test_progress_is_told_in_bytes_and_steps_and_as_lines_where_stderr_is_no_terminal(
+def test_progress_is_reported_in_bytes_and_steps_and_as_lines_without_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kineto.write(kineto.draw(1), tmp_path)
@@ -73,7 +73,7 @@ def test_a_trace_is_read_from_a_pipe(folder: Path) -> None:
     assert from_pipe["breakdown"] == from_file["breakdown"]
 
 
-def test_the_page_says_where_the_time_went(folder: Path) -> None:
+def test_trace_prints_where_the_time_went(folder: Path) -> None:
     page = run(folder, "--machine", "h100:8", "--top", 3)
     for title in ("Where the time goes", "What runs", "Longest kernels", "Messages", "Critical path"):
         assert title in page
@@ -89,7 +89,7 @@ def test_files_and_their_folder_are_the_same(folder: Path) -> None:
     assert run(*sorted(folder.iterdir())) == run(folder)
 
 
-def test_json_is_data(folder: Path) -> None:
+def test_trace_with_json_prints_the_record(folder: Path) -> None:
     data = json.loads(run(folder, "--json", "--top", 2))
     assert data["device"] == "GPU"
     assert len(data["kernels"]) == 2
@@ -111,7 +111,7 @@ def test_the_report_compares_with_the_prediction(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_charts(folder: Path, tmp_path: Path) -> None:
+def test_trace_writes_charts_into_a_folder(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     run(folder, "--charts", tmp_path / "new")
     files = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}

@@ -77,7 +77,7 @@ def rows(found: Numerics, kind: str, name: str) -> dict[int | None, Compared]:
 Fork = Callable[..., list[Any]]
 
 
-def test_fp32_equals_itself(forked: Fork) -> None:
+def test_an_fp32_run_compared_with_fp32_has_no_errors(forked: Fork) -> None:
     (result,) = forked(1, compare, DENSE, "fp32")
     names = {(row.kind, row.name) for row in result.rows}
     assert {
@@ -120,7 +120,7 @@ def test_a_planted_difference_is_located(forked: Fork) -> None:
     assert "first in mlp.gate_up of layer 0" in describe_numerics(result)
 
 
-def test_experts_are_those_of_fp32(forked: Fork) -> None:
+def test_tokens_go_to_the_experts_that_fp32_chose(forked: Fork) -> None:
     assert EXPERTS.moe is not None
     many = EXPERTS.replace(moe=EXPERTS.moe.replace(experts=64, topk=8))
     (result,) = forked(1, compare, many, "fp8-tiles")
@@ -130,7 +130,7 @@ def test_experts_are_those_of_fp32(forked: Fork) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-tiles"])
-def test_operands_in_eight_bits_are_shown(forked: Fork, name: str) -> None:
+def test_errors_of_fp8_operands_are_listed(forked: Fork, name: str) -> None:
     (result,) = forked(1, compare, EXPERTS, name)
     operands = [row for row in result.rows if row.kind == "operand"]
     assert {"attention.out x", "attention.out weight", "attention.out gradient", "moe.experts x"} <= {
@@ -141,7 +141,7 @@ def test_operands_in_eight_bits_are_shown(forked: Fork, name: str) -> None:
         assert 2**-8 < row.error < (2**-3 if name == "fp8" else 2**-4), row
 
 
-def test_a_tally_against_figures_by_hand() -> None:
+def test_error_statistics_equal_figures_by_hand() -> None:
     tally = ErrorStats()
     tally.add(torch.tensor([0.0, 2.0, 0.0, 8.0, torch.inf]), torch.tensor([0.5, 1.0, 0.0, 3.0, 9.0]), top=8, scale=2)
     row = tally.to_row(("gradient", 3, "mlp.act"))

@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize(
     "chapter", [*sorted(BOOK.glob("*.md")), ROOT / "docs" / "how-to" / "python.md"], ids=lambda path: path.name
 )
-def test_assertions_of_the_chapter_hold(chapter: Path) -> None:
+def test_assertions_in_the_code_of_a_chapter_hold(chapter: Path) -> None:
     text = chapter.read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
     assert len(blocks) == text.count("```python"), "a python block is not closed, or is indented"
@@ -27,7 +27,9 @@ def test_assertions_of_the_chapter_hold(chapter: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/how-to/watch.md"])
-def test_blocks_with_a_loop_of_the_readers_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_of_a_page_run_with_a_small_training_loop(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a small model, its optimizer, batches and loss in their names."""
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
@@ -43,5 +45,5 @@ def test_blocks_with_a_loop_of_the_readers_run(page: str, tmp_path: Path, monkey
     assert page == "README.md" or (tmp_path / "runs" / "mine" / "step.json").exists()
 
 
-def test_the_book_has_chapters() -> None:
+def test_the_guide_has_chapters() -> None:
     assert list(BOOK.glob("*.md")), f"{BOOK} is empty"

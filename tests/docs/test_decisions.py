@@ -24,7 +24,7 @@ def test_every_dependency_is_in_the_decision_on_dependencies() -> None:
 FILES = re.compile(r"`((?:fivefold|trainer|planner|dry_run|interop|machine|model|layout|profiling|cli)/[\w/]+\.py)`")
 
 
-def test_every_file_that_a_decision_names_is_there() -> None:
+def test_every_file_that_a_decision_names_exists() -> None:
     named = {(page.name, path) for page in DECISIONS.glob("*.md") for path in FILES.findall(page.read_text("utf-8"))}
     assert len(named) > 10
     folders = (ROOT, ROOT / "fivefold")

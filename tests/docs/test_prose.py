@@ -25,5 +25,5 @@ def test_documents_have_no_private_words_and_no_long_lines() -> None:
         ("| a table | " + "x" * 120 + " |", []),
     ],
 )
-def test_faults_are_found_outside_of_code(text: str, faults: list[str]) -> None:
+def test_private_words_are_found_in_text_and_not_in_code(text: str, faults: list[str]) -> None:
     assert [fault for _, fault in find_faults(text)] == faults

@@ -33,7 +33,7 @@ def test_the_page_has_its_questions_and_their_table() -> None:
 
 
 @pytest.mark.parametrize("number", range(1, 11))
-def test_a_section_is_what_the_commands_print(number: int) -> None:
+def test_a_section_of_the_page_has_the_figures_that_the_commands_print(number: int) -> None:
     part, asked = PARTS[number - 1], QUESTIONS[number - 1]
     proposal, text = questions.read_proposal(part)
     made = questions.section(number, asked, proposal, text)

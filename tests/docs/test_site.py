@@ -33,7 +33,7 @@ def site() -> Any:
         sys.path.remove(str(DOCS / "site"))
 
 
-def test_every_page_has_one_place(site: Any) -> None:
+def test_every_page_has_one_place_in_the_navigation(site: Any) -> None:
     own = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     placed = [name for names in site.order_pages(own).values() for name in names]
     assert len(placed) == len(set(placed))
@@ -72,7 +72,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_in_a_page_have_existing_targets(page: Path) -> None:
     text = CODE.sub("", page.read_text(encoding="utf-8"))
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
@@ -111,7 +111,7 @@ def lines(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", [path for path in PAGES if path.name != "CHANGELOG.md"], ids=lambda path: path.name)
-def test_commands_of_a_page_are_there(page: Path) -> None:
+def test_commands_and_options_in_a_page_exist(page: Path) -> None:
     """In shell blocks and in the text."""
     for words in [*lines(page), *inline_commands(page)]:
         if "fivefold" not in words or words[words.index("fivefold") + 1 :] == []:
@@ -145,7 +145,7 @@ def test_math_is_drawn_without_a_script(site: Any) -> None:
     assert site.convert_math("`$x` costs $5") == "`$x` costs $5"
 
 
-def test_every_test_that_a_page_names_is_there() -> None:
+def test_every_test_that_a_page_names_exists() -> None:
     named = {
         (page, file)
         for page in PAGES

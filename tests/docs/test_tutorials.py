@@ -36,7 +36,7 @@ def test_a_page_shows_what_its_commands_print(page: Path, with_slow: bool) -> No
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_a_tutorial_has_its_parts(page: Path) -> None:
+def test_a_tutorial_has_its_required_sections(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "\nAfter this page you can" in text
     assert "\n## What to read next\n" in text
@@ -46,7 +46,7 @@ def test_a_tutorial_has_its_parts(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_python_of_a_tutorial_is_of_an_example(page: Path) -> None:
+def test_python_code_in_a_tutorial_is_taken_from_the_examples(page: Path) -> None:
     """The tutorials show excerpts of ``examples/``, which run."""
     scripts = {
         line.strip() for file in (ROOT / "examples").glob("*.py") for line in file.read_text("utf-8").splitlines()
@@ -66,7 +66,7 @@ def test_python_of_a_tutorial_is_of_an_example(page: Path) -> None:
         ("1:1-1 2:2-3 3", ["a", "…", "d 3", "e 4", "", "f 5"]),
     ],
 )
-def test_paragraphs_are_selected(shown: str, lines: list[str]) -> None:
+def test_the_selected_paragraphs_of_an_output_are_shown(shown: str, lines: list[str]) -> None:
     assert select_lines(OUTPUT, shown) == lines
 
 

@@ -74,13 +74,13 @@ def list_outer_calls(calls: list[Call]) -> list[Call]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("walk", [BYTES, SECONDS], ids=["bytes", "seconds"])
-def test_each_function_calls_the_next(stacks: list[list[Call]], walk: list[Call]) -> None:
+def test_each_function_of_the_documented_call_chain_calls_the_next(stacks: list[list[Call]], walk: list[Call]) -> None:
     assert len(walk) > 1
     ways = {tuple(list_outer_calls(calls)) for calls in stacks if calls[-1] == walk[-1]}
     assert (*COMMAND, *walk) in ways
 
 
-def test_the_bytes_of_an_operation_are_near(stacks: list[list[Call]]) -> None:
+def test_few_calls_lead_from_a_step_to_the_bytes_of_an_operation(stacks: list[list[Call]]) -> None:
     step = next(call for call in COMMAND if call[1] == "Planner.step")
     ways = [calls for calls in stacks if calls[-1] == BYTES[-1]]
     assert ways

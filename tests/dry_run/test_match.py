@@ -62,7 +62,7 @@ def test_expert_messages_match(layout: str, make_tapes: MakeTapes) -> None:
 
 
 @pytest.mark.parametrize("layout", mark_share(4, ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"]))
-def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: MakeTapes) -> None:
+def test_every_dropped_message_is_detected(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     tape = tapes[1]
     events = list(tape)
@@ -75,7 +75,7 @@ def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: MakeTap
 
 
 @pytest.mark.parametrize("layout", mark_share(3, ["tp2 pp2", "dp2 tp2", "cp2"]))
-def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: MakeTapes) -> None:
+def test_every_message_of_another_size_is_detected_and_named(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     tape = tapes[0]
     events = list(tape)
@@ -90,7 +90,7 @@ def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: Mak
         assert tape.sites[message.site].line in result[0]
 
 
-def test_swapped_messages_are_found(make_tapes: MakeTapes) -> None:
+def test_swapped_messages_are_detected(make_tapes: MakeTapes) -> None:
     tapes = make_tapes("dp2 tp2")
     tape = tapes[0]
     events = list(tape)
@@ -156,7 +156,7 @@ def test_mutual_waits_are_a_deadlock() -> None:
         )
 
 
-def test_exchanged_waits_of_a_dry_run_are_a_circle(make_tapes: MakeTapes) -> None:
+def test_exchanged_waits_of_a_dry_run_are_a_deadlock(make_tapes: MakeTapes) -> None:
     tapes = make_tapes("pp2 zbv")
     tape = tapes[0]
     events = list(tape)
@@ -174,7 +174,7 @@ def test_exchanged_waits_of_a_dry_run_are_a_circle(make_tapes: MakeTapes) -> Non
     assert send
 
 
-def test_on_one_stream_sends_and_receives_stand_behind_one_another() -> None:
+def test_on_one_stream_sends_and_receives_wait_for_one_another() -> None:
     tapes = [
         write_tape(
             rank,
@@ -209,7 +209,7 @@ def test_ranks_blocked_by_a_deadlock_are_named() -> None:
     assert second.startswith("behind a deadlock, rank 2 waits in forward of micro-batch 2 for barrier")
 
 
-def test_a_rank_is_given_once() -> None:
+def test_a_rank_that_is_given_twice_is_an_error() -> None:
     tape = write_tape(0, say())
     with pytest.raises(ValueError, match="each must be given once"):
         list_findings([tape, tape], streams=True)

@@ -41,7 +41,7 @@ def edit(file: str, test: str, *changes: tuple[str, str, str]) -> list[Mutation]
 
 
 READ_BACK = "interop/test_read_back.py::test_the_update_is_read_back_exactly"
-WRITTEN = "interop/test_read_back.py::test_the_file_says_it_in_the_softwares_words"
+WRITTEN = "interop/test_read_back.py::test_the_written_file_has_the_keys_of_the_software"
 WRITERS = [
     *edit("interop/huggingface/emit.py", READ_BACK,
           ("no warm-up is written", '"warmup_steps": job.learning_rate.warmup_steps', '"warmup_steps": 0'),
@@ -92,14 +92,14 @@ READERS = [
           ("a replica's batch is the global one", '"job.global_batch": dp * mbs', '"job.global_batch": mbs')),
     *edit("interop/nanotron/to_job.py", "interop/test_nanotron.py::test_recomputation_has_two_keys",
           ("recomputation is not read", 'values["parallelism.recompute_layer"] or granularity', "granularity")),
-    *edit("interop/torchtitan/to_job.py", "interop/test_torchtitan.py::test_replicas_of_shards_are_shard_groups",
+    *edit("interop/torchtitan/to_job.py", "interop/test_torchtitan.py::test_replicated_shards_are_read_as_shard_groups",
           ("replicas are shards", '"layout.dp": copies * shard_count', '"layout.dp": shard_count')),
-    *edit("interop/torchtitan/to_job.py", "interop/test_torchtitan.py::test_published_files",
+    *edit("interop/torchtitan/to_job.py", "interop/test_torchtitan.py::test_published_configs_of_torchtitan_are_read",
           ("a pipeline gathers for every forward", 'reshard_policy == "default" and pp > 1', "False")),
     *edit("interop/keys.py", "interop/test_own_keys.py::test_a_key_with_an_effect_is_an_error_unless_it_is_ignored",
           ("keys with an effect are harmless", "if key and key.kind == kind and",
            "if key and key.kind == kind == 'near' and")),
-    *edit("requests/configs.py", "cli/test_from.py::test_a_key_that_is_not_modelled_is_an_error_of_one_line",
+    *edit("requests/configs.py", "cli/test_from.py::test_a_key_that_is_not_modelled_is_a_one_line_error",
           ("every key is ignored", "if not _is_named(key, accepted)]",
            "if not _is_named(key, accepted) and accepted]")),
     *edit("requests/configs.py", "cli/test_from.py::test_an_answer_lists_ignored_keys",
@@ -118,7 +118,8 @@ RUNS = [
     *edit("step.py", "planner/test_run_estimate.py::test_rate_per_gpu_is_over_all_ranks",
           ("a GPU's rate is over dp and cp", "time.step_seconds / layout.world",
            "time.step_seconds / layout.dp / layout.cp")),
-    *edit("trainer/faults/spikes.py", "trainer/faults/test_spikes.py::test_the_usual_losses_outlive_a_resume",
+    *edit("trainer/faults/spikes.py",
+          "trainer/faults/test_spikes.py::test_the_window_of_usual_losses_is_kept_across_a_resume",
           ("the window of a spike begins anew", 'deque(facts.get("losses", []),', "deque([],")),
     *edit("trainer/faults/spikes.py", "trainer/faults/test_spikes.py::test_spikes_are_detected",
           ("a spike enters the window", "        if loss > limit:\n",
@@ -159,13 +160,13 @@ TIME = [
            "[one.tokens_per_second_per_gpu for")),
 ]  # fmt: skip
 WEB = [
-    *edit("web/guard.py", "web/test_security.py::test_only_this_servers_own_pages_may_ask",
+    *edit("web/guard.py", "web/test_security.py::test_requests_from_other_sites_are_rejected",
           ("any host is this one", "return hostname in LOOPBACK and", "return hostname is not None and"),
           ("other sites may load", 'not in ("none", "same-origin")', 'not in ("none", "same-origin", "cross-site")'),
           ("any origin may ask", 'origin != f"http://{host}"', "not origin")),
     *edit("web/guard.py", "web/test_security.py::test_a_body_of_unknown_length_ends_at_the_limit",
           ("a body without a length has no limit", "            if left < 0:", "            if left < -(2**40):")),
-    *edit("web/folder.py", "web/test_security.py::test_no_file_from_outside",
+    *edit("web/folder.py", "web/test_security.py::test_files_outside_the_served_folder_are_not_read",
           ("links lead out", "(self.root / text).resolve()", "(self.root / text).absolute()")),
     *edit("web/folder.py", "web/test_runs.py::test_too_large_piped_or_outside_files_are_errors_at_once",
           ("pipes are read", "        if is_special_file:", "        if False:"),

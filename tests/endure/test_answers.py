@@ -23,7 +23,7 @@ def test_answers_agree_with_themselves_and_with_predict() -> None:
     assert sum(item.code == 0 for item in ended) > NUMBERS // 2
 
 
-def test_a_number_names_a_question() -> None:
+def test_a_number_and_a_seed_determine_the_question() -> None:
     assert draw_question(3, seed=1) == draw_question(3, seed=1) != draw_question(3, seed=2)
 
 

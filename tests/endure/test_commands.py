@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_random_command_lines_end_well_or_in_one_line() -> None:
+def test_random_command_lines_succeed_or_end_in_a_one_line_error() -> None:
     ended = [run(number, seed=0) for number in range(INPUTS)]
     assert [str(item) for item in ended if item.wrong] == []
     codes = Counter(item.code for item in ended)
@@ -90,7 +90,7 @@ def test_every_kind_of_setting_is_drawn() -> None:
         (2, f"fivefold: {'x' * 2000}\n", "a line of 2010 characters"),
     ],
 )
-def test_bad_ends_are_recognized(code: int, err: str, wrong: str) -> None:
+def test_tracebacks_and_unexpected_exit_codes_are_recognized(code: int, err: str, wrong: str) -> None:
     assert judge(code, err).startswith(wrong)
     assert bool(judge(code, err)) == bool(wrong)
 

@@ -24,7 +24,7 @@ PAIR = json.dumps({"predicted": {}, "measured": {}}, indent=2)
 EXIT_RETRY = "fivefold: rank 1 was ended by SIGABRT; the same command goes on\nfivefold: started again from run\n"
 
 
-def test_every_draw_is_legal() -> None:
+def test_every_random_run_is_valid() -> None:
     model, machine, seen = resolve("nano"), MACHINE.replace(ranks=4, ranks_per_node=4), set()
     for number in range(200):
         changes, _ = draw_run(random.Random(number))

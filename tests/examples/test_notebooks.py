@@ -27,7 +27,7 @@ def list_texts(notebook: dict[str, Any]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_says_what_it_shows(path: Path) -> None:
+def test_a_notebook_shows_the_outputs_of_its_cells(path: Path) -> None:
     notebook = read(path)
     if "3-" in path.name:
         pytest.importorskip("vl_convert")
@@ -53,7 +53,7 @@ def test_a_cell_with_the_same_text_is_reported() -> None:
     assert not are_similar("dp8 zero1: 6.60 s", "dp4 zero1: 6.60 s")
 
 
-def test_there_are_three_and_they_are_executed() -> None:
+def test_the_three_notebooks_are_stored_with_their_outputs() -> None:
     assert len(NOTEBOOKS) == 3
     for path in NOTEBOOKS:
         notebook = read(path)

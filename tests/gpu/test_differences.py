@@ -75,12 +75,12 @@ OPERATIONS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_make_the_same_tensors_on_both(name: str) -> None:
+def test_operations_allocate_the_same_tensors_on_cpu_and_gpu(name: str) -> None:
     assert sizes(record_on("cuda", OPERATIONS[name])) == sizes(record_on("cpu", OPERATIONS[name])) != []
 
 
 @pytest.mark.parametrize(("dims", "wanted"), [((36, 36), 40), ((96, 64), 96), ((100, 40), 104), ((64, 64), 64)])
-def test_attention_by_blocks_is_padded_to_eights(
+def test_blockwise_attention_pads_to_multiples_of_eight(
     dims: tuple[int, int], wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The padding is cut off afterwards (``tests/trainer/model/test_flash_attention.py``); the log-sum-exp has none."""

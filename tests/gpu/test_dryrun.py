@@ -253,7 +253,7 @@ def mean_errors(rows: Sequence[Row]) -> tuple[float, float]:
 # Tests
 
 
-def test_the_gpu_jobs_are_the_promised_ones() -> None:
+def test_the_gpu_jobs_are_enough_different_and_valid() -> None:
     assert len(CASES) >= MIN_CASES
     assert len({str(case) for case in CASES}) == len(CASES)
     for case in CASES:
@@ -279,7 +279,7 @@ def test_workspaces_and_rounding_are_added() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_holds_what_was_dry_run() -> None:
+def test_memory_on_a_gpu_equals_the_dry_run() -> None:
     rows = [row for case in CASES if (row := compare(case)) is not None]
     table = markdown(rows)
     allocated, total = mean_errors(rows)

@@ -34,7 +34,7 @@ def run(name: str, *, kernel: bool, rows: int, into: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-rowwise-gw"])
 @pytest.mark.parametrize(("rows", "into"), [(512, 384), (100, 384), (512, 100)])  # the latter are no multiples of 16
-def test_units_make_what_the_emulation_makes(name: str, rows: int, into: int) -> None:
+def test_fp8_matmuls_of_the_gpu_equal_their_emulation(name: str, rows: int, into: int) -> None:
     """The same casts: sums differ by the accumulator of the units, which has some 14 bits, and one rounding to bf16."""
     for result, expected in zip(
         run(name, kernel=True, rows=rows, into=into), run(name, kernel=False, rows=rows, into=into), strict=True

@@ -52,6 +52,6 @@ def test_incremental_and_full_reading_agree_on_a_gpu(model: Model) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_generation_in_bf16_runs_next_to_another(model: Model) -> None:
+def test_prompts_of_different_lengths_are_generated_in_bf16_on_a_gpu(model: Model) -> None:
     steps = generate_tokens(build_on_gpu(model, torch.bfloat16), [[3, 1, 4], [1, 5, 9, 2, 6]])
     assert [sum(token is not None for token in row) for row in zip(*steps, strict=True)] == [24, 24]

@@ -80,7 +80,7 @@ def test_a_part_that_hangs_has_failed(folder: Path, monkeypatch: pytest.MonkeyPa
     assert state.parts["hangs"]["why"].startswith("was not done in ")
 
 
-def test_without_a_gpu_it_is_one_line(
+def test_without_a_gpu_the_checks_end_in_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -93,7 +93,7 @@ def test_without_a_gpu_it_is_one_line(
 
 
 @pytest.mark.long
-def test_a_real_part_dry_run(tmp_path: Path) -> None:
+def test_the_memory_part_runs_with_a_small_job(tmp_path: Path) -> None:
     assert main(["--small", "--state", str(tmp_path), "memory"]) == 0
     assert "| nano · mbs2 ac=none · 512 x 4 · bf16 |" in (tmp_path / "013-gpu.md").read_text()
     (row,) = (json.loads(line) for line in (tmp_path / "memory.jsonl").read_text().splitlines())
@@ -101,7 +101,7 @@ def test_a_real_part_dry_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "state.json").read_text())["memory"]["ended"] == "done"
 
 
-def test_a_step_is_traced(forked: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_a_step_of_the_gpu_checks_is_traced(forked: Callable[..., list[Any]], tmp_path: Path) -> None:
     (row,) = forked(1, partial(traces.measure, TINY[0], folder=tmp_path, device=torch.device("cpu")))
     assert 0 < row["busy"] <= 1
     assert row["kinds"]["matmul"] > 0
@@ -143,7 +143,7 @@ def test_reports_of_pytest_are_counted() -> None:
     ]
 
 
-def test_kernels_are_added_up() -> None:
+def test_kernel_times_are_added_up_by_kind() -> None:
     kernels = [
         traces.Kernel("nvjet_hsh_128x256", 0, 400_000),
         traces.Kernel("flash_fwd_kernel", 300_000, 600_000),

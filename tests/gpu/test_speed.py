@@ -176,7 +176,7 @@ def _cells(promised: float | None, found: float, form: str) -> str:
 # Tests
 
 
-def test_the_cases_are_legal_and_fit_what_they_are_for() -> None:
+def test_the_speed_cases_are_valid_and_fit_the_gpu() -> None:
     for case in CASES:
         layout, job = Layout.parse(case.layout), case.job
         refuse(layout, model=build_model(case.name), job=job)
@@ -185,7 +185,7 @@ def test_the_cases_are_legal_and_fit_what_they_are_for() -> None:
         assert layout.world == 1
 
 
-def test_the_harness_times_steps(forked: Callable[..., list[Any]]) -> None:
+def test_the_speed_check_times_steps(forked: Callable[..., list[Any]]) -> None:
     case = Case("nano", "mbs2 ac=none", 64, 4, "fp32", compiled=False)
     ((seconds, peak),) = forked(1, partial(measure, case, device=torch.device("cpu")))
     assert 0 < seconds < 60

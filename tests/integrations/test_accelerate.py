@@ -66,7 +66,7 @@ def test_states_and_flops_are_as_predicted(capsys: pytest.CaptureFixture[str]) -
     assert printed.index("optimizer state") < printed.index("Predicted are ")
 
 
-def test_a_layout_of_other_ranks_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layout_of_another_number_of_ranks_gives_no_prediction(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fivefold"):
         report, logged = train(layout="dp2")
     assert "no prediction:" in caplog.text

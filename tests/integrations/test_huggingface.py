@@ -100,7 +100,7 @@ def scalars(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_training_is_bitwise_as_without_it(tmp_path: Path) -> None:
+def test_training_with_the_callback_is_bitwise_equal_to_training_without(tmp_path: Path) -> None:
     trained = []
     for watches in (False, True):
         trainer = make_trainer(tmp_path)
@@ -112,7 +112,7 @@ def test_training_is_bitwise_as_without_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_predicted_is_one_line_and_the_step_is_measured(
+def test_a_step_that_cannot_be_predicted_is_measured_with_a_one_line_remark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = make_trainer(tmp_path, optim="lomo")
@@ -151,7 +151,7 @@ def test_keywords_of_a_job_override_what_was_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_ends_early_reports(tmp_path: Path) -> None:
+def test_the_callback_reports_when_training_ends_early(tmp_path: Path) -> None:
     class Stops(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
             control.should_training_stop = state.global_step == 4

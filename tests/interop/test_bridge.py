@@ -121,7 +121,7 @@ def put(folder: Path, text: str) -> str:
     return str(folder / "run_config.yaml")
 
 
-def test_a_saved_config_of_bridge(tmp_path: Path) -> None:
+def test_a_saved_config_of_megatron_bridge_is_read(tmp_path: Path) -> None:
     result = read([put(tmp_path, BRIDGE)], Overrides(ranks=64))
     assert result.model is not None
     assert result.job is not None
@@ -160,7 +160,7 @@ def test_an_activation_that_megatron_cannot_name_is_not_understood(
     assert [said.key for said in result.not_understood] == ([] if understood else ["activation_func"])
 
 
-def test_a_saved_recipe_of_nemo(tmp_path: Path) -> None:
+def test_a_saved_recipe_of_nemo_is_read(tmp_path: Path) -> None:
     result = read([put(tmp_path, NEMO)])
     assert result.model is not None
     assert result.job is not None
@@ -193,7 +193,7 @@ def test_latent_attention_has_yarn_unless_its_factor_is_one(
     assert (result.model.rope_scaling.factor if result.model.rope_scaling else None) == factor
 
 
-def test_keys_that_change_cost_are_named(tmp_path: Path) -> None:
+def test_unknown_keys_that_may_change_costs_are_named(tmp_path: Path) -> None:
     changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true\n  new_kernel: 3")
     lora = changed + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 32\n"
     result = read([put(tmp_path, lora)], Overrides(ranks=64))

@@ -110,7 +110,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_file_says_it_in_the_softwares_words(name: str) -> None:
+def test_the_written_file_has_the_keys_of_the_software(name: str) -> None:
     files = write(plan_of({"adapter": ADAPTER | {"modules_to_save": ["lm_head"]}}, data=DATA), to=name).files
     values = yaml.safe_load(files["axolotl.yaml" if name == "axolotl" else "train.yaml"])
     expected = EXPECTED[name]
@@ -118,7 +118,7 @@ def test_the_file_says_it_in_the_softwares_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_pair_is_one_sample(name: str) -> None:
+def test_a_preference_pair_is_written_as_one_sample(name: str) -> None:
     plan = plan_of({"objective": "dpo", "dpo_beta": 0.3, "global_batch": 64})
     values = yaml.safe_load(write(plan, to=name).files["axolotl.yaml" if name == "axolotl" else "train.yaml"])
     beta = {"axolotl": "rl_beta", "llamafactory": "pref_beta", "trl": "beta"}[name]
@@ -182,7 +182,7 @@ def test_embedding_and_head_are_targets(tmp_path: Path, values: dict[str, object
     assert reading.not_understood == ()
 
 
-def test_values_of_published_recipes(tmp_path: Path) -> None:
+def test_optimizers_targets_and_losses_of_published_recipes_are_read(tmp_path: Path) -> None:
     """The 4-bit optimizer of torchao, modules named with their parent, and the balancing loss of a mixture."""
     targets = ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj"]
     recipe_values = {"adapter": "qlora", "load_in_4bit": True, "optimizer": "adamw_torch_4bit"}

@@ -38,7 +38,9 @@ def read_config(folder: Path, values: dict[str, object]) -> Reading:
          ("layers[-99:].attention", "layers[-99:].norms", "embed_tokens", "norm", "lm_head")),
     ],
 )  # fmt: skip
-def test_layers_of_llama_factory(tmp_path: Path, keys: dict[str, object], frozen: tuple[str, ...]) -> None:
+def test_frozen_layers_of_llama_factory_are_read(
+    tmp_path: Path, keys: dict[str, object], frozen: tuple[str, ...]
+) -> None:
     reading = read_config(tmp_path, FACTORY | keys)
     assert reading.job is not None
     assert (reading.job.freeze, reading.job.precision.name, reading.not_understood) == (frozen, "bf16-pure", ())
@@ -73,7 +75,7 @@ def test_patterns_of_axolotl_are_matched_with_names_of_weights(tmp_path: Path) -
     assert "layers[1:7]" in reading.job.freeze
 
 
-def test_rows_of_a_weight_and_other_modules_are_doubted_by_key(tmp_path: Path) -> None:
+def test_keys_that_train_rows_of_a_weight_or_single_modules_are_not_understood(tmp_path: Path) -> None:
     rows = read_config(tmp_path, AXOLOTL | {"unfrozen_parameters": ["^model.embed_tokens.weight$[:32000]"]})
     assert [item.key for item in rows.not_understood] == ["unfrozen_parameters"]
     modules = read_config(tmp_path, FACTORY | {"freeze_trainable_modules": "input_layernorm"})

@@ -193,7 +193,7 @@ def read_files(files: dict[str, str], folder: Path, *words: str, ranks: int | No
     ],
     ids=["handbook-zero3", "handbook-fsdp2", "llama-factory", "axolotl-ddp", "axolotl-fsdp2"],
 )  # fmt: skip
-def test_published_configs(
+def test_published_configs_are_read(
     files: dict[str, str],
     layout: str,
     job: tuple[str, int, int, str, str],
@@ -298,7 +298,7 @@ def test_a_recipe_may_name_the_deepspeed_configs_that_axolotl_ships(tmp_path: Pa
 
 
 @pytest.mark.parametrize("key", ["prescale_gradients"])
-def test_auto_elsewhere_is_one_line(key: str, tmp_path: Path) -> None:
+def test_auto_in_a_key_that_transformers_does_not_fill_is_a_one_line_error(key: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": "auto"}}
     *groups, name = key.split(".")
     inner = config
@@ -340,7 +340,7 @@ def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
     ],
 )
-def test_contradictions_are_one_line(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
+def test_contradictions_are_one_line_errors(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason):
         read_files(
             {"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(DS_Z3 | changes)}, tmp_path
@@ -355,7 +355,7 @@ def test_contradictions_are_one_line(changes: dict[str, object], reason: str, tm
         ("learning_rate: 1\nbf16: true\n!!python/object/apply:os.system ['x']: 1", "could not determine a constructor"),
     ],
 )  # fmt: skip
-def test_broken_yaml_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
+def test_broken_yaml_is_a_one_line_error(text: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason) as refused:
         read_files({"x.yaml": text}, tmp_path)
     assert "\n" not in str(refused.value)
@@ -368,7 +368,7 @@ def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
         read_files({"x.yaml": "\n".join(lines)}, tmp_path)
 
 
-def test_adapters_and_named_files_that_are_not_there(tmp_path: Path) -> None:
+def test_adapters_are_read_and_missing_files_are_named(tmp_path: Path) -> None:
     lora = FACTORY.replace("finetuning_type: full", "finetuning_type: lora").replace(
         "deepspeed: examples/deepspeed/ds_z3_config.json", ""
     )

@@ -29,14 +29,14 @@ PLAN = ConfigPlan(
 )
 
 
-def test_a_run_file_is_one_that_train_takes(tmp_path: Path) -> None:
+def test_a_written_run_file_is_read_by_train(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(write(PLAN, to="fivefold").files["run.toml"])
     run = Run.load(tmp_path / "run.toml")
     assert (run.model, run.machine, run.layout, run.job) == ("llama3-8b", "h100:16", str(PLAN.layout), PLAN.job)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_plans_come_back(seed: int, tmp_path: Path) -> None:
+def test_random_plans_are_read_back_from_run_files(seed: int, tmp_path: Path) -> None:
     for plan in plans("fivefold", count=8, seed=seed, among=Range(models=("llama3-8b", "tiny"))):
         files = write(plan._replace(machine="h100:8"), to="fivefold").files
         (tmp_path / "run.toml").write_text(files["run.toml"])
@@ -56,7 +56,7 @@ def test_a_run_file_without_a_machine_is_an_error() -> None:
         write(PLAN._replace(machine=""), to="kubernetes")
 
 
-def test_kubernetes_ends_at_a_mistake_and_goes_on_after_a_fault() -> None:
+def test_a_kubernetes_job_ends_at_a_user_error_and_restarts_after_a_failure() -> None:
     volume, config, runtime, job = yaml.safe_load_all(write(PLAN, to="kubernetes").files["trainjob.yaml"])
     assert [item["kind"] for item in (volume, config, runtime, job)] == [
         "PersistentVolumeClaim",
@@ -86,7 +86,7 @@ def test_skypilot_starts_as_many_ranks_as_the_layout_has() -> None:
     assert "run.toml" in files
 
 
-def test_every_stack_that_is_written_is_found() -> None:
+def test_the_config_format_of_a_stack_is_found() -> None:
     jobs = {name: Job(stack=build_stack(name)) for name in ("torchtitan", "megatron-core", "fsdp2", "internevo")}
     formats = [find_stack_format(jobs[name]) for name in ("torchtitan", "megatron-core", "fsdp2")]
     assert formats == ["torchtitan", "megatron", "accelerate"]

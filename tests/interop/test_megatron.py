@@ -165,7 +165,7 @@ FLOATS = {
 }  # fmt: skip
 
 
-def test_gpt3(tmp_path: Path) -> None:
+def test_a_launch_script_of_gpt3_is_read(tmp_path: Path) -> None:
     result = read([put(tmp_path, "train.sh", GPT3)])
     assert result.model is not None
     assert result.job is not None
@@ -204,7 +204,7 @@ def test_biases_of_queries_keys_and_values_have_a_flag_of_their_own(flags: str, 
     assert result.model.qkv_bias is biases
 
 
-def test_llama3_in_fp8(tmp_path: Path) -> None:
+def test_a_launch_script_of_llama3_in_fp8_is_read(tmp_path: Path) -> None:
     result = read([put(tmp_path, "train.sh", LLAMA3)])
     assert result.model is not None
     assert result.job is not None
@@ -216,7 +216,7 @@ def test_llama3_in_fp8(tmp_path: Path) -> None:
     assert result.not_understood == ()
 
 
-def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
+def test_a_yaml_of_deepseek_v3_with_variables_is_read(tmp_path: Path) -> None:
     path = put(tmp_path, "args.yaml", DEEPSEEK)
     with pytest.raises(UserError, match=r"--tensor-model-parallel-size is \$\{TP\}, which is not set; add TP=VALUE"):
         read([path], Overrides(ranks=1024))
@@ -253,7 +253,7 @@ def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
         ((GPT3, "cd here"), "holds no command"),
     ],
 )
-def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
+def test_contradictions_are_one_line_errors(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason) as refused:
         read([put(tmp_path, "train.sh", GPT3.replace(*change))])
     assert "\n" not in str(refused.value)
@@ -285,7 +285,7 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
         ("Ett|(t|t|)*2tL", (2, 1, 1, 1, 1, 1)),
     ],
 )
-def test_layouts_of_a_pipeline_are_spelled(text: str, sizes: tuple[int, ...]) -> None:
+def test_texts_of_pipeline_layouts_are_parsed_as_stages(text: str, sizes: tuple[int, ...]) -> None:
     assert parse_stages(text, origin="here") == sizes
 
 
@@ -371,7 +371,7 @@ def test_each_moment_has_its_own_type(tmp_path: Path) -> None:
         ((), "none"),
     ],
 )
-def test_old_and_new_words_of_recomputation(words: tuple[str, ...], ac: str, tmp_path: Path) -> None:
+def test_old_and_new_arguments_of_recomputation_are_read(words: tuple[str, ...], ac: str, tmp_path: Path) -> None:
     layout = changed_llama3(tmp_path, *words).layout
     assert layout is not None
     assert layout.ac == ac

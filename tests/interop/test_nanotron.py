@@ -96,7 +96,7 @@ def test_an_optimizer_that_is_not_counted_is_not_read_as_another_without_a_word(
     assert read([put(tmp_path, TINY)]).not_understood == ()
 
 
-def test_the_published_tiny_llama(tmp_path: Path) -> None:
+def test_the_published_config_of_a_tiny_llama_is_read(tmp_path: Path) -> None:
     result = read([put(tmp_path, TINY)])
     assert result.model is not None
     assert result.job is not None
@@ -111,7 +111,7 @@ def test_the_published_tiny_llama(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("degrees", "layout"), [("1", "dp1 tp2 pp2 zero0"), ("1\n  context_parallel_size: 2", "dp1 tp2 cp2 pp2 zero1")]
 )
-def test_zero_shards_over_data_and_context_parallel_ranks(degrees: str, layout: str, tmp_path: Path) -> None:
+def test_zero_shards_over_data_parallel_and_context_parallel_ranks(degrees: str, layout: str, tmp_path: Path) -> None:
     text = TINY.replace("zero_stage: 0", "zero_stage: 1").replace("  dp: 2", f"  dp: {degrees}")
     assert str(read([put(tmp_path, text)]).layout).startswith(layout)
 
@@ -150,7 +150,9 @@ def test_a_decay_that_does_not_end_with_the_run_is_approximated(start: str, appr
         (("  dp: 2", "  dp: two"), None, "parallelism.dp must be a whole number"),
     ],
 )
-def test_contradictions_are_one_line(change: tuple[str, str], ranks: int | None, reason: str, tmp_path: Path) -> None:
+def test_contradictions_are_one_line_errors(
+    change: tuple[str, str], ranks: int | None, reason: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=reason):
         read([put(tmp_path, TINY.replace(*change))], Overrides(ranks=ranks))
 
@@ -191,7 +193,7 @@ def test_inexpressible_layout_is_an_error_with_the_closest_one(text: str, model:
 
 
 @pytest.mark.parametrize(("dtype", "name", "bytes_each"), [("float32", "fp32", 4), ("bfloat16", "bf16", 2)])
-def test_weights_have_the_type_that_is_said(tmp_path: Path, dtype: str, name: str, bytes_each: int) -> None:
+def test_weights_have_the_dtype_of_the_config(tmp_path: Path, dtype: str, name: str, bytes_each: int) -> None:
     job = read([put(tmp_path, TINY.replace("dtype: bfloat16", f"dtype: {dtype}"))]).job
     assert job is not None
     assert (job.precision.name, job.precision.weights_bytes) == (name, bytes_each)

@@ -178,7 +178,7 @@ def test_drawn_keys_are_each_in_one_list_of_the_reading(name: str, tmp_path: Pat
         assert find_fault(name, keys, tmp_path) is None, (number, keys)
 
 
-def test_keys_that_are_off_are_harmless(tmp_path: Path) -> None:
+def test_keys_that_are_switched_off_are_harmless(tmp_path: Path) -> None:
     reading = read_with(
         "axolotl", {"adapter": None, "gptq": False, "load_in_4bit": "false", "output_dir": "x"}, tmp_path
     )
@@ -250,7 +250,7 @@ def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path
         ("axolotl", {"micro_batch_size": "auto"}, "per_device_train_batch_size must be a number"),
     ],
 )
-def test_a_value_that_cannot_be_is_one_line(name: str, keys: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_an_impossible_value_is_a_one_line_error(name: str, keys: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason) as error:
         read_with(name, keys, tmp_path)
     assert "\n" not in str(error.value)
@@ -330,7 +330,7 @@ def test_negated_flag_is_accepted_without_no(fused: bool, tmp_path: Path) -> Non
         ("torchtitan", {"lr_scheduler.decay_ratio": 0.0}, ("constant", 1.0, 200)),
     ],
 )
-def test_warm_up_and_minimum_of_the_rate(
+def test_warm_up_and_minimum_of_the_learning_rate_are_read(
     name: str, keys: dict[str, Any], rate: tuple[str, float, int], tmp_path: Path
 ) -> None:
     job = read_with(name, keys, tmp_path).job

@@ -39,7 +39,7 @@ def name_of(config: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name_of)
-def test_a_published_config(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_published_config_is_read_as_recorded(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     model = resolve(config["model"]) if "model" in config else None
     asked = Overrides(ranks=config.get("gpus"), model=model, vocab=config.get("vocab"))
@@ -62,7 +62,7 @@ def test_a_published_config(config: dict[str, Any], monkeypatch: pytest.MonkeyPa
     assert result.job or result.missing
 
 
-def test_ten_configs_of_each_format() -> None:
+def test_each_format_has_ten_published_configs() -> None:
     files = {(config["format"], tuple(re.findall(r"\S+/\S+", config["words"].partition("=")[0]))) for config in CONFIGS}
     many = Counter(form for form, _ in files)
     assert set(many) == set(TITLES)
@@ -123,7 +123,7 @@ def rows() -> str:
     return "\n".join(lines)
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_table_of_published_configs() -> None:
     before, result, _ = PAGE.read_text(encoding="utf-8").partition(FROZEN)
     assert result
     wanted = f"{before}{FROZEN}\n\n{rows()}"

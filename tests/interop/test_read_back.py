@@ -171,7 +171,7 @@ def test_another_optimizer_is_read_back_or_is_an_error_by_name(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_the_file_says_it_in_the_softwares_words(name: str) -> None:
+def test_the_written_file_has_the_keys_of_the_software(name: str) -> None:
     text = "\n".join(write(plan(name, RATES["wsd"]), to=name).files.values())
     for line in LINES[name]:
         assert re.search(rf"(?<![\w-]){re.escape(line)}(?![1-9])", text), line

@@ -31,7 +31,9 @@ done
         ("run.toml", TORCHTITAN, 8, "torchtitan", "dp8 zero3 mbs2"),
     ],
 )
-def test_few_keys_are_enough(tmp_path: Path, name: str, text: str, ranks: int, software: str, layout: str) -> None:
+def test_a_config_is_recognized_by_few_keys(
+    tmp_path: Path, name: str, text: str, ranks: int, software: str, layout: str
+) -> None:
     path = tmp_path / name
     path.write_text(text)
     result = read([str(path)], Overrides(ranks=ranks))

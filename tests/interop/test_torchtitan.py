@@ -117,7 +117,7 @@ def read_config_text(text: str, folder: Path, *, ranks: int | None, name: str = 
     ],
     ids=["llama3-405b", "llama3-70b-8xb200", "deepseek-671b", "qwen3-0.6b"],
 )  # fmt: skip
-def test_published_files(
+def test_published_configs_of_torchtitan_are_read(
     text: str, ranks: int, parameters: float, layout: str, job: tuple[int, int, str], strange: list[str], tmp_path: Path
 ) -> None:
     result = read_config_text(text, tmp_path, ranks=ranks)
@@ -136,7 +136,7 @@ def test_checkpoints_that_no_key_describes_are_those_of_the_stack(tmp_path: Path
     assert result.job.stack.early_stop is build_stack("torchtitan").early_stop is False  # since 0.2.0
 
 
-def test_replicas_of_shards_are_shard_groups(tmp_path: Path) -> None:
+def test_replicated_shards_are_read_as_shard_groups(tmp_path: Path) -> None:
     degrees = "data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 4"
     text = LLAMA3_405B.replace("data_parallel_shard_degree = -1", degrees)
     assert str(read_config_text(text, tmp_path, ranks=128).layout) == "dp16 tp8 zero3/4 mbs2 ac=full"
@@ -177,7 +177,7 @@ def test_without_a_number_of_gpus_the_layout_is_missing(tmp_path: Path) -> None:
         (("[model]", "[model"), "not valid TOML"),
     ],
 )
-def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
+def test_contradictions_are_one_line_errors(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason) as refused:
         read_config_text(LLAMA3_405B.replace(*change), tmp_path, ranks=128)
     assert "\n" not in str(refused.value)

@@ -89,7 +89,7 @@ def test_every_schedule_has_a_record_that_cannot_be_changed() -> None:
 
 
 @EVERY
-def test_units_measured_under_a_split_backward_have_a_key_of_their_own(record: PipelineSchedule) -> None:
+def test_the_key_of_a_measured_unit_says_whether_the_backward_is_split(record: PipelineSchedule) -> None:
     """DualPipe shared the key of schedules that do not split."""
     counts = Counts(build_model("llama3-8b"), Job(sequence=4096, global_batch=16))
     profiled = Profiled(counts, resolve("h100:2", local=Path("/nowhere")))

@@ -71,7 +71,7 @@ FUSED = {
         ("jamba-v0.1", "dp8 zero3", "--stack torchtitan"),
     ],
 )
-def test_what_has_fused_scans_is_compared(model: str, layout: str, option: str) -> None:
+def test_a_remark_compares_step_times_with_and_without_fused_scans(model: str, layout: str, option: str) -> None:
     chips, plan = resolve("h200:8", local=Path("/nowhere")), Layout.parse(layout)
     planner = Planner(model=build_model(model), machine=chips, job=LONG)
     (line,) = (line for line in planner.list_remarks(plan) if "PyTorch's operations" in line)

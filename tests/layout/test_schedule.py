@@ -67,7 +67,7 @@ def test_every_schedule_has_a_generator() -> None:
 
 @some
 @given(tables())
-def test_every_part_runs_once_on_its_rank_after_what_it_needs(table: Table) -> None:
+def test_every_action_runs_once_on_its_rank_after_its_dependencies(table: Table) -> None:
     """Written without ``check`` and without ``table.order``: by sets and by the times of a play."""
     check(table)
     done = [(part, rank) for rank, row in enumerate(table.rows) for action in row for part in list_parts(action)]
@@ -88,7 +88,7 @@ def test_every_part_runs_once_on_its_rank_after_what_it_needs(table: Table) -> N
                 assert end[need] <= span.start
 
 
-def test_dependencies_of_an_action() -> None:
+def test_dependencies_of_an_action_are_its_former_passes() -> None:
     assert list_dependencies(Action("F", 0, 3), stages=4) == ()
     assert list_dependencies(Action("F", 2, 3), stages=4) == (("F", 1, 3),)
     assert list_dependencies(Action("B", 3, 1), stages=4) == (("F", 3, 1),)
@@ -107,7 +107,9 @@ def test_dependencies_of_an_action() -> None:
         ("dualpipe", ((0, 3), (1, 2), (1, 2), (0, 3))),  # every stage twice
     ],
 )
-def test_ranks_of_the_stages(name: ScheduleName, held: tuple[tuple[int, ...], ...]) -> None:
+def test_every_schedule_places_stages_on_the_expected_ranks(
+    name: ScheduleName, held: tuple[tuple[int, ...], ...]
+) -> None:
     v = len(held[0]) if name != "dualpipe" else 1
     assert schedule(name, pp=4, v=v, micro_batches=8).rank_stages == held
 
@@ -122,7 +124,7 @@ def test_dualpipe_enters_from_both_ends() -> None:
 
 @some
 @given(RANKS, MICRO_BATCHES, UNITS, UNITS, UNITS)
-def test_bubble_of_gpipe_and_1f1b(pp: int, m: int, f: int, b: int, w: int) -> None:
+def test_bubbles_of_gpipe_and_1f1b_follow_the_formula(pp: int, m: int, f: int, b: int, w: int) -> None:
     for name in ("gpipe", "1f1b"):
         played = play(schedule(name, pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
         assert played.busy_seconds == (m * (f + b + w),) * pp
@@ -136,7 +138,7 @@ def test_bubble_of_gpipe_and_1f1b(pp: int, m: int, f: int, b: int, w: int) -> No
 @some
 @given(RANKS, st.integers(1, 4), MICRO_BATCHES, UNITS, UNITS)
 @example(5, 3, 11, 1, 2)
-def test_bubble_of_interleaved_is_a_v_th(pp: int, v: int, m: int, f: int, b: int) -> None:
+def test_the_bubble_of_interleaved_is_that_of_1f1b_divided_by_v(pp: int, v: int, m: int, f: int, b: int) -> None:
     """Per chunk: a rank's F is v·f. Also where pp does not divide the micro-batches."""
     m = max(m, pp)
     played = play(schedule("interleaved", pp=pp, v=v, micro_batches=m), seconds=take(f, b, 0))
@@ -145,7 +147,7 @@ def test_bubble_of_interleaved_is_a_v_th(pp: int, v: int, m: int, f: int, b: int
 
 @some
 @given(RANKS, MICRO_BATCHES, UNITS, UNITS, UNITS)
-def test_bubble_of_zero_bubble(pp: int, m: int, f: int, b: int, w: int) -> None:
+def test_bubbles_of_zero_bubble_schedules_follow_the_formula(pp: int, m: int, f: int, b: int, w: int) -> None:
     """Qi et al., table 2; as published they hold where W is the shortest of the three."""
     w = min(f, b, w)
     work = f + b + w
@@ -172,7 +174,7 @@ def test_zero_bubble_is_zero_for_equal_durations(pp: int, m: int, unit: int) -> 
 
 @some
 @given(st.integers(1, 4), MICRO_BATCHES, UNITS, UNITS)
-def test_bubble_of_dualpipe(half: int, m: int, f: int, w: int) -> None:
+def test_the_bubble_of_dualpipe_follows_the_formula(half: int, m: int, f: int, w: int) -> None:
     """DualPipe's (pp/2-1)(F&B + B - 3W) with B the full backward and no gain from overlap; F equals B without W."""
     w = min(f, w)
     dual = play(schedule("dualpipe", pp=2 * half, v=1, micro_batches=max(4 * half, 2 * m)), seconds=take(f, f, w))
@@ -182,7 +184,7 @@ def test_bubble_of_dualpipe(half: int, m: int, f: int, w: int) -> None:
         assert played.seconds - played.busy_seconds[0] == (half - 1) * ((f + f + w) + (f + w) - 3 * w)
 
 
-def test_overlap_shortens_dualpipe() -> None:
+def test_overlapping_passes_shorten_dualpipe_by_the_formula() -> None:
     """Where F&B takes 2 instead of 3, the least busy rank idles (pp/2-1)(2 + 2 - 3)."""
     table = schedule("dualpipe", pp=8, v=1, micro_batches=20)
     apart, over = (play(table, seconds=take(1, 1, 1, both=both)) for both in (3, 2))
@@ -207,7 +209,7 @@ PUBLISHED = [  # pp, micro-batches; F, B, W, communication in ms; bubble rates o
 
 
 @pytest.mark.parametrize(("pp", "m", "times", "rates"), PUBLISHED)
-def test_published_bubble_rates(pp: int, m: int, times: tuple[float, ...], rates: tuple[float, ...]) -> None:
+def test_bubbles_equal_the_published_rates(pp: int, m: int, times: tuple[float, ...], rates: tuple[float, ...]) -> None:
     """Qi et al., arXiv:2401.10241, tables 5 and 9: their durations played through our tables give their rates."""
     f, b, w, hop = times
     for name, rate in zip(("1f1b", "zb1p", "zb2p"), rates, strict=True):
@@ -221,7 +223,7 @@ def test_published_bubble_rates(pp: int, m: int, times: tuple[float, ...], rates
 
 @some
 @given(RANKS, MICRO_BATCHES)
-def test_micro_batches_alive(pp: int, m: int) -> None:
+def test_live_micro_batches_of_each_schedule_follow_the_formula(pp: int, m: int) -> None:
     ranks = range(pp)
     assert count_peaks(schedule("gpipe", pp=pp, v=1, micro_batches=m)) == (m,) * pp
     assert count_peaks(schedule("1f1b", pp=pp, v=1, micro_batches=m)) == tuple(min(m, pp - r) for r in ranks)
@@ -236,7 +238,7 @@ def test_micro_batches_alive(pp: int, m: int) -> None:
 
 @some
 @given(RANKS, st.integers(2, 4), st.integers(1, 4))
-def test_chunks_alive_when_interleaved(pp: int, v: int, groups: int) -> None:
+def test_live_stages_of_the_interleaved_schedule_follow_megatrons_formula(pp: int, v: int, groups: int) -> None:
     """Megatron's warm-up, and one; the first rank has pp(1 + (pp-1)/(pp·v)) micro-batches: arXiv:2205.05198."""
     m = groups * pp
     chunks = tuple(min(v * m, (v - 1) * pp + 2 * (pp - rank) - 1) for rank in range(pp))
@@ -244,7 +246,7 @@ def test_chunks_alive_when_interleaved(pp: int, v: int, groups: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "factor"), [("zb1p", 1), ("zb2p", 2)])
-def test_zero_bubble_memory_by_rank(name: ScheduleName, factor: int) -> None:
+def test_memory_of_zero_bubble_schedules_by_rank_follows_the_paper(name: ScheduleName, factor: int) -> None:
     """Qi et al. §2.3: (pp-r)·M_B + r·M_W for ZB-H1 and (2(pp-r)-1)·M_B + 2r·M_W for ZB-H2, r from 0."""
     pp, bytes_b, bytes_w = 6, 340, 320
     table = schedule(name, pp=pp, v=1, micro_batches=16)
@@ -276,7 +278,7 @@ def wait_sends(table: Table, seconds: Callable[[Task], float], hop: Callable[[in
 @given(tables(), st.integers(0, 10**6))
 @example(schedule("dualpipe", pp=6, v=1, micro_batches=14), 1)
 @example(schedule("dualpipev", pp=3, v=2, micro_batches=8), 2)
-def test_play_is_the_earliest_that_is_legal(table: Table, seed: int) -> None:
+def test_the_simulated_schedule_starts_every_pass_as_early_as_its_dependencies_allow(table: Table, seed: int) -> None:
     """With another duration for every task and another hop for every pair of ranks."""
 
     def seconds(task: Task) -> float:
@@ -292,7 +294,7 @@ def test_play_is_the_earliest_that_is_legal(table: Table, seed: int) -> None:
 
 @some
 @given(tables(), st.randoms(use_true_random=False))
-def test_many_durations_are_played_at_once(table: Table, random: Any) -> None:
+def test_simulating_many_durations_at_once_equals_one_by_one(table: Table, random: Any) -> None:
     """In waves of arrays as one by one, event by event."""
     tasks, many = table.order.tasks, range(3)
     seconds = np.array([[random.uniform(0, 9) for _ in many] for _ in tasks])
@@ -304,7 +306,7 @@ def test_many_durations_are_played_at_once(table: Table, random: Any) -> None:
         assert ends[:, at] == pytest.approx(alone.rank_ends, rel=1e-12)
 
 
-def test_a_play_by_hand() -> None:
+def test_the_simulation_of_1f1b_equals_times_by_hand() -> None:
     """1F1B on two ranks, F 1, backward 2, hop 1: worked on paper."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=2)
     played = play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
@@ -330,7 +332,7 @@ def test_a_slow_link_carries_one_message_after_another() -> None:
     assert quick == play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
 
 
-def test_equal_costs_are_computed_once() -> None:
+def test_a_simulation_of_equal_costs_is_computed_once() -> None:
     asked: list[Task] = []
     table = schedule("dualpipev", pp=2, v=2, micro_batches=9)
     play(table, seconds=lambda task: (asked.append(task), 1.0)[1])  # type: ignore[func-returns-value]
@@ -339,7 +341,7 @@ def test_equal_costs_are_computed_once() -> None:
     assert Task("FB", 3, 0) in asked
 
 
-def test_a_table_is_made_once() -> None:
+def test_a_schedule_table_is_built_once() -> None:
     assert schedule("zbv", pp=4, v=2, micro_batches=8) is schedule("zbv", pp=4, v=2, micro_batches=8)
 
 
@@ -357,7 +359,7 @@ def test_a_table_is_made_once() -> None:
         ("dualpipev", "DualPipeV", 2),
     ],
 )
-def test_torch_orders_the_same(name: ScheduleName, theirs: str, v: int) -> None:
+def test_schedules_have_the_order_of_pytorchs_schedules(name: ScheduleName, theirs: str, v: int) -> None:
     visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     for pp, m in ((2, 4), (4, 8), (4, 12)):
         native = visualizer.get_schedule_ops(theirs, pp, m, num_stages_per_rank=v)
@@ -409,7 +411,7 @@ def change_row(*, rank: int, row: str, name: str = "mine") -> Table:
         (1, "F1.1 F1.0 BW1.0 BW1.1", None),  # another order, but a legal one
     ],
 )
-def test_check_says_what_is_wrong(rank: int, row: str, says: str | None) -> None:
+def test_the_check_of_a_schedule_table_says_what_is_wrong(rank: int, row: str, says: str | None) -> None:
     table = change_row(rank=rank, row=row)
     if says is None:
         check(table)
@@ -422,7 +424,7 @@ def test_check_says_what_is_wrong(rank: int, row: str, says: str | None) -> None
 
 @some
 @given(tables(), st.randoms(use_true_random=False))
-def test_check_finds_what_is_left_out(table: Table, random: Any) -> None:
+def test_the_check_of_a_schedule_table_finds_a_missing_action(table: Table, random: Any) -> None:
     rank = random.randrange(table.pp)
     gap = random.randrange(len(table.rows[rank]))
     rows = [row[:gap] + row[gap + 1 :] if r == rank else row for r, row in enumerate(table.rows)]
@@ -442,7 +444,7 @@ def test_check_finds_what_is_left_out(table: Table, random: Any) -> None:
         ("dualpipev", 4, 2, 7, "dualpipev needs 2·pp=8 micro-batches or more, not 7; raise gbs or lower dp·mbs"),
     ],
 )
-def test_there_is_no_such_table(name: ScheduleName, pp: int, v: int, m: int, says: str) -> None:
+def test_a_schedule_with_unsupported_sizes_is_an_error(name: ScheduleName, pp: int, v: int, m: int, says: str) -> None:
     with pytest.raises(UserError) as caught:
         schedule(name, pp=pp, v=v, micro_batches=m)
     assert says in str(caught.value)
@@ -453,7 +455,7 @@ def test_there_is_no_such_table(name: ScheduleName, pp: int, v: int, m: int, say
 
 @some
 @given(table=tables())
-def test_csv_and_table_are_one(tmp_path_factory: pytest.TempPathFactory, table: Table) -> None:
+def test_a_schedule_table_reads_back_from_csv(tmp_path_factory: pytest.TempPathFactory, table: Table) -> None:
     path = tmp_path_factory.getbasetemp() / f"{table.name}.csv"
     write_table(table, path)
     assert read_table(path) == table
@@ -483,7 +485,7 @@ def test_empty_cells_are_only_spacing(tmp_path: Path) -> None:
         ("\xff", "row 1, cell 1"),
     ],
 )
-def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_schedule_csv_is_a_one_line_error(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as caught:
@@ -493,7 +495,7 @@ def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+def test_a_schedule_file_that_is_missing_or_not_text_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         read_table(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
@@ -584,7 +586,7 @@ def test_sends_are_waited_for_once_after_they_are_made() -> None:
         assert max(under_way) <= 5, (name, under_way)
 
 
-def test_the_links_are_those_that_are_used() -> None:
+def test_the_links_of_a_schedule_are_those_that_its_messages_use() -> None:
     wrap = schedule("interleaved", pp=3, v=2, micro_batches=3)
     assert list_links(wrap) == tuple(
         sorted([*(("F", r, (r + 1) % 3) for r in range(3)), *(("B", (r + 1) % 3, r) for r in range(3))])
@@ -598,7 +600,7 @@ def test_the_links_are_those_that_are_used() -> None:
     assert list_links(schedule("interleaved", pp=1, v=4, micro_batches=4)) == ()
 
 
-def test_the_messages_of_1f1b_by_hand() -> None:
+def test_messages_of_1f1b_equal_those_by_hand() -> None:
     first, second = (list_p2p_steps(ONE, rank=rank) for rank in range(2))
     assert [(str(action), post_receives, wait_sends) for action, post_receives, wait_sends in first] == [
         ("F0.0", (), ()),

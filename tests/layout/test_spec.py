@@ -61,7 +61,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @every
 @given(layouts(), st.randoms(use_true_random=False))
-def test_text_and_layout_are_one(layout: Layout, random: Any) -> None:
+def test_a_layout_is_parsed_from_its_text_in_any_order(layout: Layout, random: Any) -> None:
     text = str(layout)
     assert Layout.parse(text) == layout
     tokens = text.split()
@@ -84,7 +84,7 @@ def _list_spellings(token: str) -> list[str]:
 
 @every
 @given(layouts(), st.data())
-def test_other_spellings_of_a_layout_print_in_the_one_of_ours(layout: Layout, data: st.DataObject) -> None:
+def test_other_spellings_of_a_layout_print_in_canonical_form(layout: Layout, data: st.DataObject) -> None:
     tokens = data.draw(st.permutations([data.draw(st.sampled_from(_list_spellings(t))) for t in str(layout).split()]))
     separators = data.draw(st.lists(st.sampled_from([" ", ",", ", "]), min_size=len(tokens), max_size=len(tokens)))
     text = "".join(map(str.__add__, tokens, separators))
@@ -120,7 +120,7 @@ def test_layout_prints_in_one_order(text: str, canonical: str) -> None:
     assert str(Layout.parse(text)) == canonical
 
 
-def test_sizes_that_follow() -> None:
+def test_derived_sizes_of_a_layout() -> None:
     layout = Layout.parse("dp4 cp2 tp4x2 pp2 zero2/4 mbs3")
     assert (layout.tp, layout.world, layout.shards) == (8, 4 * 2 * 8 * 2, 4)
     assert layout.micro_batches(Job(global_batch=24)) == 2
@@ -192,7 +192,7 @@ def test_unparsable_layout_is_a_one_line_error(text: str, words: str) -> None:
 
 @every
 @given(st.text(max_size=40) | st.lists(st.sampled_from(TOKENS)).map(" ".join))
-def test_any_text_is_a_layout_or_one_line(text: str) -> None:
+def test_any_text_is_a_layout_or_a_one_line_error(text: str) -> None:
     try:
         layout = Layout.parse(text)
     except UserError as mistake:
@@ -203,7 +203,7 @@ def test_any_text_is_a_layout_or_one_line(text: str) -> None:
     assert "\n" not in refusal
 
 
-def test_the_inner_degree_divides() -> None:
+def test_an_inner_degree_that_does_not_divide_tp_is_an_error() -> None:
     with pytest.raises(ValidationError, match=r"tp=4 is not divisible by its inner degree 3; try tp2x2"):
         Layout(tp=4, tp_inner=3)
 

@@ -74,7 +74,7 @@ def test_at_least_fourteen_chips_and_all_of_them_are_sound():
         assert 10 * 2**30 < result.chip.memory_bytes < 300 * 2**30
 
 
-def test_a_name_is_one_node_and_a_count_is_that_many_ranks():
+def test_a_machine_name_is_one_node_and_a_count_that_many_ranks():
     assert machine("h100").ranks == 8
     assert machine("gb300").ranks == 72
     cluster = machine("H100:512")
@@ -143,7 +143,7 @@ def test_a_machine_is_read_however_its_number_is_written(name, count, data):
 
 
 @pytest.mark.parametrize("text", ["rtx4090", "rtx4090:8", "examples/8x4.toml", "h100", "local:2", "4x2", "tp4x2"])
-def test_other_keywords_are_unchanged(text):
+def test_texts_that_are_no_machine_are_unchanged(text):
     assert spell_machine(text) == text
 
 
@@ -153,7 +153,7 @@ def test_the_machine_of_a_config_is_read_however_its_number_is_written():
     assert replace_ranks("8xh100 nic=1Gbit", 64) == "h100:64 nic=1Gbit"
 
 
-def test_other_names_of_a_chip() -> None:
+def test_other_names_of_a_chip_are_known() -> None:
     assert [machine(name).name for name in ("a100-80g", "A100-80GB:16", "a100-40gb", "h100-80gb", "rtx-a6000")] == [
         "a100",
         "a100",

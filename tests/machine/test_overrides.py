@@ -29,7 +29,7 @@ def machine(text: str) -> Machine:
         ("nic=12.5GB/s", 12.5e9),
     ],
 )
-def test_a_network_between_nodes(words: str, bandwidth: float) -> None:
+def test_the_network_between_nodes_can_be_changed(words: str, bandwidth: float) -> None:
     varied, stock = machine(f"l40s:320 {words}"), machine("l40s:320")
     assert varied.links[-1].bandwidth == pytest.approx(bandwidth)
     assert varied.links[-1].sustained == stock.links[-1].sustained
@@ -49,7 +49,7 @@ def test_the_network_changes_what_is_predicted() -> None:
     assert shared.longest_part.startswith("dp")
 
 
-def test_a_chip_and_its_node() -> None:
+def test_figures_of_a_chip_and_its_node_can_be_changed() -> None:
     result = machine("h100:16 node=4 link=225GB memory=94GiB hbm=3.9TB watts=350 price=2.5")
     near = result.links[0]
     assert (result.ranks_per_node, near.span, near.bandwidth, result.nodes) == (4, 4, 225e9, 4)
@@ -98,7 +98,7 @@ def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
             machine(str(path))
 
 
-def test_the_examples_are_machines() -> None:
+def test_the_example_machine_files_are_read_and_predicted() -> None:
     shared, whole = (machine(str(EXAMPLES / f"{name}.toml")) for name in ("l40s-shared-nic", "complete"))
     assert shared.links[-1].bandwidth == 200e9 / 8 / 8
     assert (shared.chip.power_watts, shared.chip.memory_bytes) == (300, machine("l40s").chip.memory_bytes)
@@ -108,5 +108,5 @@ def test_the_examples_are_machines() -> None:
         assert predict(model=build_model("llama3-8b"), machine=item, layout=layout, job=job).time.step_seconds > 0
 
 
-def test_an_assumed_network_says_so() -> None:
+def test_an_assumed_network_is_called_assumed() -> None:
     assert "our assumption, one NIC per GPU" in machine("l40s").links[-1].source

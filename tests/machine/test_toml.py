@@ -50,7 +50,7 @@ def test_every_catalog_machine_reads_back_equal(tmp_path):
         assert toml.read(tmp_path / "machine.toml") == machine
 
 
-def test_measured_points_read_back_equal_one_on_a_line(tmp_path):
+def test_a_calibrated_machine_reads_back_with_one_measured_point_on_a_line(tmp_path):
     machine = make_calibrated_machine(tmp_path)
     path = tmp_path / "new" / "folder" / "local.toml"
     toml.write(machine, path)
@@ -77,11 +77,11 @@ tables = st.recursive(
 
 @pytest.mark.slow
 @given(tables)
-def test_any_table_reads_back(values):
+def test_any_toml_table_reads_back(values):
     assert tomllib.loads(toml.emit(values)) == values
 
 
-def test_a_failed_write_leaves_the_old_file_and_says_so_in_one_line(tmp_path):
+def test_a_failed_write_keeps_the_old_file_and_is_a_one_line_error(tmp_path):
     path = tmp_path / "local.toml"
     path.mkdir()  # a folder in the way
     with pytest.raises(RunFailure, match=r"local\.toml: the machine cannot be written: ") as fault:
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_named(tmp_path):
         toml.read(path)
 
 
-def test_a_machine_without_a_name_is_one_line(tmp_path):
+def test_a_machine_without_a_name_is_a_one_line_error(tmp_path):
     """Its first word names it in options and messages."""
     path = tmp_path / "mine.toml"
     toml.write(resolve("h100:8", local=tmp_path), path)

@@ -24,7 +24,7 @@ from fivefold.trainer.model.kernels.fused.kernels import TRITON
 from fivefold.trainer.model.norm import BUILDERS, LayerNorm, build_norm
 
 
-def test_every_name_has_a_record() -> None:
+def test_every_activation_and_norm_name_has_a_record() -> None:
     assert tuple(ACTIVATIONS) == get_args(ActivationName)
     assert tuple(NORMS) == get_args(NormName)
     assert len(NAMES) == sum(len(activation.huggingface) for activation in ACTIVATIONS.values())

@@ -105,12 +105,12 @@ ROUNDED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_counts(name: str) -> None:
+def test_catalog_models_have_the_published_parameters(name: str) -> None:
     assert build_model(name).parameters == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", WITH_TOWERS)
-def test_published_counts_with_vision_towers(name: str) -> None:
+def test_catalog_models_with_vision_towers_have_the_published_parameters(name: str) -> None:
     model, layout = build_model(name), Layout.parse("dp8 zero3 mbs1 ac=full")
     assert model.vision is not None
     job = Job(sequence=4096, global_batch=8, images=1, image_tokens=None if model.vision.patches else 1024)
@@ -119,7 +119,7 @@ def test_published_counts_with_vision_towers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_rounded_counts(name: str) -> None:
+def test_catalog_models_have_about_the_published_total_and_active_parameters(name: str) -> None:
     total, active = ROUNDED[name]
     assert build_model(name).parameters / 1e9 == pytest.approx(total, rel=0.005)
     assert build_model(name).active_parameters / 1e9 == pytest.approx(active, rel=0.02)
@@ -162,7 +162,7 @@ def test_a_source_names_the_repository_and_where_else_its_keys_are_written() -> 
     )
 
 
-def test_own_models_are_small() -> None:
+def test_nano_and_tiny_have_their_stated_sizes() -> None:
     assert (build_model("nano").parameters, build_model("nano").head_dim, build_model("nano").vocab) == (
         125_248,
         16,
@@ -235,7 +235,7 @@ def test_resolve_prefers_the_catalog() -> None:
         ("folder/", None, "no such file"),
     ],
 )
-def test_bad_files_are_one_line(tmp_path: Path, file: str, text: str | None, says: str) -> None:
+def test_unreadable_model_files_are_one_line_errors(tmp_path: Path, file: str, text: str | None, says: str) -> None:
     path = tmp_path / file
     if file.endswith("/"):
         path.mkdir()
@@ -256,7 +256,9 @@ def test_bad_files_are_one_line(tmp_path: Path, file: str, text: str | None, say
         ("", "unknown model ''"),
     ],
 )
-def test_unknown_names(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_model_name_is_a_one_line_error(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refusal:
         resolve(text)
@@ -375,7 +377,7 @@ def test_a_repository_is_never_taken_for_another_generation(
         ("deepseek-v3.1", "deepseek-v3.1", ""),
     ],
 )
-def test_a_version_that_is_named_is_kept(spelled: str, name: str, repository: str) -> None:
+def test_a_version_in_a_model_name_is_kept(spelled: str, name: str, repository: str) -> None:
     model = resolve(spelled)
     assert (model.name, model.repository) == (name, repository)
 

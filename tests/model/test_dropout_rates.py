@@ -64,7 +64,7 @@ def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monke
     assert stream[len(embedding) :] == [model.dropout] * 2 * layers * (model.dropout > 0)
 
 
-def test_a_place_without_a_rate_has_that_of_the_branches() -> None:
+def test_a_dropout_without_its_own_rate_has_that_of_the_residual_branches() -> None:
     model = from_config({"model_type": "gpt2", **FAMILIES["gpt2"], "attn_pdrop": 0.2}, name="x")
     assert model.dropout_rates == DropoutRates(embedding=0.0, attention=0.2, residual=0.0)
     assert (model.attention_dropout, model.embedding_dropout) == (0.2, None)

@@ -45,7 +45,7 @@ def test_norms_that_contradict_each_other_are_refused(changed: dict[str, Any], s
     ],
     ids=str,
 )
-def test_positions_refuse_what_they_would_ignore(changed: dict[str, Any], says: str) -> None:
+def test_position_settings_that_would_be_ignored_are_errors(changed: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         SMALL.replace(**changed)
 
@@ -73,7 +73,7 @@ def test_values_that_cannot_be_keys_are_refused(changed: dict[str, Any], says: s
         ("qk_norm", "head", "mla norms its latents, not its heads: leave qk_norm='head' out"),
     ],
 )
-def test_latent_attention_refuses_what_it_would_ignore(field: str, value: Any, says: str) -> None:
+def test_settings_that_latent_attention_would_ignore_are_errors(field: str, value: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         LATENT.replace(**{field: value})
 
@@ -102,7 +102,7 @@ def test_every_layer_has_a_sink_per_head(model: Model) -> None:
     ],
     ids=str,
 )
-def test_position_tables(changed: dict[str, Any], dims: tuple[int, ...]) -> None:
+def test_rotary_tables_have_the_dims_of_the_layers(changed: dict[str, Any], dims: tuple[int, ...]) -> None:
     assert SMALL.replace(**changed).table_dims == dims
 
 

@@ -55,7 +55,9 @@ def test_sgd_without_momentum_has_no_state_anywhere() -> None:
     assert cost.moved_bytes(job) == 0
 
 
-def test_facts_that_other_parts_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_2d_tensor_parallelism_and_flat_buffers_follow_the_record_of_the_optimizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two-dimensional tensor parallelism and DeepSpeed's flat buffer follow the record, not names."""
     model, layout = build_model("llama3-8b"), Layout.parse("dp2 tp2x2 zero1 mbs1")
     deepspeed = Job(stack={"name": "deepspeed"}, sequence=2048, global_batch=8)

@@ -35,14 +35,14 @@ H100 = resolve("h100:8", local=Path("/nowhere"))
 
 
 @pytest.mark.parametrize("record", TABLES, ids=lambda record: record.__name__)
-def test_every_field_is_drawn(record: type[BaseModel]) -> None:
+def test_random_jobs_vary_every_field(record: type[BaseModel]) -> None:
     apart = {Job: {"stack"}, Stack: {*LABELS}}.get(record, set())
     assert TABLES[record].keys() == record.model_fields.keys() - apart
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", mark_share(4, range(0, 160, 40)))
-def test_a_step_of_any_job(start: int) -> None:
+def test_predictions_of_random_jobs_are_consistent(start: int) -> None:
     for seed in range(start, start + 40):
         drawn = case(seed)
         check_step(drawn)
@@ -52,7 +52,7 @@ def test_a_step_of_any_job(start: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1006))
-def test_the_questions_about_any_job(seed: int) -> None:
+def test_answers_about_random_jobs_are_consistent(seed: int) -> None:
     check_questions(case(seed))
 
 
@@ -129,14 +129,14 @@ def test_an_offloaded_optimizer_leaves_the_shards_that_are_gathered() -> None:
         assert rank.optimizer_bytes == 0
 
 
-def test_changes_of_a_layout_with_stages_of_its_own() -> None:
+def test_changes_of_a_layout_with_uneven_stages_are_listed() -> None:
     layout = Layout.parse("dp4 pp2 stages=5-3")
     model = build_model("llama3-8b").replace(layers=8)
     result = list_changes(model=model, machine=H100, job=Job(sequence=512, global_batch=16), layout=layout)
     assert {item.change for item in result} >= {"zero bubble", "interleaved, twice the stages"}
 
 
-def test_ratios_are_of_the_layers_with_experts() -> None:
+def test_ratios_are_computed_for_layers_with_experts_if_there_are_any() -> None:
     """Where most have none, or all."""
     model = build_model("qwen3-30b-a3b").replace(layers=3)
     assert model.moe
@@ -146,14 +146,14 @@ def test_ratios_are_of_the_layers_with_experts() -> None:
         assert (bool(result.sizing), "ep" in {axis.axis for axis in result.axes}) == (axes, axes)
 
 
-def test_the_smallest_case_that_failed() -> None:
+def test_fused_gradient_accumulation_with_zero_bubble_fits() -> None:
     job = Job(global_batch=32, wgrad_accumulation="fused")
     step = predict(model=build_model("tiny"), machine=H100, layout=Layout.parse("dp2 pp2 zb1p"), job=job)
     assert step.memory.fits
 
 
 @pytest.mark.slow
-def test_every_schedule_and_stack_is_drawn() -> None:
+def test_random_jobs_have_every_schedule_and_stack() -> None:
     drawn = [case(seed) for seed in range(600)]
     assert {item.layout.schedule for item in drawn} == {*SCHEDULES}
     assert {item.job.stack.name for item in drawn} == {*STACKS}

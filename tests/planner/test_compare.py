@@ -23,7 +23,7 @@ def case(text: str, job: Job = JOB) -> ComparedCase:
     return ComparedCase(LLAMA, NODE, Layout.parse(text), job)
 
 
-def test_variants_are_told_by_the_words_in_which_they_differ() -> None:
+def test_variants_are_named_by_their_differing_keywords() -> None:
     result = compare([case("dp8 zero3 mbs1"), case("dp4 tp2 zero3 mbs1"), case("dp8 zero3 mbs1", JOB.replace(seed=3))])
     assert [variant.facts for variant in result.variants] == [
         ("seed=0", "dp8"),
@@ -54,7 +54,7 @@ def test_hours_and_dollars_are_of_a_trillion_tokens() -> None:
         assert dollars == pytest.approx(2 * seconds * 8 / 3600 * 1e12 / (64 * 8192))
 
 
-def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
+def test_the_best_value_of_a_row_is_its_lowest_or_highest_as_its_quantity_demands() -> None:
     result = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs1 ac=full")])
     rows = {row.name: row for row in result.rows}
     assert rows["step time"].is_best == (True, False)
@@ -76,7 +76,7 @@ def test_impossible_variant_keeps_its_reason() -> None:
     assert len(result.rows[0].values) == 1
 
 
-def test_one_variant_is_no_comparison_and_none_that_runs_is_a_mistake() -> None:
+def test_comparing_one_variant_or_only_invalid_ones_is_an_error() -> None:
     with pytest.raises(UserError, match="compare takes 2 to 12 different steps, not 1; add"):
         compare([case("dp8"), case("dp8 mbs1")])
     with pytest.raises(UserError, match="needs 16 ranks"):
@@ -122,7 +122,7 @@ def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:
     assert describe_comparison(compare(larger, risk=0.01)) == "only B fits; A has a risk above 1 %"
 
 
-def test_images_are_rows() -> None:
+def test_image_tokens_and_vision_tower_are_rows_of_a_comparison() -> None:
     model, job = build_model("gemma3-4b"), JOB.replace(images=2)
     cases = [ComparedCase(model, NODE, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
     rows = {row.name: row.values for row in compare([cases[0], cases[1]._replace(job=JOB)]).rows}

@@ -106,7 +106,7 @@ def test_parts_of_the_time_add_up(case: Case) -> None:
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(st.data())
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "deepseek-v2-lite"])
-def test_an_answer_does_not_depend_on_what_was_asked_before(name: str, data: st.DataObject) -> None:
+def test_a_prediction_does_not_depend_on_earlier_predictions(name: str, data: st.DataObject) -> None:
     """Whatever the planner remembers of one layout must not be used for another."""
     first = data.draw(cases(models=(name,), late=True))
     others = [data.draw(cases(models=(name,), late=True)).layout for _ in range(3)]
@@ -192,7 +192,9 @@ def sum_sent(case: Case, axis: str, **changes: object) -> int:
     ],
 )
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
-def test_more_of_an_axis_never_says_less(name: str, axis: str, text: str, grow: list[dict[str, object]]) -> None:
+def test_a_larger_degree_never_sends_less_over_its_axis(
+    name: str, axis: str, text: str, grow: list[dict[str, object]]
+) -> None:
     """Bytes per rank over the axis itself, at as many micro-batches."""
     case = Case(build_model(name), Layout.parse(text or "dp1"), Job(sequence=2048), resolve_machine("h100", 8))
     sent = [sum_sent(case, axis, **changes) for changes in grow]
@@ -200,7 +202,7 @@ def test_more_of_an_axis_never_says_less(name: str, axis: str, text: str, grow: 
     assert sent[-1] > 0 or (axis == "ep" and case.model.moe is None)
 
 
-def test_zero_1_says_less_than_zero_0_where_gradients_are_wider_than_weights() -> None:
+def test_zero_1_sends_less_than_zero_0_where_gradients_have_more_bytes_than_weights() -> None:
     """4 + 4 bytes a parameter reduced, or 4 reduced and 2 gathered; as much where both are 2 wide."""
     case = Case(build_model("llama3-8b"), Layout(dp=8), Job(sequence=2048), resolve_machine("h100", 8))
     assert sum_sent(case, "dp", zero=1) / sum_sent(case, "dp", zero=0) == pytest.approx(6 / 8, rel=1e-6)
@@ -292,7 +294,7 @@ def test_h100_is_faster_than_a100(case: Case) -> None:
 @pytest.mark.slow
 @SOME
 @given(cases(models=("llama3-8b", "gpt3-175b"), layout="mbs8"))
-def test_a_little_more_costs_a_little_more(case: Case) -> None:
+def test_slightly_larger_sizes_take_slightly_longer(case: Case) -> None:
     """16 thousand tokens on a rank: what is left are the waves of matmuls, a new one for a few tiles.
 
     With few tokens on a rank the steps are higher: one row more is a sixteenth more tiles at 2048, and half as many

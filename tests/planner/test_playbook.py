@@ -47,7 +47,7 @@ def test_laws_are_those_of_their_papers() -> None:
     assert advise_tokens(LLAMA, 2e12) == pytest.approx(sqrt(deepseek.tokens * step.tokens))
 
 
-def test_teams_are_near_where_their_run_was_as_long() -> None:
+def test_published_batches_are_quoted_for_runs_of_similar_length() -> None:
     who = [item.who for item in find_nearby_advice(4e6, model=LLAMA, tokens=2e12)]
     assert {"Llama 1 65B", "Llama 2 70B", "OLMo 2 7B"} <= set(who)
     assert "DeepSeek-V3" not in who
@@ -70,7 +70,7 @@ def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it()
 
 
 @pytest.mark.parametrize("memory", [90, 45, 30])
-def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
+def test_plan_takes_its_first_candidate_layout_that_fits(memory: int) -> None:
     machine = resolve(f"h100:8 memory={memory}GiB", local=Path("/nowhere"))
     planner = Planner(model=LLAMA, machine=machine, job=JOB)
     stage, chosen = fit_stage(planner, world=8)
@@ -98,13 +98,13 @@ def test_missing_memory_is_the_shown_peak_above_the_capacity_or_a_risk() -> None
             assert float(size[1]) == pytest.approx(excess / GIB, abs=0.006)
 
 
-def test_a_model_that_fits_nowhere_is_told_with_the_nearest() -> None:
+def test_a_model_that_fits_no_layout_is_an_error_that_names_the_nearest() -> None:
     planner = Planner(model=build_model("llama3-405b"), machine=NODE, job=JOB)
     with pytest.raises(UserError, match=r"none of the \d+ layouts that plan tries fits .*: the nearest, .* needs"):
         fit_stage(planner, world=8)
 
 
-def test_every_rung_spreads_all_ranks_over_no_more_replicas_than_sequences() -> None:
+def test_every_candidate_layout_uses_all_ranks_with_at_most_as_many_replicas_as_sequences() -> None:
     for name, world, batch in (
         ("llama3-70b", 512, 64),
         ("deepseek-v3", 2048, 256),
@@ -160,7 +160,7 @@ def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
     assert 1 <= read.checkpoints.every_steps <= job.steps
 
 
-def test_tokens_are_numbers_or_words() -> None:
+def test_numbers_of_tokens_are_read_from_numbers_or_text() -> None:
     assert [parse_tokens(item) for item in ("2T", "1e12", "15.6T", "300B", "7")] == [2e12, 1e12, 15.6e12, 300e9, 7]
     with pytest.raises(ValueError, match="such as 2e12 or 2T"):
         parse_tokens("2X")

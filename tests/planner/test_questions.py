@@ -88,7 +88,7 @@ def test_a_sequence_is_not_shorter_than_its_images() -> None:
 
 
 @pytest.mark.slow
-def test_methods_that_are_not_modelled_are_named_next_to_those_that_are() -> None:
+def test_fine_tuning_methods_that_are_not_modelled_are_named_with_the_answer() -> None:
     model = build_model("gemma3-4b")
     job = Job(sequence=4096, global_batch=8, images=2, freeze_vision_tower=True, freeze_projector=True)
     full, _, lora, faster = questions.list_fine_tunes(model=model, machine=NODE, job=job)
@@ -170,7 +170,7 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
         assert why in str(caught.value), name
 
 
-def test_a_layout_that_fits_with_full_recomputation_is_told_so() -> None:
+def test_a_layout_that_fits_only_with_full_recomputation_is_advised_to_recompute() -> None:
     job, layout = Job(sequence=32768, global_batch=8), Layout.parse("dp8 zero3")
     full = layout.replace(ac="full")
     asked: dict[str, Any] = {"model": LLAMA, "machine": NODE, "job": job}
@@ -188,7 +188,7 @@ def test_a_micro_batch_that_is_not_legal_is_not_the_smallest() -> None:
         questions.find_largest_micro_batch(model=build_model("llama3-405b"), machine=NODE, job=job, layout=layout)
 
 
-def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
+def test_reasonable_batches_have_the_micro_batches_of_their_schedule() -> None:
     about = {"model": LLAMA, "machine": resolve("h100:32", local=Path("/nowhere")), "tokens": 1e12}
     job = Job(sequence=131_072, global_batch=8)
     plain, dual = (
@@ -296,7 +296,7 @@ def test_a_layout_that_fits_is_tried_at_the_next_size_before_a_search(monkeypatc
     assert searched == ["llama3-8b x1", "llama3-8b x1.75", "llama3-8b x1.625"]
 
 
-def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
+def test_reasonable_batches_have_4_to_60_million_tokens() -> None:
     sound_batches = questions.list_reasonable_batches(job=JOB, layout=Layout(dp=128, mbs=2), tokens=1e12)
     assert [batch.micro_batches for batch in sound_batches] == [4, 8, 16, 32]
     assert all(4e6 <= batch.tokens <= 60e6 for batch in sound_batches)
@@ -312,7 +312,7 @@ def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
         ("llama3-8b", "h100:8", "dp8 zero3 mbs1", None),
     ],
 )
-def test_pairs_help_where_neither_change_does(
+def test_pairs_of_changes_are_listed_where_neither_change_alone_helps(
     model: str, machine: str, layout: str, expected: tuple[str, str] | None
 ) -> None:
     job = Job(sequence=8192, global_batch=512 if model == "llama3-70b" else 64)
@@ -402,7 +402,7 @@ def test_changes_are_relative_to_the_given_layout() -> None:
     assert next(change.layout for change in half if change.change == "mbs1") == str(layout)
 
 
-def test_a_batch_that_no_micro_batch_divides_is_what_is_said() -> None:
+def test_a_global_batch_that_dp_does_not_divide_is_named_as_the_error() -> None:
     with pytest.raises(UserError, match="global batch 7 is not divisible by dp"):
         questions.find_largest_micro_batch(
             model=LLAMA, machine=NODE, job=Job(global_batch=7), layout=Layout(dp=8, zero=3)
@@ -416,7 +416,7 @@ def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
         assert {"interleaved, twice the stages", "zero bubble"} <= {change.change for change in result}
 
 
-def test_no_sequence_makes_an_illegal_layout_legal() -> None:
+def test_an_invalid_layout_is_named_as_the_error_and_not_the_sequence() -> None:
     layout, hardware = Layout.parse("dp2 pp2 zbv zero2 mbs1"), resolve("h100:4", local=Path())
     with pytest.raises(UserError, match="pp·v=4 stages are more than layers=2"):
         questions.search_longest_sequence(
@@ -424,7 +424,7 @@ def test_no_sequence_makes_an_illegal_layout_legal() -> None:
         )
 
 
-def test_batches_name_who_says_or_chose_them() -> None:
+def test_reasonable_batches_name_their_laws_and_published_runs() -> None:
     layout = Layout(dp=64, mbs=1)
     job = JOB.replace(sequence=8192)
     sound_batches = questions.list_reasonable_batches(job=job, layout=layout, tokens=2e12, model=LLAMA, noise=5e6)
@@ -438,7 +438,7 @@ def test_batches_name_who_says_or_chose_them() -> None:
 
 
 @pytest.mark.slow
-def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> None:
+def test_longest_sequences_are_listed_by_recomputation_and_cp() -> None:
     layout = Layout.parse("dp4 zero3 mbs1")
     machine = resolve("h100:4", local=Path("/nowhere"))
 
@@ -536,7 +536,7 @@ def test_fewest_gpus_are_sought_without_a_number(word: str, ranks: int) -> None:
     assert "(tried: powers of two, multiples of 8 from 16 to 32)" in answer["line"] or ranks == 16
 
 
-def test_a_number_of_gpus_is_a_limit() -> None:
+def test_the_given_number_of_gpus_is_the_limit_of_the_fewest_gpus() -> None:
     result = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", "h100:8"])
     assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step (the default)" in str(
         result.exception

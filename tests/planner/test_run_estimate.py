@@ -106,7 +106,7 @@ def test_a_checkpoint_holds_masters_and_moments() -> None:
 
 
 @pytest.mark.parametrize(("pause_seconds", "mtbf_seconds"), [(1.0, 1e5), (10.0, 1e4), (60.0, 3000.0)])
-def test_the_best_interval_is_the_best_of_all_and_youngs_where_that_holds(
+def test_the_best_checkpoint_interval_has_the_highest_goodput_and_equals_youngs_formula(
     pause_seconds: float, mtbf_seconds: float
 ) -> None:
     times = {"pause_seconds": pause_seconds, "recovery_seconds": 300.0, "mtbf_seconds": mtbf_seconds}
@@ -149,7 +149,7 @@ def test_rate_per_gpu_is_over_all_ranks() -> None:
     assert step.mfu.causal == pytest.approx(flops / (8 * peak * step.time.step_seconds), rel=1e-6)
 
 
-def test_energy_and_carbon_are_blooms_for_its_gpu_hours() -> None:
+def test_energy_and_carbon_of_blooms_gpu_hours_equal_the_published() -> None:
     """1,082,990 GPU-hours of 400 W: 433,196 kWh, and 24.7 t with 57 g/kWh (arXiv:2211.02001, tables 2 and 3)."""
     a100 = resolve("a100:8", local=Path("/nowhere"))
     result = run(machine=a100, site=NOTHING.replace(carbon=57))
@@ -163,7 +163,7 @@ def test_energy_and_carbon_are_blooms_for_its_gpu_hours() -> None:
     assert more.chip_kwh == pytest.approx(result.kwh)
 
 
-def test_failures_are_llama_3s_for_its_gpu_days() -> None:
+def test_failures_of_llama_3s_gpu_days_equal_the_published() -> None:
     """419 in 54 days of 16,384 (arXiv:2407.21783 §3.3.4)."""
     assert Site().failures * 16_384 * 54 / 1000 == pytest.approx(419, rel=0.02)
 
@@ -226,7 +226,7 @@ def test_machines_are_ranked_by_what_is_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_energy_is_not_time() -> None:
+def test_the_machine_of_least_energy_may_be_slower() -> None:
     """A GPU of a third of the power that is a little slower takes less energy."""
     machines = [resolve(name, local=Path("/nowhere")) for name in ("h200:8 watts=900", "h100:8 watts=300")]
     choices = [MachineChoice(machine, (8,)) for machine in machines]

@@ -114,7 +114,7 @@ def train_with_fault(
     return line, times
 
 
-def test_a_rank_that_sleeps_in_its_forward(forked: Any, run: Run, tmp_path: Path) -> None:
+def test_a_rank_that_is_slow_in_its_forward_is_reported(forked: Any, run: Run, tmp_path: Path) -> None:
     line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_down_rank)
     assert line.startswith("straggler: rank 1 works ")
     assert line.endswith("most is in norm1 forward of F")
@@ -123,21 +123,21 @@ def test_a_rank_that_sleeps_in_its_forward(forked: Any, run: Run, tmp_path: Path
     assert split(times, step_seconds=1.0).bubble_seconds * times[1].step < 0.5 * PAUSE  # of the rank that waits least
 
 
-def test_a_stage_that_takes_longer(forked: Any, run: Run, tmp_path: Path) -> None:
+def test_a_slow_pipeline_stage_is_reported(forked: Any, run: Run, tmp_path: Path) -> None:
     line, _ = train_with_fault(forked, run, "pp2 mbs1", tmp_path, slow_down_stage)
     assert line.startswith("bubble: rank 0 waits ")
     assert "planned 0.0 µs: stage 1 works" in line
     assert line.endswith("most of it is in norm2 forward of F; give it fewer layers")
 
 
-def test_a_loader_that_sleeps(forked: Any, run: Run, tmp_path: Path) -> None:
+def test_a_slow_data_loader_is_reported(forked: Any, run: Run, tmp_path: Path) -> None:
     line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_down_loader)
     assert line.startswith("stalled loader: rank ")
     assert line.endswith(" of each step for its batch, 1 more ranks likewise")
     assert split(times, step_seconds=times[0].step).data_seconds > 0.3 * READING
 
 
-def test_a_message_that_is_slow(forked: Any, run: Run, tmp_path: Path) -> None:
+def test_a_slow_message_is_reported(forked: Any, run: Run, tmp_path: Path) -> None:
     line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_down_link)
     assert line.startswith("slow link: dp all_reduce of ")
     assert "among ranks 0, 1 travels" in line

@@ -21,7 +21,7 @@ def measure(*, longer: float = 0.0, flops: float = 1.0, optimizer: float = 0.0) 
     return PREDICTED.replace(kind="measured", time=time, work=work)
 
 
-def test_a_step_as_predicted_leaves_the_layout() -> None:
+def test_the_advice_for_a_step_as_fast_as_predicted_is_to_change_the_layout() -> None:
     advice = advise_on_step(measure(longer=0.02), PREDICTED)
     assert advice is not None
     assert advice.loss == ""
@@ -36,7 +36,7 @@ def test_a_step_as_predicted_leaves_the_layout() -> None:
         (measure(longer=0.3), ("do not explain most", "23% of a step", "fivefold trace --against")),
     ],
 )
-def test_the_largest_cause_is_named(step: Step, words: tuple[str, ...]) -> None:
+def test_the_advice_names_the_largest_cause_of_lost_time(step: Step, words: tuple[str, ...]) -> None:
     advice = advise_on_step(step, PREDICTED)
     assert advice is not None
     assert advice.expected_seconds == pytest.approx(advice.step_seconds - advice.loss_seconds)

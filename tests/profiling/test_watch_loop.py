@@ -128,7 +128,7 @@ def test_micro_batches_are_one_step() -> None:
     assert twice.step.memory.stages[0].activations_bytes == once.step.memory.stages[0].activations_bytes
 
 
-def test_an_error_within_leaves_the_loop_and_no_meter() -> None:
+def test_an_error_in_the_loop_is_raised_and_the_meter_removed() -> None:
     module = model()
     optimizer, resize = adamw(module), torch.UntypedStorage.resize_
     watched = ff.watch(module, optimizer)
@@ -148,7 +148,7 @@ def _raise_in_step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     raise ZeroDivisionError
 
 
-def test_show_takes_it(tmp_path: Path) -> None:
+def test_a_saved_watched_run_is_read_by_show(tmp_path: Path) -> None:
     """Alone, and compared with a prediction."""
     module = model()
     optimizer = adamw(module)
@@ -187,7 +187,7 @@ def test_show_takes_it(tmp_path: Path) -> None:
         ({"against": ("nano", "h100:2", "dp2 mbs1"), "gbs": 2}, "for 2 ranks, but 1 call watch"),
     ],
 )
-def test_mistakes(words: dict[str, Any], line: str) -> None:
+def test_invalid_arguments_are_user_errors(words: dict[str, Any], line: str) -> None:
     module = model()
     words = {"model": module, "optimizer": adamw(module)} | words
     with pytest.raises(UserError, match=line):

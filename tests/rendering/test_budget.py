@@ -18,7 +18,7 @@ def make_time(parts: dict[str, float]) -> Time:
 
 
 @given(PARTS, PARTS, st.integers(0, 40))
-def test_the_lines_add_up_to_the_difference(
+def test_the_listed_parts_add_up_to_the_difference_of_two_step_times(
     predicted: dict[str, float], measured: dict[str, float], shown: int
 ) -> None:
     ours, theirs = make_time(predicted), make_time(measured)
@@ -41,7 +41,7 @@ def test_overlap_is_the_hidden_share_of_the_messages() -> None:
     assert budget.overlap(time) == {"dp": pytest.approx(0.75), "tp": 0.0}
 
 
-def test_the_page(small: Step, measured: Step) -> None:
+def test_the_page_breaks_down_the_error_of_a_prediction(small: Step, measured: Step) -> None:
     split = Time(
         step_seconds=0.82,
         compute_seconds=0.5,

@@ -39,7 +39,7 @@ def test_memory_bars_by_stage_and_by_step(small: Step, measured: Step, large: St
     ]
 
 
-def test_compare_bars_count_the_exact(small: Step, measured: Step) -> None:
+def test_the_comparison_chart_says_how_many_counts_are_exact(small: Step, measured: Step) -> None:
     rows = compare(small, measured)
     assert title(charts.compare_bars(rows)) == "10 of 10 counts are exact, estimates are within 3.8%"
     wrong = compare(small.replace(traffic=()), measured)
@@ -49,7 +49,7 @@ def test_compare_bars_count_the_exact(small: Step, measured: Step) -> None:
     assert kinds.count("wrong count") == 4
 
 
-def test_nothing_to_draw_is_one_line(small: Step) -> None:
+def test_a_chart_without_data_is_a_one_line_error(small: Step) -> None:
     with pytest.raises(UserError, match="nothing to draw"):
         charts.compare_bars([])
     with pytest.raises(UserError, match="nothing to draw"):
@@ -69,7 +69,7 @@ def test_charts_are_saved_by_suffix_and_completely(small: Step, tmp_path: Path, 
     assert b'src="http' not in content  # a page that needs no network
 
 
-def test_saving_refuses_in_one_line(small: Step, tmp_path: Path) -> None:
+def test_a_chart_that_cannot_be_saved_is_a_one_line_error(small: Step, tmp_path: Path) -> None:
     chart = charts.draw_memory_bars(small)
     with pytest.raises(UserError, match=r"a chart is saved as \.svg, \.png, \.pdf or \.html, not \.gif"):
         charts.save(chart, tmp_path / "a.gif")
@@ -79,7 +79,7 @@ def test_saving_refuses_in_one_line(small: Step, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["altair", "vl_convert"])
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str, small: Step) -> None:
+def test_charts_without_the_extra_show_are_an_error(monkeypatch: pytest.MonkeyPatch, missing: str, small: Step) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UserError, match=r"charts need the extra show: pip install 'fivefold\[show\]'"):
         charts.draw_memory_bars(small)

@@ -63,7 +63,7 @@ def test_a_run_that_still_trains_is_compared_by_its_log(small: Step) -> None:
     assert compare_unfinished(small, [{"seconds": float("nan")}, {"seconds": "x"}, {"seconds": 0}]) == []
 
 
-def test_a_count_that_differs_is_wrong_by_how_much(small: Step, measured: Step) -> None:
+def test_a_count_that_differs_is_marked_with_its_difference(small: Step, measured: Step) -> None:
     more = small.replace(work=small.work.replace(hardware_flops=small.work.hardware_flops + 1))
     rows = compare(more, measured)
     assert [row.quantity for row in rows if row.is_wrong] == ["hardware FLOPs"]
@@ -100,12 +100,12 @@ def test_stages_are_compared_one_by_one(large: Step) -> None:
     assert wrong == ["optimizer state, stage 0", "all states, stage 0"]
 
 
-def test_two_layouts_are_not_one_step(small: Step, large: Step) -> None:
+def test_comparing_steps_of_two_layouts_is_an_error(small: Step, large: Step) -> None:
     with pytest.raises(UserError, match=r"'dp2 zero1 mbs4' and 'dp16 .*' are different layouts"):
         compare(small, large)
 
 
-def test_nothing_measured_and_nothing_sent_print(small: Step) -> None:
+def test_a_step_without_times_and_messages_is_printed(small: Step) -> None:
     idle = small.replace(
         traffic=(), time=small.time.replace(step_seconds=0.0, compute_seconds=0.0), tokens_per_second_per_gpu=0.0
     )
@@ -125,7 +125,7 @@ def test_every_number_is_there_at_any_width(small: Step, measured: Step, width: 
     assert words.count("exact") == 10
 
 
-def test_text_has_no_colour_and_fits(small: Step) -> None:
+def test_comparison_text_has_no_colour_and_fits_the_width(small: Step) -> None:
     text = to_text(render_table(compare(small, small)), width=80)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80

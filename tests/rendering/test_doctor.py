@@ -70,7 +70,7 @@ def test_no_line_is_wider_than_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("width", [110, 160])
-def test_the_page(width: int) -> None:
+def test_the_page_of_doctor_has_memory_flops_and_parameters(width: int) -> None:
     flat = " ".join(text(width).split())
     for words in (
         "4.00 GiB at the peak",
@@ -87,7 +87,7 @@ def test_the_page(width: int) -> None:
     assert "ModuleList" not in flat
 
 
-def test_the_verdicts() -> None:
+def test_the_advice_says_whether_the_budget_is_enough() -> None:
     fits = str(describe_advice(make_advice()))
     assert "blocks.{0-1}, blocks.3.mlp" in fits
     assert "+5.0% FLOPs" in fits
@@ -96,7 +96,7 @@ def test_the_verdicts() -> None:
     assert "does not fit: too much" in str(describe_advice(make_advice(fits=False, reason="too much")))
 
 
-def test_ranges() -> None:
+def test_names_of_numbered_modules_are_merged_into_ranges() -> None:
     assert list(merge_ranges(["a.0", "a.1", "a.2", "a.4", "a.3.b", "c", "x.1.y.0.z", "0", "1"])) == [
         "c",
         "a.{0-2,4}",

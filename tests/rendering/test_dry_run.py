@@ -40,7 +40,7 @@ def test_findings_come_first(small: Step, width: int) -> None:
     assert all(len(line) <= width for line in text.splitlines())
 
 
-def test_every_number_of_the_peak_is_there(small: Step) -> None:
+def test_every_number_of_the_peak_is_printed(small: Step) -> None:
     step = make_dry_run(small)
     first = step.memory.stages[0].replace(peak_bytes=100 * MIB, peak_cause="update, zeros_like")
     text = to_text(render_page(step, findings=[], moment=MOMENT, first=first), width=120)

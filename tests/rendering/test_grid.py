@@ -9,14 +9,14 @@ from tests.printed import to_text
 GRID = Grid(("name", "size"), (("a name of many words", "123,456,789"), ("b[0]", Text("7"))), words=("name",))
 
 
-def test_wide_enough_is_columns() -> None:
+def test_a_wide_table_is_printed_in_columns() -> None:
     lines = to_text(GRID, width=60).splitlines()
     assert lines[0].split() == ["name", "size"]
     assert lines[2] == "a name of many words  123,456,789"
     assert lines[3].split() == ["b[0]", "7"]
 
 
-def test_words_fold_before_numbers_do() -> None:
+def test_text_wraps_before_numbers_do() -> None:
     lines = to_text(GRID, width=22).splitlines()
     assert lines[2].split() == ["a", "name", "123,456,789"]
 
@@ -27,14 +27,14 @@ def test_numbers_with_their_unit_are_not_cut() -> None:
     assert "time 31.20 s (+3.1%)" in to_text(units, width=20)  # a card
 
 
-def test_too_narrow_is_cards() -> None:
+def test_a_table_too_wide_for_the_terminal_is_printed_as_cards() -> None:
     text = to_text(GRID, width=17)
     assert "size 123,456,789" in text
     assert "size 7" in text
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 11])
-def test_any_width_prints(width: int) -> None:
+def test_a_table_is_printed_at_any_width(width: int) -> None:
     assert all(len(line) <= width for line in to_text(GRID, width=width).splitlines())
 
 
@@ -58,7 +58,7 @@ def test_many_rows_keep_the_columns_that_fit_and_name_the_others() -> None:
         assert "regret" in cards
 
 
-def test_headings_of_two_words_count_in_full() -> None:
+def test_columns_are_as_wide_as_headings_of_two_words() -> None:
     headings = ("source", *(f"left out {at}" for at in range(6)))
     grid = Grid(headings, (("kempnerforge", *["1.4%"] * 6),) * 3, words=("source",))
     lines = to_text(grid, width=60).splitlines()

@@ -25,7 +25,7 @@ LEVELS = (
 )
 
 
-def test_a_picture_stands_on_its_parts() -> None:
+def test_the_memory_picture_stacks_its_categories() -> None:
     """12 lines for 12 GiB: four of states, two of gradients, activations up to ten, two of temporaries for a moment."""
     lines = to_text(memory.MemoryPicture(LEVELS, rank=1, capacity_bytes=16 * GIB), width=69).splitlines()
     columns = [line[8:].ljust(60) for line in lines[:12]]
@@ -42,7 +42,7 @@ def test_a_picture_stands_on_its_parts() -> None:
     assert "gathers" not in lines[13]
 
 
-def test_growth_between_two_levels_is_even() -> None:
+def test_memory_grows_evenly_between_two_levels_of_the_picture() -> None:
     lines = to_text(memory.MemoryPicture(LEVELS[:2], rank=0, capacity_bytes=16 * GIB), width=49).splitlines()
     heights = [sum(line[i] not in " " for line in lines[:12]) for i in range(8, 47)]
     assert heights == sorted(heights)
@@ -50,18 +50,18 @@ def test_growth_between_two_levels_is_even() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 9, 20, 40, 200])
-def test_any_width(width: int) -> None:
+def test_the_memory_picture_is_printed_at_any_width(width: int) -> None:
     text = to_text(memory.MemoryPicture(LEVELS, rank=0, capacity_bytes=16 * GIB), width=width)
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_step_that_does_not_fit_is_reported() -> None:
+def test_the_memory_picture_says_that_a_step_does_not_fit() -> None:
     assert memory.describe_peak(LEVELS, rank=0, capacity_bytes=10 * GIB) == (
         "Rank 0 peaks at 12.00 GiB, which is 2.00 GiB too much of 10.00 GiB"
     )
 
 
-def test_the_file_has_the_capacity_where_it_is_in_reach(large: Step) -> None:
+def test_the_memory_picture_shows_the_capacity_if_it_is_near_the_peak(large: Step) -> None:
     near, far = (drawing.draw_file(LEVELS, step=large, rank=0, capacity_bytes=n * GIB) for n in (16, 800))
     assert "chip 16.00 GiB" in near.to_svg()
     assert "chip" not in far.to_svg()
@@ -69,6 +69,6 @@ def test_the_file_has_the_capacity_where_it_is_in_reach(large: Step) -> None:
     assert [name for _, name in near.looks] == ["states", "gradients", "activations", "temporary"]
 
 
-def test_nothing_to_draw(large: Step) -> None:
+def test_a_memory_picture_without_levels_is_an_error(large: Step) -> None:
     with pytest.raises(UserError, match="nothing to draw"):
         drawing.draw_file([], step=large, rank=0, capacity_bytes=GIB)

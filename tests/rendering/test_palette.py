@@ -54,7 +54,7 @@ def test_any_two_colours_can_be_told_apart(theme: int, cones: str) -> None:
         assert distance > 14, (one, other)
 
 
-def test_words_can_be_read() -> None:
+def test_text_has_enough_contrast_on_every_colour() -> None:
     for colour in (*palette.SERIES, palette.TEXT, palette.RULE):
         assert contrast(palette.choose_ink(colour), colour) >= 4.5, colour
     for theme in (0, 1):

@@ -45,7 +45,7 @@ def text(width: int = 80, *, colours: bool = False) -> str:
     return captured.get()
 
 
-def test_a_row_per_rank_to_scale() -> None:
+def test_the_pipeline_picture_has_a_row_per_rank_to_scale() -> None:
     lines = text(89).splitlines()  # 80 columns between the rules: 8 per second
     assert lines[0] == "rank 0 │0███████████!!!!1███████████!!!!" + " " * 16 + "0" + "▓" * 23 + "#" * 8 + "│"
     assert (
@@ -62,7 +62,7 @@ def test_colours_take_the_place_of_letters() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 9, 20, 40, 200])
-def test_any_width(width: int) -> None:
+def test_the_pipeline_picture_is_printed_at_any_width(width: int) -> None:
     assert max(map(len, text(width).splitlines())) <= width
 
 
@@ -78,7 +78,7 @@ def find_rectangles(svg: str) -> list[tuple[str, float, float]]:
     return [(look, float(x), float(width)) for x, width, look in matches]
 
 
-def test_the_file_has_a_rectangle_per_block(large: Step) -> None:
+def test_the_pipeline_svg_has_a_rectangle_per_pass(large: Step) -> None:
     file = drawing.draw_file(ROWS, step=large, drawn="2 micro-batches")
     rectangles = find_rectangles(file.to_svg())
     last = max(row[-1].end for row in ROWS)
@@ -93,7 +93,7 @@ def test_the_file_has_a_rectangle_per_block(large: Step) -> None:
     assert {name for _, name in file.looks} >= {"forward", "backward", "exposed communication"}
 
 
-def test_a_file_is_read_by_programs_that_know_no_variables(large: Step) -> None:
+def test_a_saved_svg_uses_no_css_variables(large: Step) -> None:
     svg = drawing.draw_file(ROWS, step=large).to_svg()
     ElementTree.fromstring(svg)
     assert all(word not in svg for word in ("var(", "light-dark", "calc("))
@@ -103,7 +103,7 @@ def test_a_file_is_read_by_programs_that_know_no_variables(large: Step) -> None:
     assert "<title>F0.0" in page  # what the mouse tells
 
 
-def test_lines_paint_what_a_rank_runs() -> None:
+def test_merged_lines_of_a_long_pipeline_paint_what_each_rank_runs() -> None:
     machine, layout = resolve("a100:16", local=Path("/nowhere")), Layout.parse("pp16 mbs1")
     rows = build_spans(get_planner(build_model("gpt3-175b"), machine, Job(global_batch=48)), layout)
     assert sum(map(len, rows)) > drawing.MAX_TOOLTIP_SPANS
@@ -124,7 +124,7 @@ def test_lines_paint_what_a_rank_runs() -> None:
             assert set(colours[round(before.end * tenths) + 7 : round(after.start * tenths) - 7]) <= {""}
 
 
-def test_lanes_lie_one_above_the_other(large: Step) -> None:
+def test_lanes_of_the_pipeline_svg_are_stacked(large: Step) -> None:
     update = Span("update", "update", 8.0, 10.0, 0.5, ("world",))
     measured = ((*ROWS[0][:3], update, Span("data", "data", 10.0, 10.5)),)
     file = drawing.draw_lanes({"predicted": ROWS[:1], "dry_run": ROWS[:1], "measured": measured}, step=large)
@@ -135,7 +135,7 @@ def test_lanes_lie_one_above_the_other(large: Step) -> None:
     assert all(f">{name} 0</text>" in file.chart for name in ("predicted", "dry run", "measured"))
 
 
-def test_nothing_to_draw(large: Step) -> None:
+def test_a_pipeline_picture_without_spans_is_an_error(large: Step) -> None:
     with pytest.raises(UserError, match="nothing to draw"):
         drawing.draw_file([], step=large)
 
@@ -146,7 +146,7 @@ def test_the_finding_names_the_largest_loss() -> None:
     assert pipeline.describe_step(Time(step_seconds=1.0, compute_seconds=1.0)).endswith("100% of the 1.00 s")
 
 
-def test_the_finding_knows_the_host_and_the_data() -> None:
+def test_the_finding_names_the_share_of_the_host() -> None:
     time = Time(step_seconds=1.0, compute_seconds=0.6, host_seconds=0.3, data_seconds=0.1)
     assert pipeline.describe_step(time).endswith("of the 1.00 s, the host takes 30.0%")
 

@@ -54,7 +54,7 @@ def test_a_stated_value_is_no_default(words: dict[str, object], line: str) -> No
          "fp8, optimizer.epsilon=0.1, steps=7000; defaults: seq 4096, global batch 8, AdamW, software fivefold"),
     ],
 )  # fmt: skip
-def test_a_job_in_one_line(settings: list[str], line: str) -> None:
+def test_a_job_is_described_in_one_line(settings: list[str], line: str) -> None:
     assert describe_job(load_job(settings=settings)) == line
 
 

@@ -31,7 +31,7 @@ FOUND = Ratios(
 )  # fmt: skip
 
 
-def test_one_row_for_each_message() -> None:
+def test_ratios_have_one_row_for_each_message() -> None:
     lines = to_text(ratios.render_page(FOUND), width=120).splitlines()
     assert "2,198 (NVLink 4), 19,780 (NIC)" in "\n".join(lines)
     cells = {line.split()[0]: line.split()[3] for line in lines if line.startswith(("tp ", "pp ", "cp "))}
@@ -40,7 +40,7 @@ def test_one_row_for_each_message() -> None:
     assert lines[-1].split() == ["NIC", "2,048", "13,187", "11,345", "8", "any"]
 
 
-def test_every_degree_under_its_formula() -> None:
+def test_every_degree_is_listed_under_its_formula() -> None:
     text = to_text(ratios.render_degrees(FOUND), width=120)
     assert "2·N·H / (w·(tp−1))" in text
     rows = [line.split() for line in text.splitlines()]
@@ -54,6 +54,6 @@ def test_a_dense_model_has_no_experts_to_size() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 24, 80])
-def test_any_width_prints(width: int) -> None:
+def test_ratios_are_printed_at_any_width(width: int) -> None:
     for page in (ratios.render_page(FOUND), ratios.render_degrees(FOUND)):
         assert max(map(len, to_text(page, width=width).splitlines())) <= width

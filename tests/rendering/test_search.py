@@ -42,7 +42,7 @@ def print_page(page: object, width: int = 140) -> str:
     return console.export_text()
 
 
-def test_the_ends_of_an_interval_differ() -> None:
+def test_printed_ends_of_an_interval_differ() -> None:
     assert show_change_range(0.021, 0.074) == "+2% to +7%"
     assert show_change_range(0.0213, 0.0218) == "+2.1% to +2.2%"
     assert show_change_range(-0.003, 0.002) == "-0.3% to +0.2%"

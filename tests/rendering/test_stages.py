@@ -28,7 +28,7 @@ def pipeline(count: int) -> list[StageMemory]:
     return [stage(0, activations=21, cause="embed"), *middle, stage(count - 1, activations=1, cause="head")]
 
 
-def test_equal_neighbours_share_a_line() -> None:
+def test_equal_adjacent_stages_share_a_line() -> None:
     lines = to_text(StageTable(pipeline(64)), width=100).splitlines()
     assert [line.split() for line in lines] == [
         ["stage", "states", "activations", "temporary", "peak", "cause"],
@@ -38,17 +38,17 @@ def test_equal_neighbours_share_a_line() -> None:
     ]
 
 
-def test_one_after_the_other_where_none_is_like_the_next() -> None:
+def test_unequal_stages_have_a_line_each() -> None:
     text = to_text(StageTable([stage(i, activations=64 - i) for i in range(64)]), width=80)
     assert len(text.splitlines()) == 65
 
 
-def test_a_stage_alone() -> None:
+def test_a_single_stage_is_printed() -> None:
     assert to_text(StageTable(pipeline(2)[:1])).splitlines()[1].startswith("0")
 
 
 @pytest.mark.parametrize(("width", "last"), [(88, "embed"), (72, "·"), (50, "40.00"), (30, "40.00"), (12, "40.00")])
-def test_columns_go_as_room_goes(width: int, last: str) -> None:
+def test_columns_of_stages_are_left_out_on_a_narrow_terminal(width: int, last: str) -> None:
     lines = to_text(StageTable(pipeline(4)), width=width).splitlines()
     assert len(lines) == 4
     assert max(map(len, lines)) <= width

@@ -8,7 +8,7 @@ from fivefold.units import GIB
 from tests.printed import to_text
 
 
-def test_a_step_on_one_page(small: Step) -> None:
+def test_the_page_of_a_step_has_its_figures(small: Step) -> None:
     text = to_text(table.step(small))
     for words in (
         "predicted  tiny on local:2, 2 ranks",
@@ -77,7 +77,7 @@ def test_a_pipeline_has_a_line_per_stage(large: Step) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 10, 24, 40, 80, 300])
-def test_any_width_prints(small: Step, large: Step, width: int) -> None:
+def test_the_page_of_a_step_is_printed_at_any_width(small: Step, large: Step, width: int) -> None:
     for step in (small, large):
         text = to_text(table.step(step), width=width)
         assert max(map(len, text.splitlines())) <= width
@@ -85,7 +85,7 @@ def test_any_width_prints(small: Step, large: Step, width: int) -> None:
             assert "41.00" in text or "169.00" in text
 
 
-def test_zeros_print() -> None:
+def test_a_step_of_zeros_is_printed() -> None:
     nothing = Step(
         kind="measured",
         model="m",
@@ -114,7 +114,7 @@ def test_measured_memory_says_what_is_reserved(measured: Step) -> None:
     )
 
 
-def test_the_driver_holds_more(measured: Step) -> None:
+def test_memory_with_the_driver_is_printed(measured: Step) -> None:
     memory = measured.memory.replace(driver_bytes=1_200_000_000)
     assert "583.65 MiB reserved, 1.12 GiB with the driver" in to_text(table.step(measured.replace(memory=memory)))
 

@@ -36,7 +36,7 @@ def test_a_trace_in_microseconds_with_a_process_per_rank(tmp_path: Path) -> None
     assert names == ["pipeline rank 0", "pipeline rank 1"]
 
 
-def test_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFailure, match="the trace cannot be written: File exists"):
         trace.save(ROWS, tmp_path / "file" / "t.json", about={})

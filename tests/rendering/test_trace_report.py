@@ -41,7 +41,7 @@ REPORT = TraceReport(
 )  # fmt: skip
 
 
-def test_means_of_the_steps() -> None:
+def test_the_trace_page_has_means_over_the_steps() -> None:
     text = to_text(render_page(REPORT), width=160)
     assert "traced  1 of 16 ranks on GPUs" in text
     assert "200.0 ms per step  ·  Compute fills 80% of a step" in text
@@ -52,7 +52,7 @@ def test_means_of_the_steps() -> None:
     assert row.split() == " ".join(shares).split()
 
 
-def test_messages_kernels_and_path() -> None:
+def test_the_trace_page_lists_messages_kernels_and_critical_path() -> None:
     text = to_text(render_page(REPORT), width=160)
     assert "nvjet[bold]" in text
     message = next(line for line in text.splitlines() if "all_reduce" in line).split()
@@ -63,13 +63,13 @@ def test_messages_kernels_and_path() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_any_width(width: int) -> None:
+def test_the_trace_page_is_printed_at_any_width(width: int) -> None:
     lines = to_text(render_page(REPORT), width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert any("43 GB/s" in line for line in lines)
 
 
-def test_the_finding_names_what_takes_most_of_the_rest() -> None:
+def test_the_finding_of_a_trace_names_the_largest_part_besides_compute() -> None:
     assert describe_ranks([FIRST]) == "Compute fills 60% of a step, exposed communication 20%"
 
 

@@ -41,7 +41,9 @@ def read_page(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.slow
-def test_a_line_of_work_is_shown_everywhere(monkeypatch: pytest.MonkeyPatch, read_page: Callable[..., str]) -> None:
+def test_an_added_key_figure_is_shown_in_terminal_html_and_web_page(
+    monkeypatch: pytest.MonkeyPatch, read_page: Callable[..., str]
+) -> None:
     work = step_view.list_work
     monkeypatch.setattr(step_view, "list_work", lambda step: (*work(step), (ADDED, f"{step.world} ranks of it")))
     step = fivefold.predict("nano", "h100:2", "dp2", seq=256, gbs=4)
@@ -51,7 +53,9 @@ def test_a_line_of_work_is_shown_everywhere(monkeypatch: pytest.MonkeyPatch, rea
         assert "2 ranks of it" in text
 
 
-def test_a_column_of_a_search_is_shown_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_added_column_of_a_search_is_shown_in_terminal_html_and_web_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     column: Column[Any] = Column(ADDED, lambda row: row[1].step.world, lambda ranks: f"{ranks} ranks of it")
     monkeypatch.setattr(search_view, "RANKED", (*search_view.RANKED, column))
     result = run_search(

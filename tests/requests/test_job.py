@@ -23,7 +23,7 @@ def test_every_planning_command_takes_every_option_of_a_job() -> None:
         assert options >= set(JobOptions.model_fields), name
 
 
-def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) -> None:
+def test_options_override_the_job_file_and_settings_combine_with_them(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text('sequence = 512\nloss = "plain"\nprecision = "fp32"\n')
     job = load_job(file, ["reduce=micro_batch", "stack.compile=true"], seq=1024, attention="flash2")
@@ -46,7 +46,7 @@ def test_options_stand_over_the_file_and_settings_beside_them(tmp_path: Path) ->
         ([], {"stack": "megatorn"}, "unknown stack 'megatorn'"),
     ],
 )
-def test_user_errors_are_one_line(settings: list[str], options: dict[str, Any], reason: str) -> None:
+def test_user_errors_are_one_line_errors(settings: list[str], options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason) as mistake:
         load_job(None, settings, **options)
     assert "\n" not in str(mistake.value)

@@ -115,14 +115,14 @@ def test_signatures_are_those_of_the_schema(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", commands.COMMANDS)
-def test_every_option_is_a_field_and_has_help(command: str) -> None:
+def test_every_option_is_a_field_of_its_request_and_has_help(command: str) -> None:
     group: Any = get_command(app)
     options = commands.COMMANDS[command]
     assert {item.name for item in group.commands[command].params} == set(options.model_fields)
     assert [name for name, field in options.model_fields.items() if not field.description] == []
 
 
-def test_a_new_field_reaches_every_surface() -> None:
+def test_a_new_request_field_becomes_an_option_and_a_query_parameter() -> None:
     """It is an option with its bounds and default, a query parameter, and missed in a signature without it."""
 
     class Coloured(SearchRequest):
@@ -179,7 +179,7 @@ def test_a_new_field_is_a_query_parameter() -> None:
     assert stated["by"]["description"] == SearchRequest.model_fields["by"].description
 
 
-def test_a_page_writes_tokens_as_they_can_be_read_again() -> None:
+def test_an_address_of_the_web_page_writes_tokens_as_they_are_read() -> None:
     pytest.importorskip("fastapi")
     from fivefold.web.question import SearchQuestion
 
@@ -188,7 +188,7 @@ def test_a_page_writes_tokens_as_they_can_be_read_again() -> None:
     assert SearchQuestion.model_validate({"tokens": "2e12", "price": ["2.2"], "risk": 0.1}) == asked
 
 
-def test_lists_that_were_not_given_are_empty() -> None:
+def test_list_options_that_were_not_given_are_empty() -> None:
     request = build_request(commands.SearchOptions, {"price": None, "also": ["fp8"]})
     assert (request.price, request.also, request.by) == ((), ("fp8",), "time")
     names = [parameter.name for parameter in make_parameters(commands.AskOptions)]

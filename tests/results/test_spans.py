@@ -7,7 +7,7 @@ import pytest
 from fivefold.results.spans import RankStep, Span
 
 
-def test_a_row_has_the_messages_of_each_action() -> None:
+def test_a_rank_of_a_trace_has_the_messages_of_each_pipeline_action() -> None:
     spans = (
         Span("step", "step 4", 0.0, 1.0),
         Span("data", "data", 0.0, 0.1, within=0),

@@ -48,7 +48,7 @@ def test_unreadable_trace_is_a_one_line_error(tmp_path: Path) -> None:
             trace_file.read(tmp_path)
 
 
-def test_planned_rows_are_stored_next_to_the_traces(tmp_path: Path) -> None:
+def test_predicted_spans_are_stored_next_to_the_traces(tmp_path: Path) -> None:
     assert trace_file.read_planned(tmp_path) == {}
     trace_file.write(trace(0), tmp_path)
     trace_file.write_planned({"predicted": (SPANS[1:],), "dry_run": []}, tmp_path)

@@ -43,20 +43,20 @@ def test_a_source_is_a_repository_or_a_paper(entry: StackEntry) -> None:
     assert [source for source in SOURCES[entry.name].values() if not WRITTEN.search(source)] == []
 
 
-def test_names_are_unique_and_ours_is_the_default() -> None:
+def test_stack_names_are_unique_and_fivefold_is_the_default() -> None:
     assert max(Counter(entry.name for entry in ENTRIES).values()) == 1
     assert build_stack("fivefold") == Stack()
     assert all(entry.version and entry.family for entry in ENTRIES if entry.name != "fivefold")
 
 
-def test_an_unknown_name_is_one_line() -> None:
+def test_an_unknown_stack_is_a_one_line_error() -> None:
     with pytest.raises(UserError, match="unknown stack 'megatron-cor'; did you mean megatron-core"):
         build_stack("megatron-cor")
     with pytest.raises(UserError, match="unknown stack 'axolotl': it trains with ddp, fsdp2 or deepspeed"):
         build_stack("axolotl")
 
 
-def test_hugging_face_trainers_run_on_stacks_of_the_catalog() -> None:
+def test_the_stacks_under_hugging_face_trainers_are_in_the_catalog() -> None:
     assert {"ddp", "fsdp2", "deepspeed"} <= set(STACKS)
     assert not set(HUGGING_FACE_TRAINERS) & set(STACKS)
 
@@ -95,12 +95,12 @@ def test_feature_missing_from_a_stack_is_an_error_by_name(name: str, layout: str
         refuse(Layout.parse(layout), model=model("llama3-8b"), job=Job(global_batch=64, stack=build_stack(name)))
 
 
-def test_a_recipe_is_what_the_stack_makes_of_it() -> None:
+def test_the_stack_decides_the_gradient_precision_of_a_recipe() -> None:
     """Megatron-Bridge reduces gradients in 16 bits, Megatron-Core in 32."""
     assert Job(stack="megatron-bridge", precision="bf16").precision.summed_bytes == 2
     assert Job(stack="megatron-core", precision="bf16").precision.summed_bytes == 4
 
 
-def test_megatron_is_the_megatron_of_today() -> None:
+def test_the_name_megatron_means_megatron_core() -> None:
     assert build_stack("megatron") == STACKS["megatron-core"]
     assert Job(stack="megatron").stack.name == "megatron-core"

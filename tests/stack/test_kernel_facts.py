@@ -34,7 +34,7 @@ def compares(field: str, tree: ast.AST) -> bool:
         ("attention", ["interop/huggingface/emit.py", "planner/predict.py"]),
     ],
 )
-def test_other_modules_ask_for_facts_of_kernels(field: str, modules: list[str]) -> None:
+def test_only_listed_modules_compare_the_names_of_kernels(field: str, modules: list[str]) -> None:
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     assert sorted(name for name, text in texts.items() if field in text and compares(field, ast.parse(text))) == modules
 
@@ -50,5 +50,5 @@ def test_only_the_engine_has_the_engines_kernels() -> None:
     assert all(fact is AUTOGRAD for name, fact in facts.items() if name != "fivefold")
 
 
-def test_the_lists_differ_in_every_fact() -> None:
+def test_kernels_of_the_trainer_and_of_autograd_differ_in_every_fact() -> None:
     assert [name for name in FIVEFOLD._fields if getattr(FIVEFOLD, name) == getattr(AUTOGRAD, name)] == []

@@ -33,7 +33,7 @@ def table() -> str:
     )
 
 
-def test_the_page_shows_the_catalog() -> None:
+def test_the_page_of_stacks_shows_the_catalog() -> None:
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     result, _, after = rest.partition(END)
     if os.environ.get("FIVEFOLD_FREEZE"):
@@ -42,6 +42,6 @@ def test_the_page_shows_the_catalog() -> None:
     assert result == table()
 
 
-def test_the_readme_counts_them() -> None:
+def test_the_readme_has_the_number_of_other_stacks() -> None:
     assert len(STACKS) == 1 + 19  # with ours
     assert "[19 other trainers](docs/reference/stacks.md)" in (ROOT / "README.md").read_text(encoding="utf-8")

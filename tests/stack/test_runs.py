@@ -72,13 +72,13 @@ LACKS: tuple[tuple[str, Any, str, str], ...] = (
 
 
 @pytest.mark.parametrize("field", ["schedules", "zero", "cp_kinds"])
-def test_a_stack_has_at_least_one_of_each(field: str) -> None:
+def test_a_stack_supports_at_least_one_value_of_each_layout_field(field: str) -> None:
     """What a layout cannot have is an error that names one that it can."""
     with pytest.raises(ValidationError, match="at least 1"):
         SupportedLayouts.model_validate({field: ()})
 
 
-def test_every_field_is_refused_by() -> None:
+def test_every_field_of_the_supported_layouts_is_checked_or_searched() -> None:
     assert {field for field, *_ in LACKS} | SEARCHED == SupportedLayouts.model_fields.keys()
 
 
@@ -103,7 +103,7 @@ def test_stack_that_shards_over_cp_has_no_zero0() -> None:
     ) == ((0, 1, 2, 3), (1, 2, 3))
 
 
-def test_orders_beside_the_usual_one() -> None:
+def test_a_stack_may_support_other_orders_of_the_axes() -> None:
     job = Job(sequence=64, global_batch=16, stack=Stack(name="mine", runs=SupportedLayouts(orders=("tp-cp-pp-dp",))))
     refuse(Layout.parse("dp2 pp2 order=tp-cp-pp-dp"), model=DENSE, job=job)
     with pytest.raises(UserError, match="use it without order= or order=tp-cp-pp-dp or another stack"):
@@ -144,7 +144,7 @@ def test_feature_missing_from_a_stack_is_an_error(field: str, value: Any, text: 
     assert str(refused.value).startswith(f"layout {str(layout)!r}: {reason}")
 
 
-def test_one_rank_shards_nothing() -> None:
+def test_a_stack_that_always_shards_runs_on_one_rank() -> None:
     """A stack that always shards (FSDP2) takes one rank, where zero0 is all there is."""
     stack = Stack(name="mine", runs=SupportedLayouts(zero=(3,)))
     refuse(Layout.parse("tp2"), model=DENSE, job=Job(sequence=64, global_batch=16, stack=stack))

@@ -54,7 +54,7 @@ def test_a_long_torn_line_is_dropped(tmp_path: Path) -> None:
     assert (tmp_path / "journal").read_bytes() == whole
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_a_journal_is_written_by_one_sweep_at_a_time(tmp_path: Path) -> None:
     with (
         open_journal(tmp_path / "journal"),
         pytest.raises(UserError, match="another sweep writes to it"),
@@ -68,7 +68,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         pytest.fail("a file as a folder")
 
 
-def test_a_full_disk_is_a_line_and_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_one_line_error_and_keeps_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = put_three(tmp_path / "journal")
     write = os.write
     with open_journal(tmp_path / "journal") as journal:

@@ -58,7 +58,7 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch, **outcomes: Trial) -> list[str]
 
 
 @pytest.mark.processes
-def test_two_real_runs(local: Path) -> None:
+def test_two_layouts_are_measured(local: Path) -> None:
     rows = run_sweep(local, ranks=[1])
     assert [(row.layout, row.measured, row.measured_why) for row in rows] == [
         ("dp1 zero0 mbs2", "measured", ""),
@@ -84,7 +84,7 @@ def step_of(layout: str, local: Path) -> Trial:
     return Trial(ended="measured", measured=step.replace(kind="measured"))
 
 
-def test_every_end_is_a_row(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_outcome_of_a_trial_is_a_row(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = fake_trials(
         monkeypatch,
         dp1_zero0_mbs2=Trial(ended="memory", why="CUDA out of memory"),
@@ -112,7 +112,7 @@ def test_layout_that_does_not_fit_is_not_tried(local: Path, monkeypatch: pytest.
     assert tried == []
 
 
-def test_a_killed_sweep_goes_on_behind_its_last_trial(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_sweep_continues_after_its_last_trial(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
@@ -133,7 +133,7 @@ def test_a_killed_sweep_goes_on_behind_its_last_trial(local: Path, monkeypatch: 
     assert [row.measured for row in rows] == ["failed", "failed", "failed", "invalid"]
 
 
-def test_another_calibration_does_not_measure_again(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_stay_measured_after_another_calibration(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = fake_trials(
         monkeypatch, dp1_zero0_mbs2=Trial(ended="failed", why="x"), dp1_zero0_mbs4=Trial(ended="failed", why="y")
     )

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_sweep_files_models_and_machines_are_next_to_it(folder: Path) -> None:
+def test_paths_in_a_sweep_file_are_relative_to_it(folder: Path) -> None:
     result = list(list_settings(Sweep.load(folder / "sweep.toml"), local=folder / "none"))
     assert [item.model.layers for item in result] == [
         3,
@@ -47,7 +47,7 @@ def test_a_sweep_files_models_and_machines_are_next_to_it(folder: Path) -> None:
     assert {item.ranks for item in result} == {2}
 
 
-def test_a_run_files_files_are_next_to_it_or_where_the_command_runs(folder: Path) -> None:
+def test_paths_in_a_run_file_are_relative_to_it_or_to_the_working_folder(folder: Path) -> None:
     run = Run.load(folder / "run.toml")
     assert catalog.resolve(run.model).layers == 3
     assert resolve_machine(run.machine, local=folder / "none").ranks == 2
@@ -58,12 +58,12 @@ def test_a_run_files_files_are_next_to_it_or_where_the_command_runs(folder: Path
     assert (case.model.layers, case.machine.ranks) == (3, 2)
 
 
-def test_a_file_where_the_command_runs_is_found_too(folder: Path) -> None:
+def test_a_file_in_the_working_folder_is_found_too(folder: Path) -> None:
     (folder / "mine.toml").rename("mine.toml")
     assert catalog.resolve(Run.load(folder / "run.toml").model).layers == 3
 
 
-def test_a_corpus_where_the_command_runs_comes_before_the_data_of_a_runs_folder(folder: Path) -> None:
+def test_a_corpus_in_the_working_folder_comes_before_the_data_of_the_run(folder: Path) -> None:
     Path("text").mkdir()
     assert Run.load(folder / "run.toml").data.corpus == "text"
 

@@ -50,7 +50,7 @@ def predict_by_names(row: SweepRow) -> Step:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* defers weight gradients:fivefold.record.UsageWarning")
-def test_rows_are_what_predict_says() -> None:
+def test_rows_of_a_sweep_equal_predict() -> None:
     draw, predictor = random.Random(1), Predictor()
     pairs = [
         (setting, text) for setting, texts in SweepPlan.from_sweep(WIDE, local=Path("nowhere")).parts for text in texts
@@ -106,7 +106,7 @@ def test_setting_without_a_layout_is_a_row() -> None:
     assert row.why.startswith("no layout fits; the nearest, ")
 
 
-def test_rows_of_what_cannot_be() -> None:
+def test_invalid_layouts_of_a_sweep_are_rows_with_their_error() -> None:
     rows = [
         row
         for setting, texts in plan_of(ranks=[8, 12], layouts=["dp* pp{1,2} zb1p"], sequences=[96], batch_tokens=[1024])

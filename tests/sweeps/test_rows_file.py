@@ -33,7 +33,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_rows_are_written_as_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     write(ROWS, tmp_path / "new" / "rows.parquet")
     table = parquet.read_table(tmp_path / "new" / "rows.parquet")
@@ -44,7 +44,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert parquet.read_table(tmp_path / "none.parquet").schema == table.schema
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_rows_are_written_as_csv(tmp_path: Path) -> None:
     write(ROWS, tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
         result = list(csv.DictReader(file))
@@ -53,7 +53,7 @@ def test_csv(tmp_path: Path) -> None:
     assert float(result[0]["step_seconds"]) == 0.1 + 0.2
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_rows_are_written_as_json_lines(tmp_path: Path) -> None:
     write(ROWS, tmp_path / "rows.jsonl")
     results: list[Any] = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [SweepRow(**result) for result in results] == ROWS

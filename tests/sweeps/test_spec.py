@@ -90,7 +90,7 @@ def test_a_batch_of_tokens_is_whole_sequences() -> None:
     assert result[1].why == "a batch of 1024 tokens is no whole number of sequences of 96"
 
 
-def test_best_of() -> None:
+def test_best_n_in_a_sweep_file_is_parsed() -> None:
     assert parse_best("best 3") == (3, None)
     assert parse_best("best 12 ac=full/2") == (12, "full/2")
     assert parse_best("dp8 ac=full") is None
@@ -121,7 +121,7 @@ def test_best_of() -> None:
         ({"layouts": ["best 0"]}, "unknown layout token 'best'"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str) -> None:
+def test_an_invalid_sweep_file_is_an_error(tmp_path: Path, values: dict[str, Any], line: str) -> None:
     file = tmp_path / "test.json"
     file.write_text(json.dumps(LEAST | values))
     with pytest.raises(UserError) as result:
@@ -134,6 +134,6 @@ def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str
     ({"machines": ["h10"]}, r"unknown machine 'h10'; did you mean h100"),
     ({"layouts": ["dp*", "dp3"], "ranks": [1, 2]}, r"'dp3' matches none of the numbers of ranks \(1, 2\); write dp\*"),
 ])  # fmt: skip
-def test_a_plan_that_cannot_be(values: dict[str, Any], line: str) -> None:
+def test_a_sweep_without_valid_combinations_is_an_error(values: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         SweepPlan.from_sweep(sweep(**values), local=NOWHERE)

@@ -51,7 +51,7 @@ def test_a_trial_measures_what_train_would(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_an_invalid_trial_records_its_error_line() -> None:
+def test_a_trial_of_an_invalid_layout_records_the_error() -> None:
     result = run_trial("dp4 mbs1")
     assert (result.ended, result.measured) == ("invalid", None)
     assert result.why.startswith("layout 'dp4 zero0 mbs1': needs 4 ranks, but here has 2")
@@ -84,11 +84,11 @@ def test_trial_over_its_time_limit_is_ended(tmp_path: Path) -> None:
         (3, "", "failed", "ended with code 3 and said nothing"),
     ],
 )  # fmt: skip
-def test_how_a_run_ended(tmp_path: Path, code: int, said: str, ended: str, why: str) -> None:
+def test_exit_code_and_output_say_how_a_trial_ended(tmp_path: Path, code: int, said: str, ended: str, why: str) -> None:
     assert judge_trial(tmp_path / "step.json", code=code, output=said) == Trial(ended=ended, why=why)  # type: ignore[arg-type]
 
 
-def test_lines_of_torch_that_mean_memory() -> None:
+def test_messages_of_torch_that_mean_out_of_memory_are_recognized() -> None:
     cpu = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
     assert OUT_OF_MEMORY.search(cpu)
     assert not OUT_OF_MEMORY.search("layout 'dp1': would need 3 GiB")
@@ -116,7 +116,7 @@ def test_a_job_with_a_ramp_and_a_warm_up_is_measured_at_its_whole_batch(tmp_path
     run.shards(MODEL)  # raises unless the corpus has a batch, and a sequence held out
 
 
-def test_a_trial_ends_with_who_started_it(tmp_path: Path) -> None:
+def test_a_trial_ends_when_its_parent_process_does(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path; from tests.sweeps.test_trial import run_trial; "
         f"run_trial('dp2 mbs2', steps=100_000, within=Path({str(tmp_path)!r}))"

@@ -86,7 +86,7 @@ def test_deepspeed_reads_its_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "gemma2-9b"])
-def test_the_model_on_meta_has_our_parameters(name: str, tmp_path: Path) -> None:
+def test_the_model_that_transformers_builds_has_our_parameters(name: str, tmp_path: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

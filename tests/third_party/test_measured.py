@@ -29,7 +29,7 @@ FEW = ("FSDP2, reshard", "FSDP2, gathered", "DDP, 2 micro-batches", "TP, DTensor
 
 
 @pytest.mark.parametrize("name", mark_share(4, FEW))
-def test_a_stack_is_as_it_is_predicted(name: str) -> None:
+def test_messages_states_and_flops_of_other_software_equal_the_prediction(name: str) -> None:
     assert name in CASES
     result = compare_case(name)
     assert result.traffic[0] == result.traffic[1]
@@ -41,7 +41,7 @@ def test_a_stack_is_as_it_is_predicted(name: str) -> None:
 
 @pytest.mark.skipif("peft LoRA" not in CASES, reason="peft is installed by make interop")
 @pytest.mark.parametrize("name", mark_share(2, PEFT))
-def test_adapters_of_peft_are_as_they_are_predicted(name: str) -> None:
+def test_memory_of_peft_adapters_equals_the_prediction(name: str) -> None:
     result = compare_case(name)
     assert result.is_equal
     assert max(map(abs, result.errors)) < 0.005

@@ -56,7 +56,7 @@ def core_fields(given: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def test_core_takes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_core_accepts_the_written_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core import utils
     from packaging.version import Version
 
@@ -115,7 +115,9 @@ def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_cores_model_has_our_parameters(model: Model, parallel_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_that_megatron_core_builds_has_our_parameters(
+    model: Model, parallel_state: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -142,7 +144,7 @@ def test_cores_model_has_our_parameters(model: Model, parallel_state: None, monk
     assert sum(parameter.numel() for parameter in built.parameters()) == model.parameters
 
 
-def test_bridge_makes_a_container(tmp_path: Path, hide_transformer_engine: None) -> None:
+def test_megatron_bridge_accepts_the_written_config(tmp_path: Path, hide_transformer_engine: None) -> None:
     pytest.importorskip("megatron.bridge")
     from megatron.bridge.training.config import ConfigContainer
 

@@ -53,7 +53,7 @@ PLAN = ConfigPlan(
 )
 
 
-def test_kubeflow_takes_the_job() -> None:
+def test_kubeflow_accepts_the_written_job() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
     _, _, runtime, job = yaml.safe_load_all(write(PLAN, to="kubernetes").files["trainjob.yaml"])
     for kind, values in (("TrainerV1alpha1TrainingRuntime", runtime), ("TrainerV1alpha1TrainJob", job)):
@@ -61,7 +61,7 @@ def test_kubeflow_takes_the_job() -> None:
         assert result.to_dict() == values  # nothing of it was passed over
 
 
-def test_skypilot_takes_the_task(sky_schemas: Any) -> None:
+def test_skypilot_accepts_the_written_task(sky_schemas: Any) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     task = yaml.safe_load(write(PLAN, to="skypilot").files["task.yaml"])
     schema = sky_schemas.get_task_schema()

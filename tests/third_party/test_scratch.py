@@ -70,7 +70,7 @@ def peaks(folder: Path) -> tuple[float, float]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_scratch_of_the_loss_lives_in_eager_alone(tmp_path: Path) -> None:
+def test_the_loss_of_torchtitan_needs_scratch_only_without_compilation(tmp_path: Path) -> None:
     pytest.importorskip("torchtitan", reason="takes a minute: `make interop` runs it")
     eager, compiled = peaks(tmp_path)
     assert 3.8 < eager < 4.3

@@ -34,7 +34,7 @@ def parse_plan(plan: ConfigPlan, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     return manager.ConfigManager().parse_args(["--module", "torchtitan_config", "--config", "config"])
 
 
-def test_degrees_and_batches_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchtitan_derives_the_written_degrees_and_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchtitan.distributed import ParallelDims
 
     drawn = list_written_plans("torchtitan", to="torchtitan", count=20, among=AMONG)
@@ -64,7 +64,7 @@ def test_degrees_and_batches_are_ours(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "text"), [("llama3-8b", "dp2 zero3"), ("tiny", "dp2 zero3"), ("qwen3-8b", "dp2 zero3")]
 )
-def test_the_model_on_meta_has_our_parameters(
+def test_the_model_that_torchtitan_builds_has_our_parameters(
     name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -77,7 +77,7 @@ def test_the_model_on_meta_has_our_parameters(
     assert sum(parameter.numel() for parameter in built.parameters()) == model.parameters
 
 
-def test_stages_are_spread_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchtitan_distributes_layers_over_stages_as_we_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchtitan.distributed import pipeline_parallel
 
     generate = getattr(pipeline_parallel, "_generate_llm_fqn_per_model_part", None) or (

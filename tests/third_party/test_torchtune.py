@@ -40,7 +40,7 @@ def torchtune() -> Any:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_a_builder_makes_a_model_of_as_many_parameters(name: str, torchtune: Any) -> None:
+def test_models_built_by_torchtune_have_our_parameters(name: str, torchtune: Any) -> None:
     component = name_builder(name, adapts=False)
     package, _, builder = component.rpartition(".")
     build = getattr(importlib.import_module(package), builder)
@@ -52,7 +52,7 @@ def test_a_builder_makes_a_model_of_as_many_parameters(name: str, torchtune: Any
 
 
 @pytest.mark.parametrize("name", ["llama31_8b_lora", "llama3_8b_qdora", "gemma2_27b_lora", "llama31_8b_lora_dpo"])
-def test_an_adapter_has_as_many_parameters(name: str, torchtune: Any) -> None:
+def test_adapters_of_torchtune_have_our_parameters(name: str, torchtune: Any) -> None:
     from omegaconf import OmegaConf
     from torchtune.config import instantiate
     from torchtune.modules.peft import get_adapter_params

@@ -83,7 +83,7 @@ def leave_out(layout: Layout, job: Job) -> tuple[list[str], list[str], list[tupl
 @pytest.mark.parametrize(
     ("layout", "kind"), [("dp2 ep2 zero2 mbs1", "adamw"), ("pp2 mbs2", "muon"), ("tp2 mbs2", "adafactor")]
 )
-def test_a_step_that_is_not_wanted_changes_nothing(forked, layout: str, kind: str) -> None:
+def test_a_skipped_step_changes_no_weights_and_moments(forked, layout: str, kind: str) -> None:
     job = Job(sequence=16, global_batch=4, precision=get_recipe("fp32"), optimizer={"kind": kind})
     ranks = forked(2, leave_out, Layout.parse(layout), job)
     for left, late, heard, told in ranks:
@@ -106,7 +106,7 @@ def overflow(layout: Layout, job: Job) -> list[tuple[int, bool, float]]:
     return told
 
 
-def test_an_overflow_is_a_matter_of_the_scale_until_that_is_the_least(forked) -> None:
+def test_an_overflow_counts_as_a_bad_step_only_at_the_smallest_loss_scale(forked) -> None:
     job = Job(sequence=16, global_batch=4, precision=get_recipe("fp16"))
     assert forked(1, overflow, Layout.parse("dp1 mbs4"), job) == [[(0, True, MIN_SCALE), (1, True, MIN_SCALE)]]
 
@@ -117,7 +117,7 @@ def train(job: Job) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("loss", ["fused", "chunked"])
-def test_padded_vocabulary_entries_change_nothing(forked, loss: str) -> None:
+def test_padded_vocabulary_entries_do_not_change_the_loss(forked, loss: str) -> None:
     """83 words are 96 with the padding that a job asks for; in the softmax they would make a first loss of ln 96."""
     job = Job(sequence=16, global_batch=4, precision=get_recipe("fp32"), loss=loss)
     (plain,), (padded,) = (forked(1, train, job.replace(vocab_multiple=multiple)) for multiple in (1, 32))

@@ -61,7 +61,7 @@ def compare_family(kind: str, folder: Path, **changed: Any) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if REGISTRY[kind].is_trained])
-def test_changed_keys_give_the_references_logits(kind: str, tmp_path: Path) -> None:
+def test_changed_keys_give_the_logits_of_transformers(kind: str, tmp_path: Path) -> None:
     assert compare_family(kind, tmp_path / "plain") == ""
     for key, value in random.Random(f"{kind} 2").sample(list(mutations(kind)), PICKED):
         said = compare_family(kind, tmp_path / f"{key} {len(list(tmp_path.iterdir()))}", **{key: value})
@@ -85,5 +85,7 @@ TRAINS: list[tuple[str, dict[str, Any]]] = [  # what must not be refused
 
 
 @pytest.mark.parametrize(("kind", "changed"), TRAINS, ids=[f"{kind}-{'-'.join(keys)}" for kind, keys in TRAINS])
-def test_keys_that_were_read_otherwise(kind: str, changed: dict[str, Any], tmp_path: Path) -> None:
+def test_keys_that_were_once_read_wrongly_give_the_logits_of_transformers(
+    kind: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
     assert compare_family(kind, tmp_path, **changed) == ""

@@ -238,7 +238,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ),
     ],
 )  # fmt: skip
-def test_a_run_file_that_cannot_be(refused: Callable[..., str], changes: dict[str, Any], pattern: str) -> None:
+def test_an_invalid_run_file_is_an_error(refused: Callable[..., str], changes: dict[str, Any], pattern: str) -> None:
     set_run(**changes)
     assert_line(refused("train", "run.toml"), pattern)
     assert not Path("run").exists()
@@ -287,7 +287,7 @@ def test_a_step_that_does_not_fit_is_not_started_unless_forced(
     assert started[:2] == ["train", "run.toml"]
 
 
-def test_a_schedule_that_is_not_for_the_layout(refused: Callable[..., str]) -> None:
+def test_a_schedule_file_for_another_layout_is_an_error(refused: Callable[..., str]) -> None:
     write_table(schedule("zb2p", pp=2, v=1, micro_batches=4), Path("mine.csv"))
     set_run(layout="pp2 mbs2", schedule="mine.csv")
     line = refused("train", "run.toml")
@@ -300,7 +300,7 @@ def assert_line(text: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "data"])
-def test_a_run_file_that_cannot_be_read(refused: Callable[..., str], command: str) -> None:
+def test_an_unreadable_run_file_is_an_error(refused: Callable[..., str], command: str) -> None:
     assert refused(command, "nowhere.toml") == "nowhere.toml: no such file"
     Path("run.toml").write_text("model = nano")
     assert_line(refused(command, "run.toml"), r"run.toml: not valid TOML: .*\(at line 1, column \d+\)")
@@ -308,7 +308,7 @@ def test_a_run_file_that_cannot_be_read(refused: Callable[..., str], command: st
     assert_line(refused(command, "run.toml"), r"run.toml cannot be read as UTF-8 text: not UTF-8 at byte 9")
 
 
-def test_a_computer_that_is_not_calibrated(refused: Callable[..., str], workspace: Path) -> None:
+def test_training_on_an_uncalibrated_machine_is_an_error(refused: Callable[..., str], workspace: Path) -> None:
     shutil.rmtree(workspace / "cache")
     line = refused("train", "run.toml", "--no-calibrate")
     assert_line(line, r"this computer is not calibrated yet \(\S+ is missing\); run `fivefold calibrate`")
@@ -351,7 +351,7 @@ CORPORA: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("command", ["train", "data"])
 @pytest.mark.parametrize("name", CORPORA)
-def test_a_corpus_that_cannot_be_trained_on(refused: Callable[..., str], name: str, command: str) -> None:
+def test_an_unusable_corpus_is_an_error(refused: Callable[..., str], name: str, command: str) -> None:
     set_run(layout="dp2 mbs2")
     spoil, pattern = CORPORA[name]
     spoil(Path("corpus"))
@@ -448,7 +448,7 @@ def test_a_damaged_checkpoint_is_passed_over() -> None:
         assert newest.with_name("step-00000012.damaged-1").is_dir()
 
 
-def test_a_checkpoint_that_cannot_be_resumed() -> None:
+def test_resuming_from_an_unusable_checkpoint_is_an_error() -> None:
     train_well()
     newest = Path("run/checkpoints/step-00000012")
     shutil.copytree("run", "kept")
@@ -486,7 +486,7 @@ def test_a_checkpoint_that_cannot_be_resumed() -> None:
 # Full disks: a limit on the size of files is met in mid-file, as the end of a disk is
 
 
-def test_no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_during_a_checkpoint_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     set_run(job={"steps": 4})
     train_well()
     bits = saved_bits()
@@ -515,7 +515,7 @@ def test_no_room_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert saved_step() == 8
 
 
-def test_no_room_for_the_logs() -> None:
+def test_a_full_disk_for_the_logs_ends_the_run() -> None:
     set_run(job={"steps": 4})
     train_well()
     set_run(job={"steps": 4000}, checkpoints={"every_steps": 4000})
@@ -528,7 +528,7 @@ def test_no_room_for_the_logs() -> None:
     assert len(losses()) == 8
 
 
-def test_no_room_for_the_measured_step() -> None:
+def test_a_full_disk_for_the_measured_step_ends_the_run() -> None:
     Path("run/step.json").mkdir(parents=True)
     ended = train()
     assert (ended.code, saved_step()) == (1, 12)
@@ -554,7 +554,7 @@ def signal_before(monkeypatch: pytest.MonkeyPatch, place: str, number: int) -> N
 
 
 @pytest.mark.parametrize("place", ["fivefold.trainer.data.prepare._write", "fivefold.profiling.closed_loop.build"])
-def test_a_signal_before_the_first_step(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_a_signal_before_the_first_step_ends_the_run(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     import fivefold.trainer.data.prepare  # noqa: F401
 
     with monkeypatch.context() as patched:
@@ -576,7 +576,9 @@ def test_a_signal_before_the_first_step(monkeypatch: pytest.MonkeyPatch, place: 
         ],
     ),
 )
-def test_a_signal_in_mid_training(monkeypatch: pytest.MonkeyPatch, place: str, step: int) -> None:
+def test_a_signal_during_training_saves_and_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, place: str, step: int
+) -> None:
     set_run(folder="straight", evaluate_every=6 if "evaluate" in place else 1000)
     train_well()
     set_run(evaluate_every=6 if "evaluate" in place else 1000)
@@ -595,7 +597,7 @@ def test_a_signal_in_mid_training(monkeypatch: pytest.MonkeyPatch, place: str, s
 # kill -9
 
 
-@pytest.mark.long  # two ranks are killed in test_two_processes_end_and_go_on
+@pytest.mark.long  # two ranks are killed in test_a_run_of_two_processes_survives_every_failure
 def test_kill_9_at_random_moments_loses_nothing() -> None:
     changes = {"job": {"steps": 96}, "checkpoints": {"every_steps": 2}}
     set_run(folder="straight", **changes)
@@ -656,7 +658,7 @@ class Launched(Child):
 
 
 @pytest.mark.parametrize("is_thorough", mark_share(2, [False, True]))
-def test_two_processes_end_and_go_on(is_thorough: bool) -> None:
+def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> None:
     """Each failure strikes the run that the one before has left; in the end it is the undisturbed one to the bit.
 
     ``is_thorough``: in new interpreters, and also with Ctrl-C at the start and in training, and SIGKILL for all.

@@ -84,7 +84,9 @@ LAYOUTS = (
     ],
     ids=lambda value: getattr(value, "name", ",".join(value) if isinstance(value, tuple) else value),
 )
-def test_steps_equal_weights_without_gradients(forked, text: str, parts: tuple[str, ...], model: Model) -> None:
+def test_training_with_frozen_parts_equals_weights_without_gradients(
+    forked, text: str, parts: tuple[str, ...], model: Model
+) -> None:
     job = freeze_job(*parts)
     losses, gradients, finals = train_reference(model, job)
     ranks = forked(Layout.parse(text).world, train, model, text, job)
@@ -181,7 +183,9 @@ def test_a_checkpoint_holds_frozen_weights_and_resumes_under_another_layout(fork
         (LAST, {"optimizer": {"kind": "muon"}}, "not modelled with optimizer muon"),
     ],
 )
-def test_what_is_not_modelled_is_one_line(parts: tuple[str, ...], changed: dict[str, object], words: str) -> None:
+def test_unsupported_frozen_parts_are_one_line_errors(
+    parts: tuple[str, ...], changed: dict[str, object], words: str
+) -> None:
     job = Job.model_validate(freeze_job(*parts).model_dump() | changed)
     with pytest.raises(UserError, match=words):
         refuse(Layout.parse("dp1"), model=PLAIN, job=job)

@@ -43,7 +43,9 @@ def check(host: Host, named: str, layout: str, tmp_path: Path, *, started: int =
         (EIGHT, "h100:64", "dp8 tp8", 8),  # under torchrun
     ],
 )
-def test_a_host_that_has_what_is_needed(host: Host, named: str, layout: str, started: int, tmp_path: Path) -> None:
+def test_a_host_with_enough_gpus_and_memory_is_accepted(
+    host: Host, named: str, layout: str, started: int, tmp_path: Path
+) -> None:
     assert check(host, named, layout, tmp_path, started=started) == ""
 
 
@@ -74,7 +76,7 @@ TORCHRUN = (
         (EIGHT, "h200:8", "dp8", 0, "h200 has 139.80 GiB, but this host has 8 GPUs (NVIDIA H100 80GB HBM3, 79.00 GiB)"),
     ],
 )  # fmt: skip
-def test_a_host_without_the_required_memory(
+def test_a_host_with_too_little_memory_is_rejected(
     host: Host, named: str, layout: str, started: int, line: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as refused:
@@ -83,7 +85,7 @@ def test_a_host_without_the_required_memory(
     assert "\n" not in str(refused.value)
 
 
-def test_hosts_of_a_calibrated_machine(tmp_path: Path) -> None:
+def test_hosts_of_a_calibrated_machine_are_checked(tmp_path: Path) -> None:
     (tmp_path / "hosts.toml").write_text("")
     hosts = MACHINE.replace(ranks=4)
     told = {"machine": hosts, "named": "hosts.toml", "file": RUN}
@@ -95,12 +97,12 @@ def test_hosts_of_a_calibrated_machine(tmp_path: Path) -> None:
     assert check_host(LAPTOP, layout=Layout.parse("dp2"), **told) == ""
 
 
-def test_another_chip_of_memory_enough_is_said(tmp_path: Path) -> None:
+def test_a_host_with_another_chip_gets_a_remark(tmp_path: Path) -> None:
     line = "this host has 8 GPUs (NVIDIA H100 80GB HBM3, 79.00 GiB), not a100: what is predicted is of the latter"
     assert check(EIGHT, "a100:8", "dp8", tmp_path) == line
 
 
-def test_memory_of_all_processes() -> None:
+def test_memory_of_all_processes_of_a_host_is_checked() -> None:
     check_memory(LAPTOP, peak_bytes=3 * GIB, ranks=8, named="local:8")
     line = r"machine 'local:9': 9 ranks of up to 3.00 GiB need 27.00 GiB, but this host has 24.00 GiB; shard more"
     with pytest.raises(UserError, match=line):
@@ -108,7 +110,7 @@ def test_memory_of_all_processes() -> None:
     check_memory(EIGHT, peak_bytes=70 * GIB, ranks=2**10, named="h100:1024")  # GPUs have a memory of their own
 
 
-def test_the_commands_of_a_plan(tmp_path: Path) -> None:
+def test_a_plan_ends_with_the_commands_that_start_it(tmp_path: Path) -> None:
     big, one = machine("h100:64", tmp_path), machine("h100:8", tmp_path)
     assert start_commands(RUN, world=64, machine=big) == (TORCHRUN.format(8, 8), "fivefold train run.toml --slurm")
     assert start_commands(RUN, world=8, machine=one) == ("fivefold train run.toml",)

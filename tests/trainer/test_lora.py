@@ -185,7 +185,7 @@ LAYOUTS = (
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter, model: object) -> None:
+def test_training_steps_equal_a_short_reference_of_lora(forked, text: str, adapter: Adapter, model: object) -> None:
     job = job_of(adapter)
     losses, gradients, finals = train_reference(model, job)
     ranks = forked(Layout.parse(text).world, train, model, text, job)

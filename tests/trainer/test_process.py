@@ -31,7 +31,7 @@ class Peers:
         return {future.result(timeout=20) for future in [self.come(rank) for rank in range(WORLD)]}
 
 
-def test_each_start_has_one_name_on_all_ranks_and_none_that_was() -> None:
+def test_each_start_gets_a_new_name_that_is_equal_on_all_ranks() -> None:
     peers = Peers()
     names = [peers.start() for _ in range(4)]
     assert [len(name) for name in names] == [1] * 4
@@ -39,7 +39,7 @@ def test_each_start_has_one_name_on_all_ranks_and_none_that_was() -> None:
 
 
 @pytest.mark.parametrize("late", range(WORLD))
-def test_ranks_do_not_start_with_dead_ones(late: int) -> None:
+def test_ranks_of_a_new_start_do_not_join_dead_ranks(late: int) -> None:
     peers = Peers()
     (former,) = peers.start()
     early = [peers.come(rank) for rank in range(WORLD) if rank != late]
@@ -50,7 +50,7 @@ def test_ranks_do_not_start_with_dead_ones(late: int) -> None:
     assert former not in names
 
 
-def test_a_rank_that_came_and_died_before_all_were_there_is_not_counted() -> None:
+def test_a_rank_that_died_before_all_joined_is_not_counted() -> None:
     peers = Peers()
     dies = peers.come(1)
     first = peers.come(0)

@@ -20,7 +20,7 @@ DPO = Job(objective="dpo", sequence=64)
 
 
 @pytest.mark.parametrize("name", ["run.toml", "run.json", "log.jsonl"])
-def test_an_empty_file_is_no_run(name: str, tmp_path: Path) -> None:
+def test_an_empty_run_file_is_an_error(name: str, tmp_path: Path) -> None:
     """It trained the default model, for as long as that takes."""
     (tmp_path / name).write_text("{}" if name.endswith(".json") else " \n")
     with pytest.raises(UserError, match=r"is empty; a run file names at least its model"):
@@ -42,7 +42,7 @@ def test_sft_keeps_documents_separate_unless_they_are_joined() -> None:
         (Data(format="messages"), DPO),
     ],
 )
-def test_objective_and_format_go_together(data: Data, job: Job) -> None:
+def test_objective_and_data_format_must_agree(data: Data, job: Job) -> None:
     with pytest.raises(UserError, match=r'format = "\w+" is for \[job\] objective = "\w+", not "\w+"; change either'):
         Run(data=data, job=job).check_data(MODEL)
 

@@ -61,7 +61,7 @@ def test_a_second_run_is_rejected_and_the_lock_of_a_dead_one_is_taken(tmp_path: 
         assert not (folder / LOCK_FILE).exists()
 
 
-def test_one_of_many_takes_a_stale_lock(tmp_path: Path) -> None:
+def test_only_one_of_many_processes_takes_a_stale_lock(tmp_path: Path) -> None:
     there = Holder.from_pid(os.getpid()).replace(started="another process of this id")
     (tmp_path / LOCK_FILE).write_text(there.model_dump_json())
     begin = time.time() + 0.3
@@ -111,7 +111,7 @@ def test_the_holder_of_a_lock_writes_heartbeats(tmp_path: Path, monkeypatch: pyt
     assert "node7" in (tmp_path / LOCK_FILE).read_text(), "what is not ours was removed"
 
 
-def test_a_damaged_lock_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_damaged_lock_does_not_block_a_run(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text("{")
     with hold(tmp_path):
         pass
@@ -129,7 +129,7 @@ def test_checkpoints_of_a_run_that_took_over_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("workspace")
-def test_a_second_train_is_refused_in_one_line_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_train_on_one_folder_is_a_one_line_error_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     step = loop.Loop._step
     with monkeypatch.context() as slowly:
         slowly.setattr(loop.Loop, "_step", lambda *own: (time.sleep(0.1), step(*own))[1])

@@ -114,7 +114,7 @@ def test_the_host_does_not_wait_in_forward_and_backward(forked: Fork, text: str,
         assert whole == ["Engine.step"] * 3  # loss, norm and a wish to stop, when all is under way
 
 
-def test_waits_of_a_step(forked: Fork) -> None:
+def test_a_step_waits_for_the_host_only_at_expert_counts_and_loss_scale(forked: Fork) -> None:
     """The rows of experts, and with a loss scale whether the gradients are finite."""
     for inside, whole in forked(2, list_waits, SPARSE, "dp2 ep2 zero1 mbs2", {"precision": "fp16"}):
         assert inside == ["DispatchPlan.read"] * 4 * 2  # layers, micro-batches

@@ -36,7 +36,9 @@ def run_cli(*words: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "query"), CASES)
-def test_predict_is_what_the_command_prints(client: TestClient, words: list[str], query: dict[str, Any]) -> None:
+def test_the_predict_api_answers_as_the_command_prints(
+    client: TestClient, words: list[str], query: dict[str, Any]
+) -> None:
     expected = run_cli("predict", *words)
     assert client.get("/api/predict", params=query).json() == expected
     posted = query | ({"set": [query["set"]]} if "set" in query else {})
@@ -95,14 +97,14 @@ def test_search_questions_run_in_a_process(folder: Path) -> None:
     assert worker.VERBS["ask gpus"](asked, lambda *done: None) == run_cli("ask", "gpus", "nano", "h100:2")
 
 
-def test_ratios_are_what_the_command_prints(folder: Path) -> None:
+def test_the_ratios_api_answers_as_the_command_prints(folder: Path) -> None:
     question = {"model": "llama3-8b", "machine": "h100:8", "seq": 8192}
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
     assert worker.compute_ratios(asked, lambda *done: None) == run_cli("ratios", "llama3-8b", "h100:8", "--seq", "8192")
 
 
 @pytest.mark.slow
-def test_search_is_what_the_command_prints(folder: Path) -> None:
+def test_the_search_api_answers_as_the_command_prints(folder: Path) -> None:
     """In this process, where the server takes one of its own."""
     words, query = CASES[0]
     query = {key: value for key, value in query.items() if key != "layout"} | {
@@ -128,7 +130,7 @@ def test_search_is_what_the_command_prints(folder: Path) -> None:
         (["--keep", "dp2", "--by", "memory"], {"keep": "dp2", "by": "memory"}),
     ],
 )  # fmt: skip
-def test_a_search_of_another_kind_is_what_the_command_prints(
+def test_other_kinds_of_search_answer_as_the_command_prints(
     folder: Path, words: list[str], query: dict[str, Any]
 ) -> None:
     machines = [word for word in words if word.startswith("h100")]
@@ -152,7 +154,7 @@ def test_single_machine_options_are_errors_with_several_machines(folder: Path, a
         worker.search({"question": question, "root": str(folder), "local": str(folder / "none")}, lambda *done: None)
 
 
-def test_a_page_that_shows_more_does_not_say_so_of_several_machines() -> None:
+def test_the_default_front_of_the_search_page_applies_to_one_machine_only() -> None:
     """Six points of the front are the page's default, three the reader's words."""
     asked = SearchPage(machines=("h100:4",))
     assert (asked.front, asked.question().front) == (6, 1)
@@ -161,7 +163,7 @@ def test_a_page_that_shows_more_does_not_say_so_of_several_machines() -> None:
 
 
 @pytest.mark.slow
-def test_plan_is_what_the_command_prints(folder: Path) -> None:
+def test_the_plan_api_answers_as_the_command_prints(folder: Path) -> None:
     question = {"model": "nano", "machine": "h100:2", "tokens": "1e9", "where": "zero<=1 ac=none mbs=1 pp=1"}
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
     words = ["nano", "h100:2", "--tokens", "1e9", "--where", "zero<=1 ac=none mbs=1 pp=1"]
@@ -198,7 +200,7 @@ def test_page_accepts_the_options_of_the_command(command: str, question: type[Jo
     assert fields - DONE_HERE - NOT_BY_A_PAGE <= set(question.model_fields)
 
 
-def test_compare_is_what_the_command_prints(client: TestClient) -> None:
+def test_the_compare_api_answers_as_the_command_prints(client: TestClient) -> None:
     query = {"layout": ["dp8 zero3", "dp4 tp2 zero1", "dp3"], "machines": ["h200:8"], "gbs": 64, "precisions": "bf16"}
     words = ["llama3-8b", "h100:8", "h200:8", *query["layout"], "--gbs", "64", "--precisions", "bf16"]  # type: ignore[misc]
     assert client.get("/api/compare", params=query).json() == run_cli("compare", *words)
@@ -213,7 +215,7 @@ def test_compare_is_what_the_command_prints(client: TestClient) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_is_what_the_command_prints(folder: Path) -> None:
+def test_the_dryrun_api_answers_as_the_command_prints(folder: Path) -> None:
     """In this process, where the server takes one of its own."""
     pytest.importorskip("torch")
     words = ["nano", "h100:4", "dp2 pp2 zero1", "--gbs", "8"]
@@ -257,7 +259,7 @@ def test_a_model_is_a_file_of_the_folder_or_pasted(client: TestClient, folder: P
         ({"stack": "megatorn"}, "unknown stack"),
     ],
 )
-def test_a_user_error_is_one_line(client: TestClient, query: dict[str, Any], line: str) -> None:
+def test_a_user_error_is_a_one_line_error(client: TestClient, query: dict[str, Any], line: str) -> None:
     answer = client.get("/api/predict", params=query)
     assert answer.status_code == 422
     assert line in answer.json()["detail"]

@@ -17,7 +17,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("address", PAGES)
-def test_green_says_one_thing_in_each_card(client: TestClient, address: str) -> None:
+def test_green_has_one_meaning_in_each_card(client: TestClient, address: str) -> None:
     html = re.sub(r"<style.*?</style>", "", client.get(address).text, flags=re.DOTALL)
     cards = re.findall(r"<section.*?</section>|<dl class=\"figures\".*?</dl>", html, flags=re.DOTALL)
     assert len(cards) >= 3

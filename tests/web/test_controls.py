@@ -29,7 +29,7 @@ def resolve_question(**fields: object) -> tuple[ResolvedRequest, Layout]:
         ("mixtral-8x7b", "h100:16", "dp8 tp2 cp1 ep4 etp2 zero1/4", 64),
     ],
 )
-def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str, gbs: int) -> None:
+def test_every_choice_of_a_control_is_valid_or_says_why_not(model: str, machine: str, layout: str, gbs: int) -> None:
     resolved, now = resolve_question(model=model, machine=machine, layout=layout, gbs=gbs)
     rows = list_controls(resolved, now)
     assert {row.word for row in rows} >= {"dp", "tp", "pp", "zero", "mbs", "ac"}
@@ -47,7 +47,7 @@ def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str
                 assert other.world == now.world
 
 
-def test_the_reason_is_the_rule_with_its_numbers() -> None:
+def test_an_invalid_choice_states_the_rule_with_its_numbers() -> None:
     resolved, now = resolve_question(model="llama3-70b", machine="h100:512", layout="dp512 zero3", gbs=512)
     tensor = {
         option.text: option.reason for row in list_controls(resolved, now) if row.word == "tp" for option in row.options
@@ -116,7 +116,7 @@ def test_fused_scans_are_a_control_of_models_with_scans() -> None:
     assert explain("qwen3-next-80b-a3b", "torchtitan").endswith("scans of torchtitan are fused anyway")
 
 
-def test_an_optimizer_or_precision_without_a_config_says_so() -> None:
+def test_an_optimizer_or_precision_that_no_config_can_express_is_marked() -> None:
     def list_off(field: str, **other: str) -> dict[str, str]:
         asked = {"model": "llama3-8b", "machine": "h100:8", "layout": "dp8 zero3", "gbs": 64} | other
         choices = list_job_choices(*resolve_question(**asked))[field]
@@ -206,7 +206,7 @@ def test_all_ranks_of_a_larger_machine_are_used() -> None:
     assert {text for _, text in list_sizes(resolved, now)} == {"dp2 zero0 mbs1"}  # it did not use all before
 
 
-def test_dependent_controls_follow() -> None:
+def test_changing_a_keyword_adapts_the_dependent_keywords() -> None:
     resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2 pp4 v2 mbs4 zero1/2", gbs=16)
     assert str(change_keyword(resolved, now, pp=1)) == "dp8 zero1/2 mbs2"
     assert change_keyword(resolved, now, schedule="zb1p").v == 1
@@ -245,7 +245,7 @@ def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:
         ("fused_scans=true", "fsdp2", ""),
     ],
 )
-def test_software_that_contradicts_a_setting_says_so(setting: str, stack: str, reason: str) -> None:
+def test_software_that_contradicts_a_setting_is_marked(setting: str, stack: str, reason: str) -> None:
     asked = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64, set=[setting])
     reasons = {choice.value: choice.reason for choice in list_job_choices(*asked)["stack"]}
     assert reasons[stack].startswith(reason)

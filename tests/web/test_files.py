@@ -99,7 +99,9 @@ def test_an_explanation_names_cause_and_change_and_no_folder(examples: TestClien
         (("demo.sh",), "is no"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_line(examples: TestClient, files: tuple[str, ...], said: str) -> None:
+def test_a_file_that_cannot_be_read_is_a_one_line_error(
+    examples: TestClient, files: tuple[str, ...], said: str
+) -> None:
     name, line = read(examples, "trace", files=files)
     assert name == "mistake"
     assert said in line

@@ -49,7 +49,7 @@ def wait_until_settled(page: Any) -> None:
 
 
 @pytest.mark.parametrize("path", mark_share(6, CHANGES))
-def test_every_control_follows_back_and_forward(page: Any, folder: Path, path: str) -> None:
+def test_every_control_follows_the_back_and_forward_buttons(page: Any, folder: Path, path: str) -> None:
     write([row("llama3-8b", text) for text in ("dp8 zero3", "dp4 tp2 zero1")], folder / "followed.csv")
     result = 'event: found\ndata: "<p class=dim>answered</p>"\n\n'
     page.route("**/events?*", lambda route: route.fulfill(body=result, content_type="text/event-stream"))
@@ -96,7 +96,7 @@ def test_compare_has_as_many_fields_after_many_clicks(page: Any) -> None:
     assert page.evaluate("history.length") == 3  # the empty page, Compare, the example
 
 
-def test_back_is_not_undone_by_the_next_enter(page: Any) -> None:
+def test_pressing_enter_does_not_undo_the_back_button(page: Any) -> None:
     page.goto(PLAN)
     layout = page.locator("input[name=layout]")
     layout.fill("dp4 tp2 zero1")
@@ -135,7 +135,7 @@ def test_a_bad_machine_leaves_no_empty_card(page: Any) -> None:
     playwright.expect(page.get_by_role("group", name="tensor")).to_be_visible()
 
 
-def test_every_page_is_in_reach_of_a_narrow_window(page: Any) -> None:
+def test_every_page_can_be_reached_in_a_narrow_window(page: Any) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto("/runs")
     for link in page.locator("header nav a").all():
@@ -144,7 +144,7 @@ def test_every_page_is_in_reach_of_a_narrow_window(page: Any) -> None:
     assert is_within_window(page)
 
 
-def test_an_error_of_a_late_answer_is_one_line(page: Any) -> None:
+def test_an_error_of_a_late_answer_is_a_one_line_error(page: Any) -> None:
     body = '<body><header>x</header><main><p class="mistake">takes too long</p></main></body>'
     page.route("**/plan/changes?*", lambda route: route.fulfill(content_type="text/html", body=body))
     page.goto(PLAN)

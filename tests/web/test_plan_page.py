@@ -26,7 +26,7 @@ def save(page: Any, button: Any, folder: Path) -> Path:
 
 
 @NEEDS_CHROMIUM
-def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
+def test_the_plan_page_is_used_from_model_to_copied_command(page: Any, tmp_path: Path) -> None:
     expect = playwright.expect
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(PLAN)
@@ -188,7 +188,7 @@ def test_parameters_are_offloaded_and_scans_fused(page: Any) -> None:
     assert "fused_scans=True" in page.get_by_role("button", name="Copy as Python").get_attribute("data-copy")
 
 
-def test_a_choice_without_a_config_is_said(client: TestClient) -> None:
+def test_a_choice_that_no_config_can_express_is_marked(client: TestClient) -> None:
     asked = {"layout": "dp8 zero3 mbs1", "stack": "torchtitan"}
     reason = "no config of torchtitan is written with optimizer muon"
     assert f"{reason} – " not in (text := client.get("/plan", params=asked).text)
@@ -217,7 +217,7 @@ def test_the_config_is_that_of_the_software(
     assert ("No config is written for nemo." in text) == (stack == "nemo")
 
 
-def test_risk_has_three_colours(client: TestClient) -> None:
+def test_the_risk_of_running_out_of_memory_has_three_colours(client: TestClient) -> None:
     asked = {"machine": "h100:8", "layout": "dp8 zero3 mbs1", "seq": 8192, "gbs": 64}
     for memory, tone in (("79GiB", "good"), ("64GiB", "warn"), ("40GiB", "bad")):
         text = client.get("/plan", params=asked | {"machine": f"h100:8 memory={memory}"}).text
@@ -246,7 +246,7 @@ def test_pairs_of_changes_link_to_their_plans(client: TestClient) -> None:
 MANY_STAGES = "/plan?model=gpt3-175b&machine=a100:96&layout=pp48+tp2+mbs1&seq=2048&gbs=96"
 
 
-def test_figures_of_many_stages_come_before_their_pictures(client: TestClient) -> None:
+def test_figures_of_a_deep_pipeline_come_before_its_pictures(client: TestClient) -> None:
     first, both = client.get(MANY_STAGES).text, client.get(f"{MANY_STAGES}&over_time=1").text
     pictures = client.get(MANY_STAGES.replace("/plan", "/plan/over-time")).text
     assert "peak memory" in first

@@ -19,7 +19,9 @@ ASKED = {"model": "tiny", "machine": "h100:2", "seq": "512", "gbs": "16"}
         pytest.param("/search/events", {}, marks=pytest.mark.processes),
     ],
 )  # fmt: skip
-def test_an_answer_says_what_was_asked(client: TestClient, path: str, more: dict[str, str | list[str]]) -> None:
+def test_an_answer_on_a_page_begins_with_the_question(
+    client: TestClient, path: str, more: dict[str, str | list[str]]
+) -> None:
     assert SAID in client.get(path, params=ASKED | more).text
 
 
@@ -29,7 +31,7 @@ def test_idle_ranks_are_reported(client: TestClient, path: str, layout: list[str
     assert text.count("uses 4 of the 8 ranks of h100; 4 stay idle") == 1
 
 
-def test_an_emptied_model_is_asked_for(client: TestClient) -> None:
+def test_an_empty_model_field_is_an_error(client: TestClient) -> None:
     asked = ASKED | {"model": "", "layout": "dp2"}
     page = client.get("/plan", params=asked).text
     assert "name a model, such as llama3-8b or a file, or paste a config.json" in page
@@ -39,7 +41,7 @@ def test_an_emptied_model_is_asked_for(client: TestClient) -> None:
     assert client.get("/api/predict", params=asked | {"config": config}).json()["model"] == "pasted"
 
 
-def test_an_emptied_machine_is_asked_for(client: TestClient) -> None:
+def test_an_empty_machine_field_is_an_error(client: TestClient) -> None:
     asked = ASKED | {"machine": "", "layout": "dp2"}
     page = client.get("/plan", params=asked).text
     assert "name a machine, such as h100:8, or a file" in page

@@ -103,7 +103,7 @@ def test_a_run_that_logs_nothing_more_has_stopped(root: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_the_pages_of_runs(root: Path) -> None:
+def test_the_runs_pages_list_and_show_runs(root: Path) -> None:
     with TestClient(create(root, local=root / "none"), base_url="http://127.0.0.1:1") as client:
         listed = client.get("/runs").text
         assert listed.count("<tr>") == 4

@@ -66,7 +66,9 @@ def test_the_page_sketches_the_best_and_draws_all(streamed_search: tuple[list[Fi
     assert "the best 400 of" in few
 
 
-def test_lines_cross_each_axis_at_their_choice(streamed_search: tuple[list[Fit], Any]) -> None:
+def test_lines_of_the_parallel_coordinates_cross_each_axis_at_their_choice(
+    streamed_search: tuple[list[Fit], Any],
+) -> None:
     fits, _ = streamed_search
     drawn = draw_choices(Page(**ASKED), fits)
     names = re.findall(r'y="100%" dy="18"[^>]*>([^<]+)<', drawn)

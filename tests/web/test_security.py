@@ -41,7 +41,7 @@ from tests.web.conftest import SECRET
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),  # a user shared a link
     ],
 )
-def test_only_this_servers_own_pages_may_ask(client: TestClient, headers: dict[str, str], code: int) -> None:
+def test_requests_from_other_sites_are_rejected(client: TestClient, headers: dict[str, str], code: int) -> None:
     answer = client.get("/api/catalog", headers=headers)
     assert answer.status_code == code
     assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -87,7 +87,7 @@ def test_no_page_needs_inline_script_or_another_style_than_its_sheet(client: Tes
     ],
 )
 @pytest.mark.parametrize("field", ["model", "machine"])
-def test_no_file_from_outside(client: TestClient, name: str, field: str) -> None:
+def test_files_outside_the_served_folder_are_not_read(client: TestClient, name: str, field: str) -> None:
     for path in ("/api/predict", "/plan"):
         answer = client.get(path, params={field: name})
         assert answer.status_code == (200 if path == "/plan" else 422)
@@ -98,7 +98,7 @@ def test_no_file_from_outside(client: TestClient, name: str, field: str) -> None
 @pytest.mark.parametrize(
     "path", ["/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static//etc/passwd"]
 )
-def test_static_files_alone(client: TestClient, path: str) -> None:
+def test_only_static_files_are_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
 

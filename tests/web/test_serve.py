@@ -20,14 +20,14 @@ def test_an_early_request_waits() -> None:
         assert listening.getsockname()[0] == "127.0.0.1"
 
 
-def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
     with serve._listen(0) as listening:
         words = ["web", str(tmp_path), "--port", str(listening.getsockname()[1]), "--no-browser"]
         with pytest.raises(UserError, match=r"port \d+ is taken; name another with --port"):
             CliRunner().invoke(cli, words, catch_exceptions=False)
 
 
-def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing is not a folder"):
         CliRunner().invoke(cli, ["web", str(tmp_path / "nothing")], catch_exceptions=False)
 

@@ -124,7 +124,7 @@ def test_a_stopped_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
         ({"stacks": ["torchtitan"], "stack": "ddp"}, "keep one"),
     ],
 )
-def test_a_sweep_that_cannot_be_is_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_a_sweep_that_cannot_be_is_a_one_line_error(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         start(tmp_path, **changes)
     assert [*tmp_path.iterdir()] == []

@@ -37,7 +37,7 @@ def test_every_label_is_on_a_page() -> None:
     assert [label for label in LABELS.values() if label not in text] == []
 
 
-def test_the_page_and_the_api_differ_in_their_words(client: TestClient) -> None:
+def test_errors_name_controls_on_the_page_and_options_in_the_api(client: TestClient) -> None:
     asked = {"model": "tiny", "machine": "h100:2", "layout": "dp2", "price": "x"}
     page = client.get("/compare", params={**asked, "layout": ["dp2", "tp2"]}).text
     data = client.get("/api/compare", params={**asked, "layout": ["dp2", "tp2"]}).json()["detail"]

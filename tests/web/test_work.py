@@ -27,7 +27,7 @@ def client(work: WorkQueue) -> TestClient:
 
 
 @pytest.mark.slow
-def test_only_so_many_searches_run_at_once() -> None:
+def test_the_number_of_concurrent_searches_is_limited() -> None:
     with client(WorkQueue(at_once=0)) as asking:
         answer = asking.get(SEARCH)
         assert answer.status_code == 429
@@ -53,7 +53,7 @@ def test_a_dead_worker_process_is_reported() -> None:
         assert "ended without an answer" in asking.get(SEARCH).json()["detail"]
 
 
-def test_short_answers_are_made_one_after_another() -> None:
+def test_short_answers_are_computed_one_after_another() -> None:
     running: list[int] = []
 
     def action() -> int:

@@ -43,7 +43,7 @@ JOB = Job(sequence=8, global_batch=2)
 
 
 @pytest.mark.parametrize("text", mark_share(2, ["tp2 pp2 order=dp-pp-tp-cp", "tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"]))
-def test_groups_of_experts_stay_within_a_stage(text: str) -> None:
+def test_counts_of_expert_groups_within_a_stage_equal_the_dry_run(text: str) -> None:
     assert find_unmet(Drawn(0, MIXTURE, Layout.parse(text), JOB)) == []
 
 
@@ -100,12 +100,12 @@ ALTUP = INPUTS.replace(
     ),
     ids=lambda case: f"{case.model.name}, {case.layout}",
 )
-def test_tensors_that_layers_hand_on_are_counted(case: Drawn) -> None:
+def test_tensors_passed_from_layer_to_layer_are_counted(case: Drawn) -> None:
     assert list_miscounts(case) == []
 
 
 @pytest.mark.parametrize("block", mark_share(2, ["post", "pre"]))
-def test_deferred_weight_gradients_do_not_keep_earlier_blocks(block: Literal["pre", "post"]) -> None:
+def test_deferred_weight_gradients_do_not_keep_tensors_of_earlier_blocks(block: Literal["pre", "post"]) -> None:
     """W reads the input of a ``post`` block itself, which must not keep the graph of the block that made it."""
     model, job = MIXTURE.replace(layers=3, block=block), Job(sequence=8, global_batch=8, precision=get_recipe("fp32"))
     assert list_miscounts(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
@@ -181,7 +181,7 @@ LOWEST = ("embed_tokens", "layers[0].attention", "layers[0].norms")
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_frozen_parts_are_counted(number: int, model: Model, text: str, parts: tuple[str, ...]) -> None:
+def test_counts_of_frozen_parts_equal_the_dry_run(number: int, model: Model, text: str, parts: tuple[str, ...]) -> None:
     """Below the lowest trained weight nothing is kept, recomputed, gathered again or sent back."""
     job = FP32.replace(freeze=parts, global_batch=8)
     assert list_miscounts(Drawn(number, model.replace(layers=3), Layout.parse(text), job)) == []
@@ -197,7 +197,7 @@ def test_frozen_parts_are_counted(number: int, model: Model, text: str, parts: t
         ("tp2 pp2 nosp mbs1 ac=full", None),
     ],
 )
-def test_dora_is_counted(number: int, base: Literal["nf4"] | None, text: str) -> None:
+def test_counts_of_dora_equal_the_dry_run(number: int, base: Literal["nf4"] | None, text: str) -> None:
     """With the norms' product and, under tp, their all-reduce, which run again where a block is recomputed."""
     model, job = DENSE.replace(qkv_bias=True), FP32.replace(adapter=Adapter(kind="dora", rank=3, base=base))
     assert list_miscounts(Drawn(number, model, Layout.parse(text), job)) == []
@@ -216,7 +216,7 @@ def test_dora_is_counted(number: int, base: Literal["nf4"] | None, text: str) ->
         ],
     ),
 )
-def test_modules_to_save_are_counted(
+def test_counts_of_fully_trained_modules_next_to_adapters_equal_the_dry_run(
     number: int, text: str, saved: tuple[SavedModule, ...], loss: Literal["fused", "chunked"]
 ) -> None:
     """The embedding and the head are trained in full next to an adapter, and the gradient goes down to the former."""
@@ -251,7 +251,9 @@ MIXTURES = {
         ],
     ),
 )
-def test_adapters_of_mixtures_are_counted(number: int, mixture: str, text: str, adapter: Adapter) -> None:
+def test_counts_of_adapters_of_mixtures_of_experts_equal_the_dry_run(
+    number: int, mixture: str, text: str, adapter: Adapter
+) -> None:
     """Frozen experts keep no inputs; nothing goes back through those of a first block below its first adapter."""
     job = FP32.replace(adapter=adapter)
     assert list_miscounts(Drawn(number, MIXTURES[mixture], Layout.parse(text), job)) == []
@@ -278,11 +280,13 @@ GATES = {
         ],
     ),
 )
-def test_adapters_next_to_output_gates_are_counted(number: int, gates: str, text: str, adapter: Adapter) -> None:
+def test_counts_of_adapters_next_to_output_gates_equal_the_dry_run(
+    number: int, gates: str, text: str, adapter: Adapter
+) -> None:
     assert list_miscounts(Drawn(number, GATES[gates], Layout.parse(text), FP32.replace(adapter=adapter))) == []
 
 
-def test_adafactor_has_means_of_norm_biases_of_each_head() -> None:
+def test_adafactor_states_of_biases_of_head_norms_are_counted() -> None:
     model = DENSE.replace(norm="layernorm", qk_norm="heads")
     job = FP32.replace(optimizer=Optimizer(kind="adafactor"))
     assert list_miscounts(Drawn(ON_CPUS, model, Layout.parse("dp1 mbs2"), job)) == []
@@ -291,7 +295,7 @@ def test_adafactor_has_means_of_norm_biases_of_each_head() -> None:
 @pytest.mark.parametrize(
     "text", mark_share(3, ["dp2 pp2 zero2 zb1p ac=full", "dp2 pp2 zero2 zb2p", "dp2 pp4 zero2 dualpipe"])
 )
-def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str) -> None:
+def test_head_gradients_of_a_chunked_loss_are_reduced_with_the_last_backward(text: str) -> None:
     """A head with a chunked loss makes its gradient in B, so it is reduced before the W of earlier micro-batches."""
     model = Model(name="dense", layers=8, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=2048)
     job = Job(sequence=32, global_batch=16, loss="chunked", reduce="step")

@@ -251,7 +251,7 @@ def test_long_sequences_are_counted_to_the_byte(case: Case) -> None:
 
 
 @pytest.mark.long  # the matrix itself is run by hand
-def test_the_matrix_has_every_pair() -> None:
+def test_the_cases_have_every_pair_of_features() -> None:
     """As many layouts as promised, of every model, with every schedule, ZeRO stage, recipe and backend."""
     cases = list_cases()
     layouts = [case.layout for case in cases]

@@ -52,7 +52,7 @@ def test_a_difference_is_reported() -> None:
     assert [line.split(":")[0] for line in list_differences(ours, ran)][1:] == ["rank 1 dp all_gather"]
 
 
-def test_the_table_has_every_case() -> None:
+def test_the_cases_have_every_schedule_zero_stage_and_precision() -> None:
     """As many layouts as promised, of every kind of model, schedule, ZeRO stage and precision."""
     cases = [*QUICK, *MORE]
     layouts = [case.layout for case in cases]

@@ -103,7 +103,7 @@ def find_faults(weights: Drawn) -> list[str]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_random_jobs_follow_the_stated_distribution(model: Model) -> None:
+def test_initial_weights_follow_the_stated_distribution(model: Model) -> None:
     weights, others = start_alone(model)
     assert find_faults(weights) == find_faults(others) == []
     experts = {name: weight for name, weight in weights.items() if ".experts." in name}
@@ -118,13 +118,13 @@ def test_random_jobs_follow_the_stated_distribution(model: Model) -> None:
     mark_share(2, [(DENSE, "dp2 zero3 mbs1"), (DENSE, "tp2 mbs1"), (DENSE, "cp2 mbs1"), (MODELS[1], "pp2 mbs1"),
      (MODELS[2], "dp2 ep2 zero1 mbs1"), (MODELS[2], "tp2 etp2 mbs1")]),
 )  # fmt: skip
-def test_no_layout_changes_a_bit(model: Model, line: str) -> None:
+def test_initial_weights_are_bitwise_equal_under_every_layout(model: Model, line: str) -> None:
     for whole, cut in zip(start_alone(model), start(model, line), strict=True):
         assert whole.keys() == cut.keys()
         assert [name for name in whole if not np.array_equal(whole[name], cut[name])] == []
 
 
-def test_each_seed_draws_other_jobs() -> None:
+def test_each_seed_draws_other_initial_weights() -> None:
     weights, others = start_alone(DENSE)
     for name, weight in weights.items():
         together = np.mean(weight * others[name]) / spread(name) ** 2

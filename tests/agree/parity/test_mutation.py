@@ -168,7 +168,7 @@ def leave_out(mutation: Mutation) -> None:
 
 
 @pytest.mark.parametrize("mutation", mark_share(25, MUTATIONS), ids=lambda mutation: mutation.name)
-def test_a_collective_that_is_left_out_is_found(mutation: Mutation) -> None:
+def test_an_omitted_collective_is_detected(mutation: Mutation) -> None:
     case = mutation.case
     told = run_forked(case.layout.world, play, case.model, case.layout, case.job, partial(leave_out, mutation), STEPS)
     verdict = judge(case, told, like=reference(case.model, case.job, STEPS))

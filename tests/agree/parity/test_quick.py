@@ -92,7 +92,7 @@ def test_blocks_run_forward_once_and_again_where_they_are_recomputed(
 
 
 @pytest.mark.long  # the matrix itself is for `make parity`
-def test_the_matrix_has_every_pair() -> None:
+def test_the_cases_have_every_pair_of_features() -> None:
     """As many layouts as promised, every schedule, and only pairs left out that no layout of eight ranks can have."""
     cases, impossible = build_cases()
     layouts = [case.layout for case in cases]

@@ -146,7 +146,7 @@ def assert_or_freeze(page: Path, made: str, *, begin: str, end: str) -> None:
         assert list_figures(text[first:last]) == list_figures(made)
 
 
-def test_the_page_has_the_table_of_this_commit(report: Report) -> None:
+def test_the_accuracy_page_has_the_table_of_this_commit(report: Report) -> None:
     assert_or_freeze(PAGE, table_markdown(report).rstrip("\n"), begin="| source | of |", end="\n\n")
 
 
@@ -155,7 +155,7 @@ def test_the_readme_has_the_sentences_of_this_commit(report: Report) -> None:
     assert_or_freeze(README, start + headline(report), begin=start, end="<!-- end of figures -->")
 
 
-def test_the_sentences_count_what_they_say(report: Report) -> None:
+def test_the_headline_has_the_quantiles_of_the_errors(report: Report) -> None:
     """Against numpy's quantiles of the errors."""
     errors = [abs(score.predicted / score.measured - 1) for score in report.scores if score.quantity == "time"]
     half, most = np.quantile(errors, (0.5, 0.9), method="inverted_cdf")
@@ -210,7 +210,7 @@ def test_the_page_says_what_share_of_the_rows_with_all_facts_is_scored(report: R
     assert sum(sum(item[1:]) for item in result) == sum(not source.startswith("nccl") for source, _ in rows)
 
 
-def test_rankings_hold(report: Report) -> None:
+def test_the_fastest_predicted_layout_of_a_source_is_nearly_the_fastest_measured(report: Report) -> None:
     """Per source: layouts that were tried side by side come in the measured order, and our pick costs little more."""
     regrets = {(row.source, row.quantity): row.regret for row in report.summaries if row.regret is not None}
     assert regrets["vtrain", "time"] < 0.03

@@ -11,7 +11,7 @@ from benchmarks.published.__main__ import score_published
 
 
 @pytest.mark.slow
-def test_errors_by_another_field_than_the_source(
+def test_errors_can_be_grouped_by_another_field_than_the_source(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")

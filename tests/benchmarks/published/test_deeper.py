@@ -72,7 +72,7 @@ def test_reinforcement_learning_is_scored_by_its_memory_alone() -> None:
     assert [quantity for quantity, _ in learnt.left_out] == ["time"]
 
 
-def test_nanotron_logs_tell_whose_memory_only_without_a_pipeline() -> None:
+def test_memory_in_nanotron_logs_is_scored_only_without_a_pipeline() -> None:
     result = cases("nanotron_bench")
     assert result["nanotron_bench-0005"].memory_bytes == 25808.34 * MIB
     piped = result["nanotron_bench-0003"]
@@ -104,7 +104,7 @@ def test_embedding_and_loss_count_as_two_layers() -> None:
     assert cases("megatron_moe_zoo")["megatron_moe_zoo-0002"].job.stack.pairs
 
 
-def test_yi_is_34_billion() -> None:
+def test_yi_has_34_billion_parameters() -> None:
     assert xtuner.YI.parameters == pytest.approx(34.4e9, rel=0.003)
 
 

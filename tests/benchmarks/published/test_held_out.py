@@ -86,7 +86,7 @@ def test_a_bandwidth_that_nccl_tests_prints_is_that_of_the_seconds() -> None:
             assert bus == pytest.approx(printed[row], rel=0.01), row
 
 
-def test_later_collectives_are_all_held_out_and_have_the_printed_bandwidth() -> None:
+def test_messages_of_the_nccl_efa_source_are_held_out_and_have_the_printed_bandwidth() -> None:
     printed = {row["row_id"]: float(row["busbw_gbps"]) for row in rows("nccl_efa")}
     read = [item for item in reader("nccl_efa")() if isinstance(item, Message)]
     assert len(read) == len(printed) == 115

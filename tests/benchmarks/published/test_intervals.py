@@ -20,7 +20,7 @@ def make_score(
     return Score(source=source, generation=generation, quantity=quantity, measured=ratio, **fields)  # type: ignore[arg-type]
 
 
-def test_a_cell_per_source_and_class_with_few_ratios_in_order() -> None:
+def test_ratios_are_grouped_by_source_and_class_and_thinned_in_order() -> None:
     scores = [make_score(1 + at / 1000, source="many", ranks=at + 1) for at in range(900)]
     scores += [make_score(1.2, source="few"), make_score(1.1, source="few", generation="ampere")]
     few, ampere, many = sorted(learn(scores), key=lambda cell: (cell.rows, -cell.ratios[0]))
@@ -45,7 +45,7 @@ def test_a_source_is_covered_by_intervals_fitted_to_the_others() -> None:
     assert result["a"].most == 1
 
 
-def test_written_in_one_order_and_read_again(tmp_path: Path) -> None:
+def test_the_interval_file_does_not_depend_on_the_order_of_scores_and_reads_back(tmp_path: Path) -> None:
     scores = [make_score(1.1, source="s")] * 5 + [make_score(1.25, source="t", quantity="peak")] * 2
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     write(learn(scores), one)

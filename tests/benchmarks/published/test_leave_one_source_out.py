@@ -27,14 +27,14 @@ REFITTED_SOURCE = "nemo_perf"  # the source whose fit is made anew here
 
 
 @pytest.mark.parametrize("constant", REGISTRY, ids=lambda constant: constant.name)
-def test_a_constant_stands_within_its_bounds_and_was_set_on_sources_that_there_are(constant: object) -> None:
+def test_fitted_constants_lie_within_their_bounds_and_name_existing_sources(constant: object) -> None:
     result = next(item for item in REGISTRY if item is constant)
     low, high = result.factors
     assert low <= 1 <= high
     assert result.set_on == ALL or set(result.set_on) <= set(SOURCES)
 
 
-def test_host_and_device_times_vary_no_more_than_exponential_times() -> None:
+def test_a_device_that_runs_launches_in_order_takes_at_most_the_stated_factor_longer() -> None:
     """A device that works off launches in turn takes at most 1.245 of what it would if all took the same."""
     draw, worst = np.random.default_rng(0).exponential, 1.0
     for launches in range(2, 16):
@@ -53,7 +53,7 @@ def test_host_and_device_times_vary_no_more_than_exponential_times() -> None:
     )
 
 
-def test_a_constant_is_found_again_from_the_runs_of_others() -> None:
+def test_fitting_to_synthetic_runs_recovers_the_constant() -> None:
     """Steps as an A100 of another power would take; the fit begins in the middle of the bounds."""
     true = {'AMPERE_JOULE["bf16"]': 1.05}
     runs = prepare_runs([*cases_of(["megatron2021"])][:3] + [*cases_of(["bloom_prequel"])][:3])

@@ -51,14 +51,14 @@ def flops(case: Case, *, causal: bool = False) -> int:
     return done.model_flops_causal if causal else done.model_flops_non_causal
 
 
-def test_nemo_counts_full_attention() -> None:
+def test_nemo_flops_count_attention_without_the_causal_mask() -> None:
     """FLOPs per token that the table's two columns imply, to the three digits printed."""
     printed = {row["row_id"]: float(row["implied_flops_per_token"] or 0) for row in rows("nemo_perf")}
     for row, case in cases("nemo_perf").items():
         assert flops(case) / case.job.tokens_per_step == pytest.approx(printed[row], rel=2e-3), row
 
 
-def test_dgx_cloud_flops_are_ours_but_for_three_named_conventions() -> None:
+def test_dgx_cloud_flops_equal_ours_except_for_three_conventions() -> None:
     """Of one sequence. Nemotron before v25.04 ignores GQA, 405B counts 16 query groups, Grok is causal.
 
     Of models with fewer layers the page prints the full model's; the rate and the MFU show their own.
@@ -82,7 +82,7 @@ def test_dgx_cloud_seconds_and_tokens_agree() -> None:
         assert case.job.tokens_per_step / case.step_seconds == pytest.approx(printed[name], rel=6e-3), name
 
 
-def test_facts_of_the_hydra_files() -> None:
+def test_dgx_cloud_rows_have_the_settings_of_their_hydra_files() -> None:
     result = cases("dgxc_benchmarking")
     grok, nemotron, gpt = (result[f"dgxc_benchmarking-{row}"] for row in ("0007", "0092", "0065"))
     assert str(grok.layout) == "dp8 tp4 cp2 pp8 ep8 etp4 v8 zero1 interleaved mbs1"
@@ -97,7 +97,7 @@ def test_facts_of_the_hydra_files() -> None:
 
 
 @pytest.mark.slow
-def test_bridge_counts_visible_pairs() -> None:
+def test_megatron_bridge_flops_count_only_visible_query_key_pairs() -> None:
     """Where token rates are not rounded: not the .01 releases and 26.08. GPT-OSS counts windows only since 26.06.
 
     Of Nemotron 3 Nano it counts 7 % more FLOPs than ours.
@@ -115,7 +115,7 @@ def test_bridge_counts_visible_pairs() -> None:
 
 
 @pytest.mark.slow
-def test_bridge_facts() -> None:
+def test_megatron_bridge_rows_have_the_settings_of_their_recipes() -> None:
     result = cases("megatron_bridge_perf")
     rack, nvfp4, drop = (result[f"megatron_bridge_perf-{row}"] for row in ("0036", "0079", "0293"))
     assert (rack.machine.ranks_per_node, [link.span for link in rack.machine.links]) == (64, [64, 256])
@@ -139,7 +139,7 @@ def test_bridge_facts() -> None:
     assert left_out["megatron_bridge_perf-0077"] == megatron_bridge_perf.OFFLOADED
 
 
-def test_moonlight_is_sixteen_billion_and_its_gb_decimal() -> None:
+def test_moonlight_has_sixteen_billion_parameters_and_decimal_gigabytes() -> None:
     result = cases("megatron_bridge_memory")
     runs = [case for case in result.values() if case.rivals == "moonlight recomputation"]
     assert [case.layout.ac for case in runs] == ["none", "selective", "up+rope+mlp", "act"]
@@ -154,7 +154,7 @@ def test_packed_samples_give_memory_but_no_time() -> None:
     assert {case.step_seconds for case in runs} == {None}
 
 
-def test_exchanges_of_qwen3_run_beside_another_micro_batch_or_not() -> None:
+def test_expert_exchanges_of_qwen3_overlap_another_micro_batch_only_where_the_recipe_says_so() -> None:
     runs = [cases("megatron_bridge_memory")[f"megatron_bridge_memory-00{row}"] for row in (23, 24, 25)]
     assert [("ep" in case.job.stack.overlap, case.job.stack.pairs) for case in runs] == [
         (False, False),

@@ -38,7 +38,7 @@ def test_every_case_is_a_valid_run(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["korthikanti2022", "megatron2021", "bloom_prequel", "vtrain", "zero_bubble"])
-def test_parameters_are_those_that_the_row_prints(source: str) -> None:
+def test_models_have_as_many_parameters_as_their_rows_print(source: str) -> None:
     """To the two or three digits printed; what BLOOM's notes call 20B leaves out 3.6B of embedding."""
     printed = {row["row_id"]: row["params_b"] for row in rows(source) if row["params_b"] != "20"}
     cases = [case for case in reader(source)() if isinstance(case, Case) and printed.get(case.row.partition(" ")[0])]
@@ -48,7 +48,7 @@ def test_parameters_are_those_that_the_row_prints(source: str) -> None:
         assert case.model.parameters / 1e9 == pytest.approx(billions, rel=0.025), case.row
 
 
-def test_an_unknown_source_is_a_mistake() -> None:
+def test_an_unknown_source_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"unknown source 'vtrian'; did you mean vtrain"):
         reader("vtrian")
 

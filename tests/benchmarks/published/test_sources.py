@@ -74,7 +74,7 @@ def test_days_for_300b_tokens_agree_with_the_seconds() -> None:
         assert case.step_seconds * steps / 86400 == pytest.approx(float(days[row]), rel=0.03, abs=0.6), row
 
 
-def test_megascale_counts_full_attention_until_the_window_comes() -> None:
+def test_printed_mfu_of_megascale_counts_half_of_attention_and_that_of_megatron_all() -> None:
     """Table 2 prints seconds and MFU: of Megatron-LM's rows by full attention, of MegaScale's by half of it."""
     result = cases("megascale")
     for row in rows("megascale"):
@@ -100,7 +100,7 @@ def test_sources_with_assumptions_are_not_used_in_fits(source: str) -> None:
     assert all(case.held_out for case in cases(source).values())
 
 
-def test_llama_3s_ends_are_one_layer_short() -> None:
+def test_the_first_and_last_stage_of_llama_3_have_one_layer_less() -> None:
     (case,) = cases("llama3_table4").values()
     assert sum(case.layout.stages) == case.model.layers == 126
     assert (case.layout.stages[0], case.layout.stages[-1], len(case.layout.stages)) == (1, 1, 64)
@@ -117,7 +117,7 @@ def test_bloom_uses_the_uneven_stages_of_its_notes() -> None:
     assert result["bloom_prequel-0004"].job.precision.name == "bf16-grad16"
 
 
-def test_zero_bubble_shortens_both_ends() -> None:
+def test_the_first_and_last_stage_of_zero_bubble_rows_have_one_layer_less() -> None:
     result = cases("zero_bubble")
     assert result["zero_bubble-0010"].layout.stages == (1, *[2] * 30, 1)
     assert {case.layout.schedule for case in result.values()} == {"1f1b", "zb1p", "zb2p"}

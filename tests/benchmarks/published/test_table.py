@@ -23,7 +23,7 @@ ROWS = [
 ]
 
 
-def test_a_line_per_source_and_quantity() -> None:
+def test_the_table_of_errors_has_a_row_per_source_and_quantity() -> None:
     lines = to_text(table(ROWS), width=100).splitlines()
     assert " ".join(lines[0].split()) == "source of cases bias median mean worst left out 50 % 90 % τ regret"
     assert " ".join(lines[2].split()) == "vtrain time 938 +3.1% 6.0% 7.9% -41% 11.0% 52% 90% 0.81 1.2%"
@@ -35,7 +35,7 @@ def test_table_by_another_field_is_headed_by_its_name() -> None:
     assert markdown(ROWS, first="chip").startswith("| chip | of |")
 
 
-def test_rules_are_counted() -> None:
+def test_the_table_of_errors_counts_excluded_rows_by_rule() -> None:
     text = to_text(table(ROWS, excluded=[("vtrain", "no mbs"), ("vtrain", "no mbs"), ("nemo", "oom")]), width=100)
     assert ["vtrain", "2", "no", "mbs"] in [line.split() for line in text.splitlines()]
     assert ["nemo", "1", "oom"] in [line.split() for line in text.splitlines()]

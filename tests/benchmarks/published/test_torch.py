@@ -66,7 +66,7 @@ def test_torchtitan_mfu_is_the_printed_one() -> None:
         assert mfu(case, peak_flops=peak, embedding=True) == pytest.approx(printed[row], rel=0.01), row
 
 
-def test_torchtitan_facts() -> None:
+def test_torchtitan_rows_have_the_settings_of_their_reports() -> None:
     result = cases("torchtitan")
     vanilla, hidden = result["torchtitan-0021"], result["torchtitan-0022"]
     assert ("tp" in vanilla.job.stack.overlap, "tp" in hidden.job.stack.overlap) == (False, True)
@@ -78,7 +78,7 @@ def test_torchtitan_facts() -> None:
     assert result["torchtitan-0010"].left_out == (("peak", torchtitan.DISPUTED),)
 
 
-def test_kempnerforge_mfu_and_parameters() -> None:
+def test_kempnerforge_rows_have_the_printed_mfu_and_parameters() -> None:
     """Its MFU leaves the embedding out, as a table look-up is no matmul."""
     printed = {row["row_id"]: row for row in rows("kempnerforge")}
     for row, case in cases("kempnerforge").items():
@@ -99,7 +99,7 @@ def test_kempnerforge_sums_gradients_in_fp32_only_under_fsdp() -> None:
     assert sharded.machine.ranks_per_node == 4
 
 
-def test_mpt_parameters_and_seconds() -> None:
+def test_mpt_rows_have_the_printed_parameters_and_step_times() -> None:
     """Counts agree but for norms' biases; MFU but for learned positions, which llm-foundry takes for a matmul."""
     printed = {row["row_id"]: row for row in rows("llm_foundry")}
     for name, case in cases("llm_foundry").items():
@@ -117,21 +117,21 @@ def test_mpt_parameters_and_seconds() -> None:
         assert mfu(case, peak_flops=peak) == pytest.approx(float(row["mfu_pct"]), rel=2e-3 + positions), name
 
 
-def test_mpt_precision() -> None:
+def test_mpt_rows_have_the_precision_of_their_configs() -> None:
     result = cases("llm_foundry")
     pure, default, fp8 = (result[f"llm_foundry-{row}"].job.precision.name for row in ("0139", "0003", "0072"))
     assert (pure, default, fp8) == ("bf16-grad16", "bf16", "fp8")
     assert result["llm_foundry-0013"].layout.zero == 2
 
 
-def test_playbook_parameters_and_seconds() -> None:
+def test_playbook_rows_have_the_printed_parameters_and_step_times() -> None:
     printed = {row["row_id"]: row for row in rows("ultrascale_playbook")}
     for row, case in cases("ultrascale_playbook").items():
         assert case.model.parameters / 1e9 == pytest.approx(float(printed[row]["params_b"]), rel=4e-3), row
         assert case.step_seconds == pytest.approx(float(printed[row]["step_s_derived"]), rel=1e-3, abs=6e-4), row
 
 
-def test_playbook_stages_share_layers_and_head() -> None:
+def test_stages_of_playbook_rows_balance_layers_and_head() -> None:
     """1B: sixteen layers and a head worth four; the eleventh is the first to exceed ten. 80B: 81.1 layers over 16."""
     result = cases("ultrascale_playbook")
     assert result["ultrascale_playbook-0001"].layout.stages == (11, 5)
@@ -163,7 +163,7 @@ def test_lora_of_litgpt_trains_as_many_parameters_as_it_prints() -> None:
         assert count_adapters(case.model, case.job.adapter) == 4_194_304
 
 
-def test_torchtune_ladder() -> None:
+def test_torchtune_memory_rows_add_one_optimization_each() -> None:
     runs = [case for case in cases("finetune_memory").values() if case.quantity == "peak"]
     assert [(case.job.stack.loss, case.job.stack.kernels, case.layout.ac) for case in runs] == [
         ("plain", "plain", "none"),

@@ -28,7 +28,7 @@ def test_a_slower_machine_is_found_from_its_steps(runs: list[TuningCase]) -> Non
 
 
 @pytest.mark.slow
-def test_the_other_half_is_scored(runs: list[TuningCase]) -> None:
+def test_machine_tuning_is_scored_on_the_half_of_the_runs_not_fitted(runs: list[TuningCase]) -> None:
     made = [run.case._replace(step_seconds=seconds(run, SLOW)) for run in runs]
     (one,) = halves(made)
     assert (one.chip, one.runs) == ("a100", len(runs) // 2)

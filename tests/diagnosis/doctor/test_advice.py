@@ -91,7 +91,7 @@ def test_advised_recomputation_fits_in_a_real_run() -> None:
 
 
 @pytest.mark.slow
-def test_advice_without_need_or_without_effect() -> None:
+def test_advice_says_if_nothing_is_needed_or_if_recomputation_cannot_reach_the_budget() -> None:
     plain = examine(Net, loss)
     enough = examine(Net, loss, budget_bytes=plain.peak_bytes).advice
     assert enough is not None
@@ -104,7 +104,7 @@ def test_advice_without_need_or_without_effect() -> None:
 
 
 @pytest.mark.slow
-def test_a_peak_in_the_update_is_no_matter_of_activations() -> None:
+def test_advice_for_a_peak_in_the_optimizer_step_names_the_optimizer() -> None:
     def compute_small_loss(model: nn.Module) -> Tensor:
         return model(torch.randn(2, WIDTH)).square().mean()
 

@@ -63,7 +63,7 @@ CASES = {"mlp": (mlp, mlp_loss), "cnn": (Cnn, cnn_loss), "tied": (Tied, tied_los
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_states_by_formula(case: str) -> None:
+def test_bytes_of_parameters_gradients_and_moments_follow_the_formula(case: str) -> None:
     make, loss = CASES[case]
     result, weights = examine(make, loss), list(make().parameters())
     numel = sum(weight.numel() for weight in weights)
@@ -145,7 +145,7 @@ def half() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_narrow_weights_and_autocast() -> None:
+def test_bf16_weights_halve_states_and_autocast_saves_activation_bytes() -> None:
     narrow = examine(half, tied_loss)
     assert narrow.parameters_bytes == narrow.gradients_bytes == 2 * narrow.parameters
 
@@ -165,7 +165,7 @@ def test_narrow_weights_and_autocast() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"amsgrad": True}], ids=str)
-def test_optimizers(options: dict[str, bool]) -> None:
+def test_memory_of_each_adamw_variant_follows_the_formula(options: dict[str, bool]) -> None:
     result = examine(mlp, mlp_loss, make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), **options))
     numel = result.parameters
     states = 3 if options.get("amsgrad") else 2
@@ -208,7 +208,7 @@ def test_the_users_own_checkpointing_is_recognized() -> None:
 
 
 @pytest.mark.slow
-def test_hugging_face() -> None:
+def test_a_model_of_transformers_is_examined() -> None:
     transformers = pytest.importorskip("transformers")
 
     def make() -> nn.Module:
@@ -228,7 +228,7 @@ def test_hugging_face() -> None:
 
 
 @pytest.mark.slow
-def test_the_peak_is_made_of_its_categories_and_known_places() -> None:
+def test_the_peak_is_broken_down_by_category_and_tensor() -> None:
     result = examine(Tied, tied_loss)
     at = result.steady
     assert Diagnosis.model_validate_json(result.model_dump_json()) == result

@@ -64,13 +64,13 @@ def write_loss(body: str) -> str:
         (MODEL + "def loss(m): ...\ndef optimizer(m): return 3\n", "optimizer(model) returned int", "Optimizer"),
     ],
 )  # fmt: skip
-def test_one_line(tmp_path: Path, text: str, begins: str, holds: str) -> None:
+def test_an_error_in_the_users_file_is_a_one_line_error(tmp_path: Path, text: str, begins: str, holds: str) -> None:
     line = line_of(tmp_path, text)
     assert line.startswith(begins)
     assert holds in line
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         load(tmp_path / "nothing.py")
 
@@ -79,7 +79,7 @@ def linear() -> nn.Module:
     return nn.Linear(4, 4)
 
 
-def test_numbers_that_are_not_there_are_remarked() -> None:
+def test_reading_the_value_of_a_fake_tensor_is_a_remark() -> None:
     def loss(model: nn.Module) -> Tensor:
         value = model(torch.ones(2, 4)).sum()
         print(f"{value.item():.3f}")
@@ -101,7 +101,7 @@ def test_recorded_user_errors_are_recognized() -> None:
     assert result.forward_flops == 2 * 3 * 4 * 4
 
 
-def test_nothing_is_left_behind() -> None:
+def test_a_failed_examination_restores_threads_dtype_and_hooks() -> None:
     threads, default = torch.get_num_threads(), torch.get_default_dtype()
     with pytest.raises(UserError):
         examine(linear, lambda model: model(torch.ones(2, 5)).sum())

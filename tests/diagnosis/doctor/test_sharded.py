@@ -70,7 +70,7 @@ def test_fsdp2_is_that_of_two_real_processes(tmp_path: Path, reshard: bool) -> N
 
 
 @pytest.mark.slow
-def test_tensor_parallelism_by_a_plan() -> None:
+def test_a_tensor_parallel_plan_divides_weights_and_sends_all_reduces() -> None:
     """Colwise and rowwise cut the matrices and the first bias; an all-reduce each way of each block."""
     cost = examine_model(tp=4, plan=lambda _: PLAN).costs[-1]
     assert cost.parameters_bytes == 4 * BLOCKS * (2 * WIDTH * WIDTH + 2 * WIDTH)
@@ -125,14 +125,14 @@ def test_tied_weights_count_once() -> None:
         ],
     ),
 )
-def test_mistakes(words: dict[str, Any], line: str) -> None:
+def test_invalid_plans_and_degrees_are_user_errors(words: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         examine(model, loss, make_optimizer=adamw, **words)
     assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.slow
-def test_the_page_and_the_snapshot_of_a_module(tmp_path: Path) -> None:
+def test_doctor_prints_sharded_costs_of_a_module_and_reads_its_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "import torch\nfrom torch import nn\n"

@@ -27,7 +27,7 @@ OPERATIONS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadca
 
 
 @pytest.mark.long  # a real dump is stored in examples/hang, and read there
-def test_two_real_processes(tmp_path: Path) -> None:
+def test_a_hang_of_two_real_processes_is_explained(tmp_path: Path) -> None:
     script = Path(__file__).with_name("hanging_rank.py")  # a fork would have what this process has recorded before
     subprocess.run([sys.executable, script, tmp_path], check=True, timeout=120)  # it forks the second rank
     (result,) = explain_files([tmp_path / "trace_0", tmp_path / "trace_1"])
@@ -200,7 +200,7 @@ def test_collective_that_ended_on_some_ranks_only() -> None:
     assert "it has ended on the others but not on rank 1: look at that rank's GPU and links" in alone.findings
 
 
-def test_rings_of_different_length_are_compared_where_both_remember() -> None:
+def test_dumps_of_different_length_are_compared_in_their_common_range() -> None:
     steps = [("0", number, "all_reduce", 8 * number, number < 9) for number in range(1, 10)]
     dumps = {0: dump(steps, 0), 1: dump(steps[6:], 1), 2: dump(steps[2:8], 2), 3: dump(steps, 3)}
     assert explain(dumps, files=("x",)).verdict.startswith("rank 2 did not come to collective 9")

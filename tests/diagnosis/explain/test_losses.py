@@ -79,7 +79,7 @@ def test_random_loss_spikes_are_located(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_loss_that_is_no_number(seed: int) -> None:
+def test_a_loss_that_becomes_nan_is_located(seed: int) -> None:
     points = draw_losses(seed)
     at = random.Random(seed).randint(70, 390)
     broken = points[:at] + [point._replace(loss=math.nan) for point in points[at:]]
@@ -110,7 +110,7 @@ def test_a_plateau_begins_where_the_loss_stops_falling(seed: int) -> None:
     assert abs(event.step - 200) <= 64
 
 
-def test_a_run_of_our_own(tmp_path: Path) -> None:
+def test_a_log_of_fivefold_with_evaluations_and_a_resume_is_read(tmp_path: Path) -> None:
     """Evaluations and events stand between the steps; it was resumed."""
     path = tmp_path / "log.jsonl"
     lines = [{"step": s, "loss": x, "gradient_norm": g} for s, x, g in draw_losses(1, 40)]
@@ -121,7 +121,7 @@ def test_a_run_of_our_own(tmp_path: Path) -> None:
     assert any("goes back 1 times, first from step 40 to 30" in line for line in result.findings)
 
 
-def test_a_gradient_that_ends_as_no_number() -> None:
+def test_a_gradient_norm_that_ends_as_nan_is_located() -> None:
     """A short log of Hugging Face's whose loss is 0 then; one that was so once, as fp16's scale finds itself, falls."""
     line = "{{'loss': {}, 'grad_norm': {}, 'learning_rate': 2e-05, 'epoch': 0.01}}\n"
     short = "".join(line.format(*item) for item in ((2.1, 1.2), (2.0, 1.1), (1.9, 1.0), (0.0, "nan")))

@@ -162,7 +162,7 @@ def test_each_rank_has_its_own_traceback() -> None:
          " of which 1.20 GiB is free.", "GPU 5", "3.50 GiB were asked for"),
     ],
 )  # fmt: skip
-def test_other_backends(text: str, device: str, word: str) -> None:
+def test_messages_of_other_backends_are_read(text: str, device: str, word: str) -> None:
     result = read(text)
     assert result.memory is not None
     assert result.memory.device == device

@@ -195,7 +195,7 @@ SETTLED: dict[str, tuple[list[str], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("report", SETTLED)
-def test_a_report_whose_cause_was_settled(report: str, tmp_path: Path) -> None:
+def test_a_public_report_with_a_known_cause_is_explained(report: str, tmp_path: Path) -> None:
     log, expected = SETTLED[report]
     if log[0].startswith("Thread "):
         for rank, stack in enumerate(log):
@@ -231,7 +231,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("report", CHANGES)
-def test_the_change_to_make_is_a_field(report: str, tmp_path: Path) -> None:
+def test_the_advised_change_is_a_field_of_the_explanation(report: str, tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("\n".join(SETTLED[report][0]) + "\n", encoding="utf-8")
     (found,) = explain([path])
@@ -248,7 +248,7 @@ def test_ranks_in_one_collective_are_not_reported_missing(tmp_path: Path) -> Non
     assert "this log cannot tell which" in found.findings[0]
 
 
-def test_the_documentation_lists_them() -> None:
+def test_the_documentation_lists_the_public_reports() -> None:
     docs = Path(__file__).parents[3] / "docs"
     for page, reports in {"how-to/explain.md": [*REPORTS], "explanation/diagnosis.md": [*SETTLED]}.items():
         text = (docs / page).read_text(encoding="utf-8")

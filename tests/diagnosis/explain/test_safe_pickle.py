@@ -37,7 +37,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_data_is_read(tmp_path: Path, protocol: int) -> None:
+def test_pickled_data_is_read(tmp_path: Path, protocol: int) -> None:
     assert load(write(tmp_path / "x", pickle.dumps(DATA, protocol))) == DATA
 
 
@@ -71,7 +71,7 @@ def test_pickle_with_code_is_a_one_line_error(tmp_path: Path, data: bytes, word:
     assert "\n" not in str(refused.value)
 
 
-def test_objects_elsewhere_are_refused(tmp_path: Path) -> None:
+def test_a_pickle_that_refers_to_outside_objects_is_rejected(tmp_path: Path) -> None:
     class Points(pickle.Pickler):
         def persistent_id(self, each: object) -> object:
             return "storage" if each == 7 else None

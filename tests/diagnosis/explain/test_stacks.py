@@ -74,7 +74,7 @@ def test_the_rank_that_does_not_wait_for_peers_is_named(state: str) -> None:
     assert [at.state for at in result.ranks] == ["waits in all_reduce", state, "waits in all_reduce"]
 
 
-def test_ranks_in_different_collectives() -> None:
+def test_ranks_in_different_collectives_or_lines_are_reported() -> None:
     other = WAITS.format(line=31).replace("all_reduce", "barrier")
     result = explain({"0": WAITS.format(line=31), "1": other}, files=("x",))
     assert result.verdict.startswith(
@@ -86,7 +86,7 @@ def test_ranks_in_different_collectives() -> None:
     assert same.verdict.startswith("all 2 ranks wait in all_reduce at job/train.py:31 sync")
 
 
-def test_one_file_of_many_processes() -> None:
+def test_stacks_of_several_processes_in_one_file_are_told_apart() -> None:
     result = explain(
         {"log": WAITS.format(line=31) + WAITS.format(line=31).replace("Process 7", "Process 8")}, files=("x",)
     )

@@ -32,5 +32,5 @@ def test_the_lagging_rank_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_log_without_them_is_none() -> None:
+def test_a_log_without_timeout_messages_gives_no_explanation() -> None:
     assert explain("[Rank 5] Watchdog started\n", files=("log",)) is None

@@ -67,7 +67,7 @@ def test_peak_of_a_small_tape_worked_by_hand() -> None:
     assert result[-1][1:7] == (3040, 400, 0, 0, 0, 0)
 
 
-def test_memory_breakdown_of_a_stage() -> None:
+def test_memory_of_a_stage_is_broken_down_by_category() -> None:
     memory = sum_stage_memory(step(), 1)
     assert (memory.stage, memory.parameters_bytes, memory.optimizer_bytes, memory.gradients_bytes) == (
         1,
@@ -81,7 +81,7 @@ def test_memory_breakdown_of_a_stage() -> None:
     assert memory.peak_cause.startswith("backward of micro-batch 0, stage 1, blocks.2.mlp.down")
 
 
-def test_the_largest_that_live_at_the_peak() -> None:
+def test_the_largest_tensors_live_at_the_peak_are_listed() -> None:
     tape = step()
     result = list_largest(tape, 4)
     assert [(one.bytes, one.category) for one in result] == [
@@ -103,7 +103,7 @@ def test_seconds_of_each_event_may_be_given() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_events_in_seconds_and_the_peak_is_kept() -> None:
+def test_a_million_events_take_seconds_and_keep_the_peak() -> None:
     tape = Tape()
     tape.add(SCOPE, tape.scope(Scope("start")))
     tape.add(ALLOC, 0, 7, tape.site(make_site("parameters")))

@@ -46,7 +46,7 @@ def test_live_bytes_are_allocated_minus_freed() -> None:
         assert sum(entry.bytes for entry in result[int(level.seconds)]) == level.live_bytes
 
 
-def test_the_largest_come_first() -> None:
+def test_the_largest_groups_of_live_bytes_come_first() -> None:
     made = tape()
     (result,) = list_live_groups(made, [len(made) - 4], n=1)
     assert len(result) == 1

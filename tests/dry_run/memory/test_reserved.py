@@ -52,7 +52,7 @@ def reserve(*sizes: int, expandable: bool = False, capacity: int | None = None) 
         ((4 * MIB,) * 6, 24 * MIB, 40 * MIB),
     ],
 )
-def test_rounding_and_segments(sizes: tuple[int, ...], allocated: int, total: int) -> None:
+def test_requests_are_rounded_and_placed_in_segments(sizes: tuple[int, ...], allocated: int, total: int) -> None:
     result = reserve(*sizes)
     assert (result.requested_bytes, result.allocated_bytes, result.reserved_bytes) == (sum(sizes), allocated, total)
 
@@ -78,7 +78,7 @@ def test_the_smallest_block_that_fits_is_taken_whole_if_little_is_left() -> None
     assert (taken.address, taken.size) == (second.address, 20 * MIB)
 
 
-def test_neighbours_become_one() -> None:
+def test_free_neighbouring_blocks_are_merged() -> None:
     assert reserve(*[4 * MIB] * 5, -1, -0, 8 * MIB).reserved_bytes == 20 * MIB
     assert reserve(*[4 * MIB] * 5, -1, -2, 8 * MIB).reserved_bytes == 20 * MIB
     assert reserve(*[4 * MIB] * 5, -1, -3, 8 * MIB).reserved_bytes == 40 * MIB  # 2 lies between
@@ -96,7 +96,7 @@ def test_neighbours_become_one() -> None:
         ((20 * MIB, -0, 19 * MIB + 512, MIB // 2, MIB + MIB // 2), 42, 42),  # nothing is left over
     ],
 )
-def test_segments_that_expand(sizes: tuple[int, ...], plain: int, expandable: int) -> None:
+def test_expandable_segments_reserve_less(sizes: tuple[int, ...], plain: int, expandable: int) -> None:
     assert reserve(*sizes).reserved_bytes == plain * MIB
     assert reserve(*sizes, expandable=True).reserved_bytes == expandable * MIB
 
@@ -139,7 +139,7 @@ def test_a_job_that_fails_by_fragmentation_is_a_finding() -> None:
     assert reserve(*sizes, expandable=True, capacity=40 * MIB).shortage is None
 
 
-def test_steps_follow_one_another() -> None:
+def test_the_allocator_state_carries_over_to_the_next_step() -> None:
     """What a tape begins with is not born again; what it does not name has died between the steps."""
     first = tape(30 * MIB, 12 * MIB, living={0: 40 * MIB})
     assert replay_allocator([first], expandable=False).allocated_bytes == 82 * MIB
@@ -191,7 +191,7 @@ def check(blocks: Allocator, living: dict[int, tuple[AllocatorBlock, int]]) -> N
 
 @settings(max_examples=150, deadline=None)
 @given(MOVES, st.booleans(), st.one_of(st.none(), st.integers(20, 200)))
-def test_blocks_tile_segments(moves: list[int | float], expandable: bool, capacity: int | None) -> None:
+def test_blocks_cover_segments_without_gaps(moves: list[int | float], expandable: bool, capacity: int | None) -> None:
     limit = None if capacity is None else capacity * MIB
     blocks = Allocator(expandable=expandable, capacity_bytes=limit)
     living: dict[int, tuple[AllocatorBlock, int]] = {}
@@ -218,7 +218,7 @@ def test_blocks_tile_segments(moves: list[int | float], expandable: bool, capaci
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_events_take_a_moment() -> None:
+def test_a_hundred_thousand_allocator_events_take_seconds() -> None:
     sizes: list[int] = []
     for number in range(50_000):
         sizes += [(number * 7919) % (30 * MIB) + 1, *([-(number - 900)] if number > 900 else [])]

@@ -113,7 +113,7 @@ def test_categories_are_those_that_the_viewer_can_show(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plot", [viz.trace_plot, viz.segment_plot])
-def test_pictures_hold_the_snapshot(tmp_path: Path, plot: Any) -> None:
+def test_the_page_of_the_memory_viewer_has_the_snapshot(tmp_path: Path, plot: Any) -> None:
     result = write(tmp_path, expandable=False)
     page = plot(result)
     (held,) = json.loads(re.search(r"local_files = (.*)\n", page)[1])  # type: ignore[index]
@@ -142,7 +142,7 @@ def test_snapshot_ends_with_the_final_memory() -> None:
     assert "raise OutOfMemoryError # 30.0MiB requested, 10.0MiB free in CUDA" in viz.trace(result)
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_of_a_snapshot_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rank0.pickle"
     path.write_bytes(b"former")
 

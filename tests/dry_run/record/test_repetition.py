@@ -29,7 +29,7 @@ LAYOUTS = ["pp1", "pp4", "pp16", "pp4 v2 interleaved", "pp4 zb1p", "pp8 zb2p", "
 
 @pytest.mark.parametrize("text", LAYOUTS)
 @pytest.mark.parametrize("micro_batches", [64, 120])
-def test_a_shortened_row_with_its_periods_equals_the_full_row(text: str, micro_batches: int) -> None:
+def test_a_schedule_row_shortened_to_one_period_equals_the_full_row(text: str, micro_batches: int) -> None:
     layout = Layout.parse(text)
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
     for rank in (0, layout.pp // 2, layout.pp - 1):
@@ -53,7 +53,7 @@ def _later(step: P2PStep, shift: int) -> P2PStep:
     return P2PStep(action, *(tuple((k, s, i + shift) for k, s, i in messages) for messages in step[1:]))
 
 
-def test_a_row_that_never_returns_is_not_shortened() -> None:
+def test_a_schedule_row_without_a_period_is_not_shortened() -> None:
     table = schedule("gpipe", pp=4, v=1, micro_batches=32)
     assert shorten_row(list_p2p_steps(table, rank=0)) is None
     short_row = list_p2p_steps(schedule("1f1b", pp=1, v=1, micro_batches=4), rank=0)
@@ -117,7 +117,7 @@ def _new_storages(tape: Tape) -> set[int]:
 
 @pytest.mark.long  # in the next test one differs by an operation
 @pytest.mark.slow
-def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_that_differ_are_all_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, model = Layout.parse("dp2 zero3"), MODELS["dense"].replace(layers=2)
     job = Job(sequence=64, global_batch=12, precision=get_recipe("bf16"))
     full = run_rank(model=model, layout=layout, job=job, rank=0, streams=True, repeats=False)

@@ -20,7 +20,7 @@ TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head
 @pytest.mark.parametrize(
     "layout", mark_share(4, ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
 )
-def test_a_picture_shows_the_whole_step(layout: str) -> None:
+def test_pipeline_and_memory_pictures_show_the_whole_step(layout: str) -> None:
     result = dryrun(
         model=TINY,
         machine=resolve("h100:4", local=Path()),

@@ -104,7 +104,7 @@ def test_gloo_messages_block_the_waiting_rank() -> None:
     assert simulate_with_costs(tape(0, "kskkkkw"), streams=False).step_seconds == 8.0
 
 
-def test_a_collective_begins_when_the_last_has_come() -> None:
+def test_a_collective_begins_when_its_last_rank_has_arrived() -> None:
     result = simulate_with_costs(tape(0, "ksw"), tape(1, "kkkkksw"))
     early, late = result.ranks
     assert result.step_seconds == 8.0
@@ -147,7 +147,7 @@ def test_overlapped_messages_slow_compute() -> None:
     )  # a third is hidden
 
 
-def test_a_deadlock_has_no_time() -> None:
+def test_simulating_a_deadlock_is_an_error() -> None:
     with pytest.raises(UserError, match="deadlock of rank"):
         simulate([tape(0, "sw", RECEIVE._replace(peer=1)), tape(1, "sw", RECEIVE)], machine=H100, job=Job(), world=2)
 
@@ -245,7 +245,7 @@ def test_replicas_are_in_lockstep(layout: str, make_tapes: MakeTapes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [H100, GLOO], ids=["nccl", "gloo"])
-def test_the_seconds_of_every_rank_are_the_step(machine: object, make_tapes: MakeTapes) -> None:
+def test_the_parts_of_every_rank_add_up_to_the_step_time(machine: object, make_tapes: MakeTapes) -> None:
     step = simulate(make_tapes("tp2 pp2"), machine=machine, job=Job(), world=4)  # type: ignore[arg-type]
     for place, rank in enumerate(step.ranks):
         assert rank.seconds == pytest.approx(step.step_seconds)
@@ -257,7 +257,7 @@ def test_the_seconds_of_every_rank_are_the_step(machine: object, make_tapes: Mak
 
 
 @pytest.mark.slow
-def test_a_million_events_in_seconds() -> None:
+def test_a_million_events_are_simulated_in_seconds() -> None:
     tapes = [tape(rank, "kkskkw" * 50_000) for rank in (0, 1)]
     for item in tapes:
         for storage in range(200_000):

@@ -32,7 +32,7 @@ def write_trace(simulation: SimulatedTapes, path: Path, *ranks: int) -> list[dic
 
 
 @pytest.mark.slow
-def test_kernels_messages_scopes_and_memory(simulation: SimulatedTapes, tmp_path: Path) -> None:
+def test_a_dry_run_trace_has_kernels_messages_scopes_and_memory(simulation: SimulatedTapes, tmp_path: Path) -> None:
     events = write_trace(simulation, tmp_path / "t.json", 0, 3)
     assert {event["pid"] for event in events} == {0, 3}
     for rank in (0, 3):
@@ -79,7 +79,7 @@ def test_trace_keeps_the_longest_of_many_kernels(
     assert sorted(few) == sorted(whole)[-40:]
 
 
-def test_path_that_cannot_be_written_is_one_line(simulation: SimulatedTapes, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_a_one_line_error(simulation: SimulatedTapes, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFailure, match="the trace cannot be written: File exists"):
         trace.write_trace(simulation, tmp_path / "file" / "t.json", ranks=[0], metadata={})

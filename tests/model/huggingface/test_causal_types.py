@@ -65,7 +65,7 @@ def test_the_trainer_computes_the_families_that_are_said_to_be_trained(kind: str
 
 
 @pytest.mark.parametrize("key", ["model_type", "architectures"])
-def test_a_type_that_is_not_read_is_refused_with_what_it_needs(key: str) -> None:
+def test_an_unsupported_type_is_rejected_with_what_it_needs(key: str) -> None:
     for name, (architecture, reason) in LACKING_TYPES.items():
         config = {"model_type": name} if key == "model_type" else {"architectures": [architecture]}
         with pytest.raises(UserError) as refusal:
@@ -74,7 +74,7 @@ def test_a_type_that_is_not_read_is_refused_with_what_it_needs(key: str) -> None
         assert "is not supported: " in str(refusal.value)
 
 
-def test_the_command_lists_them_or_those_with_a_word() -> None:
+def test_models_with_families_lists_all_families_or_those_with_a_word() -> None:
     entries = json.loads(run("models", "--families", "--json"))
     assert [entry["name"] for entry in entries] == [entry.name for entry in list_families()]
     lines = run("models", "--families", "qwen3").splitlines()

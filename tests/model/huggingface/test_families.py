@@ -76,7 +76,7 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in (*FAMILIES, *WRAPPERS) if kind != "kimi_k2"])
-def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
+def test_missing_keys_have_the_defaults_of_transformers(kind: str) -> None:
     needed: dict[str, dict[str, Any]] = {
         "deepseek_v2": {"num_experts_per_tok": 6},
         "glm4_moe": {"head_dim": 128},
@@ -123,7 +123,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("config", VARIANTS, ids=[f"{i}-{c['model_type']}" for i, c in enumerate(VARIANTS)])
-def test_biases_ties_and_odd_shapes(config: dict[str, Any]) -> None:
+def test_configs_with_biases_tied_heads_and_odd_shapes_have_the_reference_parameters(config: dict[str, Any]) -> None:
     assert from_config(config, name="x").parameters == size(build_on_meta(reference(config)))
 
 
@@ -178,7 +178,7 @@ LLAMA31_8B = """{
 }"""
 
 
-def test_llama31_as_published() -> None:
+def test_the_published_config_of_llama_3_1_is_read() -> None:
     model = from_config(json.loads(LLAMA31_8B), name="llama3.1-8b")
     assert model == Model(
         name="llama3.1-8b",
@@ -212,7 +212,7 @@ def test_gemma3_takes_the_text_of_a_multimodal_config() -> None:
     assert (model.rope_scaling.kind, model.rope_scaling.factor) == ("linear", 8.0)
 
 
-def test_gemma2_details() -> None:
+def test_gemma2_has_its_softcaps_sandwich_norms_and_windows() -> None:
     model = build_model("gemma2-9b")
     assert (model.block, model.norm_plus_one, model.activation) == ("sandwich", True, "gelu_tanh")
     assert (model.attention_softcap, model.logit_softcap, model.embedding_scale) == (50.0, 30.0, 3584**0.5)
@@ -227,7 +227,7 @@ def test_qwen_slides_from_max_window_layers_on() -> None:
     assert from_config({**config, "max_window_layers": 0}, name="x").window_pattern == ()
 
 
-def test_parallel_block_norms_and_dropout() -> None:
+def test_neox_gpt2_and_olmo2_have_their_blocks_norms_and_dropout() -> None:
     neox, gpt2, olmo = build_model("gpt-neox-20b"), build_model("gpt2"), build_model("olmo2-7b")
     assert (neox.block, neox.norm, neox.mlp) == ("parallel", "layernorm", "plain")
     assert (neox.rope_dim, neox.activation) == (24, "gelu_fast")
@@ -235,7 +235,7 @@ def test_parallel_block_norms_and_dropout() -> None:
     assert (olmo.block, olmo.qk_norm, olmo.norm_epsilon) == ("post", "full", 1e-6)
 
 
-def test_routing() -> None:
+def test_routing_fields_of_mixtures_are_read() -> None:
     names = ("deepseek-v2", "deepseek-v3", "gpt-oss-20b", "mixtral-8x7b")
     v2, v3, oss, mixtral = (moe for moe in (build_model(name).moe for name in names) if moe)
     assert (v2.score, v2.balance, v2.normalized, v2.scaling, v2.groups) == ("softmax", "aux", False, 16.0, 8)

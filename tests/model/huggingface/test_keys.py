@@ -106,7 +106,7 @@ def test_a_multimodal_config_is_tied_by_its_own_key(outer: dict[str, Any], inner
     assert from_config({"model_type": "gemma3", "text_config": text, **outer}, name="x").parameters == numel
 
 
-def test_a_key_that_nobody_reads_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_key_that_no_family_reads_is_reported_in_one_line(tmp_path: Path) -> None:
     config = {"model_type": "llama", **FAMILIES["llama"]}
     harmless = {"pad_token_id": 3, "torch_dtype": "bfloat16", "pretraining_tp": 2, "qk_norm": False, "clip_qkv": None}
     assert describe_remark(config | harmless, name="x") is None
@@ -118,7 +118,7 @@ def test_a_key_that_nobody_reads_is_said_in_one_line(tmp_path: Path) -> None:
         assert resolve(str(tmp_path)).rope_fraction == 1
 
 
-def test_a_key_that_another_family_reads_is_said_unless_it_says_the_same() -> None:
+def test_a_key_of_another_family_is_reported_unless_it_has_the_same_value() -> None:
     gemma = {"model_type": "gemma2", **FAMILIES["gemma2"], "hidden_activation": "gelu_pytorch_tanh"}
     assert describe_remark(gemma | {"hidden_act": "gelu_pytorch_tanh"}, name="x") is None
     said = describe_remark(gemma | {"hidden_act": "silu", "n_routed_experts": 8}, name="x")
@@ -128,7 +128,7 @@ def test_a_key_that_another_family_reads_is_said_unless_it_says_the_same() -> No
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_configs_written_by_the_reference_are_read_silently(kind: str) -> None:
+def test_configs_written_by_transformers_are_read_without_a_remark(kind: str) -> None:
     with torch.device("meta"):
         written = build_reference(kind, FAMILIES[kind]).config.to_dict()
     assert describe_remark(written, name="x") is None
@@ -149,12 +149,12 @@ PUBLISHED = {  # what the files of these models hold in addition to what their f
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_published_files_are_read_without_a_word(kind: str) -> None:
+def test_published_configs_are_read_without_a_remark(kind: str) -> None:
     assert describe_remark({"model_type": kind, **FAMILIES[kind], **PUBLISHED[kind]}, name="x") is None
 
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "bitsandbytes"])
-def test_a_quantized_checkpoint_is_said_to_be_one(method: str) -> None:
+def test_a_quantized_checkpoint_is_reported(method: str) -> None:
     config = {"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"]}
     said = describe_remark(config | {"quantization_config": {"quant_method": method}}, name="x")
     assert said is not None
@@ -162,6 +162,6 @@ def test_a_quantized_checkpoint_is_said_to_be_one(method: str) -> None:
     assert describe_remark(config | {"quantization_config": None}, name="x") is None
 
 
-def test_the_mutations_hold_every_key_that_is_read() -> None:
+def test_the_mutated_keys_of_the_tests_are_all_keys_that_are_read() -> None:
     known = {key.partition(".")[0] for family in REGISTRY.values() for key in (*family.keys, *family.supported)}
     assert known | EVERY_FAMILY.keys() <= MUTATIONS.keys()

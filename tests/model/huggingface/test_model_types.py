@@ -133,7 +133,7 @@ def test_assumptions_about_remote_code_are_reported() -> None:
 
 
 @pytest.mark.parametrize("junk", [7, [], {}, True, "", "x" * 500], ids=repr)
-def test_a_type_that_is_no_name_is_one_line(junk: object) -> None:
+def test_a_model_type_that_is_no_text_is_a_one_line_error(junk: object) -> None:
     with pytest.raises(UserError) as refusal:
         from_config({**LLAMA, "model_type": junk}, name="x")
     assert "\n" not in str(refusal.value)

@@ -47,7 +47,7 @@ def test_the_tensors_of_every_family_hold_every_weight(kind: str, stacked: bool)
     assert {part.ours for part in list_tensors(model, family=kind)} >= {weight.name for weight in list_weights(model)}
 
 
-def test_a_record_is_found_by_the_words_of_its_module() -> None:
+def test_a_family_is_found_by_its_model_type_and_class_names() -> None:
     for record in (*FAMILIES.values(), *WRAPPERS.values()):
         classes = {record.architecture, getattr(record, "published_architecture", "")} - {""}
         for name in (record.model_type, *classes):

@@ -58,12 +58,12 @@ def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
     )
 
 
-def test_a_family_without_names_is_refused() -> None:
+def test_a_family_without_tensor_names_is_rejected() -> None:
     with pytest.raises(UserError, match=r"unknown family of weights 'zamba'"):
         list(list_tensors(build_model("gpt-oss-20b"), family="zamba"))
 
 
-def test_rows_within_a_fused_tensor() -> None:
+def test_parts_of_a_fused_tensor_have_the_expected_rows() -> None:
     alone = TensorPart("a", (4, 3), "w")
     after = TensorPart("a", (9, 3), "w", first=4, rows=3, run=3, stride=3)
     in_turn = TensorPart("a", (8, 3), "w", first=1, rows=4, run=1, stride=2)

@@ -80,7 +80,7 @@ def test_the_text_model_has_as_many_parameters_as_in_transformers(kind: str) -> 
         assert from_config(config, name="x").parameters == count_text(config), outer
 
 
-def test_any_family_may_be_the_text_model_of_a_wrapper_that_says_so() -> None:
+def test_a_wrapper_with_any_text_model_accepts_every_supported_family() -> None:
     text = {"model_type": "qwen3_moe", **SMALL["qwen3_moe"]}
     model = from_config({"model_type": "internvl", "text_config": text}, name="x")
     assert model.replace(tied_embeddings=False, vision=None, source="") == from_config(text, name="x").replace(

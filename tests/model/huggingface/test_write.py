@@ -68,7 +68,7 @@ def test_written_config_of_every_family_is_the_same_model_in_transformers(kind: 
         assert find_difference(from_config(read, name="x").replace(mtp=model.mtp), model) is None
 
 
-def test_the_width_of_an_mlp_that_no_layer_has_is_no_difference() -> None:
+def test_the_width_of_an_unused_mlp_is_no_difference_between_models() -> None:
     config = {"model_type": "qwen3_next", **SMALL["qwen3_next"]}
     for dense, difference in (([], None), ([0], "ffn=56 instead of 40")):
         narrow, wide = (
@@ -77,7 +77,7 @@ def test_the_width_of_an_mlp_that_no_layer_has_is_no_difference() -> None:
         assert find_difference(wide, narrow) == difference
 
 
-def test_experts_of_other_activations_and_queries_without_rank_are_written() -> None:
+def test_other_expert_activations_and_uncompressed_queries_are_written() -> None:
     for kind, changed in (("mixtral", {"hidden_act": "gelu"}), ("deepseek_v2", {"q_lora_rank": None})):
         model = from_config({"model_type": kind, **SMALL[kind], **changed}, name="x")
         config = to_config(model)

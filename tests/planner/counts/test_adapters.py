@@ -97,7 +97,7 @@ def test_frozen_weights_have_no_states() -> None:
     assert count_checkpoint_bytes(SMALL, job()) == 4 * trained + rank.optimizer_bytes
 
 
-def test_a_base_in_nf4_keeps_embedding_norms_and_head_wide() -> None:
+def test_a_base_in_nf4_keeps_embedding_norms_and_head_in_bf16() -> None:
     (rank,), (wide,) = ranks("dp1 ac=full", "qlora:8"), ranks("dp1 ac=full")
     shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (640, 256), (640, 256), (256, 640))
     matrices = [out * into for out, into in shapes]
@@ -235,7 +235,7 @@ def test_unmodelled_adapter_is_an_error(layout: str, changed: dict[str, object],
     assert any(words in reason for reason in list_reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
 
 
-def test_factors_of_the_ends_are_counted() -> None:
+def test_adapters_of_embedding_and_head_are_counted() -> None:
     """A of the embedding has a column for each token; all blocks have a backward then."""
     blocks = {"rank": 8, "targets": ["v_proj"]}
     counts = []
@@ -256,7 +256,9 @@ def test_factors_of_the_ends_are_counted() -> None:
         ("dp1", {"targets": ["v_proj", "lm_head"], "modules_to_save": ["lm_head"]}, "which trains them in full"),
     ],
 )
-def test_adapters_of_ends_that_are_not_modelled(layout: str, changed: dict[str, object], words: str) -> None:
+def test_unmodelled_adapters_of_embedding_and_head_are_errors(
+    layout: str, changed: dict[str, object], words: str
+) -> None:
     reasons = [*list_reasons(Layout.parse(layout), model=SMALL, job=job(changed), machine=None)]
     assert any(words in reason for reason in reasons), reasons
 
@@ -337,7 +339,7 @@ def test_peft_adds_the_update_of_experts_to_their_weights() -> None:
     assert peft.activations_bytes - frozen.activations_bytes == model.layers * 2 * (merged + inputs + outputs)
 
 
-def test_experts_stay_wide_next_to_a_base_in_nf4() -> None:
+def test_experts_stay_in_bf16_next_to_a_base_in_nf4() -> None:
     """And routers: of a rank in bf16 and in nf4, the linear layers of attention and shared experts alone differ."""
     model = SMALL.replace(moe=MoE(experts=4, topk=2, ffn=96, shared_experts=1))
     (rank,), (wide,) = ranks("dp1", "qlora:8", model), ranks("dp1", model=model)
@@ -352,7 +354,7 @@ def test_experts_stay_wide_next_to_a_base_in_nf4() -> None:
     assert list_remarks(model, node, job({"targets": ATTENTION}), None) == ()
 
 
-def test_an_adapter_is_read_in_words_or_as_a_table() -> None:
+def test_an_adapter_is_read_from_text_or_a_table() -> None:
     assert job("qlora:32") == job({"rank": 32, "base": "nf4"})
     assert job("qdora:32") == job({"kind": "dora", "rank": 32, "base": "nf4"})
     assert load_job(adapter="lora:8", settings=["adapter.targets=q_proj,v_proj", "adapter.alpha=4"]).adapter == (
@@ -370,7 +372,7 @@ def test_an_adapter_is_read_in_words_or_as_a_table() -> None:
         ({"rank": 0}, "adapter.rank must be 1 or more"),
     ],
 )
-def test_other_adapters_are_a_mistake_of_one_line(text: object, words: str) -> None:
+def test_other_adapters_are_a_one_line_error(text: object, words: str) -> None:
     with pytest.raises(UserError, match=words) as raised:
         job(text)
     assert "\n" not in str(raised.value)

@@ -51,7 +51,7 @@ def test_full_buckets_are_all_reduced_and_one_gather_updates_all_weights() -> No
     assert count_sent("dp2 zero2 mbs2", job(2)) == updated + count_all("all_reduce", *backward, times=2)
 
 
-def test_zero3_gathers_modules_and_ahead_of_them() -> None:
+def test_zero3_gathers_parameters_as_its_prefetch_limits_say() -> None:
     reduced = count_all("reduce_scatter", 299264, 291200, 279040, 131072)
     # small weights stay, and are gathered one by one after the update; the others ahead, at once
     usual = Counter({("all_gather", size): times for size, times in (NORMS | BLOCKS).items() if size < 100_000})
@@ -84,7 +84,7 @@ def test_gathered_weights_follow_from_the_limits() -> None:
         ("dp2 zero3 mbs2", job(2, **LEAST_PREFETCH), 24860572),
     ],
 )  # fmt: skip
-def test_peaks_are_as_measured(text: str, asked: Job, measured: int) -> None:
+def test_peak_memory_equals_the_measured_peak(text: str, asked: Job, measured: int) -> None:
     (rank,) = count_rank_memory(Counts(MODEL, asked), Layout.parse(text))
     assert rank.peak_bytes == pytest.approx(measured, rel=0.001)
 

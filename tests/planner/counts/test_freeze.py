@@ -50,7 +50,7 @@ def rank_memory(layout: str, chosen: Job) -> RankMemory:
         (("embed_tokens", "layers[-1]", "layers[0].norms"), 3 * BLOCK - 512 + TABLE + 256),
     ],
 )  # fmt: skip
-def test_trained_parameters(parts: tuple[str, ...], trained: int) -> None:
+def test_memory_counts_gradients_and_moments_of_trained_parameters_only(parts: tuple[str, ...], trained: int) -> None:
     """Sixteen bits of every weight; gradient sums, masters and moments in fp32 of trained ones; a step count each."""
     chosen = job(*parts)
     rank, plan = rank_memory("dp1 ac=full", chosen), work(SMALL, layout=Layout.parse("dp1"), job=chosen)
@@ -94,7 +94,7 @@ def test_frozen_layers_are_gathered_once_and_never_reduced() -> None:
     assert sent["dp", "reduce_scatter"] == (2 * micro_batches, micro_batches * 4 * 2 * BLOCK * 3 // 4)
 
 
-def test_parts_are_slices_as_in_python() -> None:
+def test_frozen_layers_are_named_by_python_slices() -> None:
     frozen = resolve_freeze(SMALL, ("layers[1:-1].mlp", "layers[-1]", "lm_head"))
     assert [sorted(modules) for modules in frozen.blocks] == [[], ["mlp"], ["mlp"], ["all"]]
     assert (frozen.ends, frozen.first_backward, frozen.trains_embedding) == ({"lm_head"}, 0, True)
@@ -115,7 +115,7 @@ def test_parts_are_slices_as_in_python() -> None:
         ("dp1", ("norm",), {"precision": "fp8"}, "precision fp8; take bf16"),
     ],
 )
-def test_what_is_not_modelled_is_one_line(
+def test_unmodelled_frozen_parts_are_one_line_errors(
     layout: str, parts: tuple[str, ...], changed: dict[str, object], words: str
 ) -> None:
     lines = list(list_reasons(Layout.parse(layout), model=SMALL, job=job(*parts, **changed), machine=None))

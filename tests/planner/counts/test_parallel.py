@@ -270,7 +270,7 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
         assert sum(sum(op.wgrad_numels) + op.bias_wgrad_numel for op in ops) == mine - indexers, unit
 
 
-def test_copies_by_hand() -> None:
+def test_replicated_weights_under_tp16_equal_those_by_hand() -> None:
     """llama3-8b under tp16: 8 key heads are held twice, norms 16 times; the vocabulary needs no padding."""
     model = build_model("llama3-8b")
     keys = 2 * model.kv_heads * model.head_dim * model.width
@@ -310,7 +310,7 @@ def copied_flops(model: Model, layout: Layout, job: Job) -> int:
 @SOME
 @given(st.data())
 @pytest.mark.parametrize("model", [LLAMA, MIXTURE, WINDOWS, GPT], ids=lambda model: model.name)
-def test_all_ranks_together_do_the_work_of_the_model(model: Model, data: st.DataObject) -> None:
+def test_flops_of_all_ranks_add_up_to_those_of_the_model(model: Model, data: st.DataObject) -> None:
     layout = draw_legal(data.draw, model)
     job = Job(sequence=64, global_batch=32, linears="separate")  # our own ring pads heads
     full, causal, _ = count_issued_flops(model, layout, job)
@@ -323,7 +323,7 @@ def test_all_ranks_together_do_the_work_of_the_model(model: Model, data: st.Data
 @SOME
 @given(st.data())
 @pytest.mark.parametrize("model", [LLAMA, MIXTURE, WINDOWS], ids=lambda model: model.name)
-def test_all_ranks_together_recompute_what_work_says(model: Model, data: st.DataObject) -> None:
+def test_recomputed_flops_of_all_ranks_add_up_to_the_hardware_flops(model: Model, data: st.DataObject) -> None:
     """Without copies and rings as much as one process does, and that is what their lists say."""
     model = model.replace(vocab=1024)
     layout = draw_legal(data.draw, model)
@@ -336,7 +336,7 @@ def test_all_ranks_together_recompute_what_work_says(model: Model, data: st.Data
 
 
 @pytest.mark.parametrize("cp", [2, 4])
-def test_a_ring_sees_half_of_what_goes_round(cp: int) -> None:
+def test_ring_attention_computes_half_of_the_square(cp: int) -> None:
     job = Job(sequence=64, global_batch=2)
     attention = 3 * 4 * job.sequence * LLAMA.heads * LLAMA.head_dim * job.tokens_per_step * LLAMA.layers
     one, ring = (work(LLAMA, layout=Layout(cp=n), job=job).hardware_flops for n in (1, cp))
@@ -362,7 +362,7 @@ def test_copies_of_key_heads_work_too() -> None:
     assert spread - one == copied_flops(model, Layout(tp=8), job) > 0
 
 
-def test_recomputation_by_hand() -> None:
+def test_recomputed_flops_equal_those_by_hand() -> None:
     """Full: a forward of the layers, but of ours not the last product, of which the backward asks nothing; of every
     second of 7 layers, 4 of them; selective: a third of their attention.
     """

@@ -46,7 +46,7 @@ NORMS = Counter({("all_reduce", 2 * D * 4): L, ("all_reduce", D * 4): 1})
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 @pytest.mark.parametrize("cp", [1, 2])
-def test_sequence_parallelism_gathers_and_scatters_twice_a_layer_each_way(tp: int, cp: int) -> None:
+def test_sequence_parallelism_gathers_and_scatters_twice_per_layer_in_forward_and_backward(tp: int, cp: int) -> None:
     """Freed weights are gathered again; the embedding scatters, the head gathers; the loss sends 3 numbers a token."""
     B, m = 2, 4
     stream = B * T // cp * D * 2
@@ -65,7 +65,7 @@ def test_sequence_parallelism_gathers_and_scatters_twice_a_layer_each_way(tp: in
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_without_it_two_all_reduces_a_layer_each_way(tp: int) -> None:
+def test_without_sequence_parallelism_a_layer_sends_two_all_reduces_in_forward_and_backward(tp: int) -> None:
     stream = 2 * T * D * 2
     assert count_messages(f"tp{tp} mbs2 nosp", axis="tp") == {
         ("all_reduce", stream): 8 * (2 * L + 1 + 2 * L + 1),  # the embedding forward, the head backward
@@ -74,7 +74,7 @@ def test_without_it_two_all_reduces_a_layer_each_way(tp: int) -> None:
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_both_forms_send_the_same_but_for_what_is_gathered_again(tp: int) -> None:
+def test_sequence_parallelism_sends_as_much_as_all_reduces_except_repeated_gathers(tp: int) -> None:
     """An all-reduce is a reduce-scatter and a gather (Korthikanti 2022, §4.2.2)."""
 
     def count_sent(text: str) -> int:
@@ -86,7 +86,7 @@ def test_both_forms_send_the_same_but_for_what_is_gathered_again(tp: int) -> Non
     assert count_sent(f"tp{tp} mbs2") == count_sent(f"tp{tp} mbs2 nosp") + again + norms
 
 
-def test_recomputed_layers_say_their_forward_twice() -> None:
+def test_recomputed_layers_send_the_messages_of_their_forward_twice() -> None:
     """But for the last sum over ranks, of which the backward asks nothing, and what was gathered again is gathered."""
     stream = T * D * 2
     for stops, sums in ((True, 1), (False, 2)):
@@ -118,7 +118,7 @@ def test_gradients_of_replicated_weights_are_summed_over_tensor_ranks(text: str)
 
 
 @pytest.mark.parametrize(("text", "said_back"), [("tp2", "reduce_scatter"), ("tp2 nosp", "all_reduce")])
-def test_latent_attention_shares_its_rotary_key(text: str, said_back: str) -> None:
+def test_latent_attention_sends_its_shared_rotary_key(text: str, said_back: str) -> None:
     model = DENSE.replace(mla=MLA(q_rank=None, kv_rank=24, nope_dim=16, rope_dim=6, v_dim=16))
     result = count_messages(text, axis="tp", model=model)
     key = T * 6 * 2
@@ -131,7 +131,7 @@ def test_latent_attention_shares_its_rotary_key(text: str, said_back: str) -> No
 
 @pytest.mark.parametrize("cp", [2, 4, 8])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_ring_hands_on_keys_and_values_and_backward_their_gradients_too(cp: int, tp: int) -> None:
+def test_ring_attention_sends_keys_and_values_and_in_the_backward_their_gradients_too(cp: int, tp: int) -> None:
     own = 2 * T // cp * K // tp * H * 2 * 2
     assert count_messages(f"cp{cp} tp{tp} mbs2", axis="cp") == {("p2p", own): 3 * 8 * L * (cp - 1)}
 
@@ -147,7 +147,7 @@ def test_fewer_key_heads_make_a_ring_cheaper(cp: int) -> None:
 
 
 @pytest.mark.parametrize("cp", [2, 4])
-def test_ulysses_swaps_q_k_v_and_the_output_each_way(cp: int) -> None:
+def test_ulysses_exchanges_q_k_v_and_output_in_forward_and_backward(cp: int) -> None:
     model = DENSE.replace(kv_heads=4)
     wide, narrow = 2 * T // cp * 8 * H * 2, 2 * T // cp * 4 * H * 2
     assert count_messages(f"cp{cp} cp=ulysses mbs2", axis="cp", model=model) == {
@@ -233,7 +233,7 @@ def test_an_expert_cut_over_etp_gathers_its_tokens_and_scatters_its_sums() -> No
     }
 
 
-def test_all_ranks_of_a_group_together_send_what_the_sources_print() -> None:
+def test_sent_bytes_of_collectives_follow_the_published_formulas() -> None:
     for ranks in (2, 4, 8):
         b = 2**20
         assert ranks * count_sent_bytes("all_reduce", payload=b, ranks=ranks) == 2 * (ranks - 1) * b
@@ -257,7 +257,7 @@ def boundary_messages(name: ScheduleName, *, pp: int, v: int, m: int) -> list[in
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("pp", [2, 4])
-def test_boundaries_are_those_of_the_schedule(name: ScheduleName, pp: int) -> None:
+def test_messages_between_stages_are_those_of_the_schedule(name: ScheduleName, pp: int) -> None:
     v = 2 if PIPELINE_SCHEDULES[name].stages_per_rank != 1 else 1
     layout = Layout(pp=pp, v=v, schedule=name, mbs=2)
     job, model = JOB.replace(global_batch=32), DENSE.replace(layers=8)
@@ -275,7 +275,7 @@ def test_boundaries_are_those_of_the_schedule(name: ScheduleName, pp: int) -> No
     assert counted == boundary_messages(name, pp=pp, v=v, m=m)
 
 
-def test_a_boundary_is_the_stream_of_a_rank_or_its_part() -> None:
+def test_a_message_between_stages_is_the_activation_or_the_share_of_a_rank() -> None:
     stream = T * D * 2
     for text, job, size in (
         ("pp2", JOB, stream),
@@ -288,7 +288,7 @@ def test_a_boundary_is_the_stream_of_a_rank_or_its_part() -> None:
 
 
 @pytest.mark.parametrize(("text", "sent"), [("pp2", 1), ("pp4", 1), ("pp2 zbv", 0), ("pp2 interleaved v2", 1)])
-def test_a_tied_table_on_two_ranks_is_summed(text: str, sent: int) -> None:
+def test_gradients_of_a_tied_embedding_on_two_ranks_are_summed(text: str, sent: int) -> None:
     tied = DENSE.replace(tied_embeddings=True)
     layout = Layout.parse(f"{text} tp2")
     result = list_messages(Counts(tied, JOB), layout, chunks=list_first_stages(layout))
@@ -307,7 +307,7 @@ def test_dualpipe_reduces_the_stages_held_by_two_ranks(zero: int) -> None:
     assert sum(message.times * message.payload for message in twins) == 4 * tied.parameters // layout.shards
 
 
-def test_a_tied_table_is_summed_by_shards() -> None:
+def test_gradients_of_a_tied_embedding_are_summed_by_shards() -> None:
     layout = Layout.parse("dp4 pp2 zero1")
     result = list_messages(Counts(DENSE.replace(tied_embeddings=True), JOB), layout)
     assert [message.payload for message in result if message.axis == "pp" and message.collective == "all_reduce"] == [
@@ -316,7 +316,7 @@ def test_a_tied_table_is_summed_by_shards() -> None:
 
 
 @pytest.mark.parametrize("text", ["dp2", "tp2", "cp2", "pp2", "dp2 tp2 pp2"])
-def test_all_ranks_agree_on_norm_loss_and_stop_once(text: str) -> None:
+def test_one_all_reduce_of_norm_loss_and_stop_flag_ends_a_step(text: str) -> None:
     assert count_messages(text, axis="world") == {("all_reduce", 12): 1}
 
 
@@ -352,7 +352,7 @@ def sum_by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tup
 @pytest.mark.parametrize("axes", ["dp4", "dp2 cp2", "cp4", "dp4 tp2"])
 @pytest.mark.parametrize("name", ["bf16", "bf16-grad16", "fp32"])
 @pytest.mark.parametrize("reduce", ["step", "micro_batch"])
-def test_zero_moves_gradients_as_often_as_it_may_and_weights_after_the_update_or_before_every_use(
+def test_zero_stages_reduce_gradients_and_gather_weights_as_often_as_they_need(
     axes: str, name: str, reduce: str
 ) -> None:
     precision = get_recipe(name)
@@ -375,7 +375,7 @@ def test_zero_moves_gradients_as_often_as_it_may_and_weights_after_the_update_or
 
 
 @pytest.mark.parametrize(("precision", "scales"), [("fp8-wire", 7 * L), ("fp8-tiles-wire", (4 + 3 * 2) * L)])
-def test_matrices_are_gathered_in_a_byte_and_their_scales_asked_for_once(precision: str, scales: int) -> None:
+def test_fp8_matrices_are_gathered_in_one_byte_with_one_message_for_their_scales(precision: str, scales: int) -> None:
     """Of each layer q, k, v and out of 128 x 128, gate, up and down of 128 x 256 or 256 x 128, and two norms."""
     result = count_messages("dp8 zero3 mbs1", axis="dp", job=JOB.replace(precision=get_recipe(precision)))
     block = 4 * D * D + 3 * D * 256 + 2 * 2 * D
@@ -386,7 +386,7 @@ def test_matrices_are_gathered_in_a_byte_and_their_scales_asked_for_once(precisi
     assert not count_messages("mbs1", axis="dp", job=JOB.replace(precision=get_recipe(precision)))
 
 
-def test_zero_3_moves_half_as_much_again() -> None:
+def test_zero_3_sends_half_as_much_again_as_zero_2() -> None:
     """ZeRO §7.2.2: 3·P elements for 2·P, in one recipe width and with one micro-batch, embedding and head apart."""
     deep = DENSE.replace(layers=400, vocab=64)
     job = Job(sequence=T, global_batch=4, precision=get_recipe("bf16-grad16"))
@@ -451,7 +451,9 @@ def test_a_tied_table_whose_two_ends_are_stages_of_one_rank_is_reduced_once() ->
     ("text", "replicas"), [("dp8 ep2", 4), ("dp8 ep8", 1), ("dp4 tp2 ep4", 2), ("dp4 tp2 etp2", 4)]
 )
 @pytest.mark.parametrize("zero", [0, 1, 3])
-def test_experts_are_reduced_among_those_that_hold_the_same(text: str, replicas: int, zero: int) -> None:
+def test_gradients_of_experts_are_reduced_among_ranks_with_the_same_experts(
+    text: str, replicas: int, zero: int
+) -> None:
     layout = Layout.parse(f"{text} zero{zero}")
     assert layout.expert_replicas == replicas
     result = sum_by_group(f"{text} zero{zero}", model=EXPERTS, job=JOB.replace(reduce="step"))

@@ -45,7 +45,7 @@ def test_muons_products_are_newton_schulz_of_every_hidden_matrix_once() -> None:
         assert work(LLAMA, layout=layout, job=job("muon")).model_flops_non_causal == plain.model_flops_non_causal
 
 
-def test_muons_matrices_go_there_and_back_in_16_bits() -> None:
+def test_matrices_of_muon_are_sent_to_their_owner_and_back_in_16_bits() -> None:
     """28 rounds of 8 among 224 matrices of 6 979 321 856 elements over eight shards."""
     result = list(update_messages(Counts(LLAMA, job("muon")), Layout.parse("dp8 zero1"), chunks=(0,)))
     assert len(result) == 2 * 28

@@ -49,7 +49,7 @@ FAST = Machine(
 )
 
 
-def test_tensor_parallelism_in_one_dimension() -> None:
+def test_flops_per_byte_of_tensor_parallelism_equal_those_by_hand() -> None:
     result = build_tensor_exchange(WIDE, FP8, Layout(tp=16))
     assert result.flops_per_byte == pytest.approx(32_768 / 15, rel=1e-12)  # 2184.5, printed as 2,185
     assert 4e15 / result.flops_per_byte == pytest.approx(1.83e12, rel=1e-3)  # bytes/s, printed as 1.8 TB/s
@@ -58,21 +58,21 @@ def test_tensor_parallelism_in_one_dimension() -> None:
     )
 
 
-def test_tensor_parallelism_in_two_dimensions() -> None:
+def test_flops_per_byte_of_2d_tensor_parallelism_equal_those_by_hand() -> None:
     result = build_tensor_exchange(WIDE, FP8, Layout(tp=16, tp_inner=4))
     assert result.flops_per_byte == pytest.approx(2 * 32_768 / (3 + 2 * 3), rel=1e-12)  # 7282
     in_16_bits = build_tensor_exchange(WIDE, Job(), Layout(tp=16, tp_inner=4))
     assert in_16_bits.flops_per_byte == pytest.approx(2 * 32_768 / (2 * 3 + 2 * 3), rel=1e-12)
 
 
-def test_each_leg_is_priced_on_the_link_it_reaches() -> None:
+def test_each_dimension_of_2d_tensor_parallelism_uses_its_own_link() -> None:
     """4x4: three bytes of nine gathered within four ranks at 2 TB/s, six scattered over sixteen at 1 TB/s."""
     result = build_tensor_exchange(WIDE, FP8, Layout(tp=16, tp_inner=4))
     assert result.balance(FAST) == pytest.approx(4e15 * (3 / 2e12 + 6 / 1e12) / 9, rel=1e-12)
 
 
 @pytest.mark.parametrize("degrees", [{"dp": 8}, {"dp": 2, "cp": 4}, {"dp": 8, "tp": 2}, {"dp": 4, "mbs": 3}])
-def test_zero3(degrees: dict[str, int]) -> None:
+def test_flops_per_byte_of_zero3_gathers_follow_the_formula(degrees: dict[str, int]) -> None:
     """msl·(2·P + 2·T·D)/(P·w), times n/(n−1) on a ring of n; the norms, which do no products, are 1 in 7000."""
     model, job = build_model("llama2-7b"), Job(sequence=4096, global_batch=192)
     layout = Layout(zero=3, **degrees)
@@ -89,7 +89,7 @@ def test_zero3(degrees: dict[str, int]) -> None:
     )
 
 
-def test_experts_are_gathered_among_those_who_hold_the_same() -> None:
+def test_zero3_gathers_experts_among_ranks_with_the_same_experts() -> None:
     """16 ranks, ep8: a rank gathers half of an eighth of the experts, and 15/16 of all the rest."""
     model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
     layer = find_most_common_layer(model, job)
@@ -101,7 +101,7 @@ def test_experts_are_gathered_among_those_who_hold_the_same() -> None:
     assert [leg.span for leg in build_zero3_forward_exchange(model, job, layout).transfers] == [4, 16]
 
 
-def test_gradients() -> None:
+def test_flops_per_byte_of_the_last_gradient_reduction_follow_the_formula() -> None:
     """4·msl and 6·tokens per rank over the ring's bytes per parameter, where attention is small."""
     model, job = build_model("llama2-7b"), Job(sequence=64, global_batch=512)
     for zero, last, step in ((0, 8, 8), (1, 4, 6), (2, 4, 6)):
@@ -114,7 +114,7 @@ def test_gradients() -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
-def test_a_hop_of_the_ring(tp: int) -> None:
+def test_flops_per_byte_of_ring_attention_follow_the_formula(tp: int) -> None:
     """(N/K)·(T/cp)/w: fewer key heads than queries make context parallelism cheap, and tp does not matter."""
     job = Job(sequence=131_072)
     result = build_context_exchange(build_model("llama3-70b"), job, Layout(cp=16, tp=tp))
@@ -125,14 +125,14 @@ def test_a_hop_of_the_ring(tp: int) -> None:
         assert result.flops_per_byte == pytest.approx(64 / 32 * 131_072 / 16 / 2, rel=1e-5)
 
 
-def test_ulysses_sends_each_token_once() -> None:
+def test_flops_per_byte_of_ulysses_follow_the_formula() -> None:
     """T·N/(w·(N+K))·n/(n−1) causal: independent of the degree but for the ring's share."""
     result = build_context_exchange(build_model("llama3-70b"), Job(sequence=131_072), Layout(cp=8, cp_kind="ulysses"))
     assert result.flops_per_byte == pytest.approx(131_072 * 64 / (2 * 72) * 8 / 7, rel=1e-5)
 
 
 @pytest.mark.parametrize(("precision", "row"), [("bf16", 4), ("fp8-tiles", 4), ("fp8-deepseek", 3 + 4 / 128)])
-def test_topk_cancels_behind_the_experts_alone(precision: str, row: float) -> None:
+def test_flops_per_byte_of_expert_parallelism_do_not_depend_on_topk(precision: str, row: float) -> None:
     model, job = build_model("deepseek-v3"), Job(precision=RECIPES[precision])
     for topk in (1, 8, 32):
         assert model.moe is not None
@@ -147,7 +147,7 @@ def test_topk_cancels_behind_the_experts_alone(precision: str, row: float) -> No
     )
 
 
-def test_a_pipeline_boundary() -> None:
+def test_flops_per_byte_between_pipeline_stages_follow_the_formula() -> None:
     model, job = build_model("llama2-7b"), Job(sequence=4096)
     weights = 4 * 4096**2 + 3 * 4096 * 11_008
     for layout in (Layout(pp=4), Layout(pp=4, tp=8), Layout(pp=4, cp=2, mbs=4)):
@@ -180,7 +180,7 @@ def test_a_layer_has_the_weights_of_the_model() -> None:
 @given(
     dp=st.sampled_from([2, 4, 16]), tp=st.sampled_from([1, 2, 8]), cp=st.sampled_from([1, 2, 4]), mbs=st.integers(1, 4)
 )
-def test_more_tokens_a_rank_never_pay_less(dp: int, tp: int, cp: int, mbs: int) -> None:
+def test_more_tokens_per_rank_raise_the_flops_per_byte(dp: int, tp: int, cp: int, mbs: int) -> None:
     model = build_model("llama3-8b")
     layout = Layout(dp=dp, tp=tp, cp=cp, zero=3, mbs=mbs)
     for exchange in (build_zero3_forward_exchange, build_zero3_backward_exchange, build_last_gradient_exchange):
@@ -192,7 +192,7 @@ def test_more_tokens_a_rank_never_pay_less(dp: int, tp: int, cp: int, mbs: int) 
 
 @pytest.mark.parametrize("name", ["bf16", "fp32", "fp8", "fp8-rowwise", "fp8-tiles", "mxfp8", "nvfp4", "fp8-deepseek"])
 @pytest.mark.parametrize("stack", ["fivefold", "megatron-core"])
-def test_ratios_and_predict_gather_equally_wide(name: str, stack: str) -> None:
+def test_ratios_and_predict_gather_in_the_same_precision(name: str, stack: str) -> None:
     """An element of a column-parallel layer's input in the first forward; what scales it is less than 7 % of it."""
     model, job = build_model("llama3-8b"), Job(sequence=4096, global_batch=8, precision=RECIPES[name], stack=stack)  # type: ignore[arg-type]
     ops = Counts(model, job).unit(get_local_degrees(Layout(tp=4)), Kind(slides=False, moe=False)).ops

@@ -28,7 +28,7 @@ def axis(found: Ratios, name: str, overlapped_with: str = "") -> Axis:
     return next(row for row in found.axes if row.axis == name and overlapped_with in row.overlapped_with)
 
 
-def test_llama_on_h100_by_hand() -> None:
+def test_ratios_of_llama_on_h100_equal_those_by_hand() -> None:
     """H100: 989 TFLOP/s over 450 GB/s of NVLink and 50 GB/s of NIC ask for 2198 and 19780 FLOPs per byte."""
     result = compute_ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB)
     assert result.balances == pytest.approx({"NVLink 4": 989e12 / 450e9, "NIC": 989e12 / 50e9})
@@ -58,7 +58,7 @@ def test_fixed_axes_do_not_limit_the_varied_axis() -> None:
     assert [degree.degree for degree in axis(result, "ep").degrees] == [2, 4, 8, 16]
 
 
-def test_two_dimensions_take_the_quickest_cut() -> None:
+def test_2d_tensor_parallelism_uses_the_fastest_of_its_splits() -> None:
     """Within a node g(y−1) + w(x−1) is least where fp8 travels farther than bf16: 4x2 of 8 in bf16, 2x4 in fp8."""
     bf16 = axis(compute_ratios(build_model("llama3-70b"), machine=machine("h100:8"), job=JOB), "tp2d")
     job = Job(sequence=8192, global_batch=512, precision="fp8-deepseek")

@@ -104,7 +104,7 @@ def test_fastest_way_to_an_alternative_is_reported() -> None:
     assert re.search(r"pp8 v8 takes [0-9.]+% longer \(bubble \+[0-9.]+ ms\)", line)
 
 
-def test_other_axes_give_ranks_if_dp_has_none() -> None:
+def test_an_alternative_takes_ranks_from_other_axes_if_dp_is_1() -> None:
     """GPT-3 on 64 A100, dp1: half the tp goes to dp, twice the tp is taken from pp."""
     lines = list_reasons(GPT3, "dp1 tp4 pp16 v6 zero0 mbs1 ac=selective")
     assert re.search(
@@ -113,7 +113,7 @@ def test_other_axes_give_ranks_if_dp_has_none() -> None:
     assert "pp8" in lines["pp16"]
 
 
-def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> None:
+def test_an_alternative_may_reduce_gradients_at_another_frequency_if_that_is_faster() -> None:
     """ZeRO-2 after every micro-batch would send all gradients four times."""
     text = "dp512 tp8 pp4 v16 zero1 mbs1 ac=norm+act"
     often, once = (
@@ -128,7 +128,7 @@ def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> 
     assert f"zero2 (--set reduce=step) takes {-by:.1%} less" in line
 
 
-def test_the_fastest_known_layout_of_a_degree_speaks_for_it() -> None:
+def test_a_degree_is_represented_by_its_fastest_known_layout() -> None:
     """A reason said that pp2 takes longer, above a row of the table whose uneven pp2 takes as long."""
     planner = Planner(
         model=build_model("llama3-8b"), machine=resolve("h100:64", local=Path("none")),
@@ -150,7 +150,7 @@ def test_the_fastest_known_layout_of_a_degree_speaks_for_it() -> None:
     }
 
 
-def test_what_an_alternative_drops_is_said() -> None:
+def test_an_alternative_says_which_keywords_it_drops() -> None:
     planner = Planner(model=SMALL, machine=NODE, job=FEW)
     texts = ("dp4 tp2 zero1 mbs1 ac=full", "dp8 zero1 mbs1")
     chosen, other = (
@@ -162,14 +162,14 @@ def test_what_an_alternative_drops_is_said() -> None:
     assert line.startswith("tp1 without ac=full takes ")
 
 
-def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:
+def test_an_alternative_outside_the_constraints_is_marked() -> None:
     where = Where.parse("tp<=8 v<=16")
     lines = list_reasons(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act", where)
     assert "tp16 (excluded) leaves the node: takes" in lines["tp8"]
     assert re.search(r"pp2 exceeds the memory by [0-9.]+ .iB", lines["pp4"])  # with v16, which is admitted
 
 
-def test_the_parts_that_differ_are_named_by_size() -> None:
+def test_differing_parts_of_the_step_time_are_named_by_size() -> None:
     before, after = (
         {"compute": 4.0, "bubble": 1.0, "tp communication": 0.5},
         {"compute": 4.1, "bubble": 0.4, "update": 0.01},

@@ -50,7 +50,7 @@ CASES = {
 
 @pytest.mark.parametrize("seed", mark_share(9, range(3)))
 @pytest.mark.parametrize("case", mark_share(2, CASES))
-def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
+def test_no_bound_of_the_search_exceeds_the_estimate(case: str, seed: int) -> None:
     model, machine, job = build_model(case.split()[0]), resolve(case.split()[1], local=NOWHERE), CASES[case]
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
     bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
@@ -101,7 +101,7 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b h100:24", "deepseek-v3-mtp h800:32", "gemma3-4b h100:16"])
-def test_bytes_at_rest_are_those_of_the_smaller_policy(name: str) -> None:
+def test_the_memory_bound_counts_states_with_the_cheaper_reduction_frequency(name: str) -> None:
     """Experts and other weights are counted apart, each once for all degrees of the other."""
     model, machine, job = build_model(name.split()[0]), resolve(name.split()[1], local=NOWHERE), Job(global_batch=48)
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
@@ -126,7 +126,7 @@ def test_bytes_at_rest_are_those_of_the_smaller_policy(name: str) -> None:
         assert found[row] == ((resident + gradients) @ estimates.unit_counts - freed) / layout.pp, layout
 
 
-def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() -> None:
+def test_a_bound_for_every_recomputation_holds_on_a_calibrated_machine_too() -> None:
     """Nor is the block recomputed that predicts a further token in the head."""
     model = build_model("tiny").replace(layers=1, mtp=build_model("deepseek-v3-mtp").mtp)
     machine = resolve("h100:1", local=NOWHERE).replace(calibration=calibration(random.Random(1)))
@@ -272,7 +272,7 @@ STORED = {
 
 
 @pytest.mark.parametrize("case", STORED)
-def test_no_bound_of_memory_exceeds_the_peak_where_one_did(case: str) -> None:
+def test_no_memory_bound_exceeds_the_peak_in_cases_that_once_failed(case: str) -> None:
     model, name, job, where = STORED[case]
     machine = resolve(name, local=NOWHERE)
     space = Space(model, job, world=machine.ranks, where=Where.parse(where))

@@ -25,12 +25,12 @@ def test_change_drops_fields_that_other_degrees_exclude(text: str, fields: dict[
     assert change(Layout.parse(text), **fields) == Layout.parse(expected)
 
 
-def test_a_change_that_contradicts_the_rest_is_none() -> None:
+def test_a_change_that_contradicts_the_layout_gives_none() -> None:
     assert change(Layout.parse("dp4 mbs1"), ep=3) is None
     assert change(Layout.parse("dp4 mbs1"), cp_kind="ulysses") is None
 
 
-def test_named_changes() -> None:
+def test_single_changes_give_the_expected_layouts() -> None:
     layout = Layout.parse("dp4 pp2 v2 zero2/2 mbs1")
     assert [str(with_zero(layout, zero)) for zero in (0, 3)] == [
         str(Layout.parse(text)) for text in ("dp4 pp2 v2 zero0 mbs1", "dp4 pp2 v2 zero3/2 mbs1")

@@ -92,7 +92,7 @@ def test_a_walk_from_what_does_not_fit_first_makes_it_fit() -> None:
     assert fits == sorted(fits)
 
 
-def test_changes_are_told_by_their_words() -> None:
+def test_a_change_of_layout_is_named_by_its_keywords() -> None:
     before = Layout.parse("dp4 pp4 v2 zero1 mbs1")
     assert list_changed_keywords(before, Layout.parse("dp16 zero1 mbs1")) == "dp16 without pp4 v2 interleaved"
     assert list_changed_keywords(before, before.replace(schedule="zb1p", v=1)) == "zb1p without v2"

@@ -97,7 +97,7 @@ def test_a_straggler_holds_up_its_stage_and_nothing_speeds_up() -> None:
     assert late.estimate(uneven).step_time.compute == pytest.approx(1.5 * alone, rel=0.1)  # of the fuller stage
 
 
-def test_a_machine_otherwise_is_otherwise_in_nothing_else() -> None:
+def test_a_machine_with_a_slower_network_is_otherwise_unchanged() -> None:
     machine = make_tight_machine(8, gib=64)
     near, far = with_network(machine, bandwidth=0.5, latency=2.0).links
     assert near == machine.links[0]

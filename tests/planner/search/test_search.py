@@ -154,7 +154,7 @@ def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
 
 
 @pytest.mark.parametrize(("gib", "wins"), [(4, "step"), (6, "micro_batch")])
-def test_how_often_gradients_are_reduced_is_weighed(gib: float, wins: str) -> None:
+def test_the_search_chooses_how_often_gradients_are_reduced(gib: float, wins: str) -> None:
     """Against brute force under both: which one wins depends on what else the memory allows."""
     machine, job = make_tight_machine(4, gib=gib), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
@@ -205,7 +205,7 @@ def test_layouts_that_differ_by_order_alone_and_cost_the_same_are_one_row() -> N
     assert any("by order= alone" in remark for remark in result.remarks)
 
 
-def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
+def test_the_ranking_is_sorted_and_counts_all_layouts() -> None:
     seen: list[tuple[int, int]] = []
     result = search(
         model=build_model("llama3-8b"), machine=NODE, job=JOB, top=5, report=lambda *done: seen.append(done)
@@ -220,7 +220,7 @@ def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
     assert SearchResult.model_validate_json(result.model_dump_json()) == result
 
 
-def test_cost_weighs_ranks_and_money() -> None:
+def test_a_search_by_cost_counts_gpu_hours_and_dollars() -> None:
     priced = make_tight_machine(4, gib=1.0).replace(dollars_per_rank_hour=2.5)
     result = search(model=SMALL, machine=priced, job=FEW.replace(global_batch=4), top=1, by="cost")
     best = result.best[0]
@@ -230,7 +230,7 @@ def test_cost_weighs_ranks_and_money() -> None:
     assert best.gpu_hours <= fastest.time.step_seconds * fastest.world / 3600
 
 
-def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
+def test_a_lower_precision_is_searched_only_if_allowed() -> None:
     model, job, only = (
         build_model("llama3-8b"),
         JOB.replace(global_batch=8),
@@ -245,7 +245,7 @@ def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
 
 
 @pytest.mark.parametrize("where", ["pp=1 tp=1 order=default", "pp=1 tp=1 cp=1 order=default"])
-def test_the_ranking_holds_the_fastest_layouts_of_all_precisions(where: str) -> None:
+def test_the_ranking_has_the_fastest_layouts_of_all_precisions(where: str) -> None:
     """The slower layouts of the job's own precision, searched first, do not stand for faster ones in fp8."""
     model, job, only = build_model("llama3-8b"), JOB.replace(global_batch=8), Where.parse(where)
     result = search(model=model, machine=NODE, job=job, top=4, within=0.02, where=only, recipes=[RECIPES["fp8"]])
@@ -305,7 +305,7 @@ def test_search_without_a_fit_names_what_would_fit() -> None:
     assert any(" ranks with gbs " in mend for miss in few.misses for mend in miss.fixes)
 
 
-def test_layouts_of_one_rank_do_not_lose_by_messages() -> None:
+def test_layouts_on_one_gpu_are_not_rejected_because_of_messages() -> None:
     """Those that take more memory in less time than the best by memory have no part that takes longer."""
     one_gpu = resolve("h100:1", local=Path("/nowhere"))
     result = search(
@@ -409,7 +409,7 @@ def test_a_search_that_ends_at_its_work_limit_does_not_claim_that_nothing_fits()
     assert limited.misses == exact.misses
 
 
-def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> None:
+def test_a_search_without_any_candidate_layout_ends_with_near_misses() -> None:
     long = Job(sequence=2**20, global_batch=1, stack=stack("megatron-core"))
     result = search(model=build_model("llama3-8b"), machine=NODE, job=long, top=1)
     assert (result.best, len(result.misses) > 0) == ((), True)
@@ -442,7 +442,7 @@ def test_ranks_that_nothing_can_share_are_refused() -> None:
         search(model=SMALL, machine=NODE.replace(ranks=7), job=FEW.replace(global_batch=8))
 
 
-def test_a_faster_chip_and_a_longer_step() -> None:
+def test_a_faster_chip_shortens_the_step_and_parts_add_up() -> None:
     model, layout = build_model("llama3-8b"), Layout.parse("dp8 zero3 mbs1")
     step = predict(model=model, machine=NODE, layout=layout, job=JOB)
     chip = NODE.chip.replace(peak_flops={k: 2 * v for k, v in NODE.chip.peak_flops.items()}, power_watts=None)
@@ -453,7 +453,7 @@ def test_a_faster_chip_and_a_longer_step() -> None:
     assert 0.2 < step.mfu.causal < step.mfu.non_causal < 0.75
 
 
-def test_the_short_way_in_python() -> None:
+def test_predict_with_names_equals_predict_with_records() -> None:
     step = fivefold.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", sequence=4096, global_batch=64)
     assert step == predict(model=build_model("llama3-8b"), machine=NODE, layout=Layout.parse("dp8 zero3 mbs1"), job=JOB)
 

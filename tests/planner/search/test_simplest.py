@@ -78,7 +78,7 @@ def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Mo
         assert proposal.why
 
 
-def test_an_estimate_does_not_depend_on_those_before_it() -> None:
+def test_an_estimate_does_not_depend_on_earlier_estimates() -> None:
     names = (
         "dp1 tp4 mbs4 nosp",
         "dp1 tp4 mbs4",
@@ -172,7 +172,7 @@ def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(
         ("ac=none ac=full", "no ac is ac=none and ac=full; drop one"),
     ],
 )
-def test_a_constraint_that_cannot_be_met_is_one_line(text: str, line: str) -> None:
+def test_a_constraint_that_cannot_be_met_is_a_one_line_error(text: str, line: str) -> None:
     with pytest.raises(UserError, match=line.replace("?", r"\?")) as told:
         Where.parse(text)
     assert "\n" not in str(told.value)
@@ -215,7 +215,7 @@ def test_a_batch_that_limits_dp_is_reported(layout: str, batch: int, line: str) 
     assert describe_uneven_batch(Layout.parse(layout), batch=batch) == line
 
 
-def test_the_remark_stands_in_the_proposal() -> None:
+def test_the_proposal_remarks_on_a_batch_that_limits_dp() -> None:
     job = FEW.replace(global_batch=7)
     result = search(model=SHALLOW, machine=NODE, job=job, top=1, within=0.02, where=Where.parse("pp=1 ac=none"))
     assert result.proposal is not None

@@ -139,7 +139,7 @@ def _draw_model_and_job(some: random.Random) -> tuple[Model, Job]:
             return model, job
 
 
-def test_a_batch_that_grows_leaves_out_more() -> None:
+def test_the_space_of_a_batch_ramp_has_only_layouts_that_divide_every_batch() -> None:
     _check_space(DENSE, JOB.replace(ramp=Ramp(first=4, step=2, every=9)))
 
 
@@ -151,7 +151,7 @@ def test_constraints_leave_what_meets_them(model: Model, text: str) -> None:
     assert _space(model, JOB, where) == {layout for layout in _space(model, JOB) if where.is_satisfied_by(layout)}
 
 
-def test_other_orders_alone() -> None:
+def test_the_space_can_be_limited_to_unusual_orders_of_axes() -> None:
     """Those in which the axes with ranks follow one another otherwise than they usually do."""
     both, others = (
         Space(DENSE, JOB, world=4, recomputations=("none",), where=Where.parse(text)) for text in ("", "order!=default")

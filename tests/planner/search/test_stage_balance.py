@@ -48,7 +48,7 @@ def test_balanced_stages_are_close_to_the_best_split(words: str) -> None:
     assert balance(result, planner) is None  # no further
 
 
-def test_stages_that_cannot_be_balanced_stay() -> None:
+def test_stages_that_cannot_be_balanced_are_unchanged() -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     for words in ("dp4", "pp4 v2"):  # no pipeline; a layer each
         assert balance(Layout.parse(words), planner) is None
@@ -57,7 +57,7 @@ def test_stages_that_cannot_be_balanced_stay() -> None:
 
 
 @pytest.mark.slow
-def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() -> None:
+def test_a_search_proposes_balanced_stages_where_the_head_slows_the_last_stage() -> None:
     where = Where.parse("pp=4 schedule=1f1b mbs=1 ac=none")
     result = search(model=HEAVY, machine=MACHINE, job=FEW, where=where, within=0.02)
     assert result.proposal is not None
@@ -71,7 +71,7 @@ def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() 
 
 
 @pytest.mark.parametrize("words", ["pp4 ac=full", "pp4 v2 ac=selective", "dp2 pp2 zb1p zero1 ac=norm+act"])
-def test_smallest_number_of_ranks_recomputes(words: str) -> None:
+def test_only_as_many_pipeline_ranks_recompute_as_memory_needs(words: str) -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     layout = Layout.parse(f"{words} mbs1")
     fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
@@ -115,7 +115,7 @@ def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recomp
 
 
 @pytest.mark.slow
-def test_from_where_one_is_it_is_one_change() -> None:
+def test_balancing_the_stages_is_a_single_change_of_a_layout() -> None:
     planner = Planner(model=HEAVY, machine=NODE, job=FEW)
     start = Layout.parse("dp2 pp4 zero1 mbs1")
     split = balance(start, planner)
@@ -125,7 +125,7 @@ def test_from_where_one_is_it_is_one_change() -> None:
     assert f"without {str(split).split()[-1]}" in {change.change for change in walk(planner, split).changes}
 
 
-def test_a_schedule_is_not_compared_with_itself() -> None:
+def test_a_schedule_is_compared_with_its_even_stages_by_name() -> None:
     """The same schedule with as many layers on each stage is called so."""
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     layout = Layout.parse("pp4 mbs1 stages=3-2-2-1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.planner.search.work import DOUBLING_UNITS, EXACT_UNITS, REFINING_UNITS, WorkBudget
 
 
-def test_a_search_gets_what_earlier_ones_have_left() -> None:
+def test_a_search_gets_the_work_that_earlier_searches_left() -> None:
     budget = WorkBudget(1000)
     first = budget.allot(600)
     assert (first.exact_units, budget.remaining_units) == (600, 1000)  # not yet spent

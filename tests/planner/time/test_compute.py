@@ -53,7 +53,7 @@ GROUPED = [
 ]
 
 
-def test_products_of_many_experts():
+def test_grouped_matmuls_of_many_experts_reach_the_measured_throughput():
     errors, weight_errors = [], []
     for count, rows, outof, into, forward, weight in GROUPED:
         flops = 2 * count * rows * outof * into
@@ -79,7 +79,7 @@ class CountAdds(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_autograd_adds_the_gradients_of_what_several_read():
+def test_gradients_of_tensors_with_several_readers_are_added_as_by_autograd():
     """In PyTorch: q, k and v read the first norm's output, and the stream is read by a norm and by a sum, twice."""
     torch.manual_seed(0)
     shape, width = (2, 8, 16), 16
@@ -162,7 +162,7 @@ def test_received_rows_are_sorted_unless_already_sorted():
     assert prices(dispatcher="fused").operation(op) == OpTime(0.0, 0.0, 0.0, *PUBLISHED.moe_kernels["moe.send"])
 
 
-def test_measured_permutation():
+def test_token_permutation_takes_the_measured_time():
     """There and back in 0.37 ms on B200: 4096 tokens of 5120 to 6 of 160 experts (SimuMax as above)."""
     size = 4096 * 5120 * 2
     there = Op("moe.dispatch", "embedding", ("x",), {"y": 6 * size}, moved_bytes=12 * size)
@@ -183,7 +183,7 @@ def test_scatter_add_takes_as_long_as_its_elements():
     assert seconds(back)[:2] == pytest.approx((added, gathered), rel=1e-9)
 
 
-def test_measured_loss():
+def test_the_loss_takes_the_measured_time():
     """4096 x 102400 logits, each read and written once forward and once backward: 2.4 TB/s on B200 (ibid.)."""
     moved = 2 * 2 * 4096 * 102_400
     time = prices().operation(Op("loss", "loss", ("x",), {}, moved_bytes=moved, moved_backward_bytes=moved))
@@ -199,7 +199,7 @@ def unit(chip: str, **job: object) -> UnitTime:
     return Units(counts, machine(f"{chip}:8")).unit(layout, run)
 
 
-def test_graphs_spare_the_host():
+def test_cuda_graphs_shorten_a_layer_as_measured():
     """Ungraphed, 64 x 48 layers of Qwen3-30B take 27.1 to 28.3 s on B200 (Megatron-Bridge 26.02 and 25.11)."""
     by_graphs = [unit("b200", cuda_graphs=graphs) for graphs in ("none", "router", "partial", "full")]
     times = [sum((u.forward, u.backward, u.weight, *u.forward_exposed, *u.backward_exposed)) for u in by_graphs]
@@ -208,7 +208,7 @@ def test_graphs_spare_the_host():
     assert times[-1] < 0.6 * times[0]
 
 
-def test_pairs_hide_the_tokens_way():
+def test_paired_micro_batches_overlap_the_exchange_of_tokens():
     alone, paired = unit("b200", cuda_graphs="full"), unit("b200", cuda_graphs="full", pairs=True)
     assert sum(alone.forward_exposed) > 0
     assert sum(alone.backward_exposed) > 0
@@ -216,7 +216,7 @@ def test_pairs_hide_the_tokens_way():
     assert paired.forward > alone.forward  # they share the chip
 
 
-def test_an_odd_vocabulary_costs_four_times_its_head() -> None:
+def test_an_odd_vocabulary_makes_the_head_four_times_slower() -> None:
     """GPT-2's 50257 against 50304; torch.compile pads it, and no other layer has rows of its width."""
     job: dict[str, object] = {"sequence": 4096, "global_batch": 8, "loss": "low_precision", "linears": "separate"}
     seconds: dict[object, dict[str, float]] = {}
@@ -235,7 +235,7 @@ def test_an_odd_vocabulary_costs_four_times_its_head() -> None:
     assert padded["head"] < 1.02 * even["head"]
 
 
-def test_odd_heads_make_odd_products() -> None:
+def test_odd_head_dims_slow_the_matmuls_of_attention() -> None:
     """Rows of scores are tokens wide, those of queries, keys and values a head: 450 is even, 451 odd."""
     costs = [
         prices(attention="unfused").operation(
@@ -271,7 +271,7 @@ def test_a_loss_in_chunks_is_all_backward() -> None:
     assert whole < apart < whole + 1.5 * traffic + 0.1 * whole
 
 
-def test_the_slowest_of_n_chips_is_that_of_draws():
+def test_the_slowest_of_n_chips_equals_a_simulation():
     draw = np.random.default_rng(0)
     one = machine("h100:1").chip
     for ranks in (2, 8, 64, 1024):
@@ -281,7 +281,7 @@ def test_the_slowest_of_n_chips_is_that_of_draws():
     assert find_slowest_chip(machine("h100:1")) == one
 
 
-def test_chips_that_no_cap_slows_keep_one_clock():
+def test_chips_without_a_power_limit_have_one_clock():
     cluster = machine("l40s:64")
     assert not cluster.chip.flops_per_joule
     assert find_slowest_chip(cluster) == cluster.chip

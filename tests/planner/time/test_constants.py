@@ -58,14 +58,14 @@ def read_printed_numbers() -> dict[str, list[float]]:
     return {name: [float(number) for number in cell.split(", ")] for name, cell in ROW.findall(text)}
 
 
-def test_every_value_of_the_table_is_the_codes() -> None:
+def test_values_in_the_table_of_constants_equal_the_code() -> None:
     table = read_printed_numbers()
     assert set(table) == {constant.name for constant in CONSTANTS}
     for constant in CONSTANTS:
         assert table[constant.name] == pytest.approx(list_varied_numbers(constant), rel=1e-3), constant.name
 
 
-def test_unit_and_source_of_the_table_are_those_of_the_record() -> None:
+def test_units_and_sources_in_the_table_of_constants_equal_the_code() -> None:
     text = TABLE.read_text(encoding="utf-8").partition("## The table")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in text.splitlines() if ROW.match(line)]
     table = {cells[0].strip("| `"): cells for cells in rows}
@@ -89,7 +89,7 @@ def test_the_row_of_a_constant_names_what_it_was_set_on() -> None:
             assert all(source.split("_")[0] in row.replace(" ", "") for source in constant.set_on), constant.name
 
 
-def test_no_constant_of_the_price_is_left_out() -> None:
+def test_the_table_lists_every_constant_of_the_time_model() -> None:
     """Every numeric constant in planner/time and machine/kernel_efficiency, and the defaults of a chip's shares."""
     known = {re.split(r"[\[.]", constant.name)[0] for constant in CONSTANTS}
     for path in PRICED:
@@ -106,7 +106,7 @@ def test_no_constant_of_the_price_is_left_out() -> None:
             assert not figures or names <= known | NO_FIGURES, path.name
 
 
-def test_memorys_figures_are_the_codes() -> None:
+def test_memory_constants_in_the_table_equal_the_code() -> None:
     from fivefold.planner.counts.memory import allocator
     from fivefold.units import MIB
 

@@ -100,7 +100,7 @@ def test_reduction_over_tp_depends_on_sequence_parallelism() -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_equal_messages_overlap_together_as_one_by_one(chunks: int) -> None:
+def test_equal_messages_overlapped_as_a_group_equal_one_by_one(chunks: int) -> None:
     """Random runs of equal messages, concurrent with runs of equal units; the other stages overlap theirs fully."""
     some = random.Random(4)
     for _ in range(300):

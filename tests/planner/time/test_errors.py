@@ -21,7 +21,7 @@ def cell(source: str, ratios: tuple[float, ...], of: RunClass = HERE, *, rows: i
     return ErrorCell("time", source, of, rows, ranks, ratios)
 
 
-def test_the_class_of_a_run() -> None:
+def test_runs_are_classified_by_chip_scale_model_precision_software_and_recomputation() -> None:
     job = Job(stack=build_stack("torchtitan"))
     run = {"model": models.resolve("mixtral-8x7b"), "machine": machines.resolve("gb200:144", local=Path()), "job": job}
     result = run_class(layout=Layout.parse("dp144 ac=full"), **run)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_unmeasured_class_is_reported() -> None:
     assert list_outside(HERE._replace(software="fivefold")) == ("software fivefold",)
 
 
-def test_nothing_is_published_of_cpus_and_nothing_without_a_table(tmp_path: Path) -> None:
+def test_no_interval_is_given_for_cpus_or_without_the_table(tmp_path: Path) -> None:
     gpus = machines.resolve("h100:8", local=tmp_path)
     assert estimate_run_interval(1.0, "time", of=HERE, machine=gpus, ranks=8) is not None
     assert estimate_run_interval(1.0, "time", of=HERE, machine=gpus.replace(backend="gloo"), ranks=8) is None

@@ -40,7 +40,7 @@ def test_the_highest_level_is_the_peak(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", LAYOUTS)
-def test_levels_lie_along_the_spans(text: str) -> None:
+def test_memory_levels_follow_the_spans_of_the_step(text: str) -> None:
     plan, layout = planner(), Layout.parse(text)
     lives = list_levels(plan, layout, rank=0)
     assert all(first.seconds <= second.seconds + 1e-9 for first, second in pairwise(lives))
@@ -87,7 +87,7 @@ def test_a_pipeline_fills_one_micro_batch_after_the_other() -> None:
     assert 2 * highest[0] == 3 * highest[1]  # of equal stages: three and two
 
 
-def test_a_shorter_step_is_as_full() -> None:
+def test_a_shortened_step_has_the_same_peak() -> None:
     plan, layout = planner(256), Layout.parse("dp4 tp2 pp4 v2 zbv")
     whole, short = (list_levels(plan, layout, rank=0, limit=limit) for limit in (None, 8))
     assert len(short) < len(whole) / 4

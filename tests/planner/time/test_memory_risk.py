@@ -29,7 +29,7 @@ def totals(reserved: int) -> AllocatorTotals:
     return AllocatorTotals(reserved, reserved + count_driver_bytes(NODE, LAYOUT))
 
 
-def test_the_example_of_the_edge_no_longer_fits() -> None:
+def test_a_layout_whose_driver_memory_exceeds_the_chip_does_not_fit() -> None:
     """A peak of 77 GiB, 81 with the driver, on a chip of 79 GiB."""
     machine, job = resolve("h100:64", local=Path("/nowhere")), Job(sequence=8192, global_batch=256)
     layout = Layout.parse("dp16 tp4 zero3 mbs2 ac=norm+act")
@@ -73,7 +73,7 @@ def test_the_limit_of_the_peak_is_where_the_risk_passes_its_limit(text: str, ris
     assert limit <= RISK.largest_peak(8, risk=risk), "a search may prune by it"
 
 
-def test_a_processor_has_room_for_its_peak_and_nothing_of_it_is_uncertain() -> None:
+def test_on_a_cpu_the_peak_alone_decides_whether_a_layout_fits() -> None:
     machine = resolve("h100:8", local=Path("/nowhere")).replace(backend="gloo")
     risk = MemoryRisk(model=LLAMA, machine=machine, job=JOB)
     size = machine.chip.memory_bytes

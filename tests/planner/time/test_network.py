@@ -59,21 +59,21 @@ def round_machine(backend="nccl", calibration=None, near=400e9, far=40e9, reduct
         ("h100:1024", "reduce_scatter", 1024, 8, 260, 0.05),
     ],
 )
-def test_published_bus_bandwidths(machine, collective, ranks, gib, bus, error):
+def test_predicted_bus_bandwidths_are_near_the_published(machine, collective, ranks, gib, bus, error):
     payload = int(gib * GIB)
     sent = (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks * payload
     seconds = catalog(machine).seconds(collective, payload, RankGroup(ranks, 1))
     assert sent / seconds == pytest.approx(bus * 1e9, rel=error)
 
 
-def test_latency_of_a_few_bytes():
+def test_latencies_of_small_all_reduces_are_near_the_published():
     # 8 GPUs: 32 KiB in 44 us (A100), 40 us (H200). 256 GPUs on 32 nodes: 8 bytes in 63 us (NVIDIA/nccl issue 652).
     assert catalog("a100").seconds("all_reduce", 2**15, RankGroup(8, 1)) == pytest.approx(44e-6, rel=0.2)
     assert catalog("h200").seconds("all_reduce", 2**15, RankGroup(8, 1)) == pytest.approx(40e-6, rel=0.1)
     assert catalog("a100:256").seconds("all_reduce", 8, RankGroup(256, 1)) == pytest.approx(63e-6, rel=0.3)
 
 
-def test_worked_by_hand():
+def test_seconds_of_collectives_equal_those_by_hand():
     network = Network(round_machine())
     near, far = 200e9, 20e9
     crowded = far / 1.02  # two nodes
@@ -96,7 +96,7 @@ def test_worked_by_hand():
     assert seconds("broadcast", 4, 1) == pytest.approx(launch + 3 * bulk + payload / near, rel=1e-12)
 
 
-def test_a_token_travels_once():
+def test_tokens_sent_once_per_node_take_the_time_of_the_formula():
     """Of 4 copies of a token on 2 nodes of 4 ranks 2 · (1 - 1/16) nodes and 8 · (1 - (7/8)^4) ranks want one."""
     network, payload = Network(round_machine()), 8 * 10**9
     once = network.seconds("all_to_all", payload, RankGroup(8, 1), copies=4)
@@ -112,13 +112,13 @@ def test_sending_a_token_once_is_never_slower(payload, copies, ranks):
     assert network.seconds("all_to_all", payload, RankGroup(ranks, 1), copies=copies) <= often
 
 
-def test_the_switch_adds():
+def test_all_reduces_reduced_in_the_switch_take_the_time_of_the_formula():
     network = Network(round_machine(reduction=250e9))
     expected = 20e-6 + 4 * 8e-6 + 8e9 * 5 / 4 / 250e9
     assert network.seconds("all_reduce", 8 * 10**9, RankGroup(4, 1)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_switch_adds_on_one_node_and_on_two_alone():
+def test_the_switch_reduces_only_on_one_or_two_nodes():
     """Where the NICs are no limit, so that a price of the switch over more nodes would be seen."""
     switched, plain = (Network(round_machine(near=40e9, far=4e12, reduction=switch)) for switch in (250e9, None))
     for nodes in range(1, 6):
@@ -161,7 +161,7 @@ def test_gloo_between_hosts_is_priced_as_it_sends() -> None:
     assert network.seconds("p2p", payload, four) == pytest.approx(2e-6 + payload / 20e9, rel=1e-12)
 
 
-def test_a_curve_is_of_so_many_hosts() -> None:
+def test_a_measured_curve_applies_to_its_number_of_hosts() -> None:
     points = [(1, 1e-3, None), (2, 3e-3, 2e-3)]
     measured = tuple(
         CollectivePoint(collective="all_reduce", ranks=4, bytes=1000, seconds=s, nodes=n, busy_seconds=b)
@@ -196,7 +196,7 @@ NETWORKS = {name: catalog(f"{name}:8192") for name in list_names()}
 
 
 @given(collective=collectives, payload=payloads, stride=st.integers(1, 64))
-def test_one_rank_says_nothing(collective, payload, stride):
+def test_a_collective_of_one_rank_takes_no_time(collective, payload, stride):
     assert NETWORKS["h100"].seconds(collective, payload, RankGroup(1, stride)) == 0
 
 
@@ -241,7 +241,7 @@ def test_an_all_reduce_is_at_most_its_two_halves(name, payload, group):
     assert network.seconds("all_reduce", payload, group) <= halves
 
 
-def test_ranks_joined_in_pairs_use_the_wires_of_their_own() -> None:
+def test_directly_linked_gpus_share_only_the_links_between_them() -> None:
     """Four GPUs with three wires each: two of them share one, three share two; and a message takes one wire."""
     machine = round_machine()
     direct = machine.replace(links=(machine.links[0].replace(direct=True), machine.links[1]))

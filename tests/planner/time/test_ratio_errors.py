@@ -55,12 +55,12 @@ def facts(
         (facts("dp32 tp2 zero3", job=Job(precision=get_recipe("fp8"))), {"layout", "precision"}),
     ],
 )
-def test_differences_of_two_runs(other: RunFacts, kinds: set[str]) -> None:
+def test_differences_between_two_runs_are_found(other: RunFacts, kinds: set[str]) -> None:
     assert find_differences(facts(), other) == kinds
     assert find_differences(other, facts()) == kinds
 
 
-def test_widths_are_means_over_sources_and_of_two_unseen_ones() -> None:
+def test_interval_widths_are_means_over_sources_and_two_pseudo_sources() -> None:
     errors = [
         KindErrors("layout", "a", 900, 0.02, 0.10),
         KindErrors("layout", "b", 1, 0.04, 0.20),

@@ -108,7 +108,7 @@ A100_PCIE = chip("a100").replace(matmul_share={"bf16": 0.93 * 252.9 / 312}, memo
         pytest.param(cool("b200"), "fp8", XLA_B200_FP8, 0.10, 0.18, id="b200 fp8"),
     ],
 )
-def test_measured_matmuls(found, dtype, measured, mean, worst):
+def test_predicted_matmul_times_are_near_the_measured(found, dtype, measured, mean, worst):
     errors = [
         abs(2e-12 * batch * m * n * k / estimate_matmul(found, m=m, n=n, k=k, dtype=dtype, batch=batch) / tflops - 1)
         for batch, m, n, k, tflops in measured
@@ -127,7 +127,7 @@ ODD_H100 = [
 ]
 
 
-def test_measured_matmuls_on_odd_rows():
+def test_predicted_matmul_times_on_odd_rows_are_near_the_measured():
     errors = [
         2e-12
         * m
@@ -142,7 +142,7 @@ def test_measured_matmuls_on_odd_rows():
     assert max(map(abs, errors)) < 0.12
 
 
-def test_rows_of_half_the_alignment():
+def test_rows_aligned_to_8_bytes_slow_a_matmul_as_measured():
     """9477 x 1152 on H100 at 1200 MHz: 588 elements in 130.6 us, 592 in 37.0 (m87-labs/kestrel pull request 143)."""
     slow = cool("h100").replace(peak_flops={name: peak * 1200 / 1755 for name, peak in chip("h100").peak_flops.items()})
     results = [
@@ -152,7 +152,7 @@ def test_rows_of_half_the_alignment():
     assert results == pytest.approx([130.6, 37.0], rel=0.04)
 
 
-def test_alignment_of_a_matmul():
+def test_a_matmul_has_the_alignment_of_its_dims():
     assert [
         find_alignment(50257),
         find_alignment(12565, 2048),
@@ -184,7 +184,7 @@ def test_alignment_of_a_matmul():
         ("b200", "flash", True, [(128, 4096, 128, 936), (64, 4096, 128, 821), (16, 32768, 128, 981)], 0.22, 0.26),
     ],
 )
-def test_measured_attention(name, kind, backward, measured, mean, worst):
+def test_predicted_attention_times_are_near_the_measured(name, kind, backward, measured, mean, worst):
     errors = []
     for heads, tokens, head_dim, tflops in measured:
         flops = 2 * heads * tokens * tokens * head_dim
@@ -203,7 +203,7 @@ def test_measured_attention(name, kind, backward, measured, mean, worst):
     assert max(errors) < worst
 
 
-def test_measured_additions():
+def test_predicted_addition_times_are_near_the_measured():
     """``a + b`` of the files of vidur above: 4096 x 8192 on H100 in 62.4 us, 32768 x 8192 on A100 in 943 us.
 
     Of the 201 MB on H100 some never leave its cache of 50 MB: 3.2 TB/s would be 0.96 of HBM.
@@ -212,7 +212,7 @@ def test_measured_additions():
     assert estimate_memory_bound(chip("a100"), moved_bytes=3 * 32768 * 8192 * 2) == pytest.approx(943e-6, rel=0.02)
 
 
-def test_measured_copies_and_elementwise_kernels_of_large_tensors():
+def test_predicted_times_of_copies_and_elementwise_kernels_are_near_the_measured():
     """Bytes per second of tensors far larger than the cache, decimal TB/s.
 
     H200: TileLang's best unary and binary kernels (tile-ai/TileOPs pull request 537); float32 with two inputs in CUB,
@@ -263,7 +263,7 @@ def test_one_more_token_never_costs_a_third_more(name, m, n, k):
     assert one_more < 1.35 * estimate_matmul(result, m=m, n=n, k=k, dtype="bf16")
 
 
-def test_tiles_and_waves_cost():
+def test_partly_filled_tiles_and_waves_slow_a_matmul():
     """H100 (vidur above): 3328 x 1280 fills 130 of 132 multiprocessors, 3840 x 1280 needs a second round."""
     result = chip("h100")
     full = 3328 * 1280 / estimate_matmul(result, m=3328, n=1280, k=8192, dtype="bf16")
@@ -274,7 +274,7 @@ def test_tiles_and_waves_cost():
     )
 
 
-def test_nothing_takes_no_time_and_the_smallest_kernel_some():
+def test_empty_matmuls_take_no_time_and_the_smallest_kernel_takes_some():
     result = chip("h100")
     assert (
         estimate_matmul(result, m=0, n=8, k=8, dtype="bf16")

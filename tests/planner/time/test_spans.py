@@ -59,7 +59,7 @@ def forwards(span: Span) -> list[tuple[int, int]]:
     return [(span.stage, span.micro_batch)] if span.kind in ("F", "FB") else []
 
 
-def test_messages_are_what_the_clock_calls_exposed() -> None:
+def test_messages_of_the_spans_add_up_to_the_exposed_communication() -> None:
     """Of one rank without a pipeline: the spans' messages add up to the clock's."""
     for text in ("dp8 tp4", "dp4 cp8 zero3", "dp32 zero3"):
         plan, layout = planner(overlap=()), Layout.parse(text)
@@ -69,14 +69,14 @@ def test_messages_are_what_the_clock_calls_exposed() -> None:
         assert {axis for span in row for axis in span.axes} == set(step_time.exposed)
 
 
-def test_a_tail_says_what_it_is() -> None:
+def test_the_spans_after_the_last_backward_are_named() -> None:
     for zero, name in ((0, "reduce gradients"), (1, "reduce gradients, gather weights"), (3, "reduce gradients")):
         (row,) = build_spans(planner(), Layout.parse(f"dp32 zero{zero}"))
         assert [span.name for span in row[-2:]] == [name, "update"]
 
 
 @pytest.mark.parametrize("schedule", PIPELINES)
-def test_a_long_step_is_drawn_by_a_shorter_one(schedule: str) -> None:
+def test_a_long_step_is_drawn_as_a_shorter_one(schedule: str) -> None:
     """Rounds that are left out take the same time each: the line through two shorter schedules meets the full one."""
     plan, layout = planner(gbs=256), Layout.parse(f"dp4 tp2 pp4 {schedule}")
     counts = [count_simulated(layout, micro_batches=64, limit=limit) for limit in (16, 20, None)]
@@ -85,7 +85,7 @@ def test_a_long_step_is_drawn_by_a_shorter_one(schedule: str) -> None:
     assert whole == pytest.approx(first + (second - first) * 12, rel=1e-6)
 
 
-def test_a_limit_keeps_the_remainder_and_two_rounds() -> None:
+def test_a_shortened_step_keeps_the_remainder_and_two_rounds_of_micro_batches() -> None:
     layout = Layout.parse("pp8")
     assert count_simulated(layout, micro_batches=35, limit=None) == 35
     assert count_simulated(layout, micro_batches=35, limit=35) == 35

@@ -253,7 +253,7 @@ def test_the_parts_are_those_of_the_critical_rank_action_by_action(name, zero):
     )
 
 
-def test_weights_handed_out_in_turn_grow_with_the_ranks_and_gathers_do_not():
+def test_broadcast_weights_take_longer_on_more_ranks_and_gathered_ones_do_not():
     """InternEvo on A100: 4.06 to 2.86 thousand tokens/s per GPU from 8 to 512 ranks, sharded in eights 4.08 to 3.84."""
     job = JOB.replace(global_batch=4096, overlap=("dp",), param_all_gather="broadcast")
     known = {"machine": "a100:512", "model": "llama2-7b"}
@@ -263,7 +263,7 @@ def test_weights_handed_out_in_turn_grow_with_the_ranks_and_gathers_do_not():
     assert eights / few < 1.08  # measured: 4078 / 3835 = 1.06
 
 
-def test_parts_of_a_stream_cross_a_slow_link_faster_than_the_whole():
+def test_activations_sharded_over_tp_cross_a_slow_link_faster():
     job = JOB.replace(overlap=())
     whole, parts = (
         seconds("dp1 tp8 pp8 nosp", job=job.replace(scatter_gather_tensors=on), machine="a100:64", model="llama2-13b")

@@ -34,7 +34,7 @@ def layer(text: str, job: Job = JOB, model=GPT_22B) -> tuple[float, float]:
     ("layout", "forward", "backward"),
     [("tp8 mbs4 nosp", 7.7, 11.9), ("tp8 mbs4", 7.2, 11.8), ("tp8 mbs4 nosp ac=selective", 7.7, 13.2)],
 )
-def test_a_layer_of_22b(layout, forward, backward):
+def test_a_layer_of_the_22b_model_takes_the_published_time(layout, forward, backward):
     # of eight average cards; Ampere's power is between this layer and slower loops of matmuls
     assert layer(layout) == pytest.approx((forward, backward), rel=0.08)
 
@@ -74,7 +74,7 @@ def test_a_narrow_layer_takes_as_long_as_its_launches():
         assert sum(layer(f"tp{tp}" + (" nosp" if tp > 1 else ""), job, narrow)) == pytest.approx(measured, rel=0.12)
 
 
-def test_a_block_launches_further_kernels():
+def test_extra_kernels_add_their_launch_time_to_a_block():
     narrow = gpt(layers=16, width=1024, heads=16, vocab=50257, positions=1024)
     job = JOB.replace(sequence=1024, async_tp=False)
     for text, times in (("tp1", 1), ("tp1 ac=full", 2)):  # recomputed, those of the forward come again

@@ -34,7 +34,7 @@ def nanoseconds(found: Breakdown) -> sweep.Swept:
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), ranks=st.integers(1, 3))
-def test_every_nanosecond_is_where_a_sweep_finds_it(
+def test_the_breakdown_equals_that_of_a_sweep_over_every_nanosecond(
     seed: int, ranks: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("drawn")
@@ -135,7 +135,7 @@ def test_traces_of_pytorch_1_8_have_steps_and_a_loader(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("record", [ddp_traces, engine_traces], ids=["torch DDP", "our engine"])
-def test_a_run_on_cpu_is_where_a_sweep_finds_it(record: object, tmp_path: Path) -> None:
+def test_the_breakdown_of_a_cpu_trace_equals_that_of_a_sweep(record: object, tmp_path: Path) -> None:
     """Recorded by torch.profiler here; the sweep's ticks are of 100 ns, one of which an operator may lose or gain."""
     assert callable(record)
     paths = record(tmp_path)

@@ -207,7 +207,7 @@ STRANGE: tuple[Any, ...] = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", mark_share(4, range(40)))
-def test_whatever_a_trace_holds_it_is_read_or_refused(seed: int, tmp_path: Path) -> None:
+def test_random_traces_are_read_or_rejected(seed: int, tmp_path: Path) -> None:
     """Some values of two ranks' files replaced, three times; page and data are made of what is read."""
     dice = random.Random(seed)
     job = kineto.draw(seed, kineto.Shape(steps=2, operations=6))

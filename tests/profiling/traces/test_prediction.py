@@ -40,7 +40,7 @@ def test_the_profiler_records_the_messages_that_were_predicted(text: str, tmp_pa
     assert matched == dict.fromkeys((0, 1), round(STEPS * sum(line.calls for line in traced.lowest)))
 
 
-def test_one_process(tmp_path: Path) -> None:
+def test_the_trace_of_one_process_is_compared_with_its_prediction(tmp_path: Path) -> None:
     layout = Layout.parse("dp1 mbs2")
     traced = read(engine_traces(tmp_path, "dp1 mbs2"), axes=find_axes(layout))
     rows = {
@@ -57,7 +57,7 @@ def test_one_process(tmp_path: Path) -> None:
     assert {"GEMM", "attention", "elementwise", "optimizer"} <= kinds.keys()
 
 
-def test_axes_of_groups() -> None:
+def test_process_groups_are_mapped_to_axes() -> None:
     assert find_axes(Layout.parse("dp2 tp2")) == {
         (0, 1): "tp",
         (2, 3): "tp",
@@ -75,7 +75,7 @@ def test_axes_of_groups() -> None:
     assert find_axes(Layout.parse("dp2")) == {(0, 1): "dp, world"}
 
 
-def test_another_number_of_ranks_is_a_mistake(tmp_path: Path) -> None:
+def test_another_number_of_ranks_is_a_user_error(tmp_path: Path) -> None:
     traced = read(kineto.write(kineto.draw(1), tmp_path))
     with pytest.raises(UserError, match="--against has a layout of 4 ranks, but the traces have 2"):
         compare_with_prediction(predict_step(Layout.parse("dp4 mbs2")), traced.report, messages=traced.lowest)

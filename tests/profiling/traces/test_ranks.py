@@ -165,7 +165,7 @@ def test_a_message_waits_for_the_last_to_arrive(seed: int, tmp_path: Path) -> No
         assert item.waiting_seconds <= item.exposed_seconds + 1e-12
 
 
-def test_sizes_and_rates(tmp_path: Path) -> None:
+def test_bytes_and_bandwidth_of_a_message_equal_those_by_hand(tmp_path: Path) -> None:
     """By hand: 1 GiB in bf16 over 4 ranks, of which the last begins 5 ms late; 20 ms from there."""
     elements, paths = 1 << 29, []
     for rank in range(4):
@@ -318,26 +318,28 @@ class TestOneJob:
         assert said in str(mistake.value)
         assert "\n" not in str(mistake.value)
 
-    def test_a_rank_twice(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    def test_two_traces_of_one_rank_are_an_error(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         both = write(tmp_path / "a", 0, events), write(tmp_path / "b", 0, events)
         self.check_invalid(*both, said="are both traces of rank 0; give the traces of one job, one per rank")
 
-    def test_worlds_that_differ(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    def test_traces_of_different_world_sizes_are_an_error(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         both = write(tmp_path, 0, events, world=2), write(tmp_path, 1, events, world=4)
         self.check_invalid(*both, said="are of two jobs, of 2 and 4 ranks")
 
-    def test_gpus_and_cpus(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    def test_traces_of_gpus_and_of_cpus_together_are_an_error(
+        self, events: list[dict[str, Any]], tmp_path: Path
+    ) -> None:
         host = [event for event in events if event["cat"] == "cpu_op"]
         self.check_invalid(
             write(tmp_path, 0, events), write(tmp_path, 1, host), said="one ran on GPUs, the other on CPUs"
         )
 
-    def test_two_times(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    def test_traces_of_two_runs_are_an_error(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         later = kineto.metadata(0, 2)["baseTimeNanoseconds"] + 3_600 * 10**9
         both = write(tmp_path, 0, events), write(tmp_path, 1, events, baseTimeNanoseconds=later)
         self.check_invalid(*both, said="are traces of two runs, 59 min 59 s apart")
 
-    def test_no_such_step(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    def test_a_missing_step_is_an_error(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         path = write(tmp_path, 0, events)
         self.check_invalid(path, step=99, said="--step 99: no such ProfilerStep on every rank; they share: 3, 4, 5")
         assert read([path], step=4).report.steps == ("ProfilerStep#4",)
@@ -356,7 +358,7 @@ class TestOneJob:
         assert report.ranks == (0,)
         assert [remark.partition(":")[0] for remark in report.remarks] == ["left out"]
 
-    def test_ranks_by_name_and_by_place(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    def test_ranks_are_read_from_file_names_or_their_order(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         content = json.dumps({"traceEvents": events})
         paths = [tmp_path / name for name in ("a.json", "b_rank-3.json")]
         for path in paths:

@@ -37,7 +37,7 @@ def test_formats_are_those_of_torch(name: str) -> None:
     assert ours.min_value == theirs.smallest_normal * theirs.eps
 
 
-def test_fp4_is_its_sixteen_codes() -> None:
+def test_fp4_has_the_values_of_its_sixteen_codes() -> None:
     """OCP MX 1.0: ±0, 0.5, 1, 1.5, 2, 3, 4, 6."""
     fp4 = formats.FORMATS["fp4 e2m1"]
     assert (fp4.min_value, fp4.smallest_normal, fp4.spacing, fp4.max_value) == (0.5, 1.0, 0.5, 6.0)
@@ -150,7 +150,7 @@ def draw(*words: str) -> None:
     ),
     ids=lambda value: value[0],
 )
-def test_each_is_one_command(words: tuple[str, ...], said: list[str], tmp_path: Path) -> None:
+def test_each_figure_is_drawn_by_its_command(words: tuple[str, ...], said: list[str], tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     path = tmp_path / "a.svg"
     draw(*words, "-o", str(path))
@@ -181,7 +181,7 @@ def test_a_picture_is_also_png_and_pdf(tmp_path: Path) -> None:
         (("masks", "-o", "a.gif"), "saved as .svg, .png, .pdf or .html"),
     ],
 )  # fmt: skip
-def test_a_user_error_is_one_line(words: tuple[str, ...], line: str) -> None:
+def test_a_user_error_is_a_one_line_error(words: tuple[str, ...], line: str) -> None:
     with pytest.raises(UserError, match=line.replace(".", r"\.")):
         CliRunner().invoke(app, ["draw", *words], catch_exceptions=False)
 

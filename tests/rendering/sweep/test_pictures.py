@@ -86,7 +86,7 @@ def draw_texts(name: str, rows: Sequence[SweepRow], folder: Path) -> list[str]:
     return [" ".join(re.findall(r"[^<>]+", re.sub(r"</?tspan[^>]*>", "<>", text))) for text in texts]
 
 
-def test_heat_map_of_the_best_in_each_cell(tmp_path: Path) -> None:
+def test_the_heat_map_has_the_best_layout_in_each_cell(tmp_path: Path) -> None:
     texts = draw_texts("mfu", GRID, tmp_path)
     assert "The best layouts reach 40% to 50% MFU, most on 8 ranks" in texts
     assert {"small (1.00 B)", "large (70.00 B)", "8", "16", "ranks"} <= set(texts)
@@ -97,12 +97,12 @@ def test_heat_map_of_the_best_in_each_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_panel_for_each_of_what_else_varies(tmp_path: Path) -> None:
+def test_other_varied_settings_get_a_panel_each(tmp_path: Path) -> None:
     both = GRID + [item.replace(batch=1024) for item in GRID]
     assert {"batch 256", "batch 1,024"} <= set(draw_texts("mfu", both, tmp_path))
 
 
-def test_throughput_against_memory(tmp_path: Path) -> None:
+def test_a_chart_shows_throughput_against_memory(tmp_path: Path) -> None:
     faster = row(layout="dp4 tp2 zero1 mbs1", tokens_per_second_per_gpu=12_500.0, peak_bytes=40 * GIB)
     texts = draw_texts("throughput", [row(), faster], tmp_path)
     assert "2 layouts fit: 50% less memory costs 20% of the throughput" in texts
@@ -111,7 +111,7 @@ def test_throughput_against_memory(tmp_path: Path) -> None:
     assert "peak memory per rank, MiB" in draw_texts("throughput", small, tmp_path)
 
 
-def test_scaling(tmp_path: Path) -> None:
+def test_the_scaling_chart_says_how_much_throughput_is_kept(tmp_path: Path) -> None:
     texts = draw_texts("scaling", GRID, tmp_path)
     assert "small keeps 80% of its throughput per GPU to 16 ranks" in texts  # large has one number of ranks alone
     one = [
@@ -126,7 +126,7 @@ def test_scaling(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_and_mfu_by_sequence(tmp_path: Path) -> None:
+def test_a_chart_shows_memory_and_mfu_by_sequence_length(tmp_path: Path) -> None:
     texts = draw_texts("memory", LONG, tmp_path)
     assert {"8,192", "16,384", "32,768", "ac=none", "ac=full", "activations", "optimizer"} <= set(texts)
     assert "small (1.00 B), dp8 zero1 mbs1" in texts
@@ -135,7 +135,7 @@ def test_memory_and_mfu_by_sequence(tmp_path: Path) -> None:
     assert {"ac=none", "ac=full", "tokens per sequence", "MFU"} <= set(texts)
 
 
-def test_predicted_against_measured(tmp_path: Path) -> None:
+def test_a_chart_shows_predicted_against_measured_times(tmp_path: Path) -> None:
     rows = [
         row(measured="measured", measured_step_seconds=2.5),
         row(),
@@ -166,7 +166,7 @@ def test_constant_settings_of_a_sweep_are_not_drawn(name: str, rows: list[SweepR
     assert PICTURES[name](rows) == why
 
 
-def test_varied_settings_of_a_sweep() -> None:
+def test_the_varied_settings_of_a_sweep_are_found() -> None:
     assert list_varied_axes(GRID) == ["model", "ranks"]
     assert list_varied_axes(LONG) == ["sequence"]  # its batch follows
     assert list_varied_axes([*LONG, row(sequence=8192, batch=7)]) == ["sequence", "batch"]
@@ -183,7 +183,7 @@ def show(rows: Sequence[SweepRow]) -> str:
     return result.get().lstrip()
 
 
-def test_the_page() -> None:
+def test_the_page_of_a_sweep_lists_its_rows() -> None:
     text = show(GRID)
     assert text.startswith("7 rows: 6 fit, 1 do not fit in memory")
     assert [line.split()[:2] for line in text.splitlines() if "zero0" in line] == [

@@ -95,7 +95,9 @@ def bits(path: Path) -> dict[str, str]:
         ],
     ),
 )
-def test_the_same_bytes(forked, tmp_path: Path, layout: str, model: Model, changes: dict[str, object]) -> None:
+def test_an_asynchronous_save_writes_the_same_bytes(
+    forked, tmp_path: Path, layout: str, model: Model, changes: dict[str, object]
+) -> None:
     job = Job(**(JOB.model_dump() | changes))
     assert all(forked(2, save_both_ways, tmp_path, Layout.parse(layout), model, job))
 
@@ -124,7 +126,7 @@ def fill_the_disk(folder: Path) -> list[str]:
         return [*said, str(saver.wait())]
 
 
-def test_a_full_disk_is_told_by_the_next_call(forked, tmp_path: Path) -> None:
+def test_a_full_disk_is_raised_by_the_next_call(forked, tmp_path: Path) -> None:
     first, second = forked(2, fill_the_disk, tmp_path)
     assert first == second
     assert (first[0], first[2]) == (f"{tmp_path}/step-00000001", f"{tmp_path}/step-00000003")

@@ -193,7 +193,7 @@ def save_before_any_step(directory: Path) -> bool:
     return are_equal(state(plain), state(kept)) and are_equal(state(plain), state(loaded))
 
 
-def test_a_checkpoint_before_the_first_step(forked, tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_before_the_first_step(forked, tmp_path: Path) -> None:
     assert forked(1, save_before_any_step, tmp_path) == [True]
 
 
@@ -237,7 +237,7 @@ def test_latest_sees_only_complete_checkpoints(tmp_path: Path) -> None:
     assert find_latest(tmp_path) == tmp_path / "step-00000005"
 
 
-def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_deleted_checkpoint_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_folder.shutil, "rmtree", lambda *_, **__: None)  # killed before it could
     for step in (1, 2):
         final = tmp_path / checkpoint_folder.format_folder_name(step)
@@ -346,7 +346,7 @@ def assert_line(text: str, pattern: str) -> None:
     assert re.fullmatch(pattern, text), f"{text!r} is not {pattern!r}"
 
 
-def test_a_path_that_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_path_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere is not a complete checkpoint.*there is none before it"):
         read(tmp_path / "nowhere")
 
@@ -387,7 +387,9 @@ def save_on_full_disk(directory: Path) -> list[str]:
     return [*answers, attempt(2)]
 
 
-def test_a_full_disk_on_one_rank_is_one_line_on_all(forked, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_on_one_rank_is_a_one_line_error_on_all(
+    forked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     first, second = forked(2, save_on_full_disk, tmp_path / "run")
     free = re.compile(r"\d+\.\d+ GiB free")  # each rank measures it, while other processes write
     assert [free.sub("", text) for text in first] == [free.sub("", text) for text in second]
@@ -420,7 +422,7 @@ def save_until_killed(directory: Path, store: Path, told: Connection, begun: Syn
         save(directory, built=built, progress=progress(step), model=MODEL, layout=layout, job=JOB, keep=1 + step % 3)
 
 
-@pytest.mark.long  # test_two_processes_end_and_go_on kills a rank
+@pytest.mark.long  # test_a_run_of_two_processes_survives_every_failure kills a rank
 def test_kill_9_at_any_moment_loses_no_finished_checkpoint(tmp_path: Path) -> None:
     directory, draw, unfinished = tmp_path / "run", random.Random(11), 0
     context = multiprocessing.get_context("fork")

@@ -156,7 +156,7 @@ def losses(module: nn.Module, lost: Any) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", [*mark_share(3, CASES), *GRADIENTS], indirect=True)
-def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, HuggingFaceFolder]) -> None:
+def test_gradients_and_five_steps_are_those_of_transformers(pair: tuple[Any, HuggingFaceFolder]) -> None:
     theirs, folder = pair
     ours: Any = decoder(folder)
     trained = {name: weight for name, weight in theirs.named_parameters() if weight.requires_grad}
@@ -181,7 +181,7 @@ def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, HuggingFac
     assert mine == pytest.approx(losses(theirs, lambda: theirs(TOKENS, labels=TOKENS).loss), rel=1e-5)
 
 
-def test_exported_files_import_equal(pair: tuple[Any, HuggingFaceFolder]) -> None:
+def test_exported_files_are_imported_unchanged(pair: tuple[Any, HuggingFaceFolder]) -> None:
     theirs, folder = pair
     result = read_full(folder)
     tensors: dict[str, Tensor] = {get_disk_name(name, folder): tensor for name, tensor in theirs.state_dict().items()}
@@ -227,7 +227,7 @@ def test_transformers_loads_an_exported_folder(
     assert find_difference(folder.model, HuggingFaceFolder.open(tmp_path / "out").model) is None
 
 
-def test_gpt2_as_it_is_published(tmp_path: Path) -> None:
+def test_the_published_files_of_gpt2_are_read(tmp_path: Path) -> None:
     """Without the head's prefix, and with the masks of old code."""
     with silence_transformers():
         reference("gpt2", FAMILIES["gpt2"] | {"tie_word_embeddings": True}).save_pretrained(tmp_path)
@@ -240,7 +240,7 @@ def test_gpt2_as_it_is_published(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_full(folder).items())
 
 
-def test_a_layer_with_a_factor_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_weights_with_a_layer_factor_other_than_one_are_rejected(tmp_path: Path) -> None:
     with silence_transformers():
         theirs = reference("gemma4_unified_text", copy.deepcopy(FAMILIES["gemma4_unified_text"]))
         theirs.model.layers[1].layer_scalar.fill_(0.5)

@@ -187,16 +187,16 @@ def refusal(source: Path, **options: Any) -> str:
     return f"{type(caught.value).__name__}: {caught.value}".replace(str(source), "SOURCE")
 
 
-def test_a_folder_that_is_there_stays(saved: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(saved: Path) -> None:
     (saved / "out").mkdir()
     assert refusal(saved) == "UserError: SOURCE/out exists already; remove it or give another folder"
 
 
-def test_a_source_without_checkpoints(tmp_path: Path) -> None:
+def test_exporting_a_run_without_checkpoints_is_an_error(tmp_path: Path) -> None:
     assert re.match("UserError: SOURCE holds no complete checkpoint", refusal(tmp_path))
 
 
-def test_a_flipped_bit(saved: Path) -> None:
+def test_exporting_a_checkpoint_with_a_flipped_bit_is_an_error(saved: Path) -> None:
     file = find(saved) / "__0_0.distcp"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -204,13 +204,15 @@ def test_a_flipped_bit(saved: Path) -> None:
     assert "bytes have another SHA-256 than when written" in refusal(saved)
 
 
-def test_too_little_room(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exporting_without_enough_free_space_is_an_error(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_export.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2048}))
     assert re.fullmatch(r"RunFailure: SOURCE/out: needs .* KiB, but 2.00 KiB are free", refusal(saved))
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("os error 28")])
-def test_a_disk_that_fills_up(saved: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_an_export_to_a_disk_that_fills_up_leaves_nothing(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     save = huggingface_export.save_file
     calls = []
 
@@ -228,7 +230,7 @@ def test_a_disk_that_fills_up(saved: Path, monkeypatch: pytest.MonkeyPatch, erro
     )
 
 
-def test_a_model_of_no_family(forked: Fork, tmp_path: Path) -> None:
+def test_exporting_a_model_of_no_family_is_an_error(forked: Fork, tmp_path: Path) -> None:
     model = MODELS["mixtral"][0]
     model = model.replace(moe=EXPERTS.replace(ffn=24))  # Mixtral's config knows one width
     forked(1, train_and_save, tmp_path / "checkpoints", model, Layout.parse("mbs4"))
@@ -238,7 +240,7 @@ def test_a_model_of_no_family(forked: Fork, tmp_path: Path) -> None:
     )
 
 
-def test_an_expert_at_a_time(saved: Path) -> None:
+def test_weights_are_exported_in_files_of_the_given_size(saved: Path) -> None:
     small, large = (
         export(find(saved), saved / f"out{size}", dtype="bf16", file_bytes=size, report=ignore_progress)
         for size in (1, 10**9)

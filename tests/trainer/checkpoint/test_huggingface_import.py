@@ -178,7 +178,9 @@ STACKED = [name for name, case in CASES.items() if "num_experts_per_tok" in case
     [*((CASES[name], False) for name in CASES), *((CASES[name], True) for name in STACKED)],
     ids=[*CASES, *(f"{name}, stacked" for name in STACKED)],
 )
-def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stacked: bool, tmp_path: Path) -> None:
+def test_logits_loss_and_gradients_of_imported_weights_are_those_of_transformers(
+    case: dict[str, Any], stacked: bool, tmp_path: Path
+) -> None:
     theirs = reference(case)
     theirs.save_pretrained(tmp_path, max_shard_size="60KB", save_original_format=not stacked)  # type: ignore[operator]
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
@@ -206,7 +208,7 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-oss", "minimax-m2", "glm4-moe", "mixtral", "deepseek-v3"])
-def test_four_steps_are_the_references(name: str, tmp_path: Path) -> None:
+def test_four_training_steps_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = reference(CASES[name])
     theirs.save_pretrained(tmp_path)  # type: ignore[operator]
     ours = decoder(HuggingFaceFolder.open(tmp_path))
@@ -224,7 +226,7 @@ def test_four_steps_are_the_references(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3-405b", "llama3.2-1b", "deepseek-v2", "deepseek-v3", "kimi-k2", "gpt-oss-20b"])
-def test_scaled_frequencies_are_the_references(name: str) -> None:
+def test_scaled_rotary_frequencies_are_those_of_transformers(name: str) -> None:
     model, values = build_model(name), CATALOG[name].config
     keys = {key: value for key, value in values.items() if key != "model_type"}
     kind = values["model_type"]
@@ -235,7 +237,7 @@ def test_scaled_frequencies_are_the_references(name: str) -> None:
     assert cos.unique().tolist() == pytest.approx([factor])
 
 
-def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
+def test_interleaved_and_transposed_experts_are_imported(tmp_path: Path) -> None:
     """gpt-oss: gate and up in one tensor [E, D, 2F], column by column; read in full, by boxes, and joined again."""
     keys = {key: value for key, value in EXPERTS.items() if key != "moe_intermediate_size"}
     theirs = reference({"model_type": "gpt_oss", **keys, "num_local_experts": 4, "sliding_window": 8})
@@ -271,7 +273,7 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5] * 24, "long_fact
      ("phi3", LONGROPE | {"original_max_position_embeddings": 128, "factor": 4.0})],
     ids=["dynamic", "longrope"],
 )  # fmt: skip
-def test_frequencies_that_depend_on_the_length_are_the_references(
+def test_rotary_frequencies_that_depend_on_the_length_are_those_of_transformers(
     family: str, scaling: dict[str, Any], length: int
 ) -> None:
     """Which computes them for the longest position that it has seen."""
@@ -310,7 +312,7 @@ def start_run(path: Path, layout: Layout) -> dict[str, Tensor]:
         ],
     ),
 )
-def test_every_rank_reads_its_rows(
+def test_every_rank_reads_only_its_own_rows(
     forked: Callable[..., list[Any]], tmp_path: Path, case: str, layout: str, stacked: bool
 ) -> None:
     reference(CASES[case]).save_pretrained(tmp_path / "model", save_original_format=not stacked)  # type: ignore

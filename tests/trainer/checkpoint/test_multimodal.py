@@ -94,7 +94,9 @@ def build_wrapped(kind: str, keys: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("original", [True, False], ids=["names of files", "names in memory"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_text_model_has_the_references_logits(name: str, original: bool, tmp_path: Path) -> None:
+def test_the_text_model_of_a_multimodal_folder_has_the_logits_of_transformers(
+    name: str, original: bool, tmp_path: Path
+) -> None:
     kind, keys = CASES[name]
     theirs = build_wrapped(kind, keys)
     theirs.save_pretrained(tmp_path, save_original_format=original)
@@ -108,7 +110,7 @@ def test_the_text_model_has_the_references_logits(name: str, original: bool, tmp
     assert find_difference(from_config(to_config(folder.model), name="x"), folder.model) is None
 
 
-def test_keys_of_the_text_may_lie_beside_the_others() -> None:
+def test_text_keys_next_to_vision_keys_are_read() -> None:
     """As in the published files of Qwen2.5-VL."""
     kind, keys = CASES["qwen2.5-vl"]
     flat = {"model_type": kind, **keys["text_config"], "vision_config": QWEN, **BESIDE, "tie_word_embeddings": True}

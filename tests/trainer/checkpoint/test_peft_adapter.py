@@ -120,7 +120,9 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
         ("phi", "dp2 pp3 zero1 mbs1", Adapter(rank=3, targets=("all-linear", *END_TARGETS))),
     ],
 )
-def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str, text: str, adapter: Adapter) -> None:
+def test_adapters_read_back_from_a_peft_folder(
+    forked: Fork, tmp_path: Path, family: str, text: str, adapter: Adapter
+) -> None:
     base, layout = base_of(tmp_path / "base", family), Layout.parse(text)
     logits, weights = forked(layout.world, train_and_save, tmp_path / "run", base, layout, adapter)[0]
     model = HuggingFaceFolder.open(base).model
@@ -182,7 +184,7 @@ def test_routing_biases_of_a_merged_mixture_are_those_of_its_base(forked: Fork, 
     assert not (tmp_path / "lora").exists()
 
 
-def test_adapters_of_experts_go_out_and_come_back(forked: Fork, tmp_path: Path) -> None:
+def test_adapters_of_experts_read_back_from_a_peft_folder(forked: Fork, tmp_path: Path) -> None:
     """Trained under expert parallelism and ZeRO-3, read by one rank, and merged."""
     torch.manual_seed(1)
     sizes = SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}

@@ -84,7 +84,7 @@ def test_another_number_of_data_ranks_reads_the_same_samples() -> None:
     assert losses() != wanted, "sums in other orders: the bound above is not idle"
 
 
-def test_the_same_layout_goes_on_to_the_bit() -> None:
+def test_resuming_under_the_same_layout_is_bitwise_equal() -> None:
     """Weights, moments, random states, scale of the loss (which a checkpoint holds) and losses, in fp16."""
     job = STEADY | {"precision": "fp16"}
     set_run(folder="straight", job=job)
@@ -108,7 +108,7 @@ def check_invalid(**changes: Any) -> str:
     return ended.line
 
 
-def test_a_checkpoint_without_its_optimizer() -> None:
+def test_resuming_with_another_optimizer_is_an_error() -> None:
     set_run(job={"optimizer": {"kind": "sgd", "momentum": 0.0}})
     train_well()
     line = check_invalid(job={"optimizer": {"kind": "sgd", "momentum": 0.9}, "steps": 16})
@@ -121,7 +121,7 @@ def test_a_checkpoint_without_its_optimizer() -> None:
     assert re.search(r"step-00000012 holds moments of optimizer.kind=sgd, which adamw cannot continue with", line)
 
 
-def test_another_tokenizer() -> None:
+def test_resuming_with_another_tokenizer_is_an_error() -> None:
     """The corpus is prepared anew for it, and the weights know nothing of its tokens."""
     Path("wide.toml").write_text(emit(resolve("nano").replace(name="wide", vocab=300).model_dump(exclude_none=True)))
     wide = {"model": "wide.toml"}
@@ -144,7 +144,7 @@ def rewrite(change: Callable[[str], str]) -> None:
         os.utime(path, (0, 0))
 
 
-def test_another_text() -> None:
+def test_resuming_with_another_text_is_an_error() -> None:
     """It would be read silently, and in another order; the same text in other files is the same."""
     set_run(job=STEADY)
     train_well()
@@ -174,7 +174,7 @@ def test_another_text() -> None:
     assert not events()
 
 
-def test_a_checkpoint_that_does_not_say_its_text_is_taken_up_with_a_word() -> None:
+def test_a_checkpoint_without_a_fingerprint_of_its_text_resumes_with_a_remark() -> None:
     """As one is that an older version wrote."""
     train_well()
     newest = find_latest(Path("run/checkpoints"))

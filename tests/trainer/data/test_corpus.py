@@ -52,7 +52,7 @@ def test_a_folder_of_all_kinds_is_read_in_the_order_of_names(tmp_path: Path) -> 
     assert documents(tmp_path / "e.jsonl") == expected[3:6]
 
 
-def test_the_key_is_the_users(tmp_path: Path) -> None:
+def test_the_text_field_of_a_corpus_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "one"}')
     rows(tmp_path / "b.parquet", ["two"], column="body")
     assert documents(tmp_path, key="body") == ["one", "two"]
@@ -180,12 +180,14 @@ def test_unreadable_corpus_is_a_one_line_error(case: str, tmp_path: Path) -> Non
     assert "\n" not in str(error.value)
 
 
-def test_a_path_that_is_not_there() -> None:
+def test_a_missing_corpus_is_an_error() -> None:
     with pytest.raises(UserError, match="stdlb: no such file or folder; the corpus is 'stdlib' or a path"):
         list_files("stdlb")
 
 
-def test_one_line_number_in_a_later_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_later_piece_of_a_file_has_the_line_number_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(corpus, "LINES_BYTES", 64)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n' * 30 + "{}\n")

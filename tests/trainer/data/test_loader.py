@@ -35,7 +35,7 @@ def rows(loader: Loader, start: int, stop: int) -> NDArray[np.int64]:
 
 
 @given(size=st.integers(1, 5000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
-def test_the_order_is_a_permutation(size: int, seed: int, epoch: int) -> None:
+def test_the_order_of_samples_is_a_permutation(size: int, seed: int, epoch: int) -> None:
     result = permute(np.arange(size), size=size, seed=seed, epoch=epoch)
     assert np.array_equal(np.sort(result), np.arange(size))
 
@@ -49,14 +49,14 @@ def test_a_permutation_of_a_trillion_needs_no_memory() -> None:
     assert abs(result.mean() / size - 0.5) < 0.05
 
 
-def test_the_order_is_well_mixed() -> None:
+def test_the_order_of_samples_is_well_mixed() -> None:
     result = permute(np.arange(4000), size=4000, seed=3, epoch=5)
     assert abs(np.corrcoef(result[:-1], result[1:])[0, 1]) < 0.06  # 4 standard errors
     assert abs(np.corrcoef(np.arange(4000), result)[0, 1]) < 0.06
     assert np.mean(np.diff(result) == 1) < 0.005
 
 
-def test_the_order_is_frozen() -> None:
+def test_the_order_of_samples_equals_the_recorded_one() -> None:
     """A change here would break the exact resume of every run."""
     assert permute(np.arange(10), size=10, seed=0, epoch=0).tolist() == FROZEN
     assert permute(np.array([3, 1]), size=10, seed=0, epoch=0).tolist() == [FROZEN[3], FROZEN[1]]
@@ -65,7 +65,7 @@ def test_the_order_is_frozen() -> None:
 FROZEN = [1, 3, 0, 9, 2, 6, 8, 5, 7, 4]
 
 
-def test_an_epoch_is_every_window_once(loader: Loader, shards: Shards) -> None:
+def test_an_epoch_reads_every_window_once(loader: Loader, shards: Shards) -> None:
     tokens = shards.read("train", start=0, count=shards.index.train.tokens).astype(np.int64)
     assert loader.windows == (len(tokens) - 1) // SEQUENCE > 100
     windows = [tuple(tokens[i * SEQUENCE : (i + 1) * SEQUENCE + 1].tolist()) for i in range(loader.windows)]
@@ -76,7 +76,7 @@ def test_an_epoch_is_every_window_once(loader: Loader, shards: Shards) -> None:
     assert not np.array_equal(rows(other, 0, loader.windows), first)
 
 
-def test_positions_across_epochs_and_out_of_order(loader: Loader) -> None:
+def test_samples_are_read_across_epochs_and_out_of_order(loader: Loader) -> None:
     edge = loader.windows
     ahead = rows(loader, edge - 3, edge + 3)
     assert np.array_equal(loader.rows(np.arange(edge + 2, edge - 4, -1)), ahead[::-1])
@@ -102,19 +102,19 @@ def test_a_step_is_the_same_for_any_ranks_and_micro_batches(
         assert np.array_equal(step(loader, number, ranks=ranks, micro_batches=micro_batches, mbs=mbs), expected)
 
 
-def test_resuming_is_going_on(loader: Loader, shards: Shards) -> None:
+def test_a_resumed_loader_continues_with_the_next_sample(loader: Loader, shards: Shards) -> None:
     whole = [step(loader, number, ranks=2, micro_batches=3, mbs=4) for number in range(20)]
     resumed = Loader(Shards.open(shards.directory), sequence=SEQUENCE, seed=7)
     for number in range(9, 20):  # with other ranks as well
         assert np.array_equal(step(resumed, number, ranks=4, micro_batches=6, mbs=1), whole[number])
 
 
-def test_a_batch_that_does_not_add_up(loader: Loader) -> None:
+def test_a_global_batch_that_ranks_and_micro_batches_do_not_give_is_an_error(loader: Loader) -> None:
     with pytest.raises(ValueError, match="2 ranks x 3 micro-batches x mbs 4 is not the global batch of 25"):
         loader.batch(0, global_batch=25, rank=0, ranks=2, micro_batches=3, mbs=4)
 
 
-def test_a_corpus_shorter_than_one_batch(loader: Loader, shards: Shards) -> None:
+def test_a_corpus_shorter_than_one_batch_is_an_error(loader: Loader, shards: Shards) -> None:
     tokens = shards.index.train.tokens
     loader.check(global_batch=loader.windows)
     too_many = loader.windows + 1
@@ -172,7 +172,7 @@ def test_a_number_outside_the_permutation_is_an_error(number: int) -> None:
         permute(np.array([0, number]), size=5, seed=1, epoch=0)
 
 
-def test_samples_may_reach_further(loader: Loader, shards: Shards) -> None:
+def test_samples_may_have_extra_tokens_for_multi_token_prediction(loader: Loader, shards: Shards) -> None:
     """For multi-token prediction: the same windows, with the tokens that follow them."""
     further = Loader(shards, sequence=SEQUENCE, seed=7, ahead=3)
     assert further.windows in (loader.windows, loader.windows - 1)

@@ -31,7 +31,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 
 
 @given(st.lists(st.integers(1, 50), max_size=60))
-def test_bins_hold_every_item_once_and_are_best_fits(lengths: list[int]) -> None:
+def test_best_fit_packing_puts_every_sample_in_one_bin(lengths: list[int]) -> None:
     bins = pack(np.array(lengths, np.int64), size=50)
     assert sorted(item for members in bins for item in members) == list(range(len(lengths)))
     room: list[int] = []  # replayed slowly: each item goes where the least room is left
@@ -77,7 +77,7 @@ def test_sequences_hold_every_sample_once(shards: Shards, packing: str, excess: 
     assert packing == "none" or loader.windows < len(expected)
 
 
-def test_ranks_read_what_one_reads(shards: Shards) -> None:
+def test_several_ranks_read_the_samples_that_one_rank_reads(shards: Shards) -> None:
     loader = PackedLoader(shards, sequence=SEQUENCE, seed=3)
     one = loader.batch(8, global_batch=8, rank=0, ranks=1, micro_batches=8, mbs=1)[:, 0]
     two = [loader.batch(8, global_batch=8, rank=rank, ranks=2, micro_batches=2, mbs=2) for rank in (0, 1)]

@@ -27,7 +27,7 @@ def test_prefetch_returns_the_requested_batches(asked: list[tuple[int, int]]) ->
             assert not batch.is_pinned()
 
 
-def test_the_next_is_read_meanwhile_and_once() -> None:
+def test_the_next_batch_is_read_once_in_the_background() -> None:
     seen: list[tuple[int, bool]] = []
     read = threading.Event()
 

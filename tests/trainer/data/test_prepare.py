@@ -94,7 +94,7 @@ def test_prepared_tokens_decode_to_the_text(tokenizer: str, tmp_path: Path) -> N
         assert opened.tokenizer.text == train_bpe(documents(opened, "train"), vocab=300).text
 
 
-def test_a_piece_of_the_standard_library(tmp_path: Path) -> None:
+def test_files_of_the_standard_library_are_prepared(tmp_path: Path) -> None:
     prepare(str(JSON_SOURCE), directory=tmp_path / "out")
     opened = Shards.open(tmp_path / "out")
     together = documents(opened, "train") + documents(opened, "heldout")
@@ -131,7 +131,7 @@ def test_processes_write_the_same_bytes(texts: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_fingerprint_is_of_what_was_read(texts: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_of_a_corpus_follows_its_text(texts: Path, tmp_path: Path) -> None:
     """Of random corpora, two have one exactly if both splits hold the same tokens; how they are cut says nothing."""
     draw, known = random.Random(12), {}
     for number in range(60):
@@ -150,7 +150,7 @@ def test_the_fingerprint_is_of_what_was_read(texts: Path, tmp_path: Path) -> Non
     assert len(known) == len(set(known.values())) > 20
 
 
-def test_a_duplicate_never_lies_on_both_sides(texts: Path, tmp_path: Path) -> None:
+def test_duplicate_documents_are_not_split_between_training_and_held_out(texts: Path, tmp_path: Path) -> None:
     for path in sorted(texts.iterdir()):
         path.with_suffix(".md").write_bytes(path.read_bytes())
     prepare(str(texts), directory=tmp_path / "out", holdout=0.3)
@@ -198,7 +198,7 @@ def test_a_folder_of_other_things_is_left_alone(stranger: str, texts: Path, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]
 
 
-def test_a_checkpoint_beside_the_shards_is_not_thrown_away(texts: Path, tmp_path: Path) -> None:
+def test_preparation_does_not_delete_a_checkpoint_next_to_the_shards(texts: Path, tmp_path: Path) -> None:
     prepare(str(texts), directory=tmp_path / "out")
     (tmp_path / "out/checkpoint").mkdir()
     prepare(str(texts), directory=tmp_path / "out")  # nothing to do
@@ -206,7 +206,7 @@ def test_a_checkpoint_beside_the_shards_is_not_thrown_away(texts: Path, tmp_path
         prepare(str(texts), directory=tmp_path / "out", holdout=0.5)
 
 
-def test_two_at_once_take_turns(texts: Path, tmp_path: Path) -> None:
+def test_two_preparations_of_one_folder_take_turns(texts: Path, tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     second = Thread(target=lambda: prepare(str(texts), directory=tmp_path / "out"))
@@ -220,7 +220,7 @@ def test_two_at_once_take_turns(texts: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_leaves_nothing(workers: int, texts: Path, tmp_path: Path) -> None:
+def test_ctrl_c_during_preparation_leaves_no_files(workers: int, texts: Path, tmp_path: Path) -> None:
     def interrupt(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -243,7 +243,9 @@ def test_a_failed_run_leaves_what_was_there(texts: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("failing", ["train-00000.bin", "heldout-ends.bin", "tokenizer.json", "index.json"])
-def test_a_full_disk(failing: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_during_preparation_is_an_error(
+    failing: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = shards.append
 
     def write_full(path: Path, data: bytes) -> None:
@@ -272,7 +274,7 @@ def test_a_full_disk(failing: str, texts: Path, tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
 
-def test_a_folder_that_cannot_be_written(texts: Path) -> None:
+def test_preparing_into_an_unwritable_folder_is_an_error(texts: Path) -> None:
     with pytest.raises(UserError, match=r"out cannot be written: (Not a directory|File exists)"):
         prepare(str(texts), directory=texts / "00.txt" / "out")
 
@@ -294,7 +296,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killed_in_the_middle(workers: int, texts: Path, tmp_path: Path) -> None:
+def test_a_killed_preparation_is_started_again(workers: int, texts: Path, tmp_path: Path) -> None:
     script, out = tmp_path / "slow.py", tmp_path / "out"
     script.write_text(SLOW)
     command = [sys.executable, str(script), str(texts), str(out), str(workers)]
@@ -325,14 +327,16 @@ def is_alive(process: str) -> bool:
         return False
 
 
-def test_a_dead_worker(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_preparation_worker_is_an_error(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_exit_with_parent", partial(os._exit, 9))
     with pytest.raises(RunFailure, match="a tokenizing process was killed"):
         prepare(str(texts), directory=tmp_path / "out", workers=2)
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
 
-def test_no_bar_where_there_is_no_terminal(texts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_bar_is_drawn_without_a_terminal(
+    texts: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with show_progress() as progress:
         prepare(str(texts), directory=tmp_path / "out", progress=progress)
     assert capfd.readouterr() == ("", "")
@@ -413,7 +417,7 @@ def test_broken_shards_are_not_opened(case: str, texts: Path, tmp_path: Path) ->
     assert "\n" not in str(error.value)
 
 
-def test_shards_of_another_tokenizer_than_the_callers(texts: Path, tmp_path: Path) -> None:
+def test_shards_made_with_another_tokenizer_are_an_error(texts: Path, tmp_path: Path) -> None:
     prepare(str(texts), directory=tmp_path / "out")
     with pytest.raises(UserError, match=r"made with another tokenizer \(\w{12}, expected abcabcabcabc\)"):
         Shards.open(tmp_path / "out", fingerprint="abc" * 20)

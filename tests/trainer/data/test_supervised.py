@@ -66,7 +66,7 @@ def test_sharegpt_is_the_same_as_messages(folder: Path) -> None:
         assert np.array_equal(one.trained, other.trained)
 
 
-def test_a_completion_is_trained_and_ends(folder: Path) -> None:
+def test_a_completion_is_trained_and_gets_its_end_token(folder: Path) -> None:
     tokenizer, form = load(folder), sample_format("completions", tokenizer=str(folder))
     for record in completions(8):
         sample = form.encode(record, tokenizer)  # type: ignore[union-attr]
@@ -81,7 +81,7 @@ def test_a_completion_is_trained_and_ends(folder: Path) -> None:
         assert trained_text(sample, tokenizer) == [record["completion"] + "<|im_end|>\n"]
 
 
-def test_fields_have_other_names_and_bytes_are_tokens() -> None:
+def test_completions_are_read_from_named_fields_with_byte_tokens() -> None:
     form = sample_format("completions", key="question,answer", tokenizer="bytes")
     sample = form.encode({"question": "naïve?", "answer": " ja"}, ByteTokenizer())  # type: ignore[union-attr]
     assert trained_text(sample, ByteTokenizer()) == [" ja\0"]
@@ -155,7 +155,7 @@ FORGETS = (
 )
 
 
-def test_a_template_that_forgets_is_an_error() -> None:
+def test_a_template_that_renders_earlier_messages_differently_is_an_error() -> None:
     template = ChatTemplate(FORGETS)
     one = find_replies(template, MESSAGES, text=template.render(MESSAGES).text, variables={})  # type: ignore[arg-type]
     assert one == ((19, 30),)
@@ -197,7 +197,7 @@ def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
         form.encode({"messages": MESSAGES}, load(tmp_path))  # type: ignore[union-attr]
 
 
-def test_what_has_no_template_is_an_error(tmp_path: Path) -> None:
+def test_messages_without_a_chat_template_are_an_error(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "tokenizer", template="")
     for tokenizer, words in ((str(folder), "has no chat_template.jinja"), ("bytes", "tokenizer built here: no chat")):
         with pytest.raises(UserError, match=words):

@@ -57,12 +57,12 @@ def test_the_same_corpus_gives_the_same_bpe() -> None:
     assert train_bpe(TEXTS, vocab=299).fingerprint != BPE.fingerprint
 
 
-def test_bpe_has_learned() -> None:
+def test_bpe_compresses_text_like_its_corpus() -> None:
     assert len(BPE.encode("def test_")) < len("def test_")
 
 
 @pytest.mark.parametrize("each", [ByteTokenizer(), BPE], ids=["bytes", "bpe"])
-def test_saved_and_loaded(each: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_is_loaded_unchanged(each: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(each.text)
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         again = load(path)
@@ -90,12 +90,12 @@ def test_a_file_that_truncates_pads_and_frames_does_not(tmp_path: Path) -> None:
     assert foreign.encode("a longer text").tolist() == BPE.encode("a longer text").tolist()
 
 
-def test_names() -> None:
+def test_tokenizers_are_built_by_name() -> None:
     assert build_tokenizer("bytes") == ByteTokenizer()
     assert build_tokenizer("bpe:300", texts=lambda: TEXTS).fingerprint == BPE.fingerprint
 
 
-def test_dtype() -> None:
+def test_the_dtype_of_tokens_follows_the_vocabulary() -> None:
     assert [choose_dtype(vocab).name for vocab in (2**16, 2**16 + 1)] == ["uint16", "uint32"]
 
 
@@ -109,7 +109,7 @@ def test_dtype() -> None:
         ("bpe:99999", r"bpe:99999 needs more text: this corpus yields \d+ tokens"),
     ],
 )
-def test_bad_names(spec: str, message: str) -> None:
+def test_unknown_tokenizer_names_are_errors(spec: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         build_tokenizer(spec, texts=lambda: TEXTS)
     assert "\n" not in str(error.value)
@@ -124,7 +124,7 @@ def test_bad_names(spec: str, message: str) -> None:
     ],
     ids=["empty", "not UTF-8", "no end"],
 )
-def test_bad_files(data: bytes, message: str, tmp_path: Path) -> None:
+def test_unreadable_tokenizer_files_are_errors(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
     with pytest.raises(UserError, match=message) as error:

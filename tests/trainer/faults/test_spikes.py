@@ -99,7 +99,9 @@ def run_without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> d
         ],
     ),
 )
-def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, batches: list[int], said: str) -> None:
+def test_batches_with_a_nan_loss_are_skipped_or_rolled_back(
+    monkeypatch: pytest.MonkeyPatch, action: str, batches: list[int], said: str
+) -> None:
     steady = {"learning_rate": {"kind": "constant"}}
     wanted = run_without(*batches, folder="straight", job=steady)
     assert wanted != run_without(folder="plain", job=steady)
@@ -142,8 +144,8 @@ def test_a_skip_needs_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in Path("run/checkpoints").iterdir()] == ["step-00000003"]
 
 
-@pytest.mark.long  # in test_the_usual_losses_outlive_a_resume one comes after a resume
-def test_a_spike(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long  # in test_the_window_of_usual_losses_is_kept_across_a_resume one comes after a resume
+def test_a_batch_with_a_loss_spike_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"steps": 12}
     wanted = run_without(9, folder="straight", job=job)
     poison(monkeypatch, 9, loss=40.0)
@@ -194,7 +196,7 @@ def test_a_bad_loss_ends_the_run_unless_it_is_told_to_go_on(monkeypatch: pytest.
     assert saved_step() == 4
 
 
-def test_the_usual_losses_outlive_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_of_usual_losses_is_kept_across_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of the window is from before the resume: a spike in the first step after it is one."""
     faults = {"on_spike": "skip", "spike_window": 8}
     set_run(faults=faults, job={"steps": 10})
@@ -209,7 +211,7 @@ def test_the_usual_losses_outlive_a_resume(monkeypatch: pytest.MonkeyPatch) -> N
     assert read(newest).progress.facts["losses"] == losses()[-8:]
 
 
-def test_a_roll_back_restores_the_losses_and_not_its_own_count() -> None:
+def test_a_rollback_restores_the_losses_and_still_counts() -> None:
     """Else a run whose loss is bad whatever it reads would go back for ever, and never come to ``max_rollbacks``."""
     guard = LossGuard(Faults(on_nan="rollback", on_spike="rollback", spike_window=8, max_rollbacks=2))
     for loss in (3.0, 2.0):

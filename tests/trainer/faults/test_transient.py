@@ -60,7 +60,7 @@ def test_an_error_that_was_replaced_on_purpose_does_not_count() -> None:
         ("KeyError('head')", 1, "rank 1: 'head' (see {}); not started again, because every attempt would end in the"),
     ],
 )
-def test_a_process_tells_its_launcher(tmp_path: Path, raised: str, code: int, says: str) -> None:
+def test_a_failed_rank_tells_the_launcher_whether_to_restart(tmp_path: Path, raised: str, code: int, says: str) -> None:
     answer = tmp_path / "answer.json"
     program = f"""
 from pathlib import Path
@@ -90,6 +90,8 @@ class Failure:
 
 
 @pytest.mark.parametrize(("code", "raised"), [(EXIT_RETRY, RetryableExit), (1, RunFailure)])
-def test_the_launcher_starts_again_by_the_exit_code(code: int, raised: type[Exception], tmp_path: Path) -> None:
+def test_the_exit_code_decides_whether_the_launcher_restarts(
+    code: int, raised: type[Exception], tmp_path: Path
+) -> None:
     with pytest.raises(raised, match="rank 0: it failed"):
         _raise_first_cause([Failure(code)], signal_name="", folder=tmp_path)

@@ -32,9 +32,9 @@ TWO: dict[str, Any] = {"layout": "dp2 zero2 mbs2", "checkpoints": {"every_steps"
 SECONDS = 5  # longer than a first step takes while other tests run
 
 
-@pytest.mark.long  # so is one in test_two_processes_end_and_go_on
-def test_a_stopped_rank_is_found_and_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the run goes on from there: ``test_two_processes_end_and_go_on``."""
+@pytest.mark.long  # so is one in test_a_run_of_two_processes_survives_every_failure
+def test_a_stopped_rank_is_named_and_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the run goes on from there: ``test_a_run_of_two_processes_survives_every_failure``."""
     set_run(**TWO, job={"steps": 30}, faults={"watchdog_seconds": SECONDS})
     with monkeypatch.context() as slowly:  # so that it is not done before it is ended
         step = loop.Loop._step
@@ -139,7 +139,7 @@ def test_absent_ranks_are_named(places: dict[int, RankStatus], silent: list[int]
     assert _describe_missing_ranks(places, silent, 9.0).startswith(named)
 
 
-def test_stacks_can_be_asked_for_at_any_time() -> None:
+def test_stacks_of_a_running_rank_can_be_requested() -> None:
     set_run(job={"steps": 4000}, layout="dp1 zero0 mbs4")
     ranks = Ranks(1)
     wait_for(lambda: read_last_step() > 10)

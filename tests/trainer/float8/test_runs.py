@@ -49,7 +49,7 @@ def run(model: Model, layout: Layout, job: Job, *, steps: int = STEPS) -> Told:
         ],
     ),
 )
-def test_a_layout_changes_no_more_than_its_casts_do(model: str, text: str, name: str, bound: float) -> None:
+def test_fp8_training_under_a_layout_differs_only_by_its_casts(model: str, text: str, name: str, bound: float) -> None:
     """Losses of three steps against one process; from those of bf16 they differ by up to 1e-3."""
     layout = Layout.parse(text)
     job = job_for(layout).replace(precision=get_recipe(name), emulate=True)
@@ -66,7 +66,7 @@ def test_a_layout_changes_no_more_than_its_casts_do(model: str, text: str, name:
         pytest.param("dense", NAMES, marks=pytest.mark.long),
     ],
 )
-def test_losses_fall_as_those_of_bf16(model: str, names: tuple[str, ...]) -> None:
+def test_fp8_losses_fall_as_in_bf16(model: str, names: tuple[str, ...]) -> None:
     """In 16 steps by 1.7 nats; every recipe ends within 0.05 of bf16."""
     steps, layout = 16, Layout(mbs=8)
     rate = LearningRate(kind="constant", peak=3e-3)

@@ -65,7 +65,7 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
         ],
     ),
 )
-def test_a_run_holds_what_is_planned(name: str, model: Model, text: str) -> None:
+def test_an_fp8_run_holds_the_planned_bytes(name: str, model: Model, text: str) -> None:
     layout = Layout.parse(text)
     job = Job(sequence=16, global_batch=4, precision=get_recipe(name), emulate=True)
     ranks = run_forked(layout.world, states, model, layout, job)

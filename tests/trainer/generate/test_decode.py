@@ -154,7 +154,7 @@ def test_logits_are_those_of_the_whole_text(model: Model) -> None:
 
 
 @pytest.mark.parametrize("model", SCANS, ids=lambda model: model.name)
-def test_layers_without_a_cache_read_the_text_again(model: Model) -> None:
+def test_layers_without_a_cache_recompute_the_full_text(model: Model) -> None:
     module = build_plain(model)
     (text,) = generate_tokens(module, [PROMPTS[0]], tokens=6, window=8)
     assert text == reread(module, PROMPTS[0], tokens=6, window=8)
@@ -202,7 +202,7 @@ def test_transformers_generates_the_same(model: Model, tmp_path: Path, forked) -
             assert generate_tokens(ours, [prompt]) == [their_ids[len(prompt) :].tolist()]
 
 
-def test_a_folder_says_what_ends_a_text(tmp_path: Path, forked) -> None:
+def test_end_tokens_are_read_from_a_hugging_face_folder(tmp_path: Path, forked) -> None:
     model = MODELS[0].replace(vocab=256)
     forked(1, save, tmp_path / "run", model, Layout.parse("dp1 mbs1"))
     export(
@@ -237,7 +237,7 @@ def save(folder: Path, model: Model, layout: Layout) -> None:
     checkpoint.save(folder / "checkpoints", built=built, progress=progress, model=model, layout=layout, job=job)
 
 
-def test_a_text_ends_where_it_says() -> None:
+def test_generation_stops_at_an_end_token() -> None:
     module = build_plain(MODELS[0])
     (text,) = generate_tokens(module, [PROMPTS[0]])
     end = text[6]
@@ -245,7 +245,7 @@ def test_a_text_ends_where_it_says() -> None:
 
 
 @pytest.mark.slow
-def test_draws_follow_the_shares_that_are_left() -> None:
+def test_sampled_tokens_follow_the_probabilities_after_top_k_and_top_p() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
 
     def shares(**sampling: float) -> Tensor:
@@ -268,7 +268,7 @@ def test_prompts_in_a_batch_are_independent() -> None:
     assert generate_tokens(module, [PROMPTS[2]], sampling=SamplingParams(seed=6)) == both[1:]
 
 
-def test_text_comes_in_pieces_that_are_whole_characters() -> None:
+def test_streamed_text_comes_in_complete_characters() -> None:
     model = MODELS[0].replace(vocab=300)
     module, heard = build_plain(model), {0: "", 1: ""}
 

@@ -60,7 +60,7 @@ def logs(folder: Path, project: str = "words") -> Logs:
     return Logs(folder, report=lambda line: None, run=Run.read({"logs": {"wandb": project}}, origin="run.toml"))
 
 
-def test_a_resumed_run_goes_on_in_the_same_one(tmp_path: Path, board: Board) -> None:
+def test_a_resumed_run_continues_the_same_wandb_run(tmp_path: Path, board: Board) -> None:
     with logs(tmp_path / "run") as first:
         first.start(0)
         first.write({"step": 1, "loss": 5.5})
@@ -90,7 +90,7 @@ def test_runs_without_wandb_log_nothing_to_it(tmp_path: Path, board: Board) -> N
     assert board.asked == []
 
 
-def test_without_a_login_it_says_what_to_do(tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wandb_login_says_what_to_do(tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_asked: Any) -> None:
         raise Refused("api_key not configured (no-tty)\nmore of it")
 
@@ -100,7 +100,7 @@ def test_without_a_login_it_says_what_to_do(tmp_path: Path, board: Board, monkey
         refused.start(0)
 
 
-def test_the_package_is_missed_before_anything_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wandb_package_is_an_error_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     path = tmp_path / "run.toml"
     path.write_text(

@@ -20,7 +20,7 @@ def compare_clocks(planted: float) -> tuple[Offset, float]:
     return result, time.perf_counter() - began
 
 
-def test_a_planted_offset_is_found(forked) -> None:
+def test_a_planted_clock_offset_is_measured(forked) -> None:
     first, *others = forked(3, compare_clocks, AHEAD)
     assert first[0] == Offset(0.0, 0.0)
     for rank, (result, took) in enumerate(others, start=1):
@@ -28,11 +28,11 @@ def test_a_planted_offset_is_found(forked) -> None:
         assert abs(result.seconds + rank * AHEAD) <= result.error
 
 
-def test_one_rank_communicates_with_no_one(forked) -> None:
+def test_the_clock_of_a_single_rank_has_no_offset(forked) -> None:
     assert forked(1, compare_clocks, AHEAD)[0][0] == Offset(0.0, 0.0)
 
 
-def test_marks_of_the_host_are_its_seconds() -> None:
+def test_marks_of_the_host_clock_are_in_seconds() -> None:
     clock = HostClock()
     before, mark, after = time.perf_counter(), clock.mark(), time.perf_counter()
     assert before - 1e-6 <= clock.seconds([mark])[0] <= after + 1e-6

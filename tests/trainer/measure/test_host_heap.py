@@ -19,7 +19,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_gaps_between_living_tensors_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_between_live_tensors_is_returned_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     heap = HostHeap()
     if heap._malloc_trim is None:
         pytest.skip("the C library is not glibc")
@@ -33,7 +33,7 @@ def test_gaps_between_living_tensors_are_returned(monkeypatch: pytest.MonkeyPatc
     assert all(float(tensor.sum()) == NUMEL for tensor in kept)
 
 
-def test_a_second_trim_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heap_is_not_trimmed_again_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     heap = HostHeap()
     heap._malloc_trim = lambda pad: 1
     now = heap._last_trim

@@ -98,7 +98,7 @@ def test_under_sequence_parallelism_weights_of_partial_gradients_are_left_out(fo
     assert 0 < result.square + result.variance / SEQUENCES < full  # |g_B|² is their sum in the mean
 
 
-def test_estimates_are_without_bias() -> None:
+def test_estimates_of_the_gradient_noise_scale_are_unbiased() -> None:
     """Of gradients drawn around a known mean with a known covariance."""
     drawn, size, batch, batches = torch.Generator().manual_seed(5), 50, 32, 8
     mean, deviation = torch.linspace(0.1, 0.5, size), torch.linspace(0.5, 2.0, size)
@@ -128,7 +128,7 @@ def test_the_noise_scale_is_a_ratio_of_means_over_steps() -> None:
     assert scale.take([], sequences=8, scale=1.0) is None
 
 
-def test_without_it_a_step_sends_what_it_sent(forked) -> None:
+def test_a_step_without_the_noise_scale_sends_no_extra_messages(forked) -> None:
     """Nothing is sent but the norm, and the sums are not observed."""
     assert forked(2, run_unwatched) == [(3, True)] * 2
 
@@ -151,7 +151,7 @@ def run_unwatched() -> tuple[int, bool]:
     return sent[-1], done.noise is None and all(unit.gradients.squares is None for unit in built.units)
 
 
-def test_the_log_says_it_in_tokens() -> None:
+def test_the_log_states_the_noise_scale_in_tokens() -> None:
     job = Job(sequence=16, global_batch=8)
     noise = GradientNoise(0.5, 3.0, 6.0)
     done = type("Done", (), {"loss": 1.0, "norm": 2.0, "further": (), "noise": noise, "rewards": None})()

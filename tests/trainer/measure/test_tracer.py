@@ -87,7 +87,9 @@ def make_run(folder: Path, corpus: Path, **changes: Any) -> Run:
 
 
 @pytest.mark.parametrize(("model", "text"), mark_share(9, CASES), ids=lambda value: getattr(value, "name", value))
-def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: Model, text: str) -> None:
+def test_a_trace_has_all_actions_messages_and_seconds_of_the_step(
+    forked: Fork, corpus: Path, tmp_path: Path, model: Model, text: str
+) -> None:
     layout, run = Layout.parse(text), make_run(tmp_path / "run", corpus)
     result = forked(layout.world, trace_run, run, model, layout)
     for trace, traffic in result:
@@ -117,7 +119,9 @@ def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: 
     assert named + whole.host_seconds + sum(whole.exposed_seconds.values()) == pytest.approx(1.0, rel=1e-9)
 
 
-def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -> None:
+def test_paired_micro_batches_are_traced_with_every_second_counted_once(
+    forked: Fork, corpus: Path, tmp_path: Path
+) -> None:
     """In an FB whose halves take turns each half nests for itself, and every second is counted once."""
     layout, run = Layout.parse("pp2 v2 dualpipev mbs1"), make_run(tmp_path / "run", corpus, pairs=True)
     for trace, traffic in forked(2, trace_run, run, DENSE, layout):
@@ -135,7 +139,7 @@ def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -
 
 
 @pytest.mark.long  # one operation of a trace
-def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_path: Path) -> None:
+def test_an_input_gathered_in_fp8_is_traced_with_its_cast(forked: Fork, corpus: Path, tmp_path: Path) -> None:
     layout, run = (
         Layout.parse("tp2 mbs2"),
         make_run(tmp_path / "run", corpus, precision=get_recipe("fp8-rowwise"), emulate=True),
@@ -202,7 +206,7 @@ def list_traced_steps(run: Run) -> tuple[list[int], int]:
     return [step.step for step in outcome.trace.steps], len(loop.seconds)
 
 
-def test_a_step_that_was_thrown_away_is_not_part_of_the_trace(forked: Fork, corpus: Path, tmp_path: Path) -> None:
+def test_a_skipped_step_is_not_part_of_the_trace(forked: Fork, corpus: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", corpus, steps=8).replace(faults={"on_spike": "skip"})
     assert forked(1, trace_spoilt, run) == [[4, 6]]
 

@@ -115,7 +115,7 @@ def reference(model: Model, w: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 @named
-def test_rows_in_and_out_are_the_reference(model: Model) -> None:
+def test_attention_outputs_and_gradients_equal_the_reference(model: Model) -> None:
     module, x = build_attention(model), rows(model).requires_grad_()
     upstream = torch.linspace(-1, 1, B * T * model.width).view(B * T, model.width)
     out = module(x, RowInputs(T, tables(model, torch.arange(T))))
@@ -132,7 +132,7 @@ def test_rows_in_and_out_are_the_reference(model: Model) -> None:
 
 
 @named
-def test_its_weights_are_those_of_the_list(model: Model) -> None:
+def test_attention_weights_are_those_of_the_list_of_weights(model: Model) -> None:
     ours = {f"attention.{name}": tuple(weight.shape) for name, weight in build_attention(model).named_parameters()}
     listed = {
         weight.name: weight.shape for weight in list_block_weights(model, 0) if weight.name.startswith("attention.")
@@ -162,7 +162,7 @@ def test_saved_bytes_equal_the_planner(model: Model) -> None:
     assert out.shape == x.shape
 
 
-def test_the_shared_key_goes_through_its_seam() -> None:
+def test_the_shared_rotary_key_of_latent_attention_goes_through_its_hook() -> None:
     module, x = build_attention(LATENT), rows(LATENT)
     turn = RowInputs(T, tables(LATENT, torch.arange(T)))
     plain, seen = module(x, turn), []
@@ -180,7 +180,7 @@ def test_the_shared_key_goes_through_its_seam() -> None:
     assert not torch.allclose(doubled, plain)
 
 
-def test_tables_follow_positions() -> None:
+def test_rotary_tables_follow_the_given_positions() -> None:
     positions = torch.tensor([0, 1, 2, 9, 10, 11])  # rank 0 of two in a ring: chunks 0 and 3
     whole, zigzag = tables(GROUPED, torch.arange(12)), tables(GROUPED, positions)
     for all_of_it, part in zip(whole, zigzag, strict=True):
@@ -188,7 +188,7 @@ def test_tables_follow_positions() -> None:
         torch.testing.assert_close(part, all_of_it[positions], rtol=0, atol=0)
 
 
-def test_llama3_leaves_fast_pairs_and_slows_the_others() -> None:
+def test_llama3_rope_scaling_slows_only_low_frequencies() -> None:
     # Llama 3.1: theta 500000, 128 dims, factor 8 of 8192 tokens; pair 0 turns once in 2π tokens, the last in 2.56e6
     scaling = RopeScaling(kind="llama3", factor=8.0, original_positions=8192)
     plain = GROUPED.replace(head_dim=128, rope_theta=5e5)
@@ -210,7 +210,7 @@ def test_llama3_leaves_fast_pairs_and_slows_the_others() -> None:
         (RopeScaling(kind="llama3", factor=2.0), "'llama3' needs original_positions"),
     ],
 )
-def test_scalings_that_it_cannot_compute_are_refused(scaling: RopeScaling, line: str) -> None:
+def test_unsupported_rope_scalings_are_rejected(scaling: RopeScaling, line: str) -> None:
     with pytest.raises(UserError, match=line):
         tables(GROUPED.replace(rope_scaling=scaling), torch.arange(4))
 
@@ -236,7 +236,7 @@ def test_layers_that_slide_have_a_base_of_their_own_and_some_do_not_rotate() -> 
         torch.testing.assert_close(module(x, mixed), build_attention(GROUPED)(x, RowInputs(T, own)))
 
 
-def test_far_positions_turn_by_their_whole_number() -> None:
+def test_rotary_angles_of_far_positions_are_exact() -> None:
     """257 is no bf16, 4097 no 12-bit number; in fp32 their angles would be off by 1e-3 at 131071."""
     far = [0, 1, 257, 4097, 100_003, 131_071]
     cos, sin = tables(GROUPED, torch.tensor(far))

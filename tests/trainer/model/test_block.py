@@ -38,7 +38,7 @@ def norm_of(model: Model, block: nn.Module, name: str) -> Callable[[Tensor], Ten
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
-def test_the_kinds_of_block(kind: str, norm: str) -> None:
+def test_every_kind_of_block_computes_its_formula(kind: str, norm: str) -> None:
     model = Model.read(
         dict(MODEL)
         | {
@@ -85,7 +85,7 @@ def test_the_kinds_of_block(kind: str, norm: str) -> None:
 
 
 @pytest.mark.parametrize("positions", [None, torch.tensor([2, 3, 8, 9])])
-def test_the_embedding(positions: Tensor | None) -> None:
+def test_the_embedding_adds_scaled_tokens_and_positions(positions: Tensor | None) -> None:
     model = MODEL.replace(position="learned", positions=10, embedding_scale=3.0)
     embed: Any = build_part(Embed(model))
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 1]])

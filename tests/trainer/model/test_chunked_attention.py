@@ -75,7 +75,7 @@ def test_tokens_attend_inside_their_chunk(layer: int, documents: Tensor | None) 
     torch.testing.assert_close(result[1], wanted[1], rtol=1e-4, atol=1e-4)
 
 
-def test_chunks_drop_each_their_own() -> None:
+def test_each_attention_chunk_has_its_own_dropout_mask() -> None:
     model = CHUNKED.replace(attention_dropout=0.5)
     made = GroupedAttention(model, layer=0)
     for weight in made.parameters():
@@ -87,7 +87,7 @@ def test_chunks_drop_each_their_own() -> None:
     assert torch.equal(out, again)
 
 
-def test_one_token_at_a_time_is_as_all_at_once() -> None:
+def test_generating_one_token_at_a_time_equals_a_full_forward() -> None:
     decoder = Transformer(CHUNKED)
     for number, weight in enumerate(decoder.parameters()):
         weight.data = torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)) * 0.3

@@ -81,7 +81,7 @@ def test_chunked_loss_and_gradients_equal_those_of_full_logits(dtype: torch.dtyp
 
 
 @pytest.mark.usefixtures("_small_chunks")
-def test_without_gradients_the_loss_is_there_at_once() -> None:
+def test_without_gradients_the_chunked_loss_is_computed_in_the_forward() -> None:
     out = head()
     with torch.no_grad():
         ours = chunked_loss(draw_inputs(ROWS, WIDTH), out, TARGETS, scale=SCALE, loss=nats)
@@ -129,7 +129,7 @@ def test_every_layout_trains_as_with_full_logits(forked: Fork, model: Model, tex
     ("precision", "error"), mark_share(2, [("fp16", 2**-11), ("bf16", 2**-8), ("bf16-pure", 2**-7)])
 )
 @pytest.mark.usefixtures("_small_chunks")
-def test_narrow_recipes(forked: Fork, precision: str, error: float) -> None:
+def test_chunked_loss_in_low_precision_is_close_to_the_full_loss(forked: Fork, precision: str, error: float) -> None:
     (whole,), (ours,) = (forked(1, run_steps, DENSE, "mbs4", loss, precision) for loss in ("fused", "chunked"))
     for result, expected in zip(ours, whole, strict=True):
         assert result == pytest.approx(expected, rel=error)
@@ -137,7 +137,7 @@ def test_narrow_recipes(forked: Fork, precision: str, error: float) -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it traces
-def test_blocks_may_be_compiled(forked: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunked_loss_works_with_compiled_blocks(forked: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.compile  # here without C++, which takes long
     monkeypatch.setattr(torch, "compile", lambda function, options=None: real(function, backend="aot_eager"))
     model = DENSE.replace(layers=2)
@@ -146,7 +146,7 @@ def test_blocks_may_be_compiled(forked: Fork, monkeypatch: pytest.MonkeyPatch) -
         assert result == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_logits_of_one_chunk_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_logits_of_one_chunk_are_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also dh and dW, with 2000 words and 8 chunks of 32 rows; full logits are 2 MB, those of a chunk 256 kB."""
     monkeypatch.setattr("fivefold.trainer.model.chunked_loss.LOSS_CHUNK_ROWS", 32)
     monkeypatch.setattr("fivefold.trainer.model.kernels.loss.LOSS_CHUNK_ELEMENTS", 2000)

@@ -47,7 +47,7 @@ def test_dropout_keeps_the_stated_share_in_rows_and_columns(rate: float) -> None
     assert scale_of(rate) == pytest.approx(1 / (1 - rate), rel=2e-4)
 
 
-def test_a_part_of_the_columns_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mask_of_some_columns_is_a_part_of_the_full_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dropout, "LARGEST", 30)
     keys = row_keys(KEYS, torch.arange(7), place=3)
     whole = dropout_mask(keys, 23, 0.3)
@@ -56,7 +56,7 @@ def test_a_part_of_the_columns_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(make_keep_mask(keys, columns=columns, rate=0.3), whole[..., columns.start : columns.stop])
 
 
-def test_every_key_draws_another_mask() -> None:
+def test_every_key_gives_another_dropout_mask() -> None:
     x = torch.ones(2 * 8, 64)
     masks = []
     for seed, step, place in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1)):

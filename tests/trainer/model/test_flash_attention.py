@@ -69,7 +69,7 @@ def check_close(found: Tensor, wanted: Tensor, *, error: float = 1e-5) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("dims", [(8, 8), (12, 8), (8, 12)], ids=["equal", "values narrower", "values wider"])
 @pytest.mark.parametrize("case", ["causal", "all", "documents", "documents before"])
-def test_block_is_attention_written_out(
+def test_blockwise_attention_equals_plain_attention(
     case: str, dims: tuple[int, int], rule: AttentionMask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sliding_window_attention, "LARGEST", 40 * B * N)  # several chunks of queries
@@ -104,14 +104,14 @@ def test_block_is_attention_written_out(
 
 @pytest.mark.parametrize("block", [(7, 9, 0), (7, 9, 4), (9, 7, 5), (4, 4, 4), (4, 4, 3), (1, 6, 5), (5, 5, 9)])
 @pytest.mark.parametrize("window", [1, 3, 8, 100])
-def test_pairs_are_those_that_a_mask_has(block: tuple[int, int, int], window: int) -> None:
+def test_counted_query_key_pairs_are_those_of_the_mask(block: tuple[int, int, int], window: int) -> None:
     queries, keys, offset = block
     apart = torch.arange(queries)[:, None] + offset - torch.arange(keys)
     wanted = int(((apart >= 0) & (apart < window)).sum())
     assert count_visible_pairs(queries, keys, offset=offset, window=window) == wanted
 
 
-def test_a_window_holds_no_square_of_scores() -> None:
+def test_sliding_window_attention_never_holds_all_scores() -> None:
     """Nor does a soft cap: what one chunk of queries sees is all that there is at once."""
     q = torch.empty(2, 8, 5000, 4)
     k = torch.empty(2, 2, 5000, 4)
@@ -124,7 +124,7 @@ def test_a_window_holds_no_square_of_scores() -> None:
             assert sum(sizes) <= 3 * count_visible_pairs(5000, 5000, offset=0, window=window)
 
 
-def test_documents_are_runs_and_only_the_last_reaches_over() -> None:
+def test_document_spans_are_listed_and_only_the_last_sees_earlier_keys() -> None:
     assert list_self_attention_spans(DOCUMENTS) == tuple(
         DocumentSpan(slice(*run), slice(*run)) for run in ((0, 3), (3, 4), (4, 8), (8, 10), (10, 11), (11, 20))
     )
@@ -138,7 +138,7 @@ def test_documents_are_runs_and_only_the_last_reaches_over() -> None:
 @pytest.mark.parametrize("rule", [RULE, AttentionMask(0.3, window=4, softcap=2.0)], ids=["plain", "window"])
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["causal", "documents"])
 @pytest.mark.parametrize("dims", [(8, 8), (12, 8)], ids=["equal", "latent"])
-def test_core_is_exact_and_keeps_five_tensors(
+def test_flash_attention_is_exact_and_saves_five_tensors(
     documents: Tensor | None, dims: tuple[int, int], rule: AttentionMask, sinks: bool
 ) -> None:
     inputs = [x.requires_grad_() for x in (*qkv(dims=dims), *([draw_inputs(2 * N, seed=9)] if sinks else []))]

@@ -57,7 +57,7 @@ def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, error: floa
         assert (gradient - wanted).norm() <= error * wanted.norm()
 
 
-def test_decays_to_nothing_are_finite() -> None:
+def test_decays_to_zero_have_finite_outputs_and_gradients() -> None:
     """A state that is gone within a token has no logarithm that fits, and no gradient that is not a number."""
     ours, grad = draw(150, torch.float32)
     with torch.no_grad():

@@ -97,7 +97,7 @@ def run(linears: list[Linear]) -> Tensor:
 WEIGHTS = ["bias 0", "weight 0", "bias 1", "weight 1"]
 
 
-def test_messages_begin_before_the_matmuls_that_hide_them() -> None:
+def test_messages_begin_before_the_matmuls_that_overlap_them() -> None:
     did, _, linears = record_calls()
     run(linears)
     assert did == [
@@ -115,7 +115,7 @@ def test_messages_begin_before_the_matmuls_that_hide_them() -> None:
     assert all(weight.grad is None for item in linears for weight in item.parameters())  # collected, not kept twice
 
 
-def test_weights_gradients_wait_for_who_takes_them() -> None:
+def test_deferred_weight_gradients_wait_until_they_are_requested() -> None:
     did, wgrad_store, linears = record_calls(deferring=True)
     run(linears)
     assert did[-3:] == ["left gradient", "begin gradient", "wait gradient"]
@@ -172,7 +172,7 @@ def test_a_bias_is_added_once_after_a_sum_over_ranks() -> None:
     torch.testing.assert_close(row.bias.grad, draw_inputs(4, 8).sum(0))  # of its own rows
 
 
-def test_a_tied_weight_is_the_owners_and_is_delivered_by_both() -> None:
+def test_both_uses_of_a_tied_weight_add_to_its_gradient() -> None:
     embedding = nn.Embedding(12, 16)
     tied = Linear.tie(embedding)
     assert not list(tied.parameters())
@@ -192,7 +192,7 @@ def test_a_tied_weight_is_the_owners_and_is_delivered_by_both() -> None:
     torch.testing.assert_close(embedding.weight.grad, whole.grad)
 
 
-def test_evaluation_keeps_nothing() -> None:
+def test_a_forward_without_gradients_saves_nothing() -> None:
     item = linear(16, 8, bias=True)
     with torch.no_grad():
         assert item(draw_inputs(4, 16)).grad_fn is None
@@ -200,7 +200,7 @@ def test_evaluation_keeps_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it where it resumes
-def test_a_compiled_block_breaks_at_it_and_is_right() -> None:
+def test_a_compiled_block_breaks_its_graph_at_a_linear_layer_and_computes_the_same() -> None:
     item = linear(16, 16, bias=True)
     x, y = (draw_inputs(4, 16).requires_grad_() for _ in range(2))
 

@@ -64,7 +64,7 @@ def test_a_compiled_block_is_one_graph_and_trains_alike(forked: Fork, text: str,
         assert (breaks, graphs) == ({}, 1)
 
 
-def test_the_operation_is_known_by_shape_alone() -> None:
+def test_the_linear_operation_has_a_fake_implementation() -> None:
     """What the compiler checks of a custom operation: its form without data, and its backward."""
     from fivefold.trainer.model.linear import Linear
     from fivefold.trainer.model.linear_op import attach
@@ -88,7 +88,7 @@ def test_the_operation_is_known_by_shape_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
-def test_products_of_layers_that_send_nothing_are_the_compilers() -> None:
+def test_matmuls_of_layers_without_messages_are_left_to_the_compiler() -> None:
     """So it plans where they lie. What is left to us is one operation for dx and dW of the layers on one input."""
     from torch._dynamo.backends.common import aot_autograd
 
@@ -119,7 +119,7 @@ def test_products_of_layers_that_send_nothing_are_the_compilers() -> None:
         torch.testing.assert_close(layer.matrix.grad, x.detach().sum(0).expand_as(layer.matrix))
 
 
-def test_weight_gradients_are_made_where_they_are_summed() -> None:
+def test_weight_gradients_are_computed_into_their_accumulation_buffer() -> None:
     from fivefold.trainer.model.linear import GradBuffer, Linear
     from fivefold.trainer.model.linear_op import attach
 

@@ -113,7 +113,7 @@ def _deepseek_v3() -> tuple[Model, Any]:
 
 
 @pytest.mark.parametrize("family", [_mixtral, _qwen3, _deepseek_v2, _deepseek_v3])
-def test_values_and_gradients_are_those_of_transformers(family: Any) -> None:
+def test_experts_equal_those_of_transformers(family: Any) -> None:
     of, theirs = family()
     ours = build_part(of)
     if of.moe is not None and of.moe.balance == "free":
@@ -205,7 +205,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_gradients_are_those_of_loops(case: str) -> None:
+def test_experts_equal_a_loop_over_experts(case: str) -> None:
     ours, theirs = build_part(model(**CASES[case])), build_part(model(**CASES[case]))
     ours.sequences = Sequences(T)
     x, y = rows(), rows()
@@ -349,7 +349,7 @@ def test_experts_work_in_bf16_with_a_router_in_fp32() -> None:
         close(mine.grad.float(), other.grad, within=3e-2)
 
 
-def test_local_experts_may_be_a_part() -> None:
+def test_sharded_experts_give_a_part_of_the_sum() -> None:
     """Shapes are read when it runs: half of each expert gives a part of the sum."""
     whole = build_part(model()).experts
     x, share, offsets = draw_inputs(9, D), draw_inputs(9), torch.tensor([1, 1, 4, 4, 6, 9, 9, 9], dtype=torch.int32)

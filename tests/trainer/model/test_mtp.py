@@ -109,7 +109,7 @@ def compute_losses(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_losses_and_gradients_are_those_of_a_plain_one(tied: bool, chunked: bool) -> None:
+def test_multi_token_prediction_losses_and_gradients_equal_a_plain_implementation(tied: bool, chunked: bool) -> None:
     ours = build_model_with_weights(MODEL.replace(tied_embeddings=tied))
     ours.head.chunked = chunked
     theirs = {name: weight.detach().clone().requires_grad_() for name, weight in ours.named_parameters()}
@@ -180,7 +180,7 @@ def compute_their_losses(main: Any, modules: Any, tokens: Tensor) -> list[Tensor
     return results
 
 
-def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
+def test_multi_token_prediction_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     with silence_transformers():
         main, modules = build_theirs(CASE)
         save_as_published(main, modules, tmp_path)

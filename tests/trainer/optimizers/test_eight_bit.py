@@ -111,7 +111,9 @@ def test_8_bit_moments_train_as_fp32_moments(forked: Fork) -> None:
     assert small / large == pytest.approx(1 / 4 + 1 / 256, rel=0.05)
 
 
-def test_rows_may_be_updated_in_any_pieces(monkeypatch: pytest.MonkeyPatch, forked: Fork) -> None:
+def test_updates_of_8_bit_moments_do_not_depend_on_the_block_size(
+    monkeypatch: pytest.MonkeyPatch, forked: Fork
+) -> None:
     ((_, whole),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
     monkeypatch.setattr(fp32_update, "BLOCK", 1000)
     ((_, pieces),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)

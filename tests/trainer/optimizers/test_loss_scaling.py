@@ -36,7 +36,7 @@ JOB = Job(
 )
 
 
-def test_the_scale_halves_at_once_and_doubles_after_a_while() -> None:
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_good_steps() -> None:
     scaler = LossScaler()
     scaler.update(finite=False)
     assert (scaler.scale, scaler.skipped) == (INITIAL_SCALE / 2, 1)
@@ -95,7 +95,7 @@ CASES = [
     mark_share(12, [(*case, precision) for case in CASES for precision in ("fp16", "bf16-pure")]),
     ids=lambda value: getattr(value, "name", value),
 )
-def test_every_layout_is_one_process_and_that_is_fp32_nearly(
+def test_fp16_training_is_equal_under_every_layout_and_close_to_fp32(
     forked: Fork, model: Model, text: str, precision: str
 ) -> None:
     """Errors are those of the format: 2^-11 and 2^-8 of a number."""

@@ -21,18 +21,18 @@ def rates(schedule: LearningRate, steps: int) -> list[float]:
     return [compute_learning_rate(schedule, step=step, steps=steps) for step in range(steps)]
 
 
-def test_warm_up_is_linear_and_reaches_the_peak() -> None:
+def test_learning_rate_warm_up_is_linear_to_the_peak() -> None:
     result = rates(LearningRate(kind="constant", peak=1.0, warmup_steps=4), 8)
     assert result == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
 
 
-def test_cosine_goes_from_peak_to_floor_by_way_of_the_middle() -> None:
+def test_the_cosine_schedule_goes_from_peak_to_floor() -> None:
     result = rates(LearningRate(kind="cosine", peak=2.0, floor=0.1, warmup_steps=0), 101)
     assert (result[0], result[50], result[100]) == pytest.approx((2.0, 1.1, 0.2))
     assert result == sorted(result, reverse=True)
 
 
-def test_wsd_is_flat_then_falls_in_a_line() -> None:
+def test_the_wsd_schedule_is_constant_then_decays_linearly() -> None:
     result = rates(LearningRate(kind="wsd", peak=1.0, floor=0.0, warmup_steps=10, decay_steps=21), 100)
     assert result[10:80] == pytest.approx([1.0] * 70)
     assert result[99] == pytest.approx(0.0)
@@ -51,7 +51,7 @@ def norm_and_clipped(layout: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("layout", ["dp1 mbs1", "dp2 zero0 mbs1", "dp2 zero3 mbs1", "dp4 zero1/2 mbs1"])
-def test_the_norm_is_that_of_the_full_gradient(forked, layout: str) -> None:
+def test_the_gradient_norm_is_that_of_the_full_gradient(forked, layout: str) -> None:
     world = Layout.parse(layout).world
     expected = 1e-3 * build_model("nano").parameters ** 0.5
     for norm, total, after in forked(world, norm_and_clipped, layout):
@@ -124,7 +124,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("layout", mark_share(4, MIXED))
-def test_each_element_counts_once_in_the_norm_under_every_mix(forked, layout: str) -> None:
+def test_each_element_counts_once_in_the_gradient_norm_under_every_layout(forked, layout: str) -> None:
     """Whatever several ranks hold: replicas, copies of key heads, norms over tp, a tied table, DualPipe's replicas."""
     parsed = Layout.parse(layout)
     model = MODEL if parsed.etp == 1 else PLAIN

@@ -179,7 +179,7 @@ def test_a_matrix_is_made_orthogonal_to_the_last_bit_as_in_one_process(forked: F
 
 
 @pytest.mark.parametrize("kind", mark_share(4, ["adafactor", "sgd", "muon", "adamw"]))
-def test_moments_go_from_layout_to_layout(forked: Fork, tmp_path: Path, kind: Kind) -> None:
+def test_moments_are_resharded_between_layouts(forked: Fork, tmp_path: Path, kind: Kind) -> None:
     """And every rank goes on as one process would."""
     left: Wholes | None = None
     precision = "bf16-pure" if kind == "adamw" else "fp32"
@@ -250,7 +250,7 @@ def groups_of(task: Job) -> dict[tuple[float, float], int]:
     return {(group["lr"], group["weight_decay"]): len(group["params"]) for group in built.optimizer.param_groups}
 
 
-def test_groups_are_data(forked: Fork) -> None:
+def test_parameter_groups_have_their_rates_and_weight_decays(forked: Fork) -> None:
     every = list(list_weights(SPARSE))
     vectors = sum(len(weight.shape) == 1 or weight.name.endswith("bias") for weight in every)
     rest, experts = len(every) - vectors, 3
@@ -268,7 +268,7 @@ def test_groups_are_data(forked: Fork) -> None:
 
 
 @pytest.mark.parametrize("kind", mark_share(2, ["sgd", "adafactor", "muon", "adamw", "adamw8bit"]))
-def test_a_group_is_a_run_at_its_rate_and_decay(forked: Fork, kind: Kind) -> None:
+def test_a_parameter_group_trains_as_a_run_with_its_rate_and_decay(forked: Fork, kind: Kind) -> None:
     """Its weights are those of a run in which all have that rate and decay; the others are what they were."""
     part = Group(of="experts", rate=0.25, weight_decay=0.4)
     layout = Layout.parse("mbs1")

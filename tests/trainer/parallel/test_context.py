@@ -200,7 +200,7 @@ def test_omitted_exchange_is_detected(kind: Kind, ranks: int, hop: int, wrong: l
     assert [error > 0.05 for error in errors(case, forked(ranks, run_without, hop, case))] == wrong
 
 
-def test_positions_are_zigzag_or_runs() -> None:
+def test_ring_attention_has_zigzag_positions_and_ulysses_contiguous_ones() -> None:
     ring, runs = Layout(cp=2), Layout(cp=2, cp_kind="ulysses")
     assert [list_positions(ring, rank=rank, sequence=8).tolist() for rank in (0, 1)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
     assert [list_positions(runs, rank=rank, sequence=8).tolist() for rank in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -231,7 +231,7 @@ class Attention(nn.Module):
         self.core, self.hooks = Flash(self.rule), None
 
 
-def test_attach_sets_the_core_or_what_is_around_it() -> None:
+def test_attach_sets_ring_attention_or_the_ulysses_hooks() -> None:
     model, axis = nn.Sequential(Attention(), nn.Linear(2, 2), Attention()), AxisGroup("cp", 0, (0, 1), None)
     attach(model, axis, kind="ulysses")
     assert [type(item.hooks) for item in (model[0], model[2])] == [Ulysses, Ulysses]
@@ -244,7 +244,7 @@ def test_attach_sets_the_core_or_what_is_around_it() -> None:
     ] * 2
 
 
-def test_a_message_is_asked_for_before_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receives_are_posted_before_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one connection of gloo what is posted second waits behind what is posted first, if the peer came earlier."""
     posted: list[dist.P2POp] = []
     monkeypatch.setattr(dist, "P2POp", lambda call, tensor, peer, group: (call, tensor, peer))
@@ -255,7 +255,7 @@ def test_a_message_is_asked_for_before_one_is_sent(monkeypatch: pytest.MonkeyPat
     assert pending.output_buffer is coming
 
 
-def test_each_way_of_a_ring_of_two_is_posted_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_of_two_uses_one_process_group_per_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     posted: list[tuple[Any, ...]] = []
 
     def post(name: str) -> Any:

@@ -193,7 +193,9 @@ LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one seque
         ],
     ),
 )
-def test_values_and_all_gradients_are_those_of_one_process(forked, layout: str, tokens: int, experts: int) -> None:
+def test_expert_parallel_outputs_and_gradients_equal_one_process(
+    forked, layout: str, tokens: int, experts: int
+) -> None:
     of = model(tokens, experts=experts)
     assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
 
@@ -202,7 +204,7 @@ def test_values_and_all_gradients_are_those_of_one_process(forked, layout: str, 
     ("layout", "tokens"),
     mark_share(2, [("dp2 ep2", 8), ("cp2 ep2", 16), ("tp2 ep2", 32), ("cp2 cp=ulysses ep2", 8), ("cp2 tp2 ep4", 32)]),
 )
-def test_the_capacity_drops_the_same_tokens_however_they_lie(forked, layout: str, tokens: int) -> None:
+def test_the_capacity_drops_the_same_tokens_under_every_layout(forked, layout: str, tokens: int) -> None:
     of = model(tokens, capacity=0.6, score="sigmoid", balance="free")
     assert (run_alone(of)[0] - run_alone(model(tokens, score="sigmoid", balance="free"))[0]).norm() > 0.1  # some are
     assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
@@ -269,7 +271,7 @@ def balance(text: str, of: Model) -> tuple[Tensor, Tensor, int]:
     return total, layer.bias, int(layer.load.sum())
 
 
-def test_load_is_summed_and_biases_move_alike_everywhere(forked) -> None:
+def test_expert_load_is_summed_over_ranks_and_biases_stay_equal(forked) -> None:
     of = model(balance="free")
     load = run_alone(of)[3]
     for total, bias, left in forked(4, balance, "dp2 tp2 ep4", of):
@@ -317,7 +319,7 @@ def record_overlap(text: str) -> list[str]:
     return did
 
 
-def test_shared_experts_compute_while_rows_travel(forked) -> None:
+def test_shared_experts_compute_during_the_token_exchange(forked) -> None:
     """Forward: counts; rows and weights start; shared; both arrive; back. Backward the mirror, and the gradients of
     the experts' first weights meanwhile.
     """

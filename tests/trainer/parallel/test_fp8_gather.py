@@ -131,7 +131,9 @@ def test_rows_dispatched_in_fp8_are_multiplied_as_if_they_were_not(forked: Calla
     mark_share(2, [(DENSE, "dp4 zero3 mbs1", WIRE), (ROUTED, "dp2 ep2 zero3 mbs2", TILES)]),
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_ranks_train_as_one_does(forked: Callable[..., list[Any]], model: Model, text: str, precision: Recipe) -> None:
+def test_training_with_fp8_gathers_equals_one_process(
+    forked: Callable[..., list[Any]], model: Model, text: str, precision: Recipe
+) -> None:
     """By another order of sums, and of operands of which those in fp8 share a scale on each rank."""
     layout = Layout.parse(text)
     (alone,) = forked(1, ran, model, Layout.parse(f"mbs{layout.mbs}"), precision, 4)
@@ -159,7 +161,7 @@ def resume(directory: Path, first: int, last: int) -> tuple[list[float], dict[st
 
 
 @pytest.mark.long  # three runs
-def test_a_run_goes_on_from_its_checkpoint(forked: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_a_run_with_fp8_gathers_resumes_from_its_checkpoint(forked: Callable[..., list[Any]], tmp_path: Path) -> None:
     """To the bit: scales are of the weights that were read, not of those before."""
     whole = forked(2, resume, tmp_path / "whole", 0, 2)
     forked(2, resume, tmp_path / "parts", 0, 1)
@@ -171,7 +173,7 @@ def test_a_run_goes_on_from_its_checkpoint(forked: Callable[..., list[Any]], tmp
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from([1e-6, 0.02, 3e3]), st.booleans())
-def test_a_second_cast_changes_nothing(seed: int, spread: float, by_rows: bool) -> None:
+def test_casting_a_dequantized_tensor_again_changes_nothing(seed: int, spread: float, by_rows: bool) -> None:
     """Of bf16 values: the largest of what shares a scale comes back to the bit."""
     x = (torch.randn(130, 200, generator=torch.Generator().manual_seed(seed)) * spread).bfloat16()
     for cast in (cast_per_tile,) if by_rows else (cast_per_tensor, cast_per_block):

@@ -115,7 +115,7 @@ def resume_under_other_job(folder: Path, model: Model, layout: Layout, jobs: lis
 
 @pytest.mark.long  # test_checkpoint.py goes from layout to layout
 @pytest.mark.parametrize("first", mark_share(2, ["step", "micro_batch"]))
-def test_a_checkpoint_of_one_is_taken_up_by_the_other(
+def test_a_checkpoint_resumes_with_the_other_reduction_frequency(
     forked: Callable[..., list[Any]], tmp_path: Path, first: str
 ) -> None:
     layout = Layout.parse("dp2 zero3 mbs1")

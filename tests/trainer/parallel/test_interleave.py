@@ -61,7 +61,7 @@ def work(
         (1, 1, "a0 b0"),
     ],
 )
-def test_they_change_at_each_wait_until_one_ends(first: int, second: int, expected: str) -> None:
+def test_paired_micro_batches_alternate_at_each_wait(first: int, second: int, expected: str) -> None:
     interleaver = Interleaver()
     for _ in range(2):
         said = list[str]()
@@ -80,7 +80,7 @@ def test_they_change_at_each_wait_until_one_ends(first: int, second: int, expect
         ("ab", (2, 2), "a0 b0 a1"),
     ],
 )
-def test_when_one_fails_the_other_ends_where_it_waits(failing: str, parts: tuple[int, int], expected: str) -> None:
+def test_a_failing_micro_batch_ends_its_pair(failing: str, parts: tuple[int, int], expected: str) -> None:
     interleaver, said, before = Interleaver(), list[str](), threading.active_count()
     a, b = (work(interleaver, name, n, said, fails=name in failing) for name, n in zip("ab", parts, strict=True))
     for _ in range(2):  # and the next two are not stopped
@@ -92,7 +92,7 @@ def test_when_one_fails_the_other_ends_where_it_waits(failing: str, parts: tuple
     assert threading.active_count() == before
 
 
-def test_a_failure_comes_out_of_autograd() -> None:
+def test_an_error_in_a_paired_backward_is_raised() -> None:
     """Where the backward waits, and where it computes."""
 
     class Waits(torch.autograd.Function):
@@ -123,7 +123,7 @@ def test_a_failure_comes_out_of_autograd() -> None:
     assert said == ["forward"]
 
 
-def test_ctrl_c_ends_both() -> None:
+def test_ctrl_c_ends_both_paired_micro_batches() -> None:
     """It comes to the first, which waits for its turn while the second computes."""
     interleaver, said = Interleaver(), list[str]()
 
@@ -237,7 +237,7 @@ def speak(delay_seconds: float) -> tuple[float, float]:
     return results[0], results[1]
 
 
-def test_pairs_hide_slow_messages(forked: Callable[..., Any]) -> None:
+def test_paired_micro_batches_overlap_slow_messages(forked: Callable[..., Any]) -> None:
     """A rank has 7 FB of 3 + 3 messages, of which 3 are seen, and 5 F and 5 BW of 3: 51 delays instead of 72."""
     for apart, paired in forked(4, speak, 0.02):
         assert paired < 0.85 * apart
@@ -295,7 +295,7 @@ def test_ranks_of_a_stage_communicate_in_one_order(layout: str) -> None:
     ),
     ids=str,
 )
-def test_pairs_equal_one_process(case: Case) -> None:
+def test_training_with_paired_micro_batches_equals_one_process(case: Case) -> None:
     """Losses, gradients and messages; and the work of the full step is metered, in both threads."""
     job = case.job.replace(pairs=True)
     paired = processes.run_forked(case.layout.world, play, case.model, case.layout, job)

@@ -55,7 +55,7 @@ def test_a_dense_model_has_no_groups_of_experts() -> None:
 
 
 @pytest.mark.parametrize(("kv_heads", "expected"), [(1, (0, 4, 8, 12)), (2, (0, 4)), (4, (0,)), (8, (0,))])
-def test_tensor_ranks_with_copies_of_one_key_head(kv_heads: int, expected: tuple[int, ...]) -> None:
+def test_tensor_parallel_ranks_with_the_same_key_head_form_a_group(kv_heads: int, expected: tuple[int, ...]) -> None:
     assert axes(Layout.parse("tp4 dp4 order=dp-tp-cp-pp"), kv_heads=kv_heads)[0]["kv"].ranks == expected
 
 

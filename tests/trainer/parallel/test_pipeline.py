@@ -221,7 +221,7 @@ def count_planned(case: Case) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("pp", mark_share(3, [2, 1, 4]))
-def test_every_schedule_is_one_process(forked: Callable[..., Any], pp: int) -> None:
+def test_every_schedule_trains_as_one_process(forked: Callable[..., Any], pp: int) -> None:
     cases = generate_cases(pp) if pp > 1 else [Case(schedule("1f1b", pp=1, v=1, micro_batches=3), (4,))]
     for case, *played in zip(cases, *forked(pp, play_all, cases), strict=True):
         table = case.table
@@ -268,13 +268,13 @@ def from_text(text: str, folder: Path) -> Table:
 
 
 @pytest.mark.parametrize("text", [OTHER_ORDER, CROSSING], ids=["taken in another order", "all send first"])
-def test_a_csv_table_plays(forked: Callable[..., Any], tmp_path: Path, text: str) -> None:
+def test_a_schedule_from_csv_trains_as_one_process(forked: Callable[..., Any], tmp_path: Path, text: str) -> None:
     """Also where both ranks send before either receives: no rank waits for its own sends."""
     case = Case(from_text(text, tmp_path), (2, 3))
     assert_alike(case, tuple(one for (one,) in forked(2, play_all, [case])))
 
 
-def test_a_deadlock_is_one_line() -> None:
+def test_a_deadlock_is_a_one_line_error() -> None:
     rows = schedule("1f1b", pp=2, v=1, micro_batches=2)
     stuck = Table(
         "stuck",
@@ -333,7 +333,7 @@ class Mixes(Pipeline):
         self._deferred_wgrads[stage, i] = []
 
 
-def test_a_gradient_that_is_not_sent_is_found(forked: Callable[..., Any]) -> None:
+def test_a_gradient_that_is_not_sent_is_detected(forked: Callable[..., Any]) -> None:
     case = Case(schedule("zb1p", pp=2, v=1, micro_batches=3), (1, 2))
     with pytest.raises(AssertionError, match=r"0\.scale"):
         assert_alike(case, tuple(one for (one,) in forked(2, play_all, [case], Forgets)))
@@ -358,7 +358,7 @@ def measure_live_bytes(case: Case) -> list[int]:
     return [now - results[0] for now in results]
 
 
-def test_an_output_lives_until_it_is_taken(forked: Callable[..., Any]) -> None:
+def test_a_stage_output_is_freed_once_it_is_sent(forked: Callable[..., Any]) -> None:
     """GPipe on rank 0 keeps what its three layers keep of every micro-batch, and of the outputs the latest alone."""
     m = 9
     case = Case(schedule("gpipe", pp=2, v=1, micro_batches=m), (3, 3))
@@ -369,7 +369,7 @@ def test_an_output_lives_until_it_is_taken(forked: Callable[..., Any]) -> None:
     assert first[-1] == first[0]
 
 
-def test_one_rank_needs_what_a_plain_loop_needs(forked: Callable[..., Any]) -> None:
+def test_a_pipeline_of_one_rank_has_the_memory_of_a_plain_loop(forked: Callable[..., Any]) -> None:
     table = schedule("1f1b", pp=1, v=1, micro_batches=3)
     assert forked(1, peaks, table) == [[0]]
 

@@ -124,7 +124,7 @@ def train_plain() -> Callable[[Model], dict[str, Tensor]]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("ac", ["full", "full/2", "selective", "norm+rope+act+up", EVERYTHING])
-def test_gradients_are_those_of_no_recomputation(name: str, ac: str, train_plain: Any) -> None:
+def test_gradients_equal_those_without_recomputation(name: str, ac: str, train_plain: Any) -> None:
     model = MODELS[name]
     assert difference(train(model, ac, order=(2, 0, 1), layers=2), train_plain(model)) < 1e-6
 
@@ -136,7 +136,9 @@ def test_gradients_are_those_of_no_recomputation(name: str, ac: str, train_plain
     name=st.sampled_from(sorted(MODELS)),
     order=st.permutations(range(3)),
 )
-def test_any_set_and_any_order_of_backwards(chosen: set[str], name: str, order: list[int], train_plain: Any) -> None:
+def test_recomputing_any_set_of_operations_in_any_order_keeps_the_gradients(
+    chosen: set[str], name: str, order: list[int], train_plain: Any
+) -> None:
     result = train(MODELS[name], "+".join(sorted(chosen)), order=tuple(order), layers=2)
     assert difference(result, train_plain(MODELS[name])) < 1e-6
 
@@ -174,13 +176,13 @@ def count_planned(model: Model, ac: str) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("model", [DENSE, NORMED, LATENT], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *SETS])
-def test_kept_bytes_are_the_planners(model: Model, ac: str) -> None:
+def test_saved_bytes_under_recomputation_equal_the_planner(model: Model, ac: str) -> None:
     assert measure_block(model, ac)[0] == count_planned(model, ac)[0]
 
 
 @pytest.mark.parametrize("model", [DENSE, NORMED], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *SETS])
-def test_the_peak_of_the_backward_is_the_planners(model: Model, ac: str) -> None:
+def test_the_backward_peak_under_recomputation_equals_the_planner(model: Model, ac: str) -> None:
     """What is made again lives no longer than its readers. Here a loss and its gradient take the output's place."""
     stream = SEQUENCES * TOKENS * model.width * 4
     assert measure_block(model, ac)[1] == count_planned(model, ac)[1] - stream + 2 * 4
@@ -188,7 +190,7 @@ def test_the_peak_of_the_backward_is_the_planners(model: Model, ac: str) -> None
 
 @pytest.mark.parametrize("model", [DENSE, ROUTED], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *(ac for ac in SETS if ac != "qkv+core")])
-def test_flops_are_the_planners_when_it_stops_early(model: Model, ac: str) -> None:
+def test_recomputed_flops_with_early_stop_equal_the_planner(model: Model, ac: str) -> None:
     """Under qkv+core the planner makes the values alone again, and the trainer its fan of queries, keys and values."""
     assert measure_block(model, ac)[2] == count_planned(model, ac)[2]
 
@@ -286,7 +288,7 @@ def test_deferred_weight_gradients_need_no_third_forward(ac: str, train_plain: A
     assert difference(stack.gradients(), {name: expected[name] for name in stack.gradients()}) < 1e-6
 
 
-def test_no_gradient_wanted_nothing_recorded() -> None:
+def test_a_forward_without_gradients_computes_the_same_under_recomputation() -> None:
     stack = Stack(DENSE, "core+act")
     with torch.no_grad():
         assert torch.equal(stack(micro_batch(0)), Stack(DENSE, "none")(micro_batch(0)))
@@ -318,7 +320,7 @@ def count_messages(sets: tuple[str, ...]) -> list[dict[str, int]]:
     return [messages(ac) for ac in sets]
 
 
-def test_messages_of_recomputed_operations(forked: Any) -> None:
+def test_recomputed_operations_repeat_the_expected_messages(forked: Any) -> None:
     """Forward 2 gathers and 2 scatters; backward 2 gathers of what had entered, 2 of gradients, 2 scatters.
 
     What runs again gathers once more, but then it is kept; its row layer scatters again, the block's last one never.
@@ -351,7 +353,7 @@ class Gathered:
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "norm+act", EVERYTHING])
-def test_hooks_that_gather_weights_fire_once_each_way(ac: str) -> None:
+def test_hooks_that_gather_weights_run_once_in_forward_and_backward(ac: str) -> None:
     expected, stack = Stack(DENSE, "none", layers=2), Stack(DENSE, ac, layers=2)
     units = [Gathered(block) for block in stack.blocks]
     for item in (expected, stack):
@@ -363,7 +365,7 @@ def test_hooks_that_gather_weights_fire_once_each_way(ac: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it traces
 @pytest.mark.parametrize(("ac", "backend"), mark_share(2, [("norm+core+act", "aot_eager"), ("full/2", "inductor")]))
-def test_under_compilation(ac: str, backend: str, train_plain: Any) -> None:
+def test_recomputation_in_compiled_blocks_keeps_the_gradients(ac: str, backend: str, train_plain: Any) -> None:
     torch._dynamo.reset()
     compiled = partial(torch.compile, backend=backend)
     result = train(DENSE, ac, order=(1, 2, 0), layers=2, compiled=compiled)
@@ -376,7 +378,9 @@ def test_under_compilation(ac: str, backend: str, train_plain: Any) -> None:
 
 
 @pytest.mark.parametrize("ac", ["full", "norm", "core+rope", "mlp"])
-def test_a_run_from_wrong_inputs_is_found(ac: str, monkeypatch: pytest.MonkeyPatch, train_plain: Any) -> None:
+def test_recomputation_from_wrong_inputs_changes_the_gradients(
+    ac: str, monkeypatch: pytest.MonkeyPatch, train_plain: Any
+) -> None:
     right = OperationInput.open
     monkeypatch.setattr(
         OperationInput, "open", lambda self: (right(self).detach() * 1.01).requires_grad_(self.requires_grad)
@@ -402,7 +406,7 @@ def names(model: Model) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
-def test_groups_are_the_planners(model: Model) -> None:
+def test_recomputation_groups_are_those_of_the_planner(model: Model) -> None:
     ops = (
         Counts(model, Job(sequence=TOKENS, attention="blocks")).unit(LocalDegrees(sequences=1), get_kind(model, 0)).ops
     )

@@ -189,7 +189,7 @@ def messages(sp: bool, again: bool) -> tuple[dict[str, tuple[int, int]], float]:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("sp", [False, True])
-def test_messages_and_bytes_are_the_planners(forked, sp: bool, again: bool) -> None:
+def test_messages_and_bytes_equal_the_planner(forked, sp: bool, again: bool) -> None:
     stream, row = ROWS * WIDTH * 4, ROWS * 4
     if sp:
         # gathered: into gate and up, into the head, each again for dW; gradients of down's and the embedding's sums
@@ -275,7 +275,7 @@ def run_mutated(sp: bool) -> tuple[dict[str, int], list[float]]:
 @pytest.mark.parametrize(
     ("sp", "kinds"), [(True, {"all_gather": 6, "reduce_scatter": 4, "all_reduce": 3}), (False, {"all_reduce": 7})]
 )
-def test_each_collective_left_out_is_found(forked, sp: bool, kinds: dict[str, int]) -> None:
+def test_each_omitted_collective_is_detected(forked, sp: bool, kinds: dict[str, int]) -> None:
     for spoken, errors in forked(2, run_mutated, sp):
         assert spoken == kinds
         assert errors[0] <= 1e-5
@@ -317,7 +317,7 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
 
 
 @pytest.mark.parametrize(("ranks", "words", "spread"), [(2, 251, 1.0), (4, 251, 1.0), (4, 5, 1.0), (2, 251, 1e4)])
-def test_a_loss_over_a_sharded_vocabulary(
+def test_the_loss_over_a_sharded_vocabulary_equals_one_process(
     forked, ranks: int, words: int, spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """5 words over 4 ranks leave one with padding alone."""
@@ -377,7 +377,7 @@ def compare_few_heads(kv_heads: int, sp: bool) -> float:
 
 @pytest.mark.parametrize("sp", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_fewer_key_heads_than_ranks(forked, kv_heads: int, sp: bool) -> None:
+def test_attention_with_fewer_key_heads_than_ranks_equals_one_process(forked, kv_heads: int, sp: bool) -> None:
     assert max(forked(4, compare_few_heads, kv_heads, sp)) <= 1e-5
 
 
@@ -396,7 +396,7 @@ def compare_shared(sp: bool) -> float:
 
 
 @pytest.mark.parametrize("sp", [False, True])
-def test_rows_that_every_head_needs(forked, sp: bool) -> None:
+def test_rows_shared_by_all_heads_have_the_gradients_of_one_process(forked, sp: bool) -> None:
     assert max(forked(2, compare_shared, sp)) <= 1e-6
 
 
@@ -446,5 +446,5 @@ def cast_before_the_gather(name: str) -> list[Any]:
         ("nvfp4", [("all_reduce", 4), ("all_gather", 24 * 160), ("all_gather", 24 * 20)]),
     ],
 )
-def test_casts_are_gathered_to_the_bit(forked, name: str, sent: list[tuple[str, int]]) -> None:
+def test_fp8_casts_gathered_over_tp_are_bitwise_equal(forked, name: str, sent: list[tuple[str, int]]) -> None:
     assert forked(2, cast_before_the_gather, name) == [[True, sent]] * 2

@@ -77,7 +77,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
     ),
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_ahead_is_the_same(
+def test_gathering_weights_ahead_changes_no_result(
     forked: Callable[..., list[Any]], model: Model, text: str, precision: str, reduce: str
 ) -> None:
     layout = Layout.parse(text)

@@ -32,7 +32,7 @@ MEGATRON = Job(
     ("size", "segment_bytes"),
     [(0, 0), (1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB, 10 * MIB), (10 * MIB + 1, 12 * MIB)],
 )
-def test_segments(size: int, segment_bytes: int) -> None:
+def test_sizes_are_rounded_to_allocator_segments(size: int, segment_bytes: int) -> None:
     assert segment(size) == segment_bytes
 
 
@@ -44,7 +44,9 @@ def test_segments(size: int, segment_bytes: int) -> None:
         ("dp4 pp2 zero1 mbs1", 16, 66.55, 70.88),
     ],
 )
-def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: float) -> None:
+def test_allocated_and_reserved_memory_of_published_runs_is_predicted(
+    text: str, batch: int, allocated: float, reserved: float
+) -> None:
     """Allocated to 0.3 %, reserved to 3 %."""
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(global_batch=batch)), Layout.parse(text)
     ranks = count_rank_memory(counts, layout)
@@ -53,7 +55,7 @@ def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: 
     assert result.reserved_bytes == pytest.approx(reserved * GIB, rel=0.03)
 
 
-def test_expandable_segments_reserve_what_lives() -> None:
+def test_expandable_segments_reserve_only_the_peak() -> None:
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(expandable_segments=True)), Layout(dp=4, tp=2, zero=1)
     ranks = count_rank_memory(counts, layout)
     assert estimate_allocator_totals(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
@@ -64,13 +66,13 @@ def count_reserved(job: Job, text: str) -> int:
     return estimate_allocator_totals(counts, layout, count_rank_memory(counts, layout)).reserved_bytes
 
 
-def test_joined_weights_are_a_segment_of_their_own() -> None:
+def test_a_flat_copy_of_the_weights_is_reserved_in_its_own_segment() -> None:
     job = Job(sequence=4096, global_batch=4, wgrad_accumulation="deferred")
     more = count_reserved(job.replace(flat_copies=("weights",)), "dp4 zero1") - count_reserved(job, "dp4 zero1")
     assert 0 <= more - 2 * LLAMA_70B.parameters < 2 * MIB
 
 
-def test_the_host_ahead_reserves_what_was_sent() -> None:
+def test_a_host_that_runs_ahead_reserves_buffers_of_messages_in_flight() -> None:
     """Under sequence parallelism two full sums of each layer and one of the embedding: tokens x D in 16 bits.
 
     Of messages that compute waits for, PyTorch records no stream (ProcessGroupNCCL.cpp, _reduce_scatter_base).
@@ -123,7 +125,7 @@ def test_the_driver_shows_context_and_communicators() -> None:
         )
 
 
-def test_logits_of_a_rank_that_holds_one_micro_batch_are_not_lost() -> None:
+def test_freed_logits_of_a_rank_with_one_micro_batch_in_flight_are_reused() -> None:
     """In 1f1b the last rank has no other micro-batch, whose activations could take the block of freed logits."""
     job, layout = Job(sequence=131_072, global_batch=16), Layout.parse("dp2 pp4 zero1 mbs1 ac=full")
     counts = Counts(build_model("llama3-8b").replace(layers=6), job)

@@ -35,7 +35,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("what", [("optimizer",), ("activations",), ("optimizer", "activations")], ids="+".join)
-def test_the_keyword_is_the_jobs_setting(text: str, what: tuple[str, ...]) -> None:
+def test_the_keyword_offload_equals_the_field_of_the_job(text: str, what: tuple[str, ...]) -> None:
     layout = Layout.parse(text)
     by_job = predict(model=LLAMA, machine=TWO_NODES, layout=layout, job=JOB.replace(offload=what))
     planner = Planner(model=LLAMA, machine=TWO_NODES, job=JOB)
@@ -115,7 +115,7 @@ def test_offloaded_parameters_that_are_not_modelled_are_an_error(
     assert any(words in reason for reason in list_reasons(layout, model=LLAMA, job=job, machine=None))
 
 
-def test_what_does_not_fit_is_told_to_offload_and_the_host_memory_that_it_takes() -> None:
+def test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory() -> None:
     """16 bytes of each of Llama 3 70B's 70.6 B parameters are 1.03 TiB of the one node."""
     model, job, node = build_model("llama3-70b"), Job(global_batch=8), resolve("h100:8", local=Path("/nowhere"))
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_told_to_offload_and_the_host_memory_that_it_takes(
     assert first == f"offload=optimizer: {show_bytes(peak)}, and 1.03 TiB of host memory per node"
 
 
-def test_the_engine_says_that_it_has_none() -> None:
+def test_the_trainer_rejects_offloading() -> None:
     with pytest.raises(UserError, match="offload=optimizer: the trainer keeps everything on the device"):
         check_supported(Layout.parse("dp8 mbs1 offload=optimizer"), JOB, model=LLAMA)
     with pytest.raises(UserError, match=r"offload=parameters\+optimizer: the trainer keeps everything on the device"):

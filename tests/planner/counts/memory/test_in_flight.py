@@ -43,7 +43,7 @@ SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
 )
 
 
-def test_one_forward_one_backward_by_hand() -> None:
+def test_live_passes_of_1f1b_equal_those_by_hand() -> None:
     """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
     order = list(iterate_passes(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, PassOptions("each")))
     assert [live_pass.pass_kind[:4] for live_pass in order] == [
@@ -206,7 +206,7 @@ def draw_schedule(some: random.Random) -> tuple[ScheduleName, int, int, int, Pas
 
 
 @pytest.mark.slow
-def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_passes_counted_at_once_equal_those_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of drawn schedules and rules, however many ranks are counted at once; those that another exceeds are left out."""
     some = random.Random(2)
     for _ in range(40):
@@ -230,7 +230,7 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
             assert list(listed.iterate_rank(rank)) == wanted, (case, rules, rank)
 
 
-def test_passes_of_equal_stages_are_told_apart_only_by_what_matters() -> None:
+def test_passes_of_equal_stages_are_grouped() -> None:
     """Of 1F1B over five ranks, the three in the middle equal: as many kinds as if there were one of them, and every
     pass has the kind of one of an equal stage.
     """

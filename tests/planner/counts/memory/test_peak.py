@@ -113,7 +113,7 @@ LAYOUTS = (
 
 
 @pytest.mark.parametrize("text", LAYOUTS)
-def test_moments_add_up_and_the_fullest_is_the_peak(text: str) -> None:
+def test_parts_of_live_memory_add_up_and_their_maximum_is_the_peak(text: str) -> None:
     counts, layout = Counts(build_model("llama3-8b"), Job(sequence=2048, global_batch=64)), Layout.parse(text)
     for rank, result in enumerate(count_rank_memory(counts, layout)):
         moments = list_live_bytes(counts, layout, rank=rank)
@@ -131,7 +131,7 @@ def test_moments_add_up_and_the_fullest_is_the_peak(text: str) -> None:
         assert gathering <= {"gather", "forward"} or layout.zero == 3
 
 
-def test_offloaded_activations_leave_two_units() -> None:
+def test_offloaded_activations_leave_those_of_two_layers_on_the_gpu() -> None:
     """What every layer keeps is on the host but for the layer that runs and the one on its way."""
     job = Job(sequence=8192, global_batch=16)  # a second micro-batch: activations and gradients at once
     model, layout = build_model("llama3-8b"), Layout(dp=8, zero=1)
@@ -175,7 +175,7 @@ def test_published_peaks_of_megatron(
     assert [rank.peak_bytes / MIB for rank in ranks] == pytest.approx(measured, rel=0.003)
 
 
-def test_placeholders_are_one_of_each_shape() -> None:
+def test_dummy_gradients_are_one_tensor_per_weight_shape() -> None:
     model = build_model("llama3-8b")
     job = Job(sequence=1024, global_batch=8, merged_projections=True, wgrad_accumulation="fused")
     summed, kept = (
@@ -226,7 +226,7 @@ def test_bytes_per_logit_at_the_fullest_moment_of_the_loss(loss: str, per_logit:
     assert per_logit * logits <= peak <= per_logit * logits + streams + table + 2 * 4 * LOSS_CHUNK_ELEMENTS
 
 
-def test_the_tape_by_hand() -> None:
+def test_live_bytes_of_a_small_unit_equal_those_by_hand() -> None:
     """h = x·a keeps x, y = x + h keeps nothing."""
     first = matmul("first", "x", "h", rows=2, in_features=4, out_features=4, width=4)
     ops = [first, elementwise("sum", "add", ("x", "h"), "y", size=32)]

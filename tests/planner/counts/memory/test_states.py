@@ -48,7 +48,7 @@ def test_pp_divides_the_layers(pp: int) -> None:
 
 
 @given(dp=st.sampled_from([2, 4, 8]), pp=st.sampled_from([1, 2]), tp=st.sampled_from([1, 2]))
-def test_more_zero_is_never_more_state_nor_peak(dp: int, pp: int, tp: int) -> None:
+def test_higher_zero_stages_never_raise_states_or_peak(dp: int, pp: int, tp: int) -> None:
     counts = Counts(MODEL, Job(sequence=4096, global_batch=16, overlap=()))
     ranks = [count_rank_memory(counts, Layout(dp=dp, tp=tp, pp=pp, zero=zero))[0] for zero in range(4)]
     states = [rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes for rank in ranks]
@@ -58,7 +58,9 @@ def test_more_zero_is_never_more_state_nor_peak(dp: int, pp: int, tp: int) -> No
 
 
 @pytest.mark.parametrize(("kind", "per_parameter"), [("adamw", 8), ("adamw8bit", 2 + 8 / 256), ("sgd", 4)])
-def test_moments_per_parameter(kind: Literal["adamw", "adamw8bit", "sgd"], per_parameter: float) -> None:
+def test_optimizers_keep_the_expected_moment_bytes_per_parameter(
+    kind: Literal["adamw", "adamw8bit", "sgd"], per_parameter: float
+) -> None:
     job = Job(sequence=16, global_batch=1, optimizer=Optimizer(kind=kind))
     result = count_rank_memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
     rel = 3e-4 if kind == "adamw8bit" else 1e-4  # its vectors keep fp32

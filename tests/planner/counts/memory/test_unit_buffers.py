@@ -70,7 +70,7 @@ def test_the_logits_of_a_plain_loop_live_until_the_backward_has_ended() -> None:
     assert held["block 0 reduce"].temporary_bytes - let_go["block 0 reduce"].temporary_bytes == logits
 
 
-def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
+def test_keeping_the_autograd_graph_between_b_and_w_keeps_all_saved_tensors() -> None:
     layout = Layout.parse("pp2 v2 zbv mbs2")
     model = MODEL.replace(layers=4)
     job = Job(stack=stack_named("torchtitan").replace(compile=False, kernels="plain"), sequence=128, global_batch=8)

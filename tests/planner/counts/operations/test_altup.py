@@ -57,7 +57,7 @@ def count_kept(ops: list[Op], **sizes: int) -> int:
     return sum(sizes[name] for name in {name for op in ops for name in op.keeps})
 
 
-def test_the_default_is_the_published_size() -> None:
+def test_the_default_config_of_gemma3n_has_the_published_parameters() -> None:
     assert read(Gemma3nTextConfig()).parameters == 6_835_235_568
 
 
@@ -149,7 +149,7 @@ def test_saved_bytes_of_sparse_gates_are_those_of_transformers(layer: int) -> No
 
 
 @pytest.mark.parametrize("layout", ["dp1 cp2", "dp2 zero3", "dp2 zero1 ac=full", "dp2 ac=selective", "dp2 ac=norm"])
-def test_it_is_predicted(layout: str) -> None:
+def test_predict_adds_time_and_memory_for_altup_and_laurel(layout: str) -> None:
     fields: dict[str, Any] = {"sequence": 72, "global_batch": 8}
     step = ff.predict(GEMMA, "h100:2", layout, **fields)
     plain = ff.predict(GEMMA.replace(altup=None, laurel_rank=None), "h100:2", layout, **fields)
@@ -157,7 +157,7 @@ def test_it_is_predicted(layout: str) -> None:
     assert step.memory.peak_bytes > plain.memory.peak_bytes
 
 
-def test_what_is_not_supported_is_one_line() -> None:
+def test_unsupported_combinations_with_altup_are_one_line_errors() -> None:
     job = Job(sequence=12, global_batch=2)
     check_supported(Layout(), job, model=GEMMA)
     with pytest.raises(UserError, match="does not shard the matrices of an embedding that makes per-layer inputs"):

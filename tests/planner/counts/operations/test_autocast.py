@@ -238,7 +238,7 @@ def test_frozen_parts_take_what_torch_takes(seed: int, half: bool) -> None:
     assert planned.memory.peak_bytes == pytest.approx(taken.memory.peak_bytes, rel=5e-3), (parts, recomputes)
 
 
-def test_our_engine_has_no_autocast() -> None:
+def test_autocast_with_the_trainer_is_an_error() -> None:
     job = Job(precision="bf16-autocast")
     with pytest.raises(UserError, match=r"bf16-autocast.*cannot be trained"):
         check_trainable(job.precision)

@@ -14,7 +14,7 @@ from fivefold.planner.counts.operations.mixers import gated_delta_net
 
 
 @given(st.lists(st.sampled_from([1, 7, 64, 256]), max_size=12))
-def test_distinct_groups_are_the_groups_one_by_one(groups: list[int]) -> None:
+def test_distinct_chunk_groups_with_repeats_equal_all_groups_one_by_one(groups: list[int]) -> None:
     distinct = Counter[tuple[int, bool, bool]]()
     for group in list_distinct_groups(groups, 64):
         assert group.size == min(64, group.tokens)

@@ -54,14 +54,16 @@ def list_ops(layer: int, *, tokens: int = TOKENS, **of_job: Any) -> dict[str, Op
 
 
 @given(tokens=st.integers(1, 60), rate=st.integers(1, 9), most=st.none() | st.integers(1, 9))
-def test_pairs_of_queries_and_complete_keys(tokens: int, rate: int, most: int | None) -> None:
+def test_pairs_of_queries_and_compressed_keys_equal_counting_one_by_one(
+    tokens: int, rate: int, most: int | None
+) -> None:
     complete = [(query + 1) // rate for query in range(tokens)]
     expected = sum(keys if most is None else min(keys, most) for keys in complete)
     assert count_complete(tokens, rate, most=most) == expected
 
 
 @pytest.mark.parametrize(("layer", "net"), [(0, PLAIN), (1, HEAVY), (2, SPARSE)])
-def test_flops_are_those_of_every_pair(layer: int, net: CompressedAttention) -> None:
+def test_flops_equal_those_of_every_query_key_pair(layer: int, net: CompressedAttention) -> None:
     """A query sees the last tokens one by one, and of the compressed keys before it all or the best."""
     ops, sequences = list_ops(layer), 2
     pairs = 0
@@ -82,7 +84,7 @@ def test_operations_use_every_weight_once(layer: int) -> None:
     assert sum(op.parameters for op in list_ops(layer).values()) == held
 
 
-def test_the_choice_keeps_indices_alone_and_has_no_backward() -> None:
+def test_the_indexer_saves_only_indices_and_has_no_backward() -> None:
     ops = list_ops(2)
     for name in (name for name in ops if name.startswith("mixer.indexer")):
         assert (ops[name].keeps, ops[name].wgrad_numels, ops[name].backward_products) == ((), (), 0)
@@ -124,7 +126,7 @@ def test_a_compressed_key_keeps_what_transformers_saves(layer: int, build: Any, 
     assert sum(sizes[name] for name in ops["mixer.compress.pool"].keeps) == sum(saved.values())
 
 
-def test_longer_sequences_cost_the_indexer_squares_and_attention_as_much_per_token() -> None:
+def test_indexer_flops_grow_with_the_square_of_the_sequence_and_attention_linearly() -> None:
     short, long = (list_ops(2, tokens=tokens) for tokens in (2048, 4096))
     ratios = [long[name].causal_flops / short[name].causal_flops for name in ("mixer.indexer.choice", "mixer.core")]
     assert ratios == pytest.approx([4, 2], rel=1e-2)
@@ -132,14 +134,16 @@ def test_longer_sequences_cost_the_indexer_squares_and_attention_as_much_per_tok
 
 @pytest.mark.parametrize("layout", ["pp3", "dp3 zero3", "dp3 ac=full", "dp3 ac=selective", "dp3 ac=norm"])
 @pytest.mark.parametrize("streams", [None, HyperConnections(streams=2)], ids=["one stream", "two streams"])
-def test_it_is_predicted_and_what_is_missing_is_said(layout: str, streams: HyperConnections | None) -> None:
+def test_predict_warns_that_the_loss_of_the_indexer_is_not_counted(
+    layout: str, streams: HyperConnections | None
+) -> None:
     model = MODEL.replace(hyper_connections=streams)
     with pytest.warns(UsageWarning, match="the indexer's own loss is not counted"):
         step = ff.predict(model, "h100:3", layout, sequence=64, global_batch=12)
     assert step.time.step_seconds > 0
 
 
-def test_what_is_not_supported_is_one_line() -> None:
+def test_unsupported_combinations_with_compressed_attention_are_one_line_errors() -> None:
     job = Job(sequence=12, global_batch=6)
     for layout, changed, says in (
         ("tp2", {}, "tp=2 would shard the channels of shared_key_attention, which is not supported; take tp1"),

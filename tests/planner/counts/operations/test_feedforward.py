@@ -41,7 +41,7 @@ def list_saved(ops: Sequence[Op]) -> dict[str, int]:
     return {name: size for op in ops for name, size in op.writes.items() if name in names}
 
 
-def test_routing_keeps_what_the_engine_keeps() -> None:
+def test_routing_saves_the_tensors_that_the_trainer_saves() -> None:
     """fp32 scores of all experts; int64 order, token and place of each copy, and where those of each token begin."""
     result = list_saved(operations("dp1"))
     assert result["scores"] == 4 * T * E
@@ -82,7 +82,7 @@ def test_recomputation_frees_all_but_the_planned_tensors() -> None:
 
 
 @pytest.mark.parametrize("text", ["dp4 ep4", "dp2 tp2 ep2 etp2", "tp2 etp2"])
-def test_every_weight_gets_its_gradient_once(text: str) -> None:
+def test_every_expert_weight_gets_its_gradient_once(text: str) -> None:
     """Those of gate and up while the gradients of rows travel, whose place is where the rows arrive."""
     layout = Layout.parse(text)
     whole, mine = (

@@ -158,14 +158,14 @@ def test_stages_send_all_streams() -> None:
 
 
 @pytest.mark.parametrize("layout", ["tp2", "cp2", "pp2", "dp2 zero3", "dp2 ac=full", "dp2 ac=selective", "dp2 ac=norm"])
-def test_it_is_predicted_under_every_layout(layout: str) -> None:
+def test_predict_adds_time_and_memory_for_hyper_connections_under_every_layout(layout: str) -> None:
     step = ff.predict(STREAM, "h100:2", layout, sequence=64, global_batch=8)
     plain = ff.predict(STREAM.replace(hyper_connections=None), "h100:2", layout, sequence=64, global_batch=8)
     assert step.time.step_seconds > plain.time.step_seconds
     assert step.memory.peak_bytes > plain.memory.peak_bytes
 
 
-def test_what_is_not_supported_is_one_line() -> None:
+def test_unsupported_combinations_with_hyper_connections_are_one_line_errors() -> None:
     job = Job(sequence=12, global_batch=2)
     with pytest.raises(UserError, match="hyper-connections are not counted under autocast"):
         refuse(Layout(), model=STREAM, job=job.replace(precision="bf16-autocast", stack="ddp"))

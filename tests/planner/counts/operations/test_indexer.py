@@ -42,7 +42,7 @@ def list_ops(model: Model = SPARSE, *, layer: int = 0, layout: Layout | None = N
     return {op.name: op for op in list_block(local, layer=layer)}
 
 
-def test_flops_are_those_of_every_pair() -> None:
+def test_flops_equal_those_of_every_query_key_pair() -> None:
     """Each query scores all keys up to its own with every head, weighs the sums, and attends to the best of them."""
     ops, sequences, tokens = list_ops(), 2, 12
     scored = sum(1 for query in range(tokens) for key in range(tokens) if key <= query)
@@ -66,7 +66,7 @@ def test_operations_use_every_weight_once(layer: int, tp: int) -> None:
     assert ("attention.indexer.choice" in ops) is (layer == 0)
 
 
-def test_the_choice_keeps_indices_alone_and_has_no_backward() -> None:
+def test_the_indexer_saves_only_indices_and_has_no_backward() -> None:
     ops = list_ops()
     for name in (name for name in ops if name.startswith("attention.indexer")):
         assert (ops[name].keeps, ops[name].wgrad_numels, ops[name].backward_products) == ((), (), 0)
@@ -76,7 +76,7 @@ def test_the_choice_keeps_indices_alone_and_has_no_backward() -> None:
     assert core.differentiates == ("qr", "lk")
 
 
-def test_longer_sequences_cost_the_indexer_squares_and_attention_as_much_per_token() -> None:
+def test_indexer_flops_grow_with_the_square_of_the_sequence_and_attention_linearly() -> None:
     def causal_flops(tokens: int) -> list[int]:
         ops = list_ops() | {op.name: op for op in list_block(_make_local(tokens), layer=0)}
         return [ops[name].causal_flops for name in ("attention.indexer.choice", "attention.core")]
@@ -100,7 +100,7 @@ def test_layers_with_and_without_an_indexer_are_counted_separately() -> None:
     assert every > half
 
 
-def test_what_is_not_supported_is_one_line() -> None:
+def test_unsupported_combinations_with_an_indexer_are_one_line_errors() -> None:
     job = Job(sequence=12, global_batch=2)
     with pytest.raises(UserError, match="cp=2 would shard the keys that the indexer of sparse selects"):
         refuse(Layout(cp=2), model=SPARSE, job=job)
@@ -119,7 +119,7 @@ def test_what_is_not_supported_is_one_line() -> None:
 @pytest.mark.parametrize(
     "layout", ["tp2", "tp2 nosp", "pp2", "dp2 zero3", "dp2 ac=full", "dp2 ac=selective", "dp2 ac=norm"]
 )
-def test_it_is_predicted_under_every_layout_and_its_loss_is_said_to_be_missing(layout: str) -> None:
+def test_predict_supports_every_layout_and_warns_that_the_loss_of_the_indexer_is_not_counted(layout: str) -> None:
     with pytest.warns(UsageWarning, match="the indexer's own loss is not counted"):
         step = ff.predict(SPARSE, "h100:2", layout, sequence=64, global_batch=8)
     assert step.time.step_seconds > 0

@@ -79,7 +79,7 @@ def test_flash_attention_saves_no_scores() -> None:
     assert saved_bytes(LLAMA, job, sequences=1) == expected
 
 
-def test_joint_projections_compute_and_keep_the_same() -> None:
+def test_merged_projections_have_the_same_flops_and_saved_tensors() -> None:
     """One matmul for q, k, v and one for gate, up: as many FLOPs, parameters and kept bytes, in fewer operations."""
     apart, joint = (
         list_block(Local(LLAMA, Job(sequence=64, merged_projections=item), LocalDegrees(2, tp=2, sp=True)), layer=0)

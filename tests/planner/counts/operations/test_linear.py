@@ -24,7 +24,7 @@ def count_work(name: str, *, linears: str = "fused_backward", first: bool = True
     return add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1)), first=first).casts
 
 
-def test_scales_are_counted_by_hand() -> None:
+def test_bytes_of_fp8_casts_and_scales_equal_those_by_hand() -> None:
     """x [300, 200], W [130, 200], g [300, 130]: tiles of 128 along the sum, of weights 128 x 128; rows one each."""
     numels = (300 * 200, 130 * 200, 300 * 130, 200 * 130, 300 * 200 * 2, 200 * 300, 130 * 300)
     tiles = (4 * 300 * 2, 4 * 2 * 2, 4 * 300 * 2, 4 * 2 * 2, 0, 4 * 200 * 3, 4 * 130 * 3)
@@ -39,7 +39,7 @@ def test_scales_are_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles"])
-def test_the_engine_makes_as_many_bytes(name: str) -> None:
+def test_the_trainer_allocates_as_many_bytes_of_casts_as_counted(name: str) -> None:
     engine = Float8Gemms(get_recipe(name), kernel=False)
     x, w, g = torch.ones(ROWS, INTO), torch.ones(OUTOF, INTO), torch.ones(ROWS, OUTOF)
     made = [engine.operand(x), engine.casts.weight(w), engine.casts.gradient(g), engine.casts.weight_back(w.t())]

@@ -133,7 +133,7 @@ def test_saved_bytes_of_a_layers_input_are_those_of_transformers() -> None:
     assert kept + parts.nbytes + means == saved_bytes
 
 
-def test_a_layer_whose_keys_are_lent_keeps_them_when_it_is_recomputed() -> None:
+def test_a_recomputed_layer_keeps_the_keys_that_later_layers_share() -> None:
     job = Job(sequence=ROWS // SEQUENCES, global_batch=SEQUENCES, precision=get_recipe("fp32"))
     local = Local(GEMMA, job, LocalDegrees(sequences=SEQUENCES, recomputed=frozenset({"layer"})))
     assert [layer for layer in range(5) if GEMMA.lends_kv(layer)] == [1, 2]  # the last full and the last sliding one
@@ -165,7 +165,7 @@ def test_the_embedding_keeps_the_inputs_of_all_layers_and_no_second_stream() -> 
 
 
 @pytest.mark.parametrize("layout", ["dp1 cp2", "dp2 zero3", "dp2 zero1 ac=full", "dp2 ac=selective", "dp2 ac=norm"])
-def test_it_is_predicted(layout: str) -> None:
+def test_predict_adds_time_and_memory_for_per_layer_inputs(layout: str) -> None:
     fields: dict[str, Any] = {"sequence": 72, "global_batch": 8}
     step = ff.predict(GEMMA, "h100:2", layout, **fields)
     plain = ff.predict(GEMMA.replace(per_layer_inputs=None), "h100:2", layout, **fields)
@@ -179,7 +179,7 @@ def test_a_search_finds_layouts_of_one_stage() -> None:
         assert (layout := Layout.parse(found.step.layout)).tp == layout.pp == 1
 
 
-def test_what_is_not_supported_is_one_line() -> None:
+def test_unsupported_combinations_with_per_layer_inputs_are_one_line_errors() -> None:
     job = Job(sequence=12, global_batch=2)
     shared = GEMMA.replace(per_layer_inputs=None)
     for layout, model, of_job, says in (

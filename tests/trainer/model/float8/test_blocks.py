@@ -102,7 +102,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_is_seen(caster: object) -> None
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
-def test_three_products_are_sums_of_what_their_operands_were_cast_to(name: str) -> None:
+def test_forward_and_backward_matmuls_equal_those_of_the_dequantized_operands(name: str) -> None:
     """Odd sizes along every sum, so that last blocks are short and a byte is half empty."""
     rows, into, outof = 35, 51, 43
     caster = cast_mxfp8 if name == "mxfp8" else cast_nvfp4

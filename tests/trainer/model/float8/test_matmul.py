@@ -61,7 +61,7 @@ TORCHAO = {
 
 
 @pytest.mark.parametrize("name", TORCHAO)
-def test_three_recipes_are_torchaos(name: str) -> None:
+def test_casts_of_three_recipes_equal_torchaos(name: str) -> None:
     for result, (total, squares) in zip(run(linears(name, dtype=torch.bfloat16)), TORCHAO[name], strict=True):
         assert result.dtype == torch.bfloat16
         assert result.double().sum().item() == pytest.approx(total, abs=0.05)  # one bit of one element
@@ -86,7 +86,7 @@ def multiply(a: Cast, b: Cast) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_product_is_the_sum_of_what_its_operands_were_cast_to(name: str) -> None:
+def test_each_matmul_equals_that_of_its_dequantized_operands(name: str) -> None:
     """Three tiles along every sum, the last of them short; the casts of each operand spelled out."""
     rows, into, outof = 259, 262, 130
     y, dx, dw = run(linears(name, into=into, outof=(outof,), dtype=torch.float32), rows=rows)
@@ -125,7 +125,7 @@ def test_each_product_is_the_sum_of_what_its_operands_were_cast_to(name: str) ->
 @pytest.mark.parametrize(
     ("name", "bound"), [("fp8", 0.06), ("fp8-rowwise", 0.045), ("fp8-rowwise-gw", 0.045), ("fp8-tiles", 0.04)]
 )
-def test_the_error_is_that_of_three_bits(name: str, bound: float) -> None:
+def test_the_error_of_fp8_matmuls_is_that_of_three_mantissa_bits(name: str, bound: float) -> None:
     """Each operand is off by up to 1/16 (2^-4 of a mantissa of three bits; e5m2 1/8), on average by a third of it."""
     ours = run(linears(name, into=256, dtype=torch.float32), rows=256)
     x, w, g = values(256, 256, seed=2).float(), values(160, 256, seed=1).float(), values(256, 160, seed=3).float()
@@ -135,7 +135,7 @@ def test_the_error_is_that_of_three_bits(name: str, bound: float) -> None:
         assert (error < 1e-6) == (name == "fp8-rowwise-gw" and result is ours[2])
 
 
-def test_tiles_bear_outliers_that_one_scale_does_not() -> None:
+def test_scales_per_tile_keep_precision_with_outliers() -> None:
     """DeepSeek-V3 §3.3: a few large activations push all others below the smallest step of a common scale."""
     x, w = values(64, 512, seed=2).float() / 1000, values(32, 512, seed=1).float()
     x[:, 3] = 2000.0
@@ -161,7 +161,7 @@ def _keep_first_tile(cast: Cast) -> Cast:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_on_one_input_add_their_gradients(name: str) -> None:
+def test_gradients_of_layers_with_one_input_are_added(name: str) -> None:
     several = linears(name, outof=(160, 32), dtype=torch.bfloat16)
     y, dx, dw = run(several)
     first, second = (run(linears(name, outof=(outof,), dtype=torch.bfloat16)) for outof in (160, 32))

@@ -33,7 +33,7 @@ def decode(data: Tensor, scale: Tensor, kind: Any) -> Tensor:
     return data.double() * item.double().repeat_interleave(128, 1)
 
 
-def test_tiles_are_handed_over_as_cublas_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiled_matmuls_get_operands_and_scales_in_the_layout_of_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
     def scaled_mm(
         a: Tensor, b: Tensor, of_a: Tensor, kind_a: Any, of_b: Tensor, kind_b: Any, *, output_dtype: torch.dtype
     ) -> Tensor:
@@ -64,7 +64,7 @@ def test_sizes_that_torch_does_not_take_are_emulated(a: Cast, b: Cast, taken: bo
     assert units.supports(a, b) == taken
 
 
-def test_experts_are_handed_over_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_matmuls_get_contiguous_operands_and_scales_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """[n, K] and [E, K, N] with K side by side in both; scales [n] and [E, N]."""
 
     def grouped_mm(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, *, offs: Tensor, **rest: Any) -> Tensor:

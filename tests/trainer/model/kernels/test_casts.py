@@ -62,7 +62,9 @@ def check_same(found: Cast, wanted: Cast) -> None:
     mark_share(2, [(torch.float32, E4M3, False), (torch.bfloat16, E4M3, True), (torch.bfloat16, E5M2, False)]),
 )
 @pytest.mark.parametrize("kind", mark_share(3, KINDS))
-def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype, power_of_two_scales: bool) -> None:
+def test_casts_of_triton_equal_those_of_pytorch(
+    kind: str, dtype: torch.dtype, into: torch.dtype, power_of_two_scales: bool
+) -> None:
     wide, tall, stack = (draw_inputs(*shape, dtype=dtype) for shape in ((3, 1050), (130, 7), (2, 5, 131)))
     for x in (wide, wide.mT, tall, tall.mT, stack, stack.mT):
         options = {"dtype": into, "power_of_two_scales": power_of_two_scales}
@@ -71,7 +73,7 @@ def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype
 
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # of the interpreter's numpy
 @pytest.mark.parametrize("kind", KINDS)
-def test_zeros_nothing_and_what_is_no_number(kind: str) -> None:
+def test_casts_of_zeros_empty_tensors_and_nan_equal_those_of_pytorch(kind: str) -> None:
     empty = torch.zeros(0, 256)
     for x in (torch.zeros(3, 200), empty):
         check_same(KINDS[kind](x, fused=True), KINDS[kind](x))
@@ -85,7 +87,7 @@ def test_zeros_nothing_and_what_is_no_number(kind: str) -> None:
             )
 
 
-def test_a_known_amax_is_taken() -> None:
+def test_a_cast_uses_a_given_amax() -> None:
     x = draw_inputs(9, 70)
     for amax in (x.abs().max(), x.abs().max() / 8):  # the latter saturates
         check_same(cast_per_tensor(x, amax=amax, fused=True), cast_per_tensor(x, amax=amax))

@@ -39,7 +39,7 @@ MODEL = Model(
 JOB = Job(sequence=32, global_batch=2, precision="fp32", steps=9)
 
 
-def test_fused_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_kernels_follow_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "explain_unavailability", lambda: "")
     names = [
         resolve_kernels(job, gpu=gpu).stack.kernels for job in (JOB, JOB.replace(compile=True)) for gpu in (True, False)
@@ -61,13 +61,13 @@ def test_without_triton_a_gpu_runs_eager_kernels_and_says_so_once(monkeypatch: p
         check_kernels(JOB.replace(kernels="triton"))
 
 
-def test_compiled_is_not_eager() -> None:
+def test_compiled_and_eager_kernels_exclude_each_other() -> None:
     assert JOB.replace(kernels="compiled").stack.is_compiled
     with pytest.raises(ValueError, match="drop either"):
         JOB.replace(compile=True, kernels="eager")
 
 
-def test_the_planner_prices_and_counts_each_as_what_it_is() -> None:
+def test_the_planner_predicts_time_and_memory_of_each_kind_of_kernels() -> None:
     """8B, 8 GPUs: eager norms pass four to twelve times over memory, and hold fp32 copies; Triton's do neither."""
     machine, layout = resolve("h100:8", local=Path()), Layout.parse("dp8 zero3 mbs1")
     steps = {}

@@ -35,7 +35,7 @@ def check_same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tole
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
-def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
+def test_rms_norm_equals_pytorchs(dtype: torch.dtype, tolerance: float) -> None:
     x, weight = draw_inputs(3, 5, 64, dtype=dtype), draw_inputs(64, dtype=dtype)
     theirs = F.rms_norm(x.float(), (64,), weight.float(), 1e-5).to(dtype)
     check_same(EAGER.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
@@ -43,7 +43,9 @@ def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("plus_one", [False, True])
-def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolerance: float) -> None:
+def test_norms_with_bias_and_with_one_added_equal_pytorchs(
+    plus_one: bool, dtype: torch.dtype, tolerance: float
+) -> None:
     x, weight, bias = draw_inputs(3, 5, 64, dtype=dtype), draw_inputs(64, dtype=dtype), draw_inputs(1, 64, dtype=dtype)
     factor = weight.float() + plus_one
     wide = (x * 2 + 3).float()  # not centred
@@ -57,7 +59,7 @@ def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolera
 
 
 @pytest.mark.parametrize("name", list(FUNCTIONS))
-def test_activations_plain_and_gated(name: str) -> None:
+def test_plain_and_gated_activations_equal_pytorchs(name: str) -> None:
     gate, up = draw_inputs(4, 6, 32), draw_inputs(5, 6, 32)[:4]
     theirs = {
         "silu": F.silu,
@@ -74,7 +76,9 @@ def test_activations_plain_and_gated(name: str) -> None:
 
 
 @pytest.mark.parametrize(("scale", "cap"), [(0.3, None), (1.0, 1.5), (0.7, 2.0)])
-def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_and_capped_logits_have_the_loss_of_pytorch(
+    scale: float, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
     logits, weight, targets = draw_inputs(300, 90), draw_inputs(90, 90), torch.arange(300) % 83
     shaped = (logits @ weight * 0.1) * scale
@@ -87,12 +91,12 @@ def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
-def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
+def test_swiglu_equals_pytorchs(dtype: torch.dtype, tolerance: float) -> None:
     gate, up = draw_inputs(4, 6, 32, dtype=dtype), draw_inputs(4, 6, 32, dtype=dtype)
     check_same(EAGER.activate_gated(gate, up, "silu"), F.silu(gate) * up, (gate, up), tolerance=tolerance)
 
 
-def test_rotate() -> None:
+def test_rotary_embedding_equals_complex_rotation() -> None:
     model = Model(name="m", layers=1, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=8, rope_theta=100.0)
     cos, sin = rotary_tables(model, positions=torch.arange(7), dtype=torch.float32, device=torch.device("cpu"))
     angles = torch.outer(torch.arange(7), 100.0 ** -(torch.arange(0, 8, 2) / 8))[:, None, :]
@@ -126,7 +130,7 @@ def test_rows_with_a_negative_target_have_no_loss(cap: float | None, monkeypatch
 
 
 @pytest.mark.parametrize("rows", [1, 50, 300])
-def test_cross_entropy_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cross_entropy_in_chunks_equals_pytorchs(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
     logits, weight = draw_inputs(rows, 90), draw_inputs(90, 90)
     targets = torch.arange(rows) % 90

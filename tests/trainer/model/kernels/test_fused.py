@@ -59,21 +59,21 @@ def check_same(call: Call, inputs: Sequence[Tensor], *, tolerance: float | None 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("shape", [(3, 7, 48), (300, 65), (1, 1), (5, 4099)])
-def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_rms_norm_equals_the_eager_kernel(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     inputs = draw_inputs(*shape, dtype=dtype), draw_inputs(shape[-1], seed=1, dtype=dtype)
     check_same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5), inputs)
     check_same(lambda kernels, x: kernels.rms_norm(x[0], None, epsilon=1e-5), inputs[:1])
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_layer_norm(dtype: torch.dtype) -> None:
+def test_layer_norm_equals_the_eager_kernel(dtype: torch.dtype) -> None:
     x, weight, bias = (draw_inputs(*shape, seed=n, dtype=dtype) for n, shape in enumerate([(3, 11, 65), (65,), (65,)]))
     check_same(lambda kernels, x: kernels.layer_norm(x[0], x[1], x[2], epsilon=1e-5), (x + 2, weight, bias))
     check_same(lambda kernels, x: kernels.layer_norm(x[0], x[1], None, epsilon=1e-5, plus_one=True), (x + 2, weight))
     check_same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5, plus_one=True), (x, weight))
 
 
-def test_norms_take_rows_with_gaps_between_them() -> None:
+def test_norms_accept_strided_rows() -> None:
     """The latents of latent attention are slices of wider rows."""
     weight = draw_inputs(40, seed=1)
     check_same(
@@ -84,7 +84,7 @@ def test_norms_take_rows_with_gaps_between_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("heads", "dim", "turned"), mark_share(2, [(3, 8, 8), (5, 12, 6), (1, 6, 2)]))
-def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
+def test_rotary_embedding_equals_the_eager_kernel(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
     angles = draw_inputs(7, 1, turned // 2, seed=3)
     cos, sin = torch.cat((angles.cos(),) * 2, -1).to(dtype), torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
     x, key = draw_inputs(2, 7, heads, dim, dtype=dtype), draw_inputs(2, 7, 1, turned, dtype=dtype)
@@ -96,7 +96,7 @@ def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("shape", [(6, 33), (2, 4100), (0, 4)])
-def test_gated_activations(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_gated_activations_equal_the_eager_kernels(shape: tuple[int, int], dtype: torch.dtype) -> None:
     gate, up = draw_inputs(*shape, dtype=dtype), draw_inputs(*shape, seed=1, dtype=dtype)
     share = draw_inputs(shape[0], seed=2).abs()
     check_same(lambda kernels, x: kernels.activate_gated(x[0], x[1], "silu"), (gate, up))
@@ -107,7 +107,7 @@ def test_gated_activations(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_activations(name: str, dtype: torch.dtype) -> None:
+def test_activations_equal_the_eager_kernels(name: str, dtype: torch.dtype) -> None:
     gate, up = draw_inputs(5, 67, dtype=dtype) * 2, draw_inputs(5, 67, seed=1, dtype=dtype)
     check_same(lambda kernels, x: kernels.activate(x[0], name), (gate,))
     check_same(lambda kernels, x: kernels.activate_gated(x[0], x[1], name), (gate, up))
@@ -116,7 +116,9 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", [PLAIN, LogitTransform(scale=0.5), LogitTransform(cap=5.0)])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("vocab", "skips"), [(7, False), (4099, False), (4099, True)])
-def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitTransform, skips: bool) -> None:
+def test_cross_entropy_equals_the_eager_kernel(
+    vocab: int, dtype: torch.dtype, shape: LogitTransform, skips: bool
+) -> None:
     logits, targets, words = draw_inputs(9, vocab, dtype=dtype) * 3, torch.arange(9) % 5, vocab - 2
 
     def call(kernels: Kernels, x: Sequence[Tensor]) -> Tensor:
@@ -128,7 +130,7 @@ def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitTransform, sk
     torch.testing.assert_close(TRITON.nats(logits.clone(), targets, None), EAGER.nats(logits.clone(), targets, None))
 
 
-def test_a_part_of_the_vocabulary() -> None:
+def test_cross_entropy_of_a_vocabulary_shard_equals_the_eager_kernel() -> None:
     """Ranks of a sharded vocabulary: one has a row's target, the others not; one may have nothing but padding."""
     logits, padding = draw_inputs(6, 11), torch.full((6, 11), -torch.inf)
     for part in (logits, padding):
@@ -143,7 +145,7 @@ def test_a_part_of_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_rows_to_experts_and_back(dtype: torch.dtype) -> None:
+def test_gathering_rows_for_experts_and_adding_them_back_equals_pytorch(dtype: torch.dtype) -> None:
     """Rows with two, one, no copy: as where experts have no room for more."""
     x, tokens = draw_inputs(4, 37, dtype=dtype), torch.tensor([2, 0, 0, 3])
     places, starts = torch.tensor([1, 2, 0, 3]), torch.tensor([0, 2, 2, 3])
