@@ -113,6 +113,40 @@ BRIDGE = {
     },
     "train": {"micro_batch_size": 1, "global_batch_size": 16}, "optimizer": {"lr": 1e-4}, "ddp": {},
 }  # fmt: skip
+NEMO_CALLBACKS = "nemo.lightning.pytorch.callbacks"
+NEMO = {
+    "_target_": "nemo.collections.llm.api.pretrain",
+    "_partial_": True,
+    "model": {
+        "_target_": "nemo.collections.llm.gpt.model.base.GPTModel",
+        "config": {
+            "_target_": "nemo.collections.llm.gpt.model.base.GPTConfig", "num_layers": 32, "hidden_size": 4096,
+            "num_attention_heads": 32, "vocab_size": 32000,
+        },
+    },
+    "trainer": {
+        "_target_": "nemo.lightning.pytorch.trainer.Trainer",
+        "plugins": {
+            "_target_": "nemo.lightning.pytorch.plugins.mixed_precision.MegatronMixedPrecision",
+            "precision": "bf16-mixed",
+        },
+        "strategy": {
+            "_target_": "nemo.lightning.pytorch.strategies.megatron_strategy.MegatronStrategy",
+            "ddp": {
+                "_target_": "megatron.core.distributed.distributed_data_parallel_config.DistributedDataParallelConfig",
+            },
+        },
+    },
+    "data": {
+        "_target_": "nemo.collections.llm.gpt.data.mock.MockDataModule", "micro_batch_size": 1,
+        "global_batch_size": 16, "seq_length": 4096,
+    },
+    "optim": {
+        "_target_": "nemo.lightning.pytorch.optim.megatron.MegatronOptimizerModule",
+        "config": {"_target_": "megatron.core.optimizer.optimizer_config.OptimizerConfig", "lr": 1e-4},
+        "lr_scheduler": {"_target_": "nemo.lightning.pytorch.optim.lr_scheduler.CosineAnnealingScheduler"},
+    },
+}  # fmt: skip
 TORCHTITAN = {"model": {"name": "llama3", "flavor": "8B"}, "training": {"seq_len": 4096}, "parallelism": {}}
 NANOTRON = {
     "general": {"project": "p", "run": "r", "seed": 42}, "parallelism": {"dp": 8, "tp": 1, "pp": 1},
@@ -219,6 +253,18 @@ def section(keys: Mapping[str, Any], folder: Path) -> list[str]:
     return put_yaml(folder / "run_config.yaml", nest(BRIDGE, given))
 
 
+def recipe(keys: Mapping[str, Any], folder: Path) -> list[str]:
+    """Write a saved recipe of NeMo 2, whose callbacks are a list of tables."""
+    plain = {key: value for key, value in keys.items() if not key.startswith("callbacks.")}
+    values, callbacks = nest(NEMO, plain), dict[str, dict[str, Any]]()
+    for key in keys.keys() - plain.keys():
+        _, name, field = key.split(".")
+        callbacks.setdefault(name, {"_target_": f"{NEMO_CALLBACKS}.{name}"})[field] = keys[key]
+    if callbacks:
+        values["trainer"]["callbacks"] = list(callbacks.values())
+    return put_yaml(folder / "recipe.yaml", values)
+
+
 def write_plain(base: Mapping[str, Any]) -> Written:
     """Return how a YAML over ``base`` is written."""
     return lambda keys, folder: put_yaml(folder / "train.yaml", nest(base, keys))
@@ -233,6 +279,7 @@ SOFTWARE = {
     "deepspeed": Software(deepspeed),
     "megatron": Software(flags),
     "bridge": Software(section),
+    "nemo": Software(recipe),
     "torchtitan-0.2": Software(toml),
     "torchtitan": Software(python),
     "nanotron": Software(write_plain(NANOTRON)),
@@ -286,9 +333,11 @@ def list_translated_names(key: str) -> set[str]:
     from fivefold.interop.huggingface.dialects import DIALECTS
     from fivefold.interop.huggingface.parse import _normalize_argument
     from fivefold.interop.megatron.keys import ALIAS, NEGATED
-    from fivefold.interop.megatron_bridge.keys import NAMES, NEGATED_KEYS
+    from fivefold.interop.megatron_bridge.keys import NAMES, NEGATED_KEYS, OVERLAP_CALLBACK
+    from fivefold.interop.megatron_bridge.nemo import NAMES as NEMO_NAMES
 
     last = key.rpartition(".")[2]
+    is_callback = key.startswith("callbacks.") and OVERLAP_CALLBACK not in key  # its name is shown, not its fields
     names = {
         key,
         last,
@@ -298,10 +347,11 @@ def list_translated_names(key: str) -> set[str]:
         f"accelerate.fsdp_config.{last}",
         f"deepspeed.zero_optimization.stage3_{last}",
     }
+    names |= {"callbacks"} if is_callback else set()
     for dialect in DIALECTS:
         names |= {dialect.names[name] for name in (key,) if name in dialect.names}
         names |= {name for (theirs, _), (name, _) in dialect.words.items() if theirs == key}
         names |= {name for (theirs, _), (name, _) in dialect.words.items() if theirs in names}
-    for table in (ALIAS, NEGATED, NAMES, NEGATED_KEYS):
+    for table in (ALIAS, NEGATED, NAMES, NEGATED_KEYS, NEMO_NAMES):
         names |= {table[name] for name in tuple(names) if name in table}
     return names

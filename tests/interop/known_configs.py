@@ -56,6 +56,34 @@ def to_bridge(config: Config) -> dict[str, Any]:
     return {f"{sections.get(key, 'model')}.{fields.get(key, key)}": value for key, value in config.items()}
 
 
+def to_nemo(config: Config) -> dict[str, Any]:
+    """Return Megatron's arguments as fields of a recipe of NeMo 2."""
+    fields = {argument: field for field, argument in NAMES.items() if field not in ("seq_len", "max_steps")}
+    fields |= {"train_iters": "max_steps", "fp8_format": "fp8"}
+    sections = dict.fromkeys(
+        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+         "expert_model_parallel_size", "sequence_parallel", "num_virtual_stages_per_pipeline_rank"),
+        "trainer.strategy",
+    )  # fmt: skip
+    sections |= dict.fromkeys(("lr", "use_distributed_optimizer", "use_precision_aware_optimizer"), "optim.config") | {
+        "train_iters": "trainer",
+        "fp8_format": "trainer.plugins",
+        "data_parallel_sharding_strategy": "trainer.strategy.ddp",
+    }
+    named = {f"{sections.get(key, 'model.config')}.{fields.get(key, key)}": value for key, value in config.items()}
+    if named.pop("model.config.use_megatron_fsdp", False):
+        named["trainer.strategy.fsdp"] = "megatron"
+    without = {"model.config.lr_decay_style", "model.config.disable_bias_linear", "model.config.transformer_impl"}
+    negated = {"model.config.add_bias_linear": False} if config.get("disable_bias_linear") else {}
+    return {key: value for key, value in named.items() if key not in without} | negated
+
+
+LLAMA = {"model.config": {
+    "_target_": "nemo.collections.llm.gpt.model.llama.Llama3Config8B", "num_attention_heads": 32}}  # fmt: skip
+DEEPSEEK = {"model.config": {
+    "_target_": "nemo.collections.llm.gpt.model.deepseek.DeepSeekV2LiteConfig", "vocab_size": 102_400,
+    "moe_shared_expert_overlap": False}}  # fmt: skip
+
 CONFIGS: dict[str, list[Config]] = {
     "axolotl": [
         {},
@@ -106,6 +134,9 @@ CONFIGS: dict[str, list[Config]] = {
     ],
     "megatron": MEGATRON,
     "bridge": [to_bridge(config) for config in MEGATRON],
+    "nemo": [*(to_nemo(config) for config in MEGATRON), LLAMA, DEEPSEEK,
+             {"trainer.strategy.pipeline_model_parallel_size": 4, "optim.config.use_distributed_optimizer": True,
+              "callbacks.MegatronCommOverlapCallback.tp_comm_overlap": False}],
     "torchtitan-0.2": [
         {},
         {"parallelism.pipeline_parallel_degree": 4},
@@ -227,7 +258,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "offload_optimizer_device": ("cpu",),
     "optim": ("sgd", "adamw_bnb_8bit"),
     "optimizer": ("sgd", "adamw_bnb_8bit", "muon"),
-    "overlap_p2p_comm": (False,),
+    "overlap_p2p_comm": (False, True),
     "packing_strategy": ("wrapped",),
     "pad_to_sequence_len": (False,),
     "pipeline_parallel_layers_per_stage": (3,),
@@ -266,6 +297,7 @@ OVERRIDDEN = {  # pairs of keys: the software reads the second before the first,
     ("checkpoint_activations", "recompute_granularity"): "an old script's, and now an error",
     ("recompute_granularity", "recompute_activations"): "arguments.py sets the granularity",
     ("openai_gelu", "squared_relu"): "megatron/training/argument_utils.py sets squared_relu's function last",
+    ("moe_router_pre_softmax", "moe_router_score_function"): "it orders top-k and softmax, which sigmoid does not have",
     ("mixed_precision_param", "converters"): "the recipe of fp8 says what is gathered",
     ("use_bnb_nested_quant", "load_in_8bit"): "trl/trainer/utils.py: of weights in 4 bits alone",
 }
@@ -299,6 +331,11 @@ WITHOUT_EFFECT: dict[str, Mapping[str, str]] = {
         field: reason
         for key, reason in WITHOUT_EFFECT_IN_MEGATRON.items()
         for field in (*to_bridge({key: True}), f"ddp.{key}", f"mixed_precision.{key}", f"tokenizer.{key}")
+    },
+    "nemo": {
+        f"{section}.{key}": reason
+        for key, reason in WITHOUT_EFFECT_IN_MEGATRON.items()
+        for section in ("model.config", "trainer.strategy", "optim.config")
     },
     "torchtitan": {"debug.moe_force_load_balance": "balanced experts are what is counted"},
     "torchtune": {"dataset.packed": "is what is counted; its default is named"},

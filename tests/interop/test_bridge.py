@@ -228,3 +228,68 @@ def test_written_config_is_read_back(tmp_path: Path) -> None:
 def test_an_empty_config_says_what_is_missing(text: str, tmp_path: Path) -> None:
     result = read([put(tmp_path, text)])
     assert result.missing[0].startswith("the model")
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "not_understood"),
+    [
+        ("bf16_mixed", "bf16", set()),
+        ("fp16-mixed", "fp16", set()),
+        ("bf16_with_fp8_delayed_scaling_mixed", "fp8-param", set()),
+        ("bf16_with_fp8_current_scaling_mixed", "fp8-param", {"first_last_layers_bf16"}),
+        ("nanov2_bf16_with_fp8_current_scaling_mixed", "fp8-tiles-param", {"first_last_layers_bf16"}),
+        ("bf16_with_fp8_subchannel_scaling_mixed", "fp8-tiles", set()),
+        ("bf16-with-mxfp8-mixed", "mxfp8", {"fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"}),
+        ("bf16_with_nvfp4_mixed", "nvfp4", set()),
+        ("other_mixed", "bf16", {"mixed_precision"}),
+    ],
+)
+def test_a_named_recipe_of_precision_sets_its_fields(
+    name: str, precision: str, not_understood: set[str], tmp_path: Path
+) -> None:
+    """As megatron-bridge 0.3.1 training/mixed_precision.py, whose fields override those of the model and of DDP."""
+    result = read([put(tmp_path, BRIDGE + f"mixed_precision: {name}\n")], Overrides(ranks=64))
+    assert result.job is not None
+    assert result.job.precision.name == precision
+    assert {said.key for said in result.not_understood} == not_understood
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "not_understood"),
+    [
+        ("llama.Llama3Config8B", 8_030_261_248, set()),
+        ("llama.Llama3Config8B\n    num_layers: 4", 1_923_125_248, set()),
+        ("llama.Llama3Config8B\n    ffn_hidden_size: 8192", 5_614_342_144, set()),
+        ("nemotron.Nemotron4Config15B\n    vocab_size: 256000", 15_628_775_424, set()),
+        ("mixtral.MixtralConfig8x7B", 46_702_792_704, {"moe_grouped_gemm"}),
+        ("gemma2.Gemma2Config9B\n    ffn_hidden_size: 8192", 9_241_705_984, {"ffn_hidden_size"}),
+    ],
+)
+def test_fields_of_a_class_of_nemo_and_their_changes(
+    config: str, parameters: int, not_understood: set[str], tmp_path: Path
+) -> None:
+    """A recipe has only what differs from the defaults of its classes (nemo-toolkit 2.4.0)."""
+    text = NEMO.replace("llama.Llama3Config8B\n    seq_length: 8192", config)
+    result = read([put(tmp_path, text)])
+    assert result.model is not None
+    assert result.model.parameters == parameters
+    assert {said.key for said in result.not_understood} == not_understood
+
+
+def test_defaults_of_the_data_of_nemo(tmp_path: Path) -> None:
+    text = NEMO.replace("  seq_length: 8192\n  micro_batch_size: 1\n  global_batch_size: 512\n", "")
+    result = read([put(tmp_path, text)])
+    assert result.job is not None
+    assert result.layout is not None
+    assert (result.job.sequence, result.layout.mbs, result.job.global_batch) == (2048, 4, 8)
+
+
+def test_the_callback_of_overlaps_turns_on_those_of_data_parallelism(tmp_path: Path) -> None:
+    plain = NEMO.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false")
+    callback = "megatron_comm_overlap.MegatronCommOverlapCallback"
+    text = plain.replace("  max_steps: 100\n", f"  max_steps: 100\n  callbacks:\n  - _target_: nemo.{callback}\n")
+    without, result = (read([put(tmp_path, config)]) for config in (plain, text))
+    assert without.job is not None
+    assert result.job is not None
+    assert ("dp" in without.job.stack.overlap, "dp" in result.job.stack.overlap) == (False, True)
+    assert result.not_understood == ()

@@ -6,13 +6,31 @@ models/gpt_provider.py; nemo-toolkit 2.x nemo/lightning/pytorch/strategies/megat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from fivefold.interop.keys import Table, ignored_keys
+from fivefold.interop.keys import Table, ignored_keys, unmodelled_key
 from fivefold.interop.megatron.keys import CORE_FIELDS, TABLE
 
 BRIDGE, NEMO = "0.3.1", "2.x"
+
+# Names of recipes (megatron/bridge/training/mixed_precision.py), whose fields override those of the model and of DDP.
+PRECISION_RECIPE = re.compile(
+    r"(?:nemotron_h_|(?P<nano>nanov2_))?(?P<held>bf16|fp16)(?:_with_(?P<quantized>\w+))?_mixed"
+)
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "": {},
+    "fp8_delayed_scaling": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    "fp8_current_scaling": {
+        "fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True, "first_last_layers_bf16": True,
+    },
+    "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise", "fp8_param_gather": False},
+    "mxfp8": {
+        "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True,
+    },
+    "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+}  # fmt: skip
 
 # Sections of a ConfigContainer and of a saved NeMo 2 recipe whose fields change the cost.
 SECTIONS = (
@@ -107,5 +125,6 @@ def replace_defaults(table: Table, defaults: Mapping[str, Any]) -> Table:
 BRIDGE_AND_CORE_KEYS: Table = {
     **replace_defaults(TABLE, DEFAULTS),
     **CORE_FIELDS,
+    "mixed_precision": unmodelled_key("a recipe of another precision", None),
     **ignored_keys("callbacks"),  # those with an effect are marked by the parser
 }

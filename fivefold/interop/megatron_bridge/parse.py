@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivefold.interop.format import Document, Overrides, ParsedConfig
-from fivefold.interop.keys import Values, to_list
+from fivefold.interop.keys import Table, Values, to_list
+from fivefold.interop.megatron.keys import MODEL
 from fivefold.interop.megatron.parse import normalize_names
+from fivefold.interop.megatron_bridge import nemo
 from fivefold.interop.megatron_bridge.keys import (
     BRIDGE,
     BRIDGE_AND_CORE_KEYS,
@@ -21,6 +23,8 @@ from fivefold.interop.megatron_bridge.keys import (
     NEGATED_KEYS,
     NEMO,
     OVERLAP_CALLBACK,
+    PRECISION_RECIPE,
+    QUANTIZED,
     RECIPE,
     SECTIONS,
     replace_defaults,
@@ -78,9 +82,15 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
         gathered |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
     for section in SECTIONS:
         _gather(sections.get(section), gathered, targets, section)
-    other_callbacks = _gather_callbacks(gathered, targets)
+    table, classes = BRIDGE_AND_CORE_KEYS, None
+    if is_nemo:
+        table, classes = nemo.NEMO_KEYS, _gather_nemo(sections, gathered)
+    other_callbacks = _gather_callbacks(gathered)
     given = _build_arguments(gathered) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
-    model = overrides.model or (_find_published(given, gathered) if "num_layers" in given else _find_by_size(targets))
+    has_sizes = "num_layers" in given and not is_nemo
+    model = overrides.model or (_find_published(given, gathered) if has_sizes else _find_by_size(targets))
+    if classes is not None:
+        table, given, model = _apply_class(classes, table, gathered, given, model)
     if model and not overrides.model:
         given = {key: value for key, value in given.items() if key not in MODEL_KEYS}
     trainer = sections.get("trainer")
@@ -91,7 +101,6 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     ):
         document = document._replace(ranks=trainer["devices"] * trainer["num_nodes"])
     software, version = ("nemo", NEMO) if is_nemo else ("megatron-bridge", BRIDGE)
-    table = BRIDGE_AND_CORE_KEYS
     if "q_lora_rank" in gathered and gathered["q_lora_rank"] is None:  # queries are not compressed, as in V2-Lite
         table = replace_defaults(table, {"q_lora_rank": None})
     if not (target or is_nemo):
@@ -100,6 +109,10 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
         table = replace_defaults(table, RECIPE)
     fields = {"job.stack.expandable_segments": bool(given.pop("expandable_segments", False))}
     values = Values(table, given, origin=document.origin, software=software, version=version)
+    if is_nemo and nemo.has_lightning_precision(sections):
+        values.mark_not_modelled("precision", "weights in fp32 under autocast: give the plugin MegatronMixedPrecision")
+    if is_nemo and classes is None:
+        _mark_unknown_class(nemo.find_config_class(sections), values, model if overrides.model is None else None)
     if other_callbacks:
         values.mark_not_modelled("callbacks", f"{', '.join(other_callbacks)}: not known here, not counted")
     return ParsedConfig(document, values, model=model, stack=software, fields=fields)
@@ -107,8 +120,12 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
 
 def _gather(value: Any, arguments: dict[str, Any], targets: list[str], name: str) -> None:
     """Collect fields by name from any section; functions and types by the name of their target."""
-    if isinstance(value, str) and name in ("mixed_precision", "plugins"):
+    if isinstance(value, str) and name == "mixed_precision":
+        arguments |= _expand_precision(value)
+    elif isinstance(value, str) and name == "plugins":
         arguments["precision"] = value
+    elif value is not None and not isinstance(value, dict):  # the name of a recipe, or an adapter's
+        arguments[name] = value
     if not isinstance(value, dict):
         return
     target = str(value.get("_target_", ""))
@@ -120,20 +137,82 @@ def _gather(value: Any, arguments: dict[str, Any], targets: list[str], name: str
         if isinstance(element, dict) and (
             "_partial_" in element or set(element) <= {"_target_", "_call_", "_args_", "_name_"}
         ):
-            arguments[key] = str(element.get("_target_", "")).removeprefix("torch.")
+            targets.append(str(element.get("_target_", "")))
+            arguments[key] = targets[-1].removeprefix("torch.")
         elif isinstance(element, dict):
             _gather(element, arguments, targets, key)
         elif key not in ("_target_", "_call_", "_partial_") and (element is not None or key not in arguments):
             arguments[key] = element
 
 
-def _gather_callbacks(arguments: dict[str, Any], targets: list[str]) -> list[str]:
+def _expand_precision(name: str) -> dict[str, Any]:
+    """Return the fields that the name of a recipe of Megatron-Bridge stands for; the name itself if it is unknown."""
+    match = PRECISION_RECIPE.fullmatch(name.replace("-", "_"))
+    if not match or (match["quantized"] or "") not in QUANTIZED:
+        return {"mixed_precision": name}
+    is_bf16 = match["held"] == "bf16"
+    fields = {"bf16": is_bf16, "fp16": not is_bf16, "grad_reduce_in_fp32": is_bf16}
+    return fields | QUANTIZED[match["quantized"] or ""] | ({"fp8_recipe": "blockwise"} if match["nano"] else {})
+
+
+def _gather_nemo(sections: Mapping[str, Any], gathered: dict[str, Any]) -> dict[str, Any] | None:
+    """Add what classes of NeMo's trainer stand for; return the defaults of the model's class, None if it is unknown.
+
+    The length of a batch is that of the data; the model's is that of its positions.
+    """
+    data = sections.get("data")
+    positions = gathered.pop("seq_length", None)
+    gathered |= {} if positions is None else {"max_position_embeddings": positions}
+    gathered |= {key: value for key, value in nemo.read_data_defaults(sections).items() if gathered.get(key) is None}
+    length = data.get("seq_length") if isinstance(data, dict) else None
+    gathered["seq_length"] = next((value for value in (length, gathered.get("seq_length"), positions) if value), None)
+    gathered |= nemo.read_trainer(sections)
+    gathered |= {argument: gathered.pop(name) for name, argument in nemo.NAMES.items() if name in gathered}
+    if gathered.get("max_steps") == -1:  # no limit
+        gathered["max_steps"] = None
+    return nemo.find_class_fields(nemo.find_config_class(sections))
+
+
+def _apply_class(
+    classes: dict[str, Any], table: Table, gathered: dict[str, Any], given: dict[str, Any], model: Model | None
+) -> tuple[Table, dict[str, Any], Model | None]:
+    """Return table, arguments and model with the defaults of a class of NeMo's model configs.
+
+    The catalog's model that the class is named after is taken unless the config changes one of its fields.
+    """
+    own = {key: value for key, value in classes.items() if value is not None or key == "q_lora_rank"}
+    defaults = _build_arguments(own) | ({"q_lora_rank": None} if own.get("q_lora_rank", 0) is None else {})
+    set_fields = {key: value for key, value in gathered.items() if value is not None}
+    merged = {**given, **_build_arguments(own | set_fields)}
+    arguments = {key: value for key, value in merged.items() if key in given or defaults.get(key) != value}
+    unmodelled = {key: value for key, value in defaults.items() if key in table and table[key].kind == "foreign"}
+    sizes = [key for key in arguments if key in MODEL and key not in (*unmodelled, "max_position_embeddings")]
+    is_changed = any(arguments[key] != defaults.get(key, MODEL[key].default) for key in sizes)
+    if model and is_changed and "vocab_size" not in {**defaults, **arguments}:
+        defaults["vocab_size"] = model.vocab
+    if model and model.window and not is_changed:
+        unmodelled = {key: value for key, value in unmodelled.items() if key not in MODEL_KEYS}
+    if model and not is_changed:
+        return replace_defaults(table, defaults), {**unmodelled, **arguments}, model
+    return replace_defaults(table, defaults), {**unmodelled, **arguments}, None
+
+
+def _mark_unknown_class(name: str, values: Values, model: Model | None) -> None:
+    """Mark keys of a model whose class has defaults that are not known here."""
+    reason = f"changes {name}, whose other fields are not in this file"
+    keys = MODEL.keys() - {"max_position_embeddings"} if model else {"num_layers", "hidden_size"}
+    for key in values.given:
+        if name and key in keys:
+            values.mark_not_modelled(key, reason)
+
+
+def _gather_callbacks(arguments: dict[str, Any]) -> list[str]:
     """Collect the fields of NeMo's callback of overlaps; return the names of callbacks that may change the cost."""
     others: list[str] = []
     for callback in to_list(arguments.get("callbacks")):
         name = str(callback.get("_target_", "") if isinstance(callback, dict) else callback).rpartition(".")[2]
         if name == OVERLAP_CALLBACK:
-            _gather(callback, arguments, targets, "comm_overlap")
+            arguments |= nemo.read_overlap(callback if isinstance(callback, dict) else {}, arguments)
         elif name not in CALLBACKS_WITHOUT_EFFECT:
             others.append(name or "a callback")
     return others
