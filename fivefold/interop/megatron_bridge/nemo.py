@@ -153,7 +153,8 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3Config8B": ("Qwen3Config", _set_sizes(36, 4096, 32, 12288)),
     "Qwen3Config14B": ("Qwen3Config", _set_sizes(40, 5120, 40, 17408)),
     "Qwen3Config32B": ("Qwen3Config", _set_sizes(64, 5120, 64, 25600)),
-    "Qwen3Config30B_A3B": ("Qwen3MoEConfig", _set_sizes(48, 2048, 32, 6144, num_query_groups=4, moe_ffn_hidden_size=768)),
+    "Qwen3Config30B_A3B": ("Qwen3MoEConfig", _set_sizes(
+        48, 2048, 32, 6144, num_query_groups=4, moe_ffn_hidden_size=768)),
     "Qwen3Config235B_A22B": ("Qwen3MoEConfig", _set_sizes(
         94, 4096, 64, 12288, num_query_groups=4, moe_ffn_hidden_size=1536)),
     "DeepSeekConfig": ("GPTConfig", {
