@@ -45,6 +45,8 @@ os.environ["XDG_CONFIG_HOME"] = os.devnull
 fork_interpreters()
 # A fork finalizes nothing of its parent's: the store of a group would wait there for a thread that it does not have.
 os.register_at_fork(after_in_child=gc.freeze)
+# What is imported and collected stays: to look through it for garbage takes a quarter of the start of a worker.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,6 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What is imported and collected stays to the end: no collection of garbage looks through it, and few are made."""
+    gc.enable()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     if WORKER and hasattr(os, "sched_setaffinity"):
