@@ -129,6 +129,8 @@ def find_flavor(model: Model) -> tuple[str, str] | None:
     """
     for family in MODULES:
         for flavor, known in list_flavors(family).items():
+            if (known.layers, known.width, known.vocab) != (model.layers, model.width, model.vocab):
+                continue
             adapted = _balance_by_bias(model).replace(rope_scaling=known.rope_scaling, norm_epsilon=known.norm_epsilon)
             if find_difference(adapted, known) is None:
                 return family, flavor
