@@ -74,13 +74,20 @@ LAYOUTS = (
     ("text", "parts", "model"),
     [
         ("dp2 zero3 mbs2 ac=full", LAST, PLAIN),
-        ("dp2 pp3 zero3 mbs1 ac=norm+act", SOME, PLAIN),
+        ("dp2 zero3 mbs1 ac=norm+act", SOME, PLAIN),
         ("tp2 mbs4", SOME, TIED),
         *mark_share(
             99, [(text, parts, model) for text in LAYOUTS for parts in (MLPS, SOME) for model in (TIED, PLAIN)]
         ),
         *mark_share(99, [(text, LAST, PLAIN) for text in LAYOUTS]),
-        *mark_share(99, [("tp2 pp2 zero1 mbs2", MLPS, PLAIN), ("pp3 mbs2", MLPS, TIED)]),
+        *mark_share(
+            99,
+            [
+                ("pp3 mbs2", MLPS, TIED),
+                ("tp2 pp2 zero1 mbs2", MLPS, PLAIN),
+                ("dp2 pp3 zero3 mbs1 ac=norm+act", SOME, PLAIN),
+            ],
+        ),
     ],
     ids=lambda value: getattr(value, "name", ",".join(value) if isinstance(value, tuple) else value),
 )
@@ -95,7 +102,6 @@ def test_training_with_frozen_parts_equals_weights_without_gradients(
         assert max(measure_distance(mine, theirs) for mine, theirs in zip(steps, gradients, strict=True)) <= 1e-5
         assert measure_distance(final, finals) <= 1e-5
     assert {name for _, steps, _, _ in ranks for name, *_ in steps[0]} == finals.keys()
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +112,7 @@ def test_training_with_frozen_parts_equals_weights_without_gradients(
         *mark_share(
             99,
             [
+                ("dp2 zero1 mbs4", {"block": "post"}, SOME[1:]),
                 ("tp2 mbs4", {"block": "post"}, SOME[1:]),
                 ("dp4 zero1 mbs2", {"block": "parallel_shared"}, MLPS),
                 ("tp2 mbs4", {"block": "sandwich"}, LAST),
