@@ -72,10 +72,17 @@ class Record(BaseModel):
         return {**values, **replaced} if replaced else values
 
     def replace(self, **changes: Any) -> Self:
-        """Return a validated copy with some fields changed; nested records are not validated again."""
+        """Return a validated copy with some fields changed; nested records are not validated again.
+
+        A ``UserError`` names the kind of the record and the field, as changes are often what a user chose.
+        """
         kind = type(self)
         values = self.__dict__  # fields and cached properties
-        return kind.model_validate({name: values[name] for name in kind.__pydantic_fields__} | changes)
+        try:
+            return kind.model_validate({name: values[name] for name in kind.__pydantic_fields__} | changes)
+        except ValidationError as error:
+            name = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", kind.__name__).lower()
+            raise UserError(f"{name}: {explain(error, kind)}") from None
 
     def __dir__(self) -> list[str]:
         """Return the names of fields, properties and methods that are defined here, without those of pydantic."""
@@ -134,7 +141,7 @@ def explain(error: ValidationError, record: type[BaseModel], options: Mapping[st
     elif missing:
         messages.insert(0, f"{missing[0]} {WORDS['missing']}")
     suffix = f" (and {len(messages) - MAX_ERRORS} more)" if len(messages) > MAX_ERRORS else ""
-    return "; ".join(messages[:MAX_ERRORS]) + suffix
+    return " ".join(f"{'; '.join(messages[:MAX_ERRORS])}{suffix}".splitlines())  # a value may have several lines
 
 
 def reword(line: str) -> str:

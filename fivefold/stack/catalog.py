@@ -19,6 +19,7 @@ ENTRIES = (FIVEFOLD, *megatron.ENTRIES, *pytorch.ENTRIES, *other_software.ENTRIE
 STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for entry in ENTRIES})
 SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.sources() for entry in ENTRIES})
 HUGGING_FACE_TRAINERS = ("accelerate", "axolotl", "llamafactory", "transformers", "trl")  # their stack is PyTorch's
+WRAPPED_STACKS = ("ddp", "fsdp2", "deepspeed")  # which they train with
 
 OTHER_NAMES = {"megatron": "megatron-core"}  # today's Megatron-LM; megatron-lm is that of 2022
 

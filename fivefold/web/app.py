@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -25,6 +25,7 @@ from fivefold.web.pages import ask, compare, dryrun, files, learn, plan, runs, s
 from fivefold.web.pages.render import render_page
 from fivefold.web.question import JobQuestion
 from fivefold.web.site import WebServer
+from fivefold.web.wording import LABELS
 from fivefold.web.work import Busy, WorkQueue
 
 FIRST = "/plan?seq=8192&gbs=64"  # the page shown first
@@ -103,7 +104,8 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
 
     @app.exception_handler(RequestValidationError)
     async def handle_invalid(request: Request, error: RequestValidationError) -> Response:
-        return respond_error(request, 422, "; ".join(_explain(error_details) for error_details in error.errors()[:8]))
+        labels = {} if request.url.path.startswith("/api/") else LABELS
+        return respond_error(request, 422, "; ".join(_explain(item, labels) for item in error.errors()[:8]))
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:
@@ -112,10 +114,11 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
     return app
 
 
-def _explain(error: dict[str, object]) -> str:
-    """Return one of pydantic's errors with its field, in our wording."""
+def _explain(error: dict[str, object], labels: Mapping[str, str]) -> str:
+    """Return one of pydantic's errors with its field, in our wording; ``labels``: of the controls of a page."""
     location = error["loc"]
     name = ".".join(str(part) for part in location[1:]) if isinstance(location, tuple) else ""
+    name = f"“{labels[name]}”" if name in labels else name
     line = reword(str(error["msg"]).removeprefix("Value error, "))
     separator = " " if line.startswith(VERBS) else ": "
     return f"{name}{separator}{line}" if name else line

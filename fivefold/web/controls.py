@@ -23,7 +23,7 @@ from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
 from fivefold.layout.validity import list_inexpressible, list_reasons, list_unwritten
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
-from fivefold.stack.catalog import STACKS
+from fivefold.stack.catalog import STACKS, WRAPPED_STACKS
 from fivefold.stack.spec import Attention, Stack
 from fivefold.update import Kind as OptimizerKind
 from fivefold.web.question import PRECISION_PARTS, ResolvedRequest
@@ -370,6 +370,8 @@ def _show_choice(field: str, value: str) -> str:
         return value.replace(",", " and ") + " bytes"
     if field == "fused_scans":
         return "fused"
+    if field == "stack" and value in WRAPPED_STACKS:
+        return f"{value} (Accelerate, Axolotl, LLaMA-Factory, TRL)"
     return FORMATS[value] if field.endswith("_bytes") else value
 
 

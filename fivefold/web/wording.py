@@ -34,6 +34,8 @@ LABELS = {  # of the controls, by option
     "where": "only layouts with",
     "memory": "memory per GPU",
     "risk": "risk of running out, at most",
+    "top": "layouts to show",
+    "front": "points of the Pareto front",
     "within": "count as equal within",
     "by": "minimize",
     "keep": "try one change at a time from",

@@ -85,7 +85,7 @@ def recipe(some: random.Random) -> Recipe:
     changed = {name: draw(some) for name, draw in RECIPE.items() if some.random() < 0.2}
     try:
         return known.replace(**changed)
-    except ValidationError:
+    except UserError:
         return known
 
 
@@ -500,6 +500,6 @@ def with_images(drawn: Case, some: random.Random) -> Case:
     try:
         job = drawn.job.replace(images=images, image_tokens=None if chosen.vision.patches else 9, **freeze)
         refuse(drawn.layout, model=chosen, job=job, machine=drawn.machine)
-    except (UserError, ValidationError):
+    except UserError:
         return drawn
     return drawn._replace(model=chosen, job=job)

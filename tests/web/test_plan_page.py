@@ -317,3 +317,21 @@ def test_a_default_stands_once_in_its_list(client: TestClient) -> None:
     for name, default in (("precision", "bf16"), ("optimizer", "adamw"), ("documents", "joined")):
         (options,) = re.findall(rf'<select name="{name}".*?</select>', page, flags=re.DOTALL)
         assert len(re.findall(rf">{default}<", options)) == 1
+
+
+def test_a_number_that_is_not_possible_names_its_control(client: TestClient) -> None:
+    assert "tokens=-5: a run has 1,000 to 1e+18" in client.get("/plan?tokens=-5").text
+    assert "“dollars per GPU and hour” must be a number" in client.get("/plan?price=abc").text
+    assert client.get("/api/search?front=x").json()["detail"] == "front must be a whole number"
+
+
+def test_software_that_others_run_on_says_so(client: TestClient) -> None:
+    (software,) = re.findall(r'<select name="stack".*?</select>', client.get(PLAN).text, flags=re.DOTALL)
+    assert len(re.findall(r">(ddp|fsdp2|deepspeed) \(Accelerate, Axolotl, LLaMA-Factory, TRL\)", software)) == 3
+
+
+def test_a_comparison_of_which_one_runs_shows_its_figures_only(client: TestClient) -> None:
+    text = client.get("/compare?model=llama3-8b&gbs=64&layout=dp8+zero3&layout=tp3").text
+    assert "Only A can run" in text
+    assert "The one that runs" in text
+    assert "What differs" not in text

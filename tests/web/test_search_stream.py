@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the page needs the extra web")
 
+from starlette.testclient import TestClient
+
 from fivefold.layout.spec import Layout
 from fivefold.web import worker
 from fivefold.web.folder import ServedFolder
@@ -91,3 +93,14 @@ def test_few_layouts_have_no_lines(streamed_search: tuple[list[Fit], Any]) -> No
     fits, _ = streamed_search
     assert draw_choices(Page(**ASKED), fits[:1]) == ""
     assert draw_choices(Page(**ASKED), []) == ""
+
+
+def test_a_run_is_searched_on_the_page_with_its_defaults(client: TestClient) -> None:
+    run = {"model": "nano", "machine": "h100:1", "machines": "a100:1", "tokens": "1e9", "gbs": 8, "where": "ac=none"}
+    assert "the run on each machine" in client.get("/search/events", params=run).text
+    assert "“layouts to show”: valid for a search of one machine" in _read_mistake(client, run | {"top": 5})
+
+
+def _read_mistake(client: TestClient, params: dict[str, Any]) -> str:
+    event = client.get("/search/events", params=params).text.split("event: mistake\ndata: ")[1]
+    return str(json.loads(event))

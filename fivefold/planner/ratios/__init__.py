@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from math import ceil, floor, gcd
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -22,7 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.ratios import exchanges
 from fivefold.planner.ratios.exchanges import Exchange
-from fivefold.record import UserError, explain
+from fivefold.record import UserError
 from fivefold.results.balance import Axis, Degree, Ratios, Sizing
 
 
@@ -128,10 +126,8 @@ def answer(question: RatioQuestion, model: Model, *, machine: Machine, job: Job,
                 legal = layout.replace(**change)
                 refuse(legal, model=model, job=job, machine=machine)
                 degree_list.append(_compute_degree(question, legal, question.exchange(model, job, legal), machine))
-            except ValidationError as error:
-                refused = refused or explain(error, Layout)
             except UserError as error:
-                refused = refused or str(error)
+                refused = refused or str(error).removeprefix("layout: ")
         if degree_list:
             degrees.append(max(degree_list, key=lambda degree: degree.flops_per_byte / degree.balance))
     failing = next((degree for degree in degrees if not degree.overlaps), None)

@@ -15,6 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine import toml
 from fivefold.machine.spec import Machine
 from fivefold.planner import questions
+from fivefold.planner.run_estimate import validate_tokens
 from fivefold.record import UserError
 from fivefold.rendering.answers import list_change_sections
 from fivefold.rendering.drawing import interval, memory, pipeline
@@ -219,7 +220,7 @@ def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float |
     """Return the cost of a run as a figure: its value, its name and a remark. Dollars if there is a price."""
     speed = step.tokens_per_second_per_gpu * step.world
     price = machine.dollars_per_rank_hour if price is None else price
-    run = f"for {show_count(tokens).replace('.00', '')} tokens"
+    run = f"for {show_count(validate_tokens(tokens)).replace('.00', '')} tokens"
     if not speed:
         return "–", f"GPU hours {run}", ""
     hours, days = tokens / speed / 3600 * machine.ranks, tokens / speed / 86400

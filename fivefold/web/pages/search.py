@@ -53,9 +53,12 @@ class SearchPage(Begun, SearchQuestion):
     front: int = Field(6, ge=1, le=64, description="Number of memory limits for the Pareto front of memory and time.")
 
     def question(self) -> SearchQuestion:
-        """Return the question; a run on several machines has a front only if the reader asked for one."""
-        is_default = self.front == type(self).model_fields["front"].default
-        return self.convert(SearchQuestion).replace(front=1 if self.compares_machines and is_default else self.front)
+        """Return the question; of a run on several machines without the page's own defaults, which are for layouts."""
+        question, fields = self.convert(SearchQuestion), type(self).model_fields
+        if not self.compares_machines:
+            return question
+        usual = {name: SearchQuestion.model_fields[name].default for name in ("top", "front")}
+        return question.replace(**{n: value for n, value in usual.items() if getattr(self, n) == fields[n].default})
 
 
 def build_router(site: WebServer) -> APIRouter:

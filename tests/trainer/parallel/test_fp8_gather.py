@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
 from fivefold.job import Job, Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.engine import Engine
@@ -204,5 +204,5 @@ def test_casting_a_dequantized_tensor_again_changes_nothing(seed: int, spread: f
     ],
 )
 def test_fp8_gather_with_unequal_casts_is_an_error(name: str, fields: dict[str, Any], pattern: str) -> None:
-    with pytest.raises(ValidationError, match=pattern):
+    with pytest.raises(UserError, match=pattern):
         get_recipe(name).replace(**fields)
